@@ -45,26 +45,6 @@ pub(crate) trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     fn peer(&self) -> Option<Peer>;
 }
 
-/// What the simulated network implements.
-#[cfg(test)]
-pub(crate) mod simulated {
-    use std::fmt::Debug;
-
-    use futures_util::future::BoxFuture;
-
-    use super::{AsyncRead, AsyncWrite, SocketAddr, io};
-
-    /// A byte stream in both directions.
-    pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
-
-    impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
-
-    /// Opens simulated connections.
-    pub(crate) trait Dialer: Debug + Send + Sync {
-        fn dial(&self, address: SocketAddr) -> BoxFuture<'static, io::Result<Box<dyn Duplex>>>;
-    }
-}
-
 // === impl Network ===
 
 impl Network {
@@ -173,5 +153,25 @@ impl Listener for WatchedListener {
 impl Accepted for WatchedStream {
     fn peer(&self) -> Option<Peer> {
         Some(self.peer())
+    }
+}
+
+/// What the simulated network implements.
+#[cfg(test)]
+pub(crate) mod simulated {
+    use std::fmt::Debug;
+
+    use futures_util::future::BoxFuture;
+
+    use super::{AsyncRead, AsyncWrite, SocketAddr, io};
+
+    /// A byte stream in both directions.
+    pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+    impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
+
+    /// Opens simulated connections.
+    pub(crate) trait Dialer: Debug + Send + Sync {
+        fn dial(&self, address: SocketAddr) -> BoxFuture<'static, io::Result<Box<dyn Duplex>>>;
     }
 }

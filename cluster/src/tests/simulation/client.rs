@@ -463,7 +463,8 @@ impl Client {
         reason = "a client does several things at once"
     )]
     pub(super) fn send_half_a_body(&self) {
-        if let Some(session) = self.0.session.lock().unwrap().clone() {
+        let session = self.0.session.lock().unwrap().clone();
+        if let Some(session) = session {
             let this = self.clone();
             tokio::spawn(async move { this.half_body(&session).await });
         }

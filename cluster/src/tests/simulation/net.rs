@@ -53,11 +53,14 @@ pub(super) struct Net {
     state: Arc<Mutex<State>>,
 }
 
+/// What waits on a way until then.
+type Held = (Ms, Vec<(HostId, Action)>);
+
 struct State {
     dice: Dice,
     ways: HashMap<(Machine, Machine), Way>,
     /// What is on a silent way, and since when the way is silent.
-    held: HashMap<(Machine, Machine), (Ms, Vec<(HostId, Action)>)>,
+    held: HashMap<(Machine, Machine), Held>,
     listeners: HashMap<SocketAddr, Vec<Listening>>,
     /// Machines without power.
     vanished: Vec<Machine>,
