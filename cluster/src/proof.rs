@@ -5,7 +5,7 @@
 //! | was not sound for the whole grace | waits until it was |
 //! | does not answer | waits for another grace |
 //! | has no heartbeat of a living instance since the grace ended | waits for one |
-//! | has a living instance that turned a client away while the call had none | waits until that client is back or gives up |
+//! | has an instance, this one included, that turned a client away while the call had none | waits until that client is back or gives up |
 //! | has its session as this instance's | is cancelled |
 //! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides whose it is |
 //! | has its tombstone | ends as its session closed |
@@ -58,8 +58,12 @@ impl Wait {
         if lease.age > self.lasted.saturating_sub(self.grace) {
             return Some(BEAT);
         }
+        self.longer_since(lease.turned_away?)
+    }
+
+    /// The same, because an instance turned a client away so long ago.
+    fn longer_since(self, away: Duration) -> Option<Duration> {
         // A client that was turned away before this call lost its own is another one.
-        let away = lease.turned_away?;
         let is_since = away <= self.lasted + DRIFT;
         let left = self.backoff.saturating_sub(away);
         (is_since && !left.is_zero()).then_some(left)
@@ -92,7 +96,9 @@ async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmatio
     let Ok(look) = look else {
         return Confirmation::PutOff(grace);
     };
-    if let Some(longer) = wait.longer(&look.leases, router.me.incarnation) {
+    let here = router.turned_away.age(Instant::now());
+    let longer = wait.longer(&look.leases, router.me.incarnation);
+    if let Some(longer) = longer.max(here.and_then(|away| wait.longer_since(away))) {
         return Confirmation::PutOff(longer);
     }
     match look.record {
