@@ -295,6 +295,7 @@ impl Exchange {
                 accepts_events: false,
             } => !request.is_other(),
             RequestKind::Resume(_) | RequestKind::Listen { .. } => request.is_plain(),
+            RequestKind::Replay => false,
             RequestKind::Post if !self.session.is_none() => request.is_plain(),
             RequestKind::Post | RequestKind::Other => !request.is_other(),
         }
