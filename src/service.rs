@@ -90,7 +90,8 @@ where
         let exchange = Arc::new(Exchange::new(self.instance.clone(), &request, &fields));
         let capture = Capture::of(request.method(), &fields);
         if exchange.may_need_replay() {
-            let replay: Replay<S, B> = Replay::new(self.template.clone(), &request);
+            let (template, instance) = (self.template.clone(), self.instance.clone());
+            let replay: Replay<S, B> = Replay::new(template, instance, &request);
             exchange.set_replay(Arc::new(replay));
         }
         let link = CallToken::new(exchange.clone());

@@ -8,8 +8,8 @@ use crate::{call::CancelReason, exchange::Exchange};
 
 /// A token that fires when the call it came with is cancelled, and only then: never after the call has completed.
 ///
-/// The layer puts one into the extensions of every request, MCP or not. On a route without MCP it fires when
-/// the client hangs up before it has the whole response.
+/// The layer puts one into the extensions of every request, MCP or not, and of the cancels that it replays. On a route without MCP
+/// it fires when the client hangs up before it has the whole response.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, routing::get};
@@ -201,6 +201,32 @@ impl CallToken {
     /// ```
     pub fn answered(&self) {
         self.0.answered_elsewhere();
+    }
+
+    /// Returns `true` if the layer itself has sent this request: the `notifications/cancelled` of a call, which it replays into
+    /// the inner service without a session manager. For gateways, which must tell it from a cancel of a client. Such a token never
+    /// fires.
+    ///
+    /// ```
+    /// use axum::{Extension, Router, body::Body, http::StatusCode, routing::post};
+    /// use http::Request;
+    /// use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer};
+    /// use tower::ServiceExt;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let app: Router = Router::new()
+    ///     .route("/mcp", post(async |Extension(token): Extension<CallToken>| match token.is_replay() {
+    ///         true => StatusCode::ACCEPTED, // the layer's own cancel
+    ///         false => StatusCode::OK,
+    ///     }))
+    ///     .layer(CancelOnDisconnectLayer::new());
+    /// let request = Request::post("/mcp").body(Body::empty()).unwrap();
+    /// assert_eq!(app.oneshot(request).await.unwrap().status(), StatusCode::OK);
+    /// # }
+    /// ```
+    pub fn is_replay(&self) -> bool {
+        self.0.is_replay()
     }
 
     /// A child of the call's [`CancellationToken`], for code that takes one. It fires with the call's own. Cancelling the child

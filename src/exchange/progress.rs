@@ -15,7 +15,7 @@ use super::{
     tap::Tap,
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, Outcome},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Outcome, RequestId},
     jsonrpc,
     observe::Remark,
     registry::{FIRST, Generation, report},
@@ -46,8 +46,8 @@ pub(crate) enum BodyPlan {
     Tap(Box<Tap>),
     /// Passed on. It is the answer to this call, which ends with it.
     Answer(Attachment),
-    /// Replaced by one event: the call that is asked for was cancelled.
-    Replace(Bytes),
+    /// Passed on if it has the answer to this request. Else replaced by one event, because its call was cancelled.
+    Late { request: RequestId, error: Bytes },
 }
 
 // === impl Locked ===
@@ -154,9 +154,11 @@ impl Exchange {
             RequestKind::Resume(resume) => match resume.accept(&self.instance) {
                 Accepted::Nothing => None,
                 Accepted::Attached(attached) => Some(attached),
+                // What is encoded may be the answer.
+                Accepted::Cancelled(..) if !readable => None,
                 Accepted::Cancelled(request, reason) => {
-                    let error = jsonrpc::cancelled(&request, reason);
-                    return BodyPlan::Replace(sse::event(&error));
+                    let error = sse::event(&jsonrpc::cancelled(&request, reason));
+                    return BodyPlan::Late { request, error };
                 }
             },
             _ => self.claim(),
@@ -295,6 +297,7 @@ impl Exchange {
                 accepts_events: false,
             } => !request.is_other(),
             RequestKind::Resume(_) | RequestKind::Listen { .. } => request.is_plain(),
+            RequestKind::Replay => false,
             RequestKind::Post if !self.session.is_none() => request.is_plain(),
             RequestKind::Post | RequestKind::Other => !request.is_other(),
         }

@@ -6,7 +6,7 @@ use http::{Method, Request};
 
 use super::{
     identity::{Revision, SessionHeader},
-    state::{Exchange, Instance, RequestKind, Resume},
+    state::{Exchange, Instance, Phase, RequestKind, Resume},
 };
 use crate::{
     call::Scope,
@@ -26,6 +26,20 @@ impl Exchange {
         let kind = RequestKind::of(&instance, request, &session, fields.content_type);
         let date = Revision::date(fields.protocol_version);
         Self::of_parts(instance, session, revision, date, kind)
+    }
+
+    /// Makes the exchange of a request that the layer itself sends. It has ended already, so its token never fires.
+    pub(crate) fn of_replay(instance: Arc<Instance>) -> Self {
+        let session = SessionHeader::None;
+        let revision = Revision::WithSessions;
+        let exchange = Self::of_parts(instance, session, revision, None, RequestKind::Replay);
+        exchange.state().phase = Phase::Ended;
+        exchange.signal.forget();
+        exchange
+    }
+
+    pub(crate) fn is_replay(&self) -> bool {
+        matches!(self.kind, RequestKind::Replay)
     }
 }
 

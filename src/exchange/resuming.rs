@@ -27,7 +27,7 @@ pub(super) enum Accepted {
     /// Nobody's, or a session manager's.
     Nothing,
     Attached(Attachment),
-    /// The call was cancelled. Whatever the server says, its client is to hear that.
+    /// The call was cancelled. Its client gets that error, unless the server has the answer all the same.
     Cancelled(RequestId, CancelReason),
 }
 

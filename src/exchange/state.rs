@@ -86,6 +86,8 @@ pub(super) enum RequestKind {
     Listen {
         accepts_events: bool,
     },
+    /// A cancel that the layer itself sends.
+    Replay,
     Other,
 }
 

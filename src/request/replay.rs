@@ -17,9 +17,11 @@ use super::TeeBody;
 use crate::{
     call::{CallInfo, CancelReason, Scope},
     cancel::{CancelError, Canceller, Injection},
+    exchange::{Exchange, Instance},
     fields::LAST_EVENT_ID,
     jsonrpc,
     lock::lock,
+    token::CallToken,
 };
 
 /// Headers that describe the original body or connection, or that let a service answer in the server's place what it
@@ -65,6 +67,7 @@ pub(crate) type Template<S> = Mutex<S>;
 /// The original request without its body.
 pub(crate) struct Replay<S, B> {
     service: Arc<Template<S>>,
+    instance: Arc<Instance>,
     uri: Uri,
     version: Version,
     /// Smaller than a map of them, and copied faster.
@@ -78,7 +81,11 @@ pub(crate) struct Replay<S, B> {
 impl<S, B> Replay<S, B> {
     /// Keeps a copy of the request's head. Its extensions must not hold the exchange's link yet, or
     /// exchange and replay would keep each other alive.
-    pub(crate) fn new(service: Arc<Template<S>>, request: &Request<B>) -> Self {
+    pub(crate) fn new(
+        service: Arc<Template<S>>,
+        instance: Arc<Instance>,
+        request: &Request<B>,
+    ) -> Self {
         let mut headers = Vec::with_capacity(request.headers().len());
         headers.extend(
             request
@@ -88,6 +95,7 @@ impl<S, B> Replay<S, B> {
         );
         Self {
             service,
+            instance,
             uri: request.uri().clone(),
             version: request.version(),
             headers,
@@ -104,6 +112,9 @@ impl<S, B> Replay<S, B> {
         *request.uri_mut() = self.uri.clone();
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
+        // A handler that extracts its token takes this request too, and a second layer inside passes it on unwatched.
+        let over = Arc::new(Exchange::of_replay(self.instance.clone()));
+        request.extensions_mut().insert(CallToken::new(over));
         let headers = request.headers_mut();
         for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {
             headers.append(name.clone(), value.clone());

@@ -147,7 +147,7 @@ where
         match guard.exchange().map(|exchange| exchange.head(head)) {
             Some(BodyPlan::Tap(tap)) => guard.set_tap(tap),
             Some(BodyPlan::Answer(call)) => guard.set_tap(Box::new(Tap::answer_as_event(call))),
-            Some(BodyPlan::Pass | BodyPlan::Replace(_)) | None => {}
+            Some(BodyPlan::Pass | BodyPlan::Late { .. }) | None => {}
         }
         let is_encoded = fields.is_encoded;
         self.stage = match head {

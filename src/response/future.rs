@@ -23,6 +23,7 @@ use super::{
     departure,
     head::{content_length, has_no_content, has_type, read_head},
     is_ready,
+    late::Late,
     slot::Inner,
     stream::{Content, EventStream, Probes, set_unbuffered},
     timer,
@@ -304,15 +305,17 @@ impl Terms {
         let head = read_head(parts.status, &fields);
         let mut answered = None;
         match exchange.head(head) {
-            BodyPlan::Replace(event) => {
-                guard.complete();
+            BodyPlan::Late { request, error } if !has_no_content(parts.status) => {
                 parts.headers.remove(header::CONTENT_LENGTH);
-                parts.headers.remove(header::CONTENT_ENCODING);
-                return Response::from_parts(parts, ResponseBody::bytes(event));
+                let late = Box::new(Late::new(body, request, error));
+                let content = Content::open(keep_alive.and_then(Probes::new));
+                let inner = Inner::Late { late };
+                let stream = EventStream::new(guard, inner, content, self.peer.take());
+                return Response::from_parts(parts, ResponseBody::events(stream));
             }
             BodyPlan::Tap(tap) => guard.set_tap(tap),
             BodyPlan::Answer(call) => answered = Some(call),
-            BodyPlan::Pass => {}
+            BodyPlan::Late { .. } | BodyPlan::Pass => {}
         }
         if self.head_only || has_no_content(parts.status) {
             // hyper drops these bodies unpolled.

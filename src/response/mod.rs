@@ -7,6 +7,7 @@
 //! | `stream` | a body of events: probes, last words, a client that does not read |
 //! | `slot` | where a stream keeps the inner body, so that others can let go of it |
 //! | `commit` | the inner answer as events, where the head went out before it |
+//! | `late` | a resumed stream of a cancelled call: the answer if its server has it, else the error |
 
 use std::{
     pin::Pin,
@@ -25,6 +26,7 @@ mod body;
 mod commit;
 mod future;
 mod head;
+mod late;
 mod slot;
 mod stream;
 

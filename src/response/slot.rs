@@ -21,7 +21,7 @@ use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
-use super::{Polled, commit::Committed};
+use super::{Polled, commit::Committed, late::Late};
 use crate::{
     call::DetachCause,
     exchange::Guard,
@@ -66,6 +66,7 @@ pin_project! {
     pub(super) enum Inner<B> {
         Body { #[pin] body: B },
         Committed { committed: Box<Committed<B>> },
+        Late { late: Box<Late<B>> },
     }
 }
 
@@ -323,6 +324,10 @@ where
                 body.poll_frame(cx)
             }
             InnerProj::Committed { committed } => committed.poll_frame(this.guard, cx),
+            InnerProj::Late { late } => {
+                let _polling = this.guard.polling();
+                late.poll_frame(cx)
+            }
         }
     }
 
@@ -330,7 +335,7 @@ where
     pub(super) fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Body { body } => body.is_end_stream(),
-            Inner::Committed { .. } => false,
+            Inner::Committed { .. } | Inner::Late { .. } => false,
         }
     }
 }

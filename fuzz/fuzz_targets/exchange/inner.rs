@@ -51,14 +51,14 @@ impl Service<Request<TeeBody<Scripted>>> for Inner {
             .expect("a seat")
             .0
             .clone();
-        match request.extensions().get::<CallToken>() {
-            Some(token) => {
-                ledger.came(seat.number, token.clone());
-                Box::pin(answer(ledger, seat, request))
-            }
-            // Only the layer itself sends anything without one.
-            None => Box::pin(take_cancel(ledger, request)),
+        let token = request.extensions().get::<CallToken>();
+        let token = token.expect("a token").clone();
+        if token.is_replay() {
+            assert!(!token.is_cancelled(), "a cancel is not cancelled");
+            return Box::pin(take_cancel(ledger, request));
         }
+        ledger.came(seat.number, token);
+        Box::pin(answer(ledger, seat, request))
     }
 }
 

@@ -499,7 +499,11 @@ impl Seen {
                 text.contains("-32800") || text.contains("-32001")
             };
             let (errors, passed): (Vec<&Bytes>, Vec<&Bytes>) = passed.iter().partition(is_error);
-            assert_eq!(passed, before, "the resumed body");
+            let passed: Vec<u8> = passed.into_iter().flatten().copied().collect();
+            let before: Vec<u8> = before.into_iter().flatten().copied().collect();
+            // The stream of a call that was cancelled is held back until the answer is in it.
+            let is_held = passed.is_empty() && !cancelled.is_empty();
+            assert!(is_held || passed == before, "the resumed body");
             for error in &errors {
                 let times = errors.iter().filter(|other| *other == error).count();
                 let id = Json::parse(&error[b"data: ".len()..]);

@@ -204,8 +204,9 @@ where
                 .await;
         };
         let is = |method: &str| message.method.as_deref() == Some(method);
-        // A client has the layer's token. A request without one is the layer's own, about a call whose client has left.
-        let is_layers = parts.extensions.get::<CallToken>().is_none();
+        // A cancel that the layer replays is its own, about a call whose client has left.
+        let token = parts.extensions.get::<CallToken>();
+        let is_layers = token.is_none_or(CallToken::is_replay);
         let again = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
         match (message.kind, session) {
             (Kind::Request, session) if is("initialize") => {

@@ -224,8 +224,9 @@ impl Stdio {
             let text = "the session is initialized already";
             return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
         }
-        // A client has the layer's token.
-        let is_layers = parts.extensions.get::<CallToken>().is_none();
+        // The layer itself replays cancels.
+        let token = parts.extensions.get::<CallToken>();
+        let is_layers = token.is_none_or(CallToken::is_replay);
         let sent = match message.kind {
             Kind::Request => request_in(&session, &message, &parts, line.clone()),
             Kind::Notification | Kind::Response => session

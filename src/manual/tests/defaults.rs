@@ -20,7 +20,7 @@ const GRACE: &str = "grace of a call that its client can resume";
 const LONGEST_RETRY: &str = "longest `retry` that counts five times for a grace";
 
 /// Where the code has what no type shows: a row, and the constant that it is about.
-const CONSTANTS: [(&str, &str, &str); 10] = [
+const CONSTANTS: [(&str, &str, &str); 11] = [
     (
         "time for the network that a grace leaves after `retry`",
         "src/verdict.rs",
@@ -65,6 +65,11 @@ const CONSTANTS: [(&str, &str, &str); 10] = [
         "time after which a detached call without a deadline is forgotten (layer alone)",
         "src/registry/core.rs",
         "UNSEEN_FOR",
+    ),
+    (
+        "time in which the resumed stream of a cancelled call must bring an event (layer alone)",
+        "src/response/late.rs",
+        "NEXT_EVENT",
     ),
     (
         "largest request body that is read (layer alone)",

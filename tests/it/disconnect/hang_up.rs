@@ -388,7 +388,8 @@ async fn a_replayed_cancel_that_is_refused_for_the_moment_is_sent_again() {
     let count = refused.clone();
     let plan = Plan::of(Server::LayerOnly).inside(move |router| {
         router.layer(from_fn(move |request: Request, next: Next| {
-            let is_replay = request.extensions().get::<CallToken>().is_none();
+            let token = request.extensions().get::<CallToken>();
+            let is_replay = token.is_none_or(CallToken::is_replay);
             let attempt = is_replay.then(|| count.fetch_add(1, Ordering::Relaxed));
             async move {
                 match attempt.and_then(|attempt| REFUSALS.get(attempt)) {

@@ -239,7 +239,8 @@ async fn undecided(
     request: AxumRequest,
     next: Next,
 ) -> Response {
-    let is_replay = request.extensions().get::<CallToken>().is_none();
+    let token = request.extensions().get::<CallToken>();
+    let is_replay = token.is_none_or(CallToken::is_replay);
     if is_replay || !request.headers().contains_key("x-undecided") {
         return next.run(request).await;
     }

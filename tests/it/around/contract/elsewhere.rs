@@ -49,7 +49,8 @@ impl Reader {
         let Self { allowed, read, .. } = self.clone();
         let done = Arc::new(Notify::new());
         let notify = done.clone();
-        let is_replay = request.extensions().get::<CallToken>().is_none();
+        let token = request.extensions().get::<CallToken>();
+        let is_replay = token.is_none_or(CallToken::is_replay);
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         tasks.spawn(async move {
             if !is_replay {

@@ -163,9 +163,10 @@ pub(super) fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Outp
 // === impl Tokens ===
 
 impl Tokens {
-    /// Notes the token of a request. A replay has none.
+    /// Notes the token of a request of a client.
     pub(super) fn note<B>(&self, request: &Request<B>) {
-        if let Some(token) = request.extensions().get::<CallToken>() {
+        let token = request.extensions().get::<CallToken>();
+        if let Some(token) = token.filter(|token| !token.is_replay()) {
             // Whoever looks at it may be told of the cancel.
             assert!(!token.is_cancelled());
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());

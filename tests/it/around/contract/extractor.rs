@@ -92,3 +92,44 @@ async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned(
         assert_eq!(*outcomes.lock().unwrap(), [cancelled]);
     }
 }
+
+/// A cancel that the layer replays passes the same extractors as a request of a client.
+#[tokio::test]
+async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
+    let (told, mut cancels) = mpsc::unbounded_channel();
+    let serve = async move |is_cancel: bool, token: Option<CallToken>| {
+        if !is_cancel {
+            return std::future::pending().await;
+        }
+        let token = token.expect("the route has the layer");
+        assert!(token.is_replay() && !token.is_cancelled());
+        told.send(()).expect("the test listens");
+        StatusCode::ACCEPTED
+    };
+    let is_cancel = |body: &str| body.contains("notifications/cancelled");
+    let (one, other, third) = (serve.clone(), serve.clone(), serve);
+    let extracted =
+        post(async move |token: CallToken, body: String| one(is_cancel(&body), Some(token)).await);
+    let optional = post(async move |token: Option<CallToken>, body: String| {
+        other(is_cancel(&body), token).await
+    });
+    let extension = post(
+        async move |axum::Extension(token): axum::Extension<CallToken>, body: String| {
+            third(is_cancel(&body), Some(token)).await
+        },
+    );
+    for route in [extracted, optional, extension] {
+        let layer = CancelOnDisconnectLayer::new();
+        let app: Router = Router::new().route("/mcp", route).layer(layer);
+        let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a"}}"#;
+        let call = Request::post("/mcp")
+            .header("content-type", "application/json")
+            .header("mcp-session-id", "s")
+            .body(Body::from(call));
+        let mut response = Box::pin(app.oneshot(call.expect("a request")));
+        assert!(poll_once(response.as_mut()).is_pending());
+        drop(response);
+        let heard = crate::support::within("the cancel", cancels.recv());
+        heard.await.expect("the server is told");
+    }
+}

@@ -104,7 +104,8 @@ async fn a_replay_waits_until_its_service_is_ready() {
         .service_fn(move |request: Asked| {
             let replayed = replayed.clone();
             async move {
-                let is_replay = request.extensions().get::<CallToken>().is_none();
+                let token = request.extensions().get::<CallToken>();
+                let is_replay = token.is_none_or(CallToken::is_replay);
                 let Ok(_whole) = request.into_body().collect().await;
                 if !is_replay {
                     pending::<()>().await;

@@ -59,7 +59,8 @@ fn with_replays() -> (
     let service = service_fn(move |request: Asked| {
         let replayed = replayed.clone();
         async move {
-            let is_replay = request.extensions().get::<CallToken>().is_none();
+            let token = request.extensions().get::<CallToken>();
+            let is_replay = token.is_none_or(CallToken::is_replay);
             let Ok(body) = request.into_body().collect().await;
             if is_replay {
                 replayed.send(body.to_bytes()).expect("the test listens");

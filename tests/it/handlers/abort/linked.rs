@@ -212,14 +212,14 @@ async fn under_way(setup: &Setup, mcp: &Mcp) -> Connection {
     call
 }
 
-/// Refuses what the layer replays. It is no exchange, so it has no token.
+/// Refuses what the layer replays.
 fn refusing_replays(router: Router) -> Router {
-    router.layer(from_fn(async |request: Request, next: Next| match request
-        .extensions()
-        .get::<CallToken>()
-    {
-        Some(_) => next.run(request).await,
-        None => StatusCode::FORBIDDEN.into_response(),
+    router.layer(from_fn(async |request: Request, next: Next| {
+        let token = request.extensions().get::<CallToken>();
+        if token.is_some_and(CallToken::is_replay) {
+            return StatusCode::FORBIDDEN.into_response();
+        }
+        next.run(request).await
     }))
 }
 

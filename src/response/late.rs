@@ -1,0 +1,142 @@
+//! A resumed stream of a call that was cancelled, where no session manager watches it.
+//!
+//! The call may have completed unseen before its cancel, and its server may have stored the answer. So the stream is read, and held
+//! back meanwhile. If the answer is in it, all of it is passed on. If it ends without the answer, or brings no event for a while, the
+//! client gets the error alone: an event with an id before the error would have some clients ask for more.
+
+use std::{
+    fmt, mem,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http_body::{Body, Frame};
+use tokio::time::Instant;
+
+use super::{Polled, Sleeper, timer};
+use crate::{call::RequestId, envelope::Answers, sse::Reader};
+
+/// How long a server may take for its next event: 1 s, as with a session manager.
+const NEXT_EVENT: Duration = Duration::from_secs(1);
+
+/// Maximum number of bytes that are held back: 1 MiB, as much as is kept of answers for a session. A longer stream is passed on.
+const MAX_HELD: usize = 1024 * 1024;
+
+/// The inner body, and what of it is held back.
+pub(super) struct Late<B> {
+    body: Pin<Box<B>>,
+    stage: LateStage,
+}
+
+enum LateStage {
+    Reading(Box<HeldBack>),
+    /// The inner body has the answer, or too much to be held back.
+    Passing,
+    Ended,
+}
+
+struct HeldBack {
+    request: RequestId,
+    error: Bytes,
+    reader: Reader,
+    held: BytesMut,
+    /// `None` without a runtime.
+    silence: Option<Sleeper>,
+}
+
+// === impl Late ===
+
+impl<B> Late<B> {
+    /// `error` is the event for a client whose server does not have the answer to `request`.
+    pub(super) fn new(body: B, request: RequestId, error: Bytes) -> Self {
+        Self {
+            body: Box::pin(body),
+            stage: LateStage::Reading(Box::new(HeldBack {
+                request,
+                error,
+                reader: Reader::default(),
+                held: BytesMut::new(),
+                silence: timer(NEXT_EVENT),
+            })),
+        }
+    }
+}
+
+impl<B> Late<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled<B> {
+        loop {
+            let reading = match &mut self.stage {
+                LateStage::Reading(reading) => reading,
+                LateStage::Passing => return self.body.as_mut().poll_frame(cx),
+                LateStage::Ended => return Poll::Ready(None),
+            };
+            let frame = match self.body.as_mut().poll_frame(cx) {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => {
+                    ready!(reading.poll_silence(cx));
+                    None
+                }
+            };
+            let frame = match frame.transpose() {
+                Ok(frame) => frame,
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            };
+            // Nothing follows trailers.
+            let (bytes, next) = match frame.and_then(|frame| frame.into_data().ok()) {
+                Some(mut data) => match reading.read(&data.copy_to_bytes(data.remaining())) {
+                    Some(held) => (held, LateStage::Passing),
+                    None => continue,
+                },
+                None => (mem::take(&mut reading.error), LateStage::Ended),
+            };
+            self.stage = next;
+            return Poll::Ready(Some(Ok(Frame::data(bytes.into()))));
+        }
+    }
+}
+
+impl<B> fmt::Debug for Late<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Late").finish_non_exhaustive()
+    }
+}
+
+// === impl HeldBack ===
+
+impl HeldBack {
+    /// Returns all that is held back, if it is to be passed on.
+    fn read(&mut self, frame: &[u8]) -> Option<Bytes> {
+        self.held.extend_from_slice(frame);
+        let (mut is_event, mut is_answer) = (false, false);
+        self.reader.read(frame, |event| {
+            is_event = true;
+            is_answer |= match event.answers {
+                Answers::One(request) => request == self.request,
+                // A batch may have it.
+                Answers::Nothing | Answers::Unclear(_) => event.is_doubtful,
+            };
+        });
+        if is_event && let (Some(silence), Some(at)) = (&mut self.silence, next_event()) {
+            silence.as_mut().reset(at);
+        }
+        let is_passed_on = is_answer || self.held.len() > MAX_HELD;
+        is_passed_on.then(|| mem::take(&mut self.held).freeze())
+    }
+
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut self.silence {
+            Some(silence) => silence.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+fn next_event() -> Option<Instant> {
+    Instant::now().checked_add(NEXT_EVENT)
+}
