@@ -185,11 +185,14 @@ impl Witness {
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        if let Capture::On(frames) = &mut self.capture {
-            let frames = mem::take(frames);
-            self.capture = Capture::Not(frames.not_kept(Unreadable::NotRead));
+        match mem::replace(&mut self.capture, Capture::Off) {
+            Capture::Off => {}
+            Capture::On(frames) => {
+                let body = frames.not_kept(Unreadable::NotRead);
+                self.exchange.body_dropped(body);
+            }
+            Capture::Not(body) => self.exchange.body_dropped(body),
         }
-        self.end();
     }
 }
 
