@@ -85,10 +85,10 @@ impl Exchange {
             Head::Refusal => {
                 self.state().note_head(&self.kind, head);
                 self.release_hold();
-                if let Some(call) = self.info()
-                    && !self.is_bound()
-                {
-                    self.finish(call.id(), Outcome::Failed);
+                match self.info() {
+                    Some(call) if !self.is_bound() => self.finish(call.id(), Outcome::Failed),
+                    Some(_) => {}
+                    None => self.unread(false),
                 }
                 BodyPlan::Pass
             }
@@ -122,7 +122,7 @@ impl Exchange {
         if self.info().is_some() {
             return;
         }
-        self.accepted_unread();
+        self.unread(true);
         let contest = self.state().request.take_contest();
         if let Some(contest) = contest {
             return contest.lose();
@@ -221,6 +221,7 @@ impl Exchange {
             (self.info().map(CallInfo::id), state.is_bound(), phase)
         };
         if call.is_none() {
+            self.unread(false);
             self.signal.forget();
             self.release_unused();
         }
@@ -274,6 +275,7 @@ impl Exchange {
             }
             return;
         }
+        self.unread(false);
         self.release_unused();
         if cause == DetachCause::Stalled {
             let observers = &self.instance.options.observers;

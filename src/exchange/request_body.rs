@@ -10,7 +10,10 @@ use crate::{
 pub(super) enum RequestBody {
     #[default]
     Passing,
+    /// It has ended. One that the layer cannot read stays so until no session manager can bind its call.
     Ended(Result<Frames, NotKept>),
+    /// It was dropped before its end.
+    Dropped(NotKept),
     /// Somebody reads it. A session manager that binds the call meanwhile comes first.
     Reading,
     /// Read, or not needed any more.
@@ -54,7 +57,7 @@ impl RequestBody {
     /// What is known of one that was dropped before its end.
     pub(super) fn not_read(&self) -> Option<NotKept> {
         match self {
-            Self::Ended(Err(body)) if body.why == Unreadable::NotRead => Some(*body),
+            Self::Dropped(body) => Some(*body),
             _ => None,
         }
     }
@@ -63,7 +66,9 @@ impl RequestBody {
     pub(super) fn is_plain(&self) -> bool {
         match self {
             Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
-            Self::Ended(Err(body)) => !body.is_doubtful && body.why != Unreadable::NotRead,
+            Self::Ended(Err(body)) | Self::Dropped(body) => {
+                !body.is_doubtful && body.why != Unreadable::NotRead
+            }
             Self::Settled(settled) => matches!(settled, Settled::Plain),
         }
     }
@@ -72,7 +77,7 @@ impl RequestBody {
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
-            Self::Ended(Err(body)) => body.is_doubtful,
+            Self::Ended(Err(body)) | Self::Dropped(body) => body.is_doubtful,
             Self::Settled(settled) => !matches!(settled, Settled::Plain),
         }
     }

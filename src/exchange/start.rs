@@ -33,9 +33,19 @@ pub(super) struct Entered {
 impl Exchange {
     /// The request body has passed: its frames, or why they say nothing.
     pub(crate) fn body_ended(&self, frames: Result<Frames, NotKept>) {
+        self.body_passed(RequestBody::Ended(frames));
+    }
+
+    /// The request body was dropped before its end.
+    #[cold]
+    pub(crate) fn body_dropped(&self, body: NotKept) {
+        self.body_passed(RequestBody::Dropped(body));
+    }
+
+    fn body_passed(&self, body: RequestBody) {
         let mut state = self.state();
         if matches!(state.request, RequestBody::Passing) {
-            state.request = RequestBody::Ended(frames);
+            state.request = body;
             self.body_ended.store(true, Ordering::Release);
         }
     }
@@ -50,11 +60,12 @@ impl Exchange {
         let frames = {
             let mut state = self.state();
             if state.request.not_read().is_some() && state.phase != Phase::Streaming {
-                // A refusal need not read what it refuses, see `accepted_unread`.
+                // A refusal need not read what it refuses, see `unread`.
                 return;
             }
             match mem::replace(&mut state.request, RequestBody::Reading) {
                 RequestBody::Ended(frames) => frames,
+                RequestBody::Dropped(body) => Err(body),
                 other => {
                     state.request = other;
                     return;
@@ -77,9 +88,49 @@ impl Exchange {
     /// It cannot be said which call the body carries, or whether it is JSON-RPC at all.
     #[cold]
     fn not_kept(&self, body: NotKept) {
-        let is_unread = body.why == Unreadable::NotRead && !self.session.is_none();
-        self.settled(Settled::unread(body.is_doubtful || is_unread));
+        let registry = &self.instance.registry;
+        let manager = self.session.id().and_then(|id| registry.manager_of(id));
+        {
+            let mut state = self.state();
+            if !matches!(state.request, RequestBody::Reading) {
+                // A session manager bound the call meanwhile.
+                return;
+            }
+            if manager.is_some() && state.phase == Phase::Open && !state.has_head {
+                // The session manager may still bind the call. If it does not, `unread` reports the body.
+                state.request = RequestBody::Ended(Err(body));
+                return;
+            }
+            state.request = self.settled_unread(body);
+        }
         self.instance.report(&Event::Unwatched { why: body.why });
+    }
+
+    /// Reports a body that the layer cannot read, because no session manager will bind its call. A body that was dropped
+    /// before its end is reported only if the inner service `accepted` the request: a refusal need not read what it refuses.
+    pub(super) fn unread(&self, accepted: bool) {
+        let unread = {
+            let mut state = self.state();
+            if accepted && state.phase == Phase::Open {
+                state.phase = Phase::Streaming;
+            }
+            let (body, is_reported) = match &state.request {
+                RequestBody::Ended(Err(body)) => (*body, true),
+                RequestBody::Dropped(body) => (*body, accepted),
+                _ => return,
+            };
+            state.request = self.settled_unread(body);
+            is_reported.then_some(body)
+        };
+        if let Some(body) = unread {
+            self.instance.report(&Event::Unwatched { why: body.why });
+        }
+    }
+
+    fn settled_unread(&self, body: NotKept) -> RequestBody {
+        // In a session it may have been JSON-RPC.
+        let is_unread = body.why == Unreadable::NotRead && !self.session.is_none();
+        RequestBody::Settled(Settled::unread(body.is_doubtful || is_unread))
     }
 
     /// The body was read. `false` if a session manager bound the call meanwhile.
@@ -90,26 +141,6 @@ impl Exchange {
             state.request = RequestBody::Settled(settled);
         }
         is_first
-    }
-
-    /// The inner service took a request that carries no call. If it left the body unread, that is reported now.
-    pub(super) fn accepted_unread(&self) {
-        let not_read = {
-            let mut state = self.state();
-            if state.phase == Phase::Open {
-                state.phase = Phase::Streaming;
-            }
-            let not_read = state.request.not_read();
-            if let Some(body) = not_read {
-                // In a session it may have been JSON-RPC.
-                let is_doubtful = body.is_doubtful || !self.session.is_none();
-                state.request = RequestBody::Settled(Settled::unread(is_doubtful));
-            }
-            not_read
-        };
-        if let Some(body) = not_read {
-            self.instance.report(&Event::Unwatched { why: body.why });
-        }
     }
 
     fn start(self: &Arc<Self>, message: Message<'_>) {

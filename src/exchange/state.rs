@@ -281,6 +281,11 @@ impl Exchange {
         Some(&self.call.get()?.info)
     }
 
+    /// Whether it is known to carry a call.
+    pub(crate) fn has_call(&self) -> bool {
+        self.call.get().is_some()
+    }
+
     /// Runs one operation on the core in which its call lives. `None` if it carries none.
     pub(crate) fn at_home<R>(&self, operation: impl FnOnce(&mut Core) -> R) -> Option<R> {
         Some(self.call.get()?.home.with(operation))

@@ -125,10 +125,10 @@ impl<M> CancellableSessionManager<M> {
     /// Closes sessions that were not used for this long, at least 100 ms, of those created from now on. Their clients get 404 and
     /// open new ones.
     ///
-    /// A session is used by every request, also while its body is still on its way through the layer, by every open stream
-    /// (standalone ones too), and by every call that has not ended, even if its client has left. An answer that is kept for a
-    /// client that was away uses it as well. (Without a layer, calls whose client has left are not known.) What the server sends
-    /// does not count.
+    /// A session is used by every request, also while its body is on its way or a middleware behind the layer has it, by every
+    /// open stream (standalone ones too), and by every call that has not ended, even if its client has left. An answer that is
+    /// kept for a client that was away uses it as well. (Without a layer, a request that the session manager has not received
+    /// and a call whose client has left are not known.) What the server sends does not count.
     ///
     /// ```
     /// use std::time::Duration;

@@ -57,15 +57,6 @@ pin_project! {
 struct Witness {
     exchange: Arc<Exchange>,
     capture: Capture,
-    used: Used,
-}
-
-/// The use of a session by a body that is on its way. The session manager does not know of the request before its body has come.
-enum Used {
-    /// No poll of the body was pending.
-    NotYet,
-    /// One was: dropped with the body's end. `None` if no session manager has the session.
-    Begun { _used: Option<Box<dyn Send + Sync>> },
 }
 
 /// What is kept of a body.
@@ -104,11 +95,7 @@ impl<B> TeeBody<B> {
     ) -> Request<Self> {
         request.map(|body| Self {
             source: Source::body(body),
-            watch: Some(Witness {
-                exchange,
-                capture,
-                used: Used::NotYet,
-            }),
+            watch: Some(Witness { exchange, capture }),
         })
     }
 }
@@ -126,13 +113,7 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let mut this = self.project();
-        let polled = this.source.as_mut().poll_frame(cx);
-        if polled.is_pending()
-            && let Some(watch) = this.watch.as_mut()
-        {
-            watch.use_session();
-        }
-        let polled = ready!(polled);
+        let polled = ready!(this.source.as_mut().poll_frame(cx));
         let Some(watch) = this.watch else {
             return Poll::Ready(polled);
         };
@@ -175,14 +156,6 @@ impl<B> fmt::Debug for TeeBody<B> {
 // === impl Witness ===
 
 impl Witness {
-    /// Keeps its session in use while the body is on its way.
-    fn use_session(&mut self) {
-        if matches!(self.used, Used::NotYet) {
-            let _used = self.exchange.use_session();
-            self.used = Used::Begun { _used };
-        }
-    }
-
     /// Notes a frame. What goes on is the same bytes in the same frame.
     fn pass<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
         let Capture::On(frames) = &mut self.capture else {
@@ -202,7 +175,6 @@ impl Witness {
     }
 
     fn end(&mut self) {
-        self.used = Used::NotYet;
         match mem::replace(&mut self.capture, Capture::Off) {
             Capture::Off => {}
             Capture::On(frames) => self.exchange.body_ended(Ok(frames)),
@@ -213,11 +185,14 @@ impl Witness {
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        if let Capture::On(frames) = &mut self.capture {
-            let frames = mem::take(frames);
-            self.capture = Capture::Not(frames.not_kept(Unreadable::NotRead));
+        match mem::replace(&mut self.capture, Capture::Off) {
+            Capture::Off => {}
+            Capture::On(frames) => {
+                let body = frames.not_kept(Unreadable::NotRead);
+                self.exchange.body_dropped(body);
+            }
+            Capture::Not(body) => self.exchange.body_dropped(body),
         }
-        self.end();
     }
 }
 

@@ -84,6 +84,7 @@ pin_project! {
         terms: Terms,
         // Set while the answer waits inside for its head.
         delivering: Option<Delivering>,
+        used: Used,
     }
 }
 
@@ -94,6 +95,17 @@ pin_project! {
         // Boxed where it may have to go on in the body.
         Boxed { future: Option<Pin<Box<F>>> },
     }
+}
+
+/// The use of its session by a request that waits for the response head. Its session manager does not know of a request whose
+/// body is on its way, or that waits in a middleware.
+#[derive(Default)]
+enum Used {
+    /// Each poll was ready, or a session manager had bound the call.
+    #[default]
+    NotYet,
+    /// `None` if no session manager has the session.
+    Begun { _used: Option<Box<dyn Send + Sync>> },
 }
 
 /// What request and options say about the response.
@@ -126,6 +138,7 @@ impl<F> ResponseFuture<F> {
             inner,
             terms,
             delivering: None,
+            used: Used::NotYet,
         }
     }
 
@@ -156,7 +169,15 @@ where
             let _polling = this.guard.polling();
             this.inner.as_mut().poll(cx)
         };
+        if polled.is_ready() {
+            *this.used = Used::NotYet;
+        }
         if let Some(exchange) = this.guard.exchange() {
+            // Before `settle`, only a session manager makes a call known, and a call in flight uses its session.
+            if polled.is_pending() && matches!(this.used, Used::NotYet) && !exchange.has_call() {
+                let _used = exchange.use_session();
+                *this.used = Used::Begun { _used };
+            }
             exchange.settle();
         }
         match polled {
@@ -190,7 +211,12 @@ where
                 let Some(future) = this.inner.as_mut().take() else {
                     return Poll::Pending;
                 };
-                let answering = Box::pin(async move { future.await.ok() });
+                let used = mem::take(this.used);
+                let answering = Box::pin(async move {
+                    let answer = future.await.ok();
+                    drop(used);
+                    answer
+                });
                 let guard = mem::replace(this.guard, Guard::inert());
                 let committed = Committed::new(request, answering);
                 Poll::Ready(Ok(this.terms.commit(guard, committed)))

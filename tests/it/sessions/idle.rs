@@ -496,7 +496,7 @@ async fn from_delete_to_token(server: Server) -> Duration {
 }
 
 /// As a user has it who does nothing about it.
-fn by_default() -> Plan {
+pub(super) fn by_default() -> Plan {
     let wrap = |_| CancellableSessionManager::local(SessionConfig::default());
     Plan::of(Server::Wrapped).wrap(wrap)
 }
@@ -519,13 +519,13 @@ async fn leave(setup: &Setup, call: &mut Option<Connection>) {
 }
 
 /// Gives the timer its turn: a whole exchange of another session passes.
-async fn settle(setup: &Setup) {
+pub(super) async fn settle(setup: &Setup) {
     let other = setup.mcp().await;
     setup.assert_usable(&other).await;
     assert_eq!(other.delete().await, 202);
 }
 
-async fn is_open(setup: &Setup, mcp: &Mcp) -> bool {
+pub(super) async fn is_open(setup: &Setup, mcp: &Mcp) -> bool {
     let id = mcp.session_id().expect("a session");
     setup
         .sessions

@@ -8,3 +8,4 @@ mod isolation;
 mod paths;
 mod told;
 mod unread;
+mod waiting;

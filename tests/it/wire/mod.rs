@@ -9,3 +9,4 @@ mod slow;
 #[cfg(all(feature = "axum", feature = "socket"))]
 mod socket;
 mod transparency;
+mod unwatched;
