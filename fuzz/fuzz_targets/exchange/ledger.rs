@@ -506,7 +506,9 @@ impl Seen {
             assert!(is_held || passed == before, "the resumed body");
             for error in &errors {
                 let times = errors.iter().filter(|other| *other == error).count();
-                let id = Json::parse(&error[b"data: ".len()..]);
+                // A cut event is ended before the error.
+                let event = error.trim_ascii_start();
+                let id = Json::parse(&event[b"data: ".len()..]);
                 let id = id.and_then(|error| error.member("id").ok()?.cloned());
                 let of_id = |call: &&Cancelled| Json::parse(call.to_string().as_bytes()) == id;
                 assert!(
