@@ -65,7 +65,17 @@ class Session:
         return status
 
     async def whose(self, door, group):
-        """Asks which instance serves the session there."""
+        """Asks which instance serves the session there, and again after a 503, as a client is told to."""
+        for _ in range(int(PATIENCE / AGAIN_AFTER)):
+            status, name = await self._whoami(door)
+            if status not in BUSY:
+                break
+            await asyncio.sleep(AGAIN_AFTER)
+        self.facts.note("whose", session=self.id, door=door.name, group=group, status=status, name=name)
+        return name
+
+    async def _whoami(self, door):
+        """Calls the tool that names its instance. Returns the status, 0 for none, and the name."""
         name, status = None, 0
         self._next += 1
         params = {"name": "whoami", "arguments": {}}
@@ -79,8 +89,7 @@ class Session:
                     name = message["result"]["content"][0]["text"]
         except Broken:
             pass
-        self.facts.note("whose", session=self.id, door=door.name, group=group, status=status, name=name)
-        return name
+        return status, name
 
     def headers(self, more=()):
         headers = {"accept": "application/json, text/event-stream", "content-type": "application/json", **dict(more)}
