@@ -56,7 +56,7 @@ pub(crate) const SETTLED: Duration = LEASE;
 const MAX_WRITES: usize = 8;
 
 /// How many contested sessions are claimed back at once: 64.
-const MAX_CLAIMS: usize = 64;
+const MAX_CLAIMS_AT_ONCE: usize = 64;
 
 /// Keeps the lease, and writes what lives here.
 pub(crate) struct Heart {
@@ -302,7 +302,7 @@ impl Heart {
         }
         if self.proves(&leases) {
             let claims = stream::iter(gone);
-            let claims = claims.for_each_concurrent(MAX_CLAIMS, |(session, former)| {
+            let claims = claims.for_each_concurrent(MAX_CLAIMS_AT_ONCE, |(session, former)| {
                 self.claim_back(session, former)
             });
             claims.await;
