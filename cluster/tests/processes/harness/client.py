@@ -11,6 +11,8 @@ PATIENCE = 30.0
 # What may pass by itself: the client comes again after a while.
 BUSY = (502, 503, 504)
 AGAIN_AFTER = 0.2
+# A living session answers within this time, whatever became of its owner.
+ANSWERS_WITHIN = 10.0
 
 
 class Session:
@@ -66,9 +68,9 @@ class Session:
 
     async def whose(self, door, group):
         """Asks which instance serves the session there, and again after a 503, as a client is told to."""
-        for _ in range(int(PATIENCE / AGAIN_AFTER)):
+        for _ in range(int(ANSWERS_WITHIN / AGAIN_AFTER)):
             status, name = await self._whoami(door)
-            if status not in BUSY:
+            if status != 503:
                 break
             await asyncio.sleep(AGAIN_AFTER)
         self.facts.note("whose", session=self.id, door=door.name, group=group, status=status, name=name)
