@@ -8,7 +8,8 @@
 //!    kept, too. What a client's connection took is not kept, except by an instance that leaves: its memory goes with it.
 //! 4. An answer is kept under the life of its session and the number of its call. Request ids are used again.
 //! 5. As many are noted as may have no client in the library by default. What is beyond is left to this instance's own memory.
-//! 6. The answer of a call that has ended is in the [`queue`], whatever becomes of its session. The [`writer`] writes it.
+//! 6. The answer of a call that has ended is in the [`queue`], whatever becomes of its session. The [`writer`] writes it, and writes
+//!    it again after the directory lost what it knew.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -148,6 +149,11 @@ impl Answers {
     /// Writes answers to the directory for as long as it is polled. It is to be run once.
     pub(crate) fn write(&self) -> impl Future<Output = ()> + Send + use<> {
         self.writer.clone().run()
+    }
+
+    /// The directory may have lost what was written there.
+    pub(crate) fn write_again(&self) {
+        self.writer.write_again();
     }
 
     /// A number for a new call.

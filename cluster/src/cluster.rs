@@ -341,8 +341,14 @@ pub(crate) fn join_over(
     let (sessions, lost) = Sessions::new(me.incarnation);
     let closers = Closers::default();
     let turned_away = Arc::new(TurnedAway::new(client_backoff));
-    let heart = Heart::new(me, directory.clone(), sessions.clone(), turned_away.clone());
     let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
+    let heart = Heart::new(
+        me,
+        directory.clone(),
+        sessions.clone(),
+        turned_away.clone(),
+        answers.clone(),
+    );
     let router = Arc::new(Router {
         me,
         owners: Owners::new(me.incarnation, directory.clone()),

@@ -39,7 +39,7 @@ use crate::{
 const LINGER: Duration = Duration::from_secs(1);
 
 /// How long at most a peer that is to claim a session waits for the answers of ended calls: 2 s. As long waits an instance at the end of
-/// its departure for those of the calls that it has cancelled.
+/// its departure for those of the calls that it has cancelled, and for the tombstones of the sessions that have ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How far a departure is.
@@ -244,6 +244,11 @@ impl Leaving<'_> {
         let at_least = Instant::now() + FLUSH_TIMEOUT;
         let until = until.map(|until| until.max(at_least));
         self.0.answers.flush(until).await;
+        let deleted = self.0.sessions.until_all_removed();
+        match until {
+            Some(until) => drop(timeout_at(until, deleted).await),
+            None => deleted.await,
+        }
         cancelled
     }
 

@@ -27,9 +27,11 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
+pub(crate) use self::soundness::SETTLED;
 use self::soundness::Soundness;
 use crate::{
-    directory::{Claim, Directory, DirectoryError, LEASE, LIMIT, Leases, Limited, Status},
+    answers::Answers,
+    directory::{Claim, Directory, DirectoryError, LIMIT, Leases, Limited, Status},
     ids::{Owner, Ownership, SessionHash},
     meter,
     sessions::{Sessions, Work},
@@ -48,10 +50,6 @@ const BEAT_AWAY: Duration = Duration::from_millis(500);
 /// How often sessions are looked for that were written a while ago, to be written again: every 10 s.
 const REFRESH: Duration = Duration::from_secs(10);
 
-/// For how long the directory must have been sound for what it does not know to be unknown to all instances: a lease's time. Each
-/// instance that had its lease then has renewed it since, or has lost it.
-pub(crate) const SETTLED: Duration = LEASE;
-
 /// Maximum number of batches on their way to the directory at once: 8. A directory 300 ms away then takes 3,000 sessions a second.
 const MAX_WRITES: usize = 8;
 
@@ -64,6 +62,7 @@ pub(crate) struct Heart {
     directory: Limited,
     sessions: Arc<Sessions>,
     turned_away: Arc<TurnedAway>,
+    answers: Arc<Answers>,
     soundness: Mutex<Soundness>,
     away: WarnRarely,
     unwritten: WarnRarely,
@@ -82,12 +81,14 @@ impl Heart {
         directory: Limited,
         sessions: Arc<Sessions>,
         turned_away: Arc<TurnedAway>,
+        answers: Arc<Answers>,
     ) -> Arc<Self> {
         Arc::new(Self {
             me,
             directory,
             sessions,
             turned_away,
+            answers,
             soundness: Mutex::new(Soundness::new()),
             away: WarnRarely::default(),
             unwritten: WarnRarely::default(),
@@ -105,15 +106,27 @@ impl Heart {
     /// Whether what the directory did not have, in the look that also found these leases, does not exist.
     pub(crate) fn proves(&self, leases: &Leases) -> bool {
         let now = Instant::now();
-        let soundness = self.soundness();
-        let is_settled = soundness
-            .sound_since(now)
-            .is_some_and(|since| now - since >= SETTLED);
-        let me = self.me.incarnation;
-        is_settled
-            && soundness.run() == Some(&leases.run)
-            && leases.of(me).is_some()
-            && leases.all_have_written(me)
+        let is_settled = {
+            let soundness = self.soundness();
+            soundness.is_settled(now)
+                || soundness.sound_since(now).is_some() && leases.has_settled()
+        };
+        is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
+    }
+
+    /// Whether the directory has lost nothing that is not written again, as far as that is known here: if it has an owner of a
+    /// session, no later owner is forgotten.
+    pub(crate) async fn is_up_to_date(&self) -> bool {
+        let Ok(leases) = self.directory.leases().await else {
+            return false;
+        };
+        let has_lost = self.soundness().has_lost_lately(Instant::now());
+        !has_lost && self.all_have_written(&leases) || self.proves(&leases)
+    }
+
+    /// Whether all instances have written all of their sessions in this run of the engine.
+    fn all_have_written(&self, leases: &Leases) -> bool {
+        self.soundness().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
     }
 
     /// Whether a session that is open here may serve something new. If not, another instance may have it by now: its record is
@@ -186,20 +199,26 @@ impl Heart {
     async fn try_beat(&self, begun: Instant) -> Result<(), DirectoryError> {
         self.soundness().begins(begun);
         let beat = self.directory.beat(self.me, &self.status()).await?;
-        let todo = self.soundness().answered(begun, beat);
-        if todo.write_all {
-            self.sessions.write_all_again();
-        }
-        if todo.lease {
+        if !beat.was_alive {
+            self.soundness().has_no_lease();
             self.directory.lease(self.me, &self.status()).await?;
+        }
+        let todo = self.soundness().answered(begun, beat.run);
+        if todo.renew_all {
+            self.sessions.renew_all();
+            self.answers.write_again();
+        } else if todo.write_all {
+            self.sessions.write_all_again();
         }
         Ok(())
     }
 
     fn status(&self) -> Status {
         let now = Instant::now();
+        let soundness = self.soundness();
         Status {
-            written_in: self.soundness().written_in(now).cloned(),
+            written_in: soundness.written_in(now).cloned(),
+            is_settled: soundness.is_settled(now),
             turned_away: self.turned_away.age(now),
         }
     }

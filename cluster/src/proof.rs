@@ -2,7 +2,8 @@
 //!
 //! | the directory | the orphan |
 //! |---|---|
-//! | was not sound for the whole grace | waits until it was |
+//! | was not sound for the whole grace, and for a lease's time | waits until it was |
+//! | has lost the lease of this instance, and what others wrote with theirs | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | has no heartbeat of a living instance since the grace ended | waits for one |
 //! | has an instance, this one included, that turned a client away while the call had none | waits until that client is back or gives up |
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::{
     directory::{Directory as _, Lease, Leases},
-    heart::BEAT,
+    heart::{BEAT, SETTLED},
     ids::{Incarnation, Record, SessionHash},
     meter,
     router::Router,
@@ -80,11 +81,11 @@ pub(crate) async fn prove(router: &Router, session: SessionHash, wait: Wait) -> 
 }
 
 async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmation {
-    let grace = wait.grace;
+    let (grace, me) = (wait.grace, router.me.incarnation);
     let Some(since) = router.heart.sound_since() else {
         return Confirmation::PutOff(grace);
     };
-    let missing = grace.saturating_sub(Instant::now() - since);
+    let missing = grace.max(SETTLED).saturating_sub(Instant::now() - since);
     if !missing.is_zero() {
         return Confirmation::PutOff(missing);
     }
@@ -93,11 +94,11 @@ async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmatio
     if router.heart.sound_since() != Some(since) {
         return Confirmation::PutOff(grace);
     }
-    let Ok(look) = look else {
+    let Some(look) = look.ok().filter(|look| look.leases.of(me).is_some()) else {
         return Confirmation::PutOff(grace);
     };
     let here = router.turned_away.age(Instant::now());
-    let longer = wait.longer(&look.leases, router.me.incarnation);
+    let longer = wait.longer(&look.leases, me);
     if let Some(longer) = longer.max(here.and_then(|away| wait.longer_since(away))) {
         return Confirmation::PutOff(longer);
     }
@@ -132,6 +133,7 @@ mod tests {
             incarnation,
             age: age * SECOND,
             written_in: None,
+            is_settled: false,
             turned_away: turned_away.map(|ago| ago * SECOND),
         };
         let leases = Leases {

@@ -25,11 +25,14 @@ use crate::{
     resume::{self, Localized, LostCall},
     sessions::Sessions,
     turned_away::TurnedAway,
-    way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
+    way::{Arrival, Cause, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
 
 /// How long after a look-up the next is, for who claims what this instance gave up: 50 ms.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How often it is asked whether a session is still the owner's that has not answered to a call: every 10 s.
+pub(crate) const STILL_OWNER: Duration = Duration::from_secs(10);
 
 /// How often a session of this instance is taken that somebody else takes at the same time: 3 times.
 const MAX_TAKES: usize = 3;
@@ -285,7 +288,7 @@ impl Router {
                     if let Err(refusal) = self.relay.prepare(&mut held).await {
                         return Routed::Answered(refusal.into());
                     }
-                    let sent = self.send(&mut held, is.owner).await;
+                    let sent = self.send(&mut held, session, is.owner).await;
                     meter::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return Routed::Answered(response),
@@ -295,6 +298,10 @@ impl Router {
                             way.failed(is, failure)
                         }
                     }
+                }
+                // Its owner's word may be older than a claim that the directory has lost.
+                Step::Claim(_, Cause::GivenUp) if !self.heart.is_up_to_date().await => {
+                    Step::Refuse(Refusal::NotSound)
                 }
                 Step::AskLease(is) => way.lease(is, self.lease(is.owner).await),
                 Step::Claim(former, cause) => {
@@ -310,7 +317,15 @@ impl Router {
                     let coming = expected.unwrap_or_else(|| self.arrivals.expect(session));
                     return here(held, Some(coming));
                 }
-                Step::Serve | Step::HandOver | Step::Moved => return here(held, None),
+                // The directory has none. What is open here all the same is not this instance's any more, or is written again.
+                Step::Serve if self.sessions.is_open(session) => {
+                    self.sessions.write_again(session);
+                    Step::Refuse(Refusal::Again)
+                }
+                Step::Serve | Step::HandOver | Step::Moved => {
+                    self.until_closed(&id).await;
+                    return here(held, None);
+                }
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
                     return Routed::Answered(self.turn_away(refusal));
@@ -320,11 +335,29 @@ impl Router {
     }
 
     /// Sends a request to the owner of its session. The client of one that takes long, and is no call, counts as turned away meanwhile.
-    async fn send(&self, held: &mut Held, owner: Owner) -> Result<Response<Body>, Failure> {
+    /// A call waits for as long as the session is the owner's.
+    async fn send(
+        &self,
+        held: &mut Held,
+        session: SessionHash,
+        owner: Owner,
+    ) -> Result<Response<Body>, Failure> {
         let is_call = held.head.method == Method::POST;
         let mut sent = pin!(self.relay.send(held, owner));
         if is_call {
-            return sent.await;
+            loop {
+                if let Ok(sent) = timeout(STILL_OWNER, &mut sent).await {
+                    return sent;
+                }
+                let look = self.directory.look(session).await;
+                if let Ok(Look {
+                    record: Some(is), ..
+                }) = look
+                    && !matches!(is, Record::Owned(is) if is.owner == owner)
+                {
+                    return Err(Failure::Broken);
+                }
+            }
         }
         if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
             return sent;

@@ -6,6 +6,7 @@
 //! 3. Beyond a bound the oldest answers are given up. One that may have been written is removed from the directory. Removals
 //!    precede writes, so the directory does not exceed the bounds by more than what is in flight.
 //! 4. A failure pauses the queue for [`RETRY_DELAY`].
+//! 5. A written answer stays in memory: a directory that lost what it knew is given all of them again ([`AnswerQueue::write_again`]).
 //!
 //! The queue only decides. [`AnswerWriter`](super::writer::AnswerWriter) writes and removes.
 
@@ -60,6 +61,8 @@ pub(super) struct AnswerQueue {
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,
+    /// How often all was to be written again.
+    losses: u64,
     next_place: u64,
     /// After a failure, when the directory is tried again.
     paused_until: Option<Instant>,
@@ -101,23 +104,26 @@ pub(super) struct Operation {
     /// For how long the answer is still kept.
     pub(super) time: Duration,
     place: Place,
+    /// How often all was to be written again before it began.
+    losses: u64,
 }
 
 #[derive(Debug)]
 struct Kept {
     key: AnswerKey,
+    text: Bytes,
     size: usize,
     expires: Instant,
     state: State,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// No write has begun.
-    New(Bytes),
+    New,
     InFlight,
-    /// A write failed, and may have been carried out.
-    Failed(Bytes),
+    /// A write failed and may have been carried out, or what was written may be lost.
+    Failed,
     Written,
 }
 
@@ -175,9 +181,10 @@ impl AnswerQueue {
         self.waiting.insert(place.number);
         let kept = Kept {
             key,
+            text,
             size,
             expires: place.expires,
-            state: State::New(text),
+            state: State::New,
         };
         self.kept.insert(place.number, kept);
         self.enforce_bounds(key.session)
@@ -190,7 +197,7 @@ impl AnswerQueue {
             && kept.expires <= now
             && let Some(kept) = self.take_kept(number)
         {
-            has_unwritten |= !matches!(kept.state, State::Written);
+            has_unwritten |= kept.state != State::Written;
             self.free(kept.key, number);
         }
         while let Some(first) = self.removals.first_entry()
@@ -214,6 +221,7 @@ impl AnswerQueue {
                 text: None,
                 time: expires - now,
                 place: Place { number, expires },
+                losses: self.losses,
             },
             None => self.next_write(now)?,
         };
@@ -225,10 +233,7 @@ impl AnswerQueue {
     fn next_write(&mut self, now: Instant) -> Option<Operation> {
         let number = *self.waiting.first()?;
         let kept = self.kept.get_mut(&number)?;
-        let (State::New(text) | State::Failed(text)) = &kept.state else {
-            return None;
-        };
-        let text = text.clone();
+        let text = kept.text.clone();
         if self.bytes_in_flight + text.len() > MAX_BYTES_IN_FLIGHT {
             return None;
         }
@@ -242,7 +247,20 @@ impl AnswerQueue {
                 number,
                 expires: kept.expires,
             },
+            losses: self.losses,
         })
+    }
+
+    /// Has everything that was written, or is in flight, written again.
+    pub(super) fn write_again(&mut self) {
+        self.losses += 1;
+        for (number, kept) in &mut self.kept {
+            if kept.state == State::Written {
+                kept.state = State::Failed;
+                self.waiting.insert(*number);
+                self.unwritten.insert(*number);
+            }
+        }
     }
 
     /// Notes the end of an operation.
@@ -253,17 +271,21 @@ impl AnswerQueue {
             self.paused_until = Some(now + RETRY_DELAY);
         }
         let Operation {
-            key, text, place, ..
+            key,
+            text,
+            place,
+            losses,
+            ..
         } = operation;
         let number = place.number;
         let is_write = text.is_some();
-        match (self.kept.get_mut(&number), text) {
-            (Some(kept), Some(_)) if is_done => {
+        match self.kept.get_mut(&number).filter(|_| is_write) {
+            Some(kept) if is_done && losses == self.losses => {
                 kept.state = State::Written;
                 self.unwritten.remove(&number);
             }
-            (Some(kept), Some(text)) => {
-                kept.state = State::Failed(text);
+            Some(kept) => {
+                kept.state = State::Failed;
                 self.waiting.insert(number);
             }
             // The answer was given up while it was written, or is still to be removed, or has expired.
@@ -322,10 +344,10 @@ impl AnswerQueue {
             ..
         } = kept;
         match state {
-            State::New(_) => self.free(key, number),
+            State::New => self.free(key, number),
             // It is removed after its write.
             State::InFlight => {}
-            State::Failed(_) | State::Written => {
+            State::Failed | State::Written => {
                 self.removals.insert(number, Removal { key, expires });
             }
         }

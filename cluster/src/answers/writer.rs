@@ -103,6 +103,12 @@ impl AnswerWriter {
         }
     }
 
+    /// Has everything that was written written again.
+    pub(super) fn write_again(&self) {
+        self.queue().write_again();
+        self.has_work.notify_one();
+    }
+
     /// Starts what may be in flight. Returns when there is more to do.
     fn start(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
         let now = Instant::now();

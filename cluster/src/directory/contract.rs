@@ -2,10 +2,11 @@
 
 use std::{net::Ipv4Addr, sync::Arc};
 
-use bytes::Bytes;
 use futures_util::future::join_all;
 
 use super::*;
+
+mod kept;
 
 /// An instance of that number.
 pub(crate) fn instance(number: u8) -> Owner {
@@ -20,6 +21,7 @@ pub(crate) fn session(id: &str) -> Registration {
     Registration {
         session: SessionHash::of(id),
         epoch: Epoch::now(),
+        renewed: None,
         params: format!("{{\"of\":\"{id}\"}}").into_bytes().into(),
     }
 }
@@ -29,6 +31,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     let directory = Arc::new(directory);
     who_enters_a_session_owns_it(&*directory).await;
     a_session_is_entered_over_an_older_record_only(&*directory).await;
+    an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(&*directory).await;
     a_claim_changes_the_owner_once(&*directory).await;
     a_claim_is_won_only_on_what_was_read_since_the_last(&*directory).await;
     a_session_that_nobody_knows_cannot_be_claimed(&*directory).await;
@@ -37,10 +40,10 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     parameters_outlive_their_owner(&*directory).await;
     a_deleted_session_is_entered_by_no_former_owner(&*directory).await;
     an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
-    a_beat_makes_no_lease(&*directory).await;
-    a_lease_has_what_its_instance_wrote(&*directory).await;
-    an_answer_is_found_under_its_own_names_only(&*directory).await;
-    an_answer_that_was_removed_is_not_found(&*directory).await;
+    kept::a_beat_makes_no_lease(&*directory).await;
+    kept::a_lease_has_what_its_instance_wrote(&*directory).await;
+    kept::an_answer_is_found_under_its_own_names_only(&*directory).await;
+    kept::an_answer_that_was_removed_is_not_found(&*directory).await;
 }
 
 /// Who owns a session since when, as a directory has it.
@@ -135,6 +138,40 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
         );
         assert_eq!(owner_of(directory, even.session).await, Some(larger));
     }
+}
+
+async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
+    directory: &impl Directory,
+) {
+    let (me, other) = (instance(1), instance(2));
+    let [mine, taken] = ["mine", "taken meanwhile"].map(session);
+    let both = [mine.clone(), taken.clone()];
+    assert_eq!(directory.enter(me, &both).await.unwrap(), []);
+    let read = ownership(directory, mine.session).await.unwrap();
+    claim_from(directory, taken.session, me, other).await;
+    let its = ownership(directory, taken.session).await.unwrap();
+    // Later than that of the other.
+    let renewed = its.epoch.next();
+    let renews = both.map(|entered| Registration {
+        renewed: Some(renewed),
+        ..entered
+    });
+    let left = directory.enter(me, &renews).await.unwrap();
+    assert_eq!(left, [(taken.session, Record::Owned(its))]);
+    let now = Ownership {
+        owner: me,
+        epoch: renewed,
+    };
+    assert_eq!(ownership(directory, mine.session).await, Some(now));
+    let wanted = read.claimed_by(other);
+    let late = directory.claim(mine.session, read, wanted).await.unwrap();
+    assert_eq!(late, Claim::Lost(Record::Owned(now)));
+    let left = directory.enter(me, std::slice::from_ref(&mine)).await;
+    assert_eq!(
+        left.unwrap(),
+        [(mine.session, Record::Owned(now))],
+        "it is told of an epoch that it took and has not heard of"
+    );
 }
 
 async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
@@ -344,105 +381,4 @@ async fn an_owner_that_lost_a_session_does_not_delete_it(directory: &impl Direct
     };
     directory.delete(kept.session, by).await.unwrap();
     assert_eq!(owner_of(directory, kept.session).await, Some(owner));
-}
-
-async fn a_beat_makes_no_lease(directory: &impl Directory) {
-    let (me, status) = (instance(1), Status::default());
-    let beat = async || directory.beat(me, &status).await.unwrap().was_alive;
-    assert!(!beat().await);
-    assert!(!is_alive(directory, me).await);
-    directory.lease(me, &status).await.unwrap();
-    assert!(is_alive(directory, me).await);
-    assert!(beat().await);
-    directory.leave(me).await.unwrap();
-    assert!(!is_alive(directory, me).await);
-    assert!(!beat().await);
-}
-
-async fn a_lease_has_what_its_instance_wrote(directory: &impl Directory) {
-    let (me, other) = (instance(1), instance(2));
-    let unknown = session("absent").session;
-    let run = directory.beat(me, &Status::default()).await.unwrap().run;
-    let all = [
-        Status::default(),
-        Status {
-            written_in: Some(EngineRun::new("another")),
-            turned_away: Some(Duration::from_secs(10)),
-        },
-        Status {
-            written_in: Some(run.clone()),
-            turned_away: Some(Duration::ZERO),
-        },
-    ];
-    for status in all {
-        directory.lease(me, &status).await.unwrap();
-        let Look { record, leases } = directory.look(unknown).await.unwrap();
-        assert_eq!((record, &leases.run), (None, &run));
-        let lease = leases.of(me.incarnation).unwrap();
-        assert_eq!(lease.written_in, status.written_in);
-        assert!(lease.age < Duration::from_secs(5), "{lease:?}");
-        match (lease.turned_away, status.turned_away) {
-            (Some(read), Some(written)) => {
-                assert!(
-                    read >= written && read - written < Duration::from_secs(5),
-                    "{lease:?}"
-                );
-            }
-            (read, written) => assert_eq!(read, written),
-        }
-        let is_written = status.written_in.as_ref() == Some(&run);
-        assert_eq!(leases.all_have_written(other.incarnation), is_written);
-        assert!(leases.all_have_written(me.incarnation), "it knows its own");
-    }
-    directory.leave(me).await.unwrap();
-}
-
-async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory) {
-    let me = instance(1).incarnation;
-    let (one, two) = (session("answer 1").session, session("answer 2").session);
-    let answer = Bytes::from_static(b"{\"result\":\0}");
-    let [seven, eight, last] = [7, 8, u64::MAX].map(CallNumber::new);
-    directory
-        .keep_answer(one, me, seven, answer.clone(), KEPT_ANSWER)
-        .await
-        .unwrap();
-    directory
-        .keep_answer(one, me, last, Bytes::from_static(b"last"), KEPT_ANSWER)
-        .await
-        .unwrap();
-    assert_eq!(
-        directory.answer(one, me, seven).await.unwrap(),
-        Some(answer)
-    );
-    assert_eq!(
-        directory.answer(one, me, last).await.unwrap().as_deref(),
-        Some(&b"last"[..])
-    );
-    for (session, incarnation, call) in [
-        (one, me, eight),
-        (two, me, seven),
-        (one, instance(1).incarnation, seven),
-    ] {
-        assert_eq!(
-            directory.answer(session, incarnation, call).await.unwrap(),
-            None
-        );
-    }
-}
-
-async fn an_answer_that_was_removed_is_not_found(directory: &impl Directory) {
-    let (me, session) = (instance(1).incarnation, session("answer 3").session);
-    let [one, two] = [1, 2].map(CallNumber::new);
-    let answer = Bytes::from_static(b"{}");
-    for call in [one, two] {
-        let kept = directory.keep_answer(session, me, call, answer.clone(), KEPT_ANSWER);
-        kept.await.unwrap();
-    }
-    for _ in 0..2 {
-        directory.remove_answer(session, me, one).await.unwrap();
-        let found = directory.answer(session, me, one).await.unwrap();
-        assert_eq!(found, None, "a second time is no harm");
-    }
-    let found = directory.answer(session, me, two).await.unwrap();
-    assert_eq!(found, Some(answer));
 }

@@ -31,6 +31,8 @@ pub(crate) enum Fault {
     Mute,
     /// Everything takes so long.
     Slow(Duration),
+    /// It does this one thing, and its answer is lost.
+    MuteAt(&'static str),
     /// This one thing takes so long.
     SlowAt(&'static str, Duration),
     /// This one thing fails.
@@ -113,7 +115,15 @@ impl Faulty {
             Fault::FailsAt(fails) if fails == what => {
                 Err(DirectoryError::failed("it is switched off"))
             }
-            Fault::None | Fault::Lies(_) | Fault::SlowAt(..) | Fault::FailsAt(_) => work.await,
+            Fault::MuteAt(mute) if mute == what => {
+                work.await?;
+                std::future::pending().await
+            }
+            Fault::None
+            | Fault::Lies(_)
+            | Fault::SlowAt(..)
+            | Fault::FailsAt(_)
+            | Fault::MuteAt(_) => work.await,
             Fault::Slow(time) => {
                 sleep(time).await;
                 work.await

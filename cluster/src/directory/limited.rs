@@ -1,10 +1,11 @@
-//! A directory that always answers in time, be it with an error.
+//! A directory that always answers in time, be it with an error. An answer that waited because this process stood still is none: it may
+//! be out of date.
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     Beat, Claim, Directory, DirectoryError, Entry, Leases, Look, MAX_ANSWER, Registration, Status,
@@ -40,9 +41,11 @@ async fn limited_to<T>(
     limit: Duration,
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
-    timeout(limit, answer)
-        .await
-        .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
+    let begun = Instant::now();
+    match timeout(limit, answer).await {
+        Ok(answer) if begun.elapsed() <= limit => answer,
+        Ok(_) | Err(_) => Err(DirectoryError::timed_out()),
+    }
 }
 
 #[async_trait]
@@ -127,5 +130,26 @@ impl Directory for Limited {
         call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
         limited(self.0.answer(session, incarnation, call)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::{sync::oneshot, time::advance};
+
+    use super::*;
+
+    /// As when this process stood still, and finds the answer of before when it goes on.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_found_too_late_is_none() {
+        for (waits, is_answer) in [(LIMIT / 2, true), (2 * LIMIT, false)] {
+            let (answers, answer) = oneshot::channel();
+            let mut asked = Box::pin(limited(async { Ok(answer.await.unwrap()) }));
+            assert!((&mut asked).now_or_never().is_none());
+            answers.send(1).unwrap();
+            advance(waits).await;
+            assert_eq!(asked.await.ok(), is_answer.then_some(1));
+        }
     }
 }

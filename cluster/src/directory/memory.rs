@@ -64,6 +64,7 @@ struct Known {
 struct Held {
     renewed: Instant,
     written_in: Option<EngineRun>,
+    is_settled: bool,
     turned_away: Option<Instant>,
 }
 
@@ -150,21 +151,16 @@ impl Directory for MemoryDirectory {
         let mut state = self.state();
         let now = Instant::now();
         let mut left = Vec::new();
-        for Registration {
-            session,
-            epoch,
-            params,
-        } in sessions
-        {
-            let epoch = *epoch;
-            let ownership = Ownership { owner, epoch };
-            match state.session(*session, now) {
-                Some(known) if !known.record.yields_to(&ownership) => {
-                    left.push((*session, known.record));
+        for entered in sessions {
+            let (session, epoch) = (entered.session, entered.epoch);
+            match state.session(session, now) {
+                Some(known) if !known.record.yields_to(&Ownership { owner, epoch }) => {
+                    left.push((session, known.record));
                 }
                 _ => {
-                    let params = Bytes::copy_from_slice(params);
-                    state.write(*session, Record::Owned(ownership), params, now);
+                    let params = Bytes::copy_from_slice(&entered.params);
+                    let record = Record::Owned(entered.ownership(owner));
+                    state.write(session, record, params, now);
                 }
             }
         }
@@ -294,6 +290,7 @@ impl State {
             incarnation: *incarnation,
             age: now - held.renewed,
             written_in: held.written_in.clone(),
+            is_settled: held.is_settled,
             turned_away: held.turned_away.map(|at| now - at),
         });
         Leases {
@@ -348,6 +345,7 @@ impl Held {
         Self {
             renewed: now,
             written_in: status.written_in.clone(),
+            is_settled: status.is_settled,
             turned_away: status.turned_away.and_then(|ago| now.checked_sub(ago)),
         }
     }

@@ -64,8 +64,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads what is needed to restore a session. `None` if it has no owner.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
-    /// Writes sessions of this owner, each unless its record has a higher epoch. Returns the records that it left as they
-    /// are. Each record that was written is kept for [`KEPT`] from now.
+    /// Writes sessions of this owner, each unless its record has a higher epoch than the owner knows of. Returns the records that it
+    /// left as they are. Each record that was written is kept for [`KEPT`] from now.
     async fn enter(
         &self,
         owner: Owner,
@@ -125,7 +125,10 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Registration {
     pub(crate) session: SessionHash,
+    /// The epoch at which the owner has it.
     pub(crate) epoch: Epoch,
+    /// A later one that it takes with this, if it had no lease for a while: no claim on what was read before is won any more.
+    pub(crate) renewed: Option<Epoch>,
     /// The `initialize` parameters, as JSON.
     pub(crate) params: Arc<[u8]>,
 }
@@ -152,6 +155,8 @@ pub(crate) struct Lease {
     pub(crate) age: Duration,
     /// In which run of the engine all sessions of the instance are written.
     pub(crate) written_in: Option<EngineRun>,
+    /// In that run the directory was sound for the instance for a lease's time: an instance that has not written since has no lease.
+    pub(crate) is_settled: bool,
     /// How long ago the instance last turned a client away, if it did.
     pub(crate) turned_away: Option<Duration>,
 }
@@ -161,6 +166,8 @@ pub(crate) struct Lease {
 pub(crate) struct Status {
     /// In which run of the engine all its sessions are written.
     pub(crate) written_in: Option<EngineRun>,
+    /// As in [`Lease`].
+    pub(crate) is_settled: bool,
     /// How long ago it last turned a client away, if it did.
     pub(crate) turned_away: Option<Duration>,
 }
@@ -208,6 +215,23 @@ impl Leases {
         let others = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
         self.all.iter().filter(others).all(has_written)
+    }
+
+    /// Whether an instance has settled in this run of the engine: an instance that has not written in it has no lease.
+    pub(crate) fn has_settled(&self) -> bool {
+        let is_settled =
+            |lease: &Lease| lease.is_settled && lease.written_in.as_ref() == Some(&self.run);
+        self.all.iter().any(is_settled)
+    }
+}
+
+// === impl Registration ===
+
+impl Registration {
+    /// What the directory has once it is written.
+    pub(crate) fn ownership(&self, owner: Owner) -> Ownership {
+        let epoch = self.renewed.unwrap_or(self.epoch);
+        Ownership { owner, epoch }
     }
 }
 

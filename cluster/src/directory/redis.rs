@@ -30,7 +30,7 @@ use tracing::warn;
 pub(crate) use self::address::RedisAddress;
 use self::{
     connection::Connections,
-    format::{CLOCK_SKEW, LEASES, NONE, answer_key, millis, session_key},
+    format::{CLOCK_SKEW, LEASES, NONE, SETTLED, answer_key, millis, session_key},
     inspection::{Inspection, Kind},
     reply::{read_leases, read_record, read_run},
     scripts::Scripts,
@@ -111,6 +111,7 @@ impl RedisDirectory {
         lease.arg(owner.incarnation.to_string());
         lease.arg(turned_away.as_deref().unwrap_or(NONE));
         lease.arg(run.unwrap_or(NONE));
+        lease.arg(if status.is_settled { SETTLED } else { NONE });
         lease.arg(owner.address.to_string());
         lease.arg(millis(LEASE)).arg(millis(CLOCK_SKEW));
         lease.arg(how).arg(millis(LEASES_KEPT));
@@ -212,22 +213,12 @@ impl Directory for RedisDirectory {
         let mut write = pipe();
         // An engine that was started again does not know it any more.
         write.load_script(&self.scripts.enter).ignore();
-        for Registration {
-            session,
-            epoch,
-            params,
-        } in sessions
-        {
-            let ownership = Ownership {
-                owner,
-                epoch: *epoch,
-            };
-            let mut enter = self.scripts.enter.key(session_key(*session));
-            enter.arg(ownership.to_string());
-            enter
-                .arg(owner.incarnation.to_string())
-                .arg(epoch.to_string());
-            write.invoke_script(enter.arg(&**params).arg(millis(KEPT)));
+        for entered in sessions {
+            let mut enter = self.scripts.enter.key(session_key(entered.session));
+            enter.arg(entered.ownership(owner).to_string());
+            enter.arg(owner.incarnation.to_string());
+            enter.arg(entered.epoch.to_string());
+            write.invoke_script(enter.arg(&*entered.params).arg(millis(KEPT)));
         }
         let records: Vec<Vec<u8>> = write.query_async(&mut self.connection().await?).await?;
         if records.len() != sessions.len() {
@@ -236,11 +227,10 @@ impl Directory for RedisDirectory {
             ));
         }
         let mut left = Vec::new();
-        for (Registration { session, epoch, .. }, text) in sessions.iter().zip(records) {
-            let epoch = *epoch;
-            match read_record(*session, &text) {
-                Ok(record) if record == Record::Owned(Ownership { owner, epoch }) => {}
-                Ok(record) => left.push((*session, record)),
+        for (entered, text) in sessions.iter().zip(records) {
+            match read_record(entered.session, &text) {
+                Ok(record) if record == Record::Owned(entered.ownership(owner)) => {}
+                Ok(record) => left.push((entered.session, record)),
                 // One such record does not keep the others waiting.
                 Err(error) => self.unreadable.warn(&format_args!("{error}")),
             }

@@ -4,27 +4,28 @@
 //!    written, until a heartbeat is not answered, or finds another start of the engine or no lease.
 //! 2. After each of these everything is written again before it is sound again. What was written meanwhile counts, unless
 //!    there is a new reason: an engine that answers every second time comes to an end with it.
-//! 3. A moment after a lease was made anew everything is written once more, although it is sound: an instance that saw that there
-//!    was none may have claimed a session meanwhile. This instance learns of it from what it writes.
+//! 3. If the lease was lost, each session is written at a new epoch, after the lease was made anew: an instance that saw that there
+//!    was none, and claims a session only then, claims it in vain.
 //! 4. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
 //! 5. While the lease lasts no other instance claims a session. If it may have lapsed, because this process stood still or
-//!    because heartbeats were not answered, each session is verified by being written again before it serves anything new
+//!    because heartbeats were not answered, each session is verified by taking a new epoch before it serves anything new
 //!    ([`Soundness::verify_since`]). While heartbeats are made and fail, sessions are served: there availability has precedence.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::directory::{Beat, EngineRun, LEASE, LIMIT};
+use crate::directory::{EngineRun, LEASE};
 
 /// For how long no heartbeat may begin before the lease counts as lapsed: 5 s. Less than the lease, which a heartbeat renews on
 /// its way to the directory. More than a heartbeat that is answered late, and the time to the next.
 const STOOD_STILL: Duration = Duration::from_secs(5);
 
-/// How long after a lease was made anew all is written once more: 1 s, the longest time between a look and the claim on it.
-const ONCE_MORE: Duration = LIMIT.saturating_mul(2);
+/// For how long the directory must have been sound for what it does not know to be unknown to all instances: a lease's time. Each
+/// instance that had its lease then has renewed it since, or has lost it.
+pub(crate) const SETTLED: Duration = LEASE;
 
-/// What heartbeats said of the directory.
+/// What heartbeats found of the directory.
 #[derive(Debug)]
 pub(super) struct Soundness {
     phase: Phase,
@@ -32,8 +33,10 @@ pub(super) struct Soundness {
     run: Option<EngineRun>,
     /// When the last heartbeat began that was answered.
     beat: Option<Instant>,
-    /// When the heartbeat began that last found no lease, until all is written once more for that.
-    no_lease: Option<Instant>,
+    /// A heartbeat found no lease, and none was answered since one was made.
+    has_no_lease: bool,
+    /// When the directory was last found to have lost something.
+    lost: Option<Instant>,
     /// When the last heartbeat began, answered or not.
     attempt: Option<Instant>,
     /// Since when sessions are verified, because another instance may have claimed them. `None` if none can have.
@@ -56,10 +59,10 @@ enum Phase {
 /// What an answered heartbeat asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Todo {
-    /// The lease is to be made anew.
-    pub(super) lease: bool,
     /// All sessions are to be written again.
     pub(super) write_all: bool,
+    /// At a new epoch each.
+    pub(super) renew_all: bool,
 }
 
 // === impl Soundness ===
@@ -72,7 +75,8 @@ impl Soundness {
             },
             run: None,
             beat: None,
-            no_lease: None,
+            has_no_lease: false,
+            lost: None,
             attempt: None,
             lapsed: None,
         }
@@ -100,12 +104,24 @@ impl Soundness {
             .is_some_and(|attempt| now.saturating_duration_since(attempt) > STOOD_STILL)
     }
 
-    /// A heartbeat that began then was answered.
-    pub(super) fn answered(&mut self, begun: Instant, beat: Beat) -> Todo {
-        let is_same_run = self.run.as_ref() == Some(&beat.run);
+    /// A heartbeat found no lease. One is about to be made.
+    pub(super) fn has_no_lease(&mut self) {
+        self.phase = Phase::Away {
+            must_write_all: true,
+        };
+        self.has_no_lease = true;
+    }
+
+    /// A heartbeat that began then was answered, and there is a lease.
+    pub(super) fn answered(&mut self, begun: Instant, run: EngineRun) -> Todo {
+        let is_same_run = self.run.as_ref() == Some(&run);
         let is_in_time = self.is_fresh(begun);
-        let was_lost = !is_same_run || !is_in_time || !beat.was_alive;
-        if is_same_run && beat.was_alive {
+        let was_alive = !std::mem::take(&mut self.has_no_lease);
+        let was_lost = !is_same_run || !is_in_time || !was_alive;
+        if self.run.is_some() && (!is_same_run || !was_alive) {
+            self.lost = Some(begun);
+        }
+        if is_same_run && was_alive {
             // Whatever this side could tell: the lease never lapsed.
             self.lapsed = None;
         } else if !is_in_time && self.beat.is_some() {
@@ -119,17 +135,11 @@ impl Soundness {
         if write_all || matches!(self.phase, Phase::Away { .. }) {
             self.phase = Phase::Writing;
         }
-        self.run = Some(beat.run);
+        self.run = Some(run);
         self.beat = Some(begun);
-        let is_once_more = self.no_lease.is_some_and(|at| begun - at >= ONCE_MORE);
-        if !beat.was_alive {
-            self.no_lease = Some(begun);
-        } else if is_once_more {
-            self.no_lease = None;
-        }
         Todo {
-            lease: !beat.was_alive,
-            write_all: write_all || is_once_more,
+            write_all,
+            renew_all: was_lost,
         }
     }
 
@@ -173,6 +183,17 @@ impl Soundness {
     pub(super) fn written_in(&self, now: Instant) -> Option<&EngineRun> {
         self.sound_since(now)?;
         self.run()
+    }
+
+    /// Whether each instance that had a lease, and has not renewed it since the directory is sound, has none any more.
+    pub(super) fn is_settled(&self, now: Instant) -> bool {
+        let since = self.sound_since(now);
+        since.is_some_and(|since| now - since >= SETTLED)
+    }
+
+    /// Whether the directory was found to have lost something, and others may not have written it again.
+    pub(super) fn has_lost_lately(&self, now: Instant) -> bool {
+        self.lost.is_some() && !self.is_settled(now)
     }
 
     /// Whether the lease that was renewed last lasts, as far as this side can tell.

@@ -20,9 +20,7 @@ impl Sessions {
     /// This instance claimed a session. If it is open here, it is this instance's again.
     pub(crate) fn claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(here) = self.shard(session).get_mut(&session) {
-            here.epoch = here.epoch.max(epoch);
-            here.written = Some(Instant::now());
-            here.contested = None;
+            here.renewed(epoch, Instant::now());
         }
     }
 
@@ -30,7 +28,17 @@ impl Sessions {
     pub(crate) fn found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(is) if is.owner.incarnation == self.me => {
-                self.claimed(session, is.epoch);
+                // It was taken by a write whose answer was lost. If an epoch is to be taken since, that is for the next one.
+                let renews = self.shard(session).get_mut(&session).is_some_and(|here| {
+                    let is_later = is.epoch > here.epoch;
+                    here.epoch = here.epoch.max(is.epoch);
+                    here.written = Some(Instant::now());
+                    here.contested = None;
+                    is_later && here.renews.is_some()
+                });
+                if renews {
+                    self.write_again(session);
+                }
             }
             Record::Owned(is) => {
                 if let Some(here) = self.shard(session).get_mut(&session) {
@@ -67,7 +75,7 @@ impl Sessions {
         self.contest.notified().await;
     }
 
-    /// Whether a session was written since then, and is not contested. One that is not here is not to be verified.
+    /// Whether this instance took an epoch for a session since then, and it is not contested. One that is not here is not to be verified.
     pub(crate) fn is_verified(&self, session: SessionHash, since: Option<Instant>) -> bool {
         let shard = self.shard(session);
         shard

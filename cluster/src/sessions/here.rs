@@ -23,6 +23,10 @@ pub(super) struct Here {
     /// Since when it is loaded. `None` once it is open.
     pub(super) loaded: Option<Instant>,
     pub(super) written: Option<Instant>,
+    /// When this instance last took an epoch for it.
+    pub(super) renewed: Instant,
+    /// Since when it is to take another one.
+    pub(super) renews: Option<Instant>,
     pub(super) is_queued: bool,
     /// The directory was asked to know it.
     pub(super) is_sent: bool,
@@ -41,6 +45,8 @@ impl Here {
             params: None,
             loaded: None,
             written: None,
+            renewed: Instant::now(),
+            renews: None,
             is_queued: false,
             is_sent: false,
         }
@@ -61,11 +67,20 @@ impl Here {
         Lost { id, session, to }
     }
 
-    /// Whether it was written since then. One without parameters is in no directory, so no other instance can have claimed it.
+    /// Whether this instance took an epoch for it since then. One without parameters is in no directory, so no other instance can
+    /// have claimed it.
     pub(super) fn is_verified(&self, since: Option<Instant>) -> bool {
-        let is_written =
-            |since| self.params.is_none() || self.written.is_some_and(|at| at >= since);
-        self.contested.is_none() && since.is_none_or(is_written)
+        let is_renewed = |since| self.params.is_none() || self.renewed >= since;
+        self.contested.is_none() && since.is_none_or(is_renewed)
+    }
+
+    /// The directory has it at this epoch, which was taken at that time or later.
+    pub(super) fn renewed(&mut self, epoch: Epoch, at: Instant) {
+        self.epoch = self.epoch.max(epoch);
+        self.written = Some(at);
+        self.renewed = at;
+        self.renews = self.renews.filter(|since| *since > at);
+        self.contested = None;
     }
 
     /// Whether the directory is to know it, and does not.

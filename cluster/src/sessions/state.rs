@@ -283,6 +283,11 @@ impl Sessions {
         self.until(|| !self.is_deleted(session)).await;
     }
 
+    /// Returns when the directory has a tombstone of each session that was deleted.
+    pub(crate) async fn until_all_removed(&self) {
+        self.until(|| self.work().deleted.is_empty()).await;
+    }
+
     /// Returns when something is so, which is looked at whenever something was written.
     pub(crate) async fn until(&self, is_so: impl Fn() -> bool) {
         loop {

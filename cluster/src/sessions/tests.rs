@@ -204,7 +204,7 @@ fn a_session_that_was_ended_elsewhere_is_told_as_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_is_verified_if_it_was_written_since() {
+async fn a_session_is_verified_if_it_took_an_epoch_since() {
     let (sessions, _lost) = written(&["a"]);
     sessions.opened("without parameters");
     let since = Instant::now() + Duration::from_secs(1);
@@ -213,7 +213,39 @@ async fn a_session_is_verified_if_it_was_written_since() {
     assert!(!is_verified("a") && is_verified("without parameters"));
     sessions.write_all_again();
     assert_eq!(next_names(&sessions), [hash("a")]);
+    assert!(!is_verified("a"), "others may claim what they read before");
+    sessions.renew_all();
+    let batch = next(&sessions).unwrap();
+    assert!(batch.sessions[0].renewed > Some(batch.sessions[0].epoch));
+    // Once more before it is known that it was written.
+    sleep(Duration::from_millis(1)).await;
+    sessions.renew_all();
+    sessions.wrote(batch, &[]);
     assert!(is_verified("a"));
+    let again = next(&sessions).unwrap();
+    assert!(again.sessions[0].renewed.is_some());
+}
+
+#[test]
+fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken() {
+    let (sessions, _lost) = written(&["a"]);
+    sessions.renew_all();
+    let unanswered = next(&sessions).unwrap();
+    let taken = Ownership {
+        owner: Owner {
+            incarnation: sessions.me,
+            ..other()
+        },
+        epoch: unanswered.sessions[0].renewed.unwrap(),
+    };
+    sessions.put_back(unanswered);
+    let batch = next(&sessions).unwrap();
+    sessions.wrote(batch, &[(hash("a"), Record::Owned(taken))]);
+    let batch = next(&sessions).unwrap();
+    assert_eq!(batch.sessions[0].epoch, taken.epoch);
+    assert!(batch.sessions[0].renewed > Some(taken.epoch));
+    sessions.wrote(batch, &[]);
+    assert!(next(&sessions).is_none() && !sessions.is_behind());
 }
 
 #[test]

@@ -34,6 +34,17 @@ impl Sessions {
         self.queue_again(|_| true);
     }
 
+    /// Everything is to be written again, each session at a new epoch: others may have seen this instance without a lease.
+    pub(crate) fn renew_all(&self) {
+        let now = Instant::now();
+        for shard in &self.shards {
+            for here in lock(shard).values_mut() {
+                here.renews = Some(now);
+            }
+        }
+        self.write_all_again();
+    }
+
     /// The directory does not know a session that it should.
     pub(crate) fn write_again(&self, session: SessionHash) {
         let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|here| {
@@ -111,6 +122,7 @@ impl Sessions {
                     sessions.push(Registration {
                         session,
                         epoch: here.epoch,
+                        renewed: here.renews.map(|_| here.epoch.next()),
                         params: params.clone(),
                     });
                     here.is_sent = true;
@@ -131,11 +143,17 @@ impl Sessions {
     /// The directory knows these now, but for those whose records it left as they were.
     pub(crate) fn wrote(&self, batch: Batch, left: &[(SessionHash, Record)]) {
         let left: HashMap<SessionHash, Record> = left.iter().copied().collect();
-        for Registration { session, .. } in &batch.sessions {
+        for Registration {
+            session, renewed, ..
+        } in &batch.sessions
+        {
             match left.get(session) {
                 Some(record) => self.found(*session, *record),
                 None => {
                     if let Some(here) = self.shard(*session).get_mut(session) {
+                        if let Some(epoch) = renewed {
+                            here.renewed(*epoch, batch.begun);
+                        }
                         here.written = Some(batch.begun);
                         here.contested = None;
                     }

@@ -8,6 +8,7 @@ use tokio::{
 
 use super::*;
 use crate::{
+    answers::Answers,
     directory::{
         Claim, MemoryDirectory,
         contract::{claim_from, instance, session},
@@ -42,6 +43,7 @@ impl Instance {
             directory.clone(),
             sessions.clone(),
             Arc::new(TurnedAway::new(Duration::ZERO)),
+            Answers::new(directory.clone()),
         );
         Self {
             me,

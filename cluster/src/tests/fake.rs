@@ -50,11 +50,12 @@ impl Fake {
             address: listener.local_addr().unwrap(),
             incarnation: Incarnation::random(),
         };
-        directory
-            .memory
-            .lease(me, &Status::default())
-            .await
-            .unwrap();
+        let run = directory.memory.leases().await.unwrap().run;
+        let status = Status {
+            written_in: Some(run),
+            ..Status::default()
+        };
+        directory.memory.lease(me, &status).await.unwrap();
         Self {
             me,
             directory: directory.clone(),
@@ -72,6 +73,7 @@ impl Fake {
         let entry = Registration {
             session: SessionHash::of(&id),
             epoch: Epoch::now(),
+            renewed: None,
             params,
         };
         assert_eq!(

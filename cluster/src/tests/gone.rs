@@ -18,7 +18,9 @@ use crate::{
         Directory as _, LEASE, Status, contract,
         faulty::{Fault, Faulty},
     },
+    heart::BEAT,
     ids::Owner,
+    router::STILL_OWNER,
     way::Step,
 };
 
@@ -40,6 +42,48 @@ async fn echo(mcp: &Mcp, text: &str) -> Value {
 async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Owner {
     let owner = contract::owner_of(&directory.memory, hash(mcp)).await;
     owner.expect("the directory has forgotten the session")
+}
+
+/// The record may be older than a claim that the directory has lost, until every instance has written what it has.
+#[tokio::test]
+async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    directory.memory.restart();
+    pass(2 * BEAT).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let mut early = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    owner.head().await.moved(owner.me).await;
+    assert_eq!(early.head().await.status, 503);
+    assert_eq!(directory.asked("claim"), 0);
+    b.settles().await;
+    let run = directory.memory.leases().await.unwrap().run;
+    let status = Status {
+        written_in: Some(run),
+        ..Status::default()
+    };
+    directory.memory.lease(owner.me, &status).await.unwrap();
+    let mut call = mcp.call(2, "echo", json!({ "text": "x" })).await;
+    owner.head().await.moved(owner.me).await;
+    assert_eq!(call.head().await.status, 200);
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
+}
+
+/// Whether it has begun there is not known, and its owner serves it no more.
+#[tokio::test]
+async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    let hangs = owner.request().await;
+    pass(2 * STILL_OWNER).await;
+    contract::claim_from(&directory.memory, hash(&mcp), owner.me, nobody()).await;
+    pass(STILL_OWNER).await;
+    assert_eq!(call.head().await.status, 502);
+    hangs.closed().await;
 }
 
 /// Of several that notice at the same time exactly one wins, and the others relay to it.

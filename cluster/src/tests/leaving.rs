@@ -18,7 +18,11 @@ use super::{
     node::{Node, Setup},
     steps::{all_else, directory, echo},
 };
-use crate::{Cluster, directory::faulty::Fault};
+use crate::{
+    Cluster,
+    directory::{contract::owner_of, faulty::Fault},
+    ids::SessionHash,
+};
 
 /// More than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -354,4 +358,23 @@ async fn who_waits_for_a_departure_that_is_given_up_goes_on_elsewhere() {
     assert!(leaving.is_err());
     assert_eq!(second, 2);
     assert!(b.has(&mcp) && a.witness.is_running("first"));
+}
+
+/// A session that its client ended does not come back to life when the directory does.
+#[tokio::test]
+async fn a_departure_waits_until_the_directory_knows_which_sessions_have_ended() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    directory.set(Fault::Fails);
+    assert_eq!(mcp.delete().await, 202);
+    let cluster = a.cluster.clone();
+    let mut leaving = Box::pin(cluster.leave(LIMIT));
+    let early = timeout(Duration::from_secs(3), &mut leaving).await;
+    assert!(early.is_err());
+    directory.set(Fault::None);
+    within("the departure", leaving).await;
+    let session = SessionHash::of(mcp.session_id().unwrap());
+    assert_eq!(owner_of(&directory.memory, session).await, None);
+    drop(b);
 }

@@ -19,6 +19,7 @@ use crate::{
     directory::{
         LEASE,
         faulty::{Fault, Faulty},
+        memory::faults::Kind,
     },
     filter::PeersFilter,
     heart::BEAT,
@@ -112,6 +113,24 @@ async fn a_client_that_was_turned_away_for_want_of_a_look_up_keeps_its_call() {
     assert_eq!(resumed.head().await.status, 200);
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+}
+
+/// The engine evicts the leases, and with them that an instance turned the client away, at any time between two heartbeats.
+#[tokio::test]
+async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
+    for phase in 0..4 {
+        let directory = directory();
+        let [a, b] = two(&directory, false).await;
+        let mcp = a.session().await;
+        pass(phase * SECOND / 2).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        assert_eq!(resumed.head().await.status, 503);
+        pass(GRACE - SECOND / 5).await;
+        directory.memory.evict_any(Kind::Lease, 0).unwrap();
+        pass(3 * GRACE).await;
+        assert!(a.witness.is_running("a"), "{phase}");
+    }
 }
 
 /// What it wrote before says nothing of the last moment of the grace.

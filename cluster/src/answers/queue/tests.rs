@@ -293,3 +293,25 @@ fn what_was_reserved_or_put_is_waited_for_and_nothing_later() {
     model.queue.release(empty);
     assert!(model.queue.is_written_until(model.queue.end()));
 }
+
+#[test]
+fn what_was_written_is_written_again_when_the_directory_lost_it() {
+    let mut model = Model::new();
+    for call in 0..3 {
+        model.put("a", call, 100);
+        if call < 2 {
+            model.write_all();
+        }
+    }
+    let in_flight = model.start();
+    model.queue.write_again();
+    let end = model.queue.end();
+    assert!(!model.queue.is_written_until(end));
+    model.complete(in_flight, true);
+    let again = model.start();
+    let calls: Vec<AnswerKey> = again.iter().map(|operation| operation.key).collect();
+    assert_eq!(calls, [0, 1, 2].map(|call| key("a", call)));
+    assert!(again.iter().all(|it| it.text == Some(text(100))));
+    model.complete(again, true);
+    assert!(model.start().is_empty() && model.queue.is_written_until(end));
+}

@@ -63,6 +63,16 @@ impl MemoryDirectory {
         known.is_some_and(|known| matches!(known.record, Record::Owned(_)))
     }
 
+    /// Returns the owner of a session, whether or not its time is over.
+    pub(crate) fn owner(&self, session: SessionHash) -> Option<Incarnation> {
+        let state = self.state();
+        let record = state.sessions.get(&session)?.record;
+        match record {
+            Record::Owned(is) => Some(is.owner.incarnation),
+            Record::Deleted(_) => None,
+        }
+    }
+
     /// Returns the instances that have a lease.
     pub(crate) fn living(&self) -> Vec<Incarnation> {
         let now = Instant::now();

@@ -10,6 +10,9 @@ pub(super) const LEASES: &str = "mcp:i";
 /// What a lease has where there is no time, or no run.
 pub(super) const NONE: &str = "-";
 
+/// What the lease of a settled instance has.
+pub(super) const SETTLED: &str = "settled";
+
 /// How far ahead of the engine's clock a lease may be: 1 s. One that is further ahead is from an engine with another clock.
 pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(1);
 

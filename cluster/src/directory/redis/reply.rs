@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str, time::Duration};
 
-use super::format::{CLOCK_SKEW, NONE, session_key};
+use super::format::{CLOCK_SKEW, NONE, SETTLED, session_key};
 use crate::{
     directory::{DirectoryError, EngineRun, LEASE, Lease, Leases},
     ids::{Record, SessionHash},
@@ -30,6 +30,7 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let renewed = Duration::from_millis(parts.next()?.parse().ok()?);
     let turned_away = parts.next()?;
     let run = parts.next()?;
+    let is_settled = parts.next()? == SETTLED;
     let age = now.saturating_sub(renewed);
     let lasts = age < LEASE && renewed.saturating_sub(now) <= CLOCK_SKEW;
     let turned_away = turned_away.parse().ok().map(Duration::from_millis);
@@ -37,6 +38,7 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
         incarnation: incarnation.parse().ok()?,
         age,
         written_in: (run != NONE).then(|| EngineRun::new(run)),
+        is_settled,
         turned_away: turned_away.map(|at| now.saturating_sub(at)),
     })
 }

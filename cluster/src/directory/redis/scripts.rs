@@ -2,8 +2,8 @@
 
 use redis::Script;
 
-/// Writes the record of a session, unless the one that is there does not yield to it. Returns the record that is there then. What
-/// cannot be read as a record is returned as it is.
+/// Writes the record of a session, unless the one that is there does not yield to the epoch at which its owner has it. Returns the record
+/// that is there then. What cannot be read as a record is returned as it is.
 const ENTER: &str = "
 local is = redis.pcall('HGET', KEYS[1], 'o')
 if type(is) == 'table' then return '' end
@@ -54,18 +54,18 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local all, was_alive = redis.call('HGETALL', KEYS[1]), 0
 for at = 1, #all, 2 do
     local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
-    if now - renewed >= tonumber(ARGV[5]) or renewed - now > tonumber(ARGV[6]) then
+    if now - renewed >= tonumber(ARGV[6]) or renewed - now > tonumber(ARGV[7]) then
         redis.call('HDEL', KEYS[1], all[at])
     elseif all[at] == ARGV[1] then
         was_alive = 1
     end
 end
-if was_alive == 1 or ARGV[7] == 'make' then
+if was_alive == 1 or ARGV[8] == 'make' then
     local turned_away = ARGV[2]
     if turned_away ~= '-' then turned_away = string.format('%.0f', now - tonumber(turned_away)) end
-    local lease = string.format('%.0f', now) .. ' ' .. turned_away .. ' ' .. ARGV[3] .. ' ' .. ARGV[4]
+    local lease = table.concat({string.format('%.0f', now), turned_away, ARGV[3], ARGV[4], ARGV[5]}, ' ')
     redis.call('HSET', KEYS[1], ARGV[1], lease)
-    redis.call('PEXPIRE', KEYS[1], ARGV[8])
+    redis.call('PEXPIRE', KEYS[1], ARGV[9])
 end
 return was_alive
 ";

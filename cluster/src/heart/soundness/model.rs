@@ -64,7 +64,6 @@ proptest! {
         let mut last: Option<(Instant, u8)> = None;
         // Whether it was sound since all was last asked to be written.
         let mut was_sound = true;
-        let mut no_lease: Option<Instant> = None;
         for step in steps {
             match step {
                 Step::Wait(millis) => now += Duration::from_millis(millis),
@@ -77,15 +76,16 @@ proptest! {
                     history.0.push((now, What::WroteAll));
                 }
                 Step::Beat { run, was_alive } => {
-                    let beat = Beat { run: EngineRun::new(&run.to_string()), was_alive };
-                    let todo = soundness.answered(now, beat);
-                    let is_once_more = no_lease.is_some_and(|at| now - at >= ONCE_MORE);
+                    if !was_alive {
+                        soundness.has_no_lease();
+                        prop_assert!(soundness.is_away());
+                    }
+                    let todo = soundness.answered(now, EngineRun::new(&run.to_string()));
                     let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < LEASE) && was_alive;
                     let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
                     let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);
-                    prop_assert_eq!(todo.lease, !was_alive);
-                    prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_sound || is_once_more);
-                    no_lease = if was_alive { no_lease.filter(|_| !is_once_more) } else { Some(now) };
+                    prop_assert_eq!(todo.renew_all, !is_as_left);
+                    prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_sound);
                     was_sound &= !todo.write_all;
                     history.0.push((now, if is_as_left { What::Intact } else { What::Broken }));
                     last = Some((now, run));

@@ -617,8 +617,8 @@ impl Client {
                 head = exchange.head() => return head.ok(),
                 () = self.pause(HEAD_LIMIT) => {}
             }
-            let has_begun = label.is_some_and(|label| self.0.watcher.has_begun(label));
-            if !has_begun && self.0.watcher.has_lived_since(exchange.host, since) {
+            let may_wait = label.is_some_and(|label| self.0.watcher.may_wait(label, HEAD_LIMIT));
+            if !may_wait && self.0.watcher.has_lived_since(exchange.host, since) {
                 let what = format!("{what} waits at {} since {since}", exchange.host);
                 self.0.watcher.fail(Check::Waits, what);
             }

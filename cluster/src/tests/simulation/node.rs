@@ -90,7 +90,7 @@ impl Node {
             tokio::spawn(door::serve(app, knocking));
             cluster
         });
-        around.watcher.started(id, machine);
+        around.watcher.started(id, machine, incarnation);
         Self {
             host,
             machine,

@@ -112,11 +112,12 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
 
     let post = Post::default();
     let world = Host::new(WORLD, 0);
-    let watcher = Watcher::new(post.clone(), setup.checks.clone());
+    let memory = MemoryDirectory::default();
+    let watcher = Watcher::new(post.clone(), setup.checks.clone(), memory.clone());
     let around = Around {
         net: Net::new(post.clone(), of_net),
         weather: Weather::new(post.clone(), world.handle(), of_weather),
-        directory: Faulty::new(MemoryDirectory::default()),
+        directory: Faulty::new(memory),
         watcher: watcher.clone(),
     };
     let balancer = Balancer::default();
@@ -352,7 +353,8 @@ impl Run {
                 if let Some(what) = self.around.directory.memory.evict_any(kind, pick) {
                     match kind {
                         Kind::Session => watcher.note(format!("evicted: {what}")),
-                        Kind::Lease | Kind::Answer => watcher.lost(&what),
+                        Kind::Lease => watcher.lost(&what),
+                        Kind::Answer => watcher.evicted_answer(&what),
                     }
                 }
             }

@@ -30,6 +30,10 @@ use super::{
     node::GRACE,
     time::{HostId, Ms, Post},
 };
+use crate::{
+    directory::MemoryDirectory,
+    ids::{Incarnation, SessionHash},
+};
 
 /// How long a lease lasts, less the time between two heartbeats: after this long without the directory an instance may have lost it.
 const LEASE_AT_RISK: Ms = 3_500;
@@ -133,6 +137,8 @@ struct Call {
     ended: Option<(End, Ms)>,
     turned_away: Option<(HostId, Ms)>,
     answer: Option<Answer>,
+    /// By which instance its client was attached last.
+    by: Option<HostId>,
     /// When it ended, its client may have had a connection.
     was_sent: bool,
 }
@@ -150,6 +156,7 @@ struct Session {
 #[derive(Debug)]
 struct Process {
     machine: Machine,
+    incarnation: Incarnation,
     state: State,
     /// When it stood still.
     stops: Vec<(Ms, Option<Ms>)>,
@@ -183,21 +190,25 @@ struct Log {
     cuts: Vec<(Option<Machine>, Ms, Option<Ms>)>,
     /// When the directory lost what it knew.
     losses: Vec<Ms>,
+    /// When it evicted an answer last.
+    evicted: Option<Ms>,
+    directory: Option<MemoryDirectory>,
     /// When the way between two machines was disturbed.
     ways: Vec<(Machine, Machine, Ms, Option<Ms>)>,
     requests: usize,
     /// When a client was turned away last.
     last_refusal: Option<Ms>,
-    /// Sessions whose end was confirmed to their clients.
-    deleted: Vec<(String, Ms)>,
+    /// Sessions whose end was confirmed to their clients, and which instance served them then.
+    deleted: Vec<(String, Option<HostId>, Ms)>,
 }
 
 // === impl Watcher ===
 
 impl Watcher {
-    pub(super) fn new(post: Post, checks: BTreeSet<Check>) -> Self {
+    pub(super) fn new(post: Post, checks: BTreeSet<Check>, directory: MemoryDirectory) -> Self {
         let log = Log {
             checks,
+            directory: Some(directory),
             ..Log::default()
         };
         Self {
@@ -230,9 +241,10 @@ impl Watcher {
 
     // --- instances ---
 
-    pub(super) fn started(&self, host: HostId, machine: Machine) {
+    pub(super) fn started(&self, host: HostId, machine: Machine, incarnation: Incarnation) {
         let process = Process {
             machine,
+            incarnation,
             state: State::Lives,
             stops: Vec::new(),
             leaves: None,
@@ -295,6 +307,13 @@ impl Watcher {
         self.log().losses.push(now);
     }
 
+    /// The directory lost an answer, which no instance notices.
+    pub(super) fn evicted_answer(&self, what: &str) {
+        let now = self.post.now();
+        self.note(format!("the directory lost {what}"));
+        self.log().evicted = Some(now);
+    }
+
     pub(super) fn way(&self, from: Machine, to: Machine, is_disturbed: bool) {
         let now = self.post.now();
         let mut log = self.log();
@@ -352,11 +371,10 @@ impl Watcher {
             && call.ended.is_none()
         {
             call.ended = Some((end, now));
-            call.was_sent = match call.client {
-                Client::Away { since } => since + HANG_UP > now,
-                Client::Attached { .. } => true,
-                _ => false,
-            };
+        }
+        let was_sent = log.may_have_been_sent(host, label, now);
+        if let Some(call) = log.calls.get_mut(label) {
+            call.was_sent |= was_sent;
         }
     }
 
@@ -391,7 +409,8 @@ impl Watcher {
     pub(super) fn is_deleted(&self, session: &str) {
         let now = self.post.now();
         let mut log = self.log();
-        log.deleted.push((session.to_owned(), now));
+        let owner = log.last_served(session).map(|served| served.0);
+        log.deleted.push((session.to_owned(), owner, now));
     }
 
     pub(super) fn requested(&self) {
@@ -406,6 +425,7 @@ impl Watcher {
             ended: None,
             turned_away: None,
             answer: None,
+            by: None,
             was_sent: false,
         };
         self.log().calls.insert(label.into(), call);
@@ -415,6 +435,9 @@ impl Watcher {
         self.note(format!("the client of {label}: {client:?}"));
         if let Some(call) = self.log().calls.get_mut(label) {
             call.client = client;
+            if let Client::Attached { by, .. } = client {
+                call.by = Some(by);
+            }
         }
     }
 
@@ -468,12 +491,18 @@ impl Watcher {
         self.log().last_served(session).map(|served| served.0)
     }
 
-    /// Whether a request of a call that waits for its head may still do so.
-    pub(super) fn has_begun(&self, label: &str) -> bool {
-        let log = self.log();
-        log.calls
-            .get(label)
-            .is_some_and(|call| call.begun.is_some())
+    /// Whether a request of a call that waits for its head may still do so: it has begun, or the owner of its session stands still, and
+    /// no other has had the session for `limit`.
+    pub(super) fn may_wait(&self, label: &str, limit: Ms) -> bool {
+        let (log, now) = (self.log(), self.post.now());
+        let Some(call) = log.calls.get(label) else {
+            return false;
+        };
+        let may_wait = |(owner, since): (HostId, Ms)| {
+            let process = log.processes.get(&owner);
+            since + limit > now || process.is_some_and(|it| it.state == State::Stopped)
+        };
+        call.begun.is_some() || log.last_served(&call.session).is_some_and(may_wait)
     }
 
     /// Whether an instance has lived without a stop since.
@@ -526,8 +555,15 @@ impl Watcher {
     pub(super) fn deleted_sessions(&self) -> Vec<String> {
         let log = self.log();
         let last = log.losses.iter().max().copied().unwrap_or(0);
-        let deleted = log.deleted.iter().filter(|(_, at)| *at > last);
-        deleted.map(|(session, _)| session.clone()).collect()
+        // The instance that confirmed it is to live until the directory knows it.
+        let is_known = |owner: HostId, at| match log.processes.get(&owner)?.state {
+            State::Dead { at: died } => Some(log.was_sound(owner, at, died) >= WRITTEN),
+            State::Lives | State::Stopped => Some(true),
+        };
+        let deleted = log.deleted.iter().filter(|(_, owner, at)| {
+            *at > last && owner.and_then(|owner| is_known(owner, *at)) == Some(true)
+        });
+        deleted.map(|(session, ..)| session.clone()).collect()
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
@@ -589,6 +625,35 @@ impl Log {
         self.longest_absence(host, from.saturating_sub(AFTERMATH), now) >= LEASE_AT_RISK
     }
 
+    /// The owner of a session, as the directory has it.
+    fn owner_there(&self, session: &str) -> Option<HostId> {
+        let owner = self.directory.as_ref()?.owner(SessionHash::of(session))?;
+        let mut processes = self.processes.iter();
+        let (host, _) = processes.find(|(_, process)| process.incarnation == owner)?;
+        Some(*host)
+    }
+
+    /// Whether the server of a call did not know of a hang-up, if there was one.
+    fn may_have_been_sent(&self, host: HostId, label: &str, now: Ms) -> bool {
+        let Some(call) = self.calls.get(label) else {
+            return false;
+        };
+        let since = match call.client {
+            Client::Attached { .. } => return true,
+            Client::Away { since } | Client::Resumes { away: since, .. } => since,
+            _ => return false,
+        };
+        // The instance that relays it closes its connection when it runs again and the way is free.
+        let is_late = |by: HostId| {
+            let stops = self.processes.get(&by).map(|process| &process.stops);
+            let mut stops = stops.into_iter().flatten();
+            stops.any(|(from, until)| {
+                *from <= since + HANG_UP && until.is_none_or(|until| until + HANG_UP > now)
+            }) || self.is_disturbed(by, host, now)
+        };
+        since + HANG_UP > now || call.by.is_some_and(is_late)
+    }
+
     fn last_served(&self, session: &str) -> Option<(HostId, Ms)> {
         self.sessions.get(session)?.served.last().copied()
     }
@@ -602,6 +667,10 @@ impl Log {
         let served = &self.sessions.get(session)?.served;
         // It is about to be known that it was opened.
         served.iter().find(|(by, _)| *by == host)?;
+        // The other one may have had no lease, and not know that yet.
+        if self.losses.is_empty() && self.owner_there(session) == Some(host) {
+            return None;
+        }
         // Without the directory it goes on, as the rules say.
         let is_cut = self.cuts.iter().any(|(machine, _, until)| {
             (machine.is_none() || *machine == self.machine(host))
@@ -623,6 +692,8 @@ impl Log {
         let is_anothers = self
             .last_served(&call.session)
             .is_some_and(|it| it.0 != host);
+        let there = self.owner_there(&call.session);
+        let is_anothers = is_anothers || there.is_some_and(|owner| owner != host);
         let is_lost = is_anothers && self.may_have_lost(host, begun, now);
         if is_lost {
             return None;
@@ -678,10 +749,19 @@ impl Log {
                 let died = match self.processes.get(&host)?.state {
                     State::Dead { at } => at,
                     State::Lives | State::Stopped => {
-                        return Some(format!("{host} lives, and it ended at {at}"));
+                        let (_, begun) = call.begun?;
+                        let now = self.history.last().map_or(0, |line| line.0);
+                        let is_lost = self
+                            .last_served(&call.session)
+                            .is_some_and(|it| it.0 != host)
+                            && self.may_have_lost(host, begun, now);
+                        return (!is_lost).then(|| format!("{host} lives, and it ended at {at}"));
                     }
                 };
-                let is_written = died >= at + WRITTEN && self.was_sound(host, at, died) >= WRITTEN;
+                let is_evicted = self.evicted.is_some_and(|evicted| evicted >= at);
+                let is_written = !is_evicted
+                    && died >= at + WRITTEN
+                    && self.was_sound(host, at, died) >= WRITTEN;
                 is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
             }
             (Answer::Gone, None) => {
@@ -702,8 +782,12 @@ impl Log {
         let machine = self.machine(host);
         let cuts = self.cuts.iter();
         let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);
+        let stops = self.processes.get(&host).map(|process| &process.stops);
+        let stops = stops.into_iter().flatten().map(|(_, end)| *end);
         let sound_from = cuts
-            .map(|(_, _, end)| end.map_or(until, |end| end + 2_000))
+            .map(|(_, _, end)| *end)
+            .chain(stops)
+            .map(|end| end.map_or(until, |end| end + 2_000))
             .chain(self.losses.iter().copied())
             .max()
             .unwrap_or(0);

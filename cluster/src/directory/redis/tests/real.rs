@@ -6,6 +6,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{super::*, at, server::Server};
 use crate::{
+    answers::Answers,
     directory::{
         KEPT_ANSWER, Limited,
         contract::{self, claim_from, instance, is_alive, ownership, session},
@@ -62,6 +63,7 @@ impl Living {
             directory.clone(),
             sessions.clone(),
             Arc::new(TurnedAway::new(Duration::ZERO)),
+            Answers::new(directory.clone()),
         );
         for id in 0..sessions_here {
             let id = id.to_string();
