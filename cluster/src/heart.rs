@@ -31,7 +31,7 @@ pub(crate) use self::soundness::SETTLED;
 use self::soundness::Soundness;
 use crate::{
     answers::Answers,
-    directory::{Claim, Directory, DirectoryError, LIMIT, Leases, Limited, Status},
+    directory::{Claim, Directory, DirectoryError, EngineRun, LIMIT, Leases, Limited, Status},
     ids::{Owner, Ownership, SessionHash},
     meter,
     sessions::{Sessions, Work},
@@ -132,11 +132,11 @@ impl Heart {
     /// Whether a session that is open here may serve something new. If not, another instance may have it by now: its record is
     /// to be read first.
     pub(crate) fn may_serve(&self, id: &str) -> bool {
-        let verify_since = self.soundness().verify_since(Instant::now());
-        if verify_since.is_none() && !self.sessions.has_contested() {
+        let lapse = self.soundness().lapse(Instant::now());
+        if lapse.is_none() && !self.sessions.has_contested() {
             return true;
         }
-        self.sessions.is_verified(SessionHash::of(id), verify_since)
+        self.sessions.is_verified(SessionHash::of(id), lapse)
     }
 
     /// Beats and writes until the instance leaves. It is to be run once.
@@ -203,14 +203,31 @@ impl Heart {
             self.soundness().has_no_lease();
             self.directory.lease(self.me, &self.status()).await?;
         }
+        let takes_epochs = self.may_take_epochs(&beat.run).await?;
         let todo = self.soundness().answered(begun, beat.run);
-        if todo.renew_all {
-            self.sessions.renew_all();
+        if todo.was_lost {
             self.answers.write_again();
+        }
+        if takes_epochs {
+            self.soundness().takes_epochs();
+            self.sessions.renew_all();
         } else if todo.write_all {
             self.sessions.write_all_again();
         }
         Ok(())
+    }
+
+    /// Whether this instance, whose lease was lost, may take later epochs than the directory has: not while a claim of another may be
+    /// lost, which a new epoch would outdo. Then none claims either.
+    async fn may_take_epochs(&self, run: &EngineRun) -> Result<bool, DirectoryError> {
+        match self.soundness().owed() {
+            None => return Ok(false),
+            Some(before) if before == run => return Ok(true),
+            Some(_) => {}
+        }
+        let leases = self.directory.leases().await?;
+        let is_settled = self.soundness().is_settled(Instant::now()) || leases.has_settled();
+        Ok(is_settled && leases.all_have_written(self.me.incarnation))
     }
 
     fn status(&self) -> Status {

@@ -243,8 +243,9 @@ impl Router {
             .answer(lost.session, lost.incarnation, lost.number)
             .await;
         match kept {
+            // The answer may be there, or be written there again.
+            Ok(None) if !self.heart.is_up_to_date().await => self.turn_away(Refusal::NotSound),
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
-            // The answer may be there.
             Err(_) => self.turn_away(Refusal::NotSound),
         }
     }
@@ -398,7 +399,11 @@ impl Router {
         let (mut known, mut is_sound) = self.look_up(session).await;
         for _ in 0..MAX_TAKES {
             let mine = match known {
-                Known::Owner(is) if is.owner == self.me => is,
+                // A new epoch would outdo a later claim that the directory has lost.
+                Known::Owner(is) if is.owner == self.me => match self.heart.is_up_to_date().await {
+                    true => is,
+                    false => return Taken::Refused(Refusal::NotSound),
+                },
                 Known::Owner(_) => return Taken::Elsewhere,
                 // The application says that there is no such session.
                 Known::Nobody if is_sound => return Taken::Here,

@@ -167,13 +167,18 @@ async fn bring<S: Inner>(
     };
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
-    if let Some(id) = &session
-        && (turn.is_some() || !router.heart.may_serve(id))
+    if turn.is_none()
+        && let Some(id) = &session
+        && !router.is_verified(id).await
+    {
+        return Ok(Brought::Served(router.turn_away(Refusal::Again)));
+    }
+    if turn.is_some()
+        && let Some(id) = &session
     {
         router.until_closed(id).await;
         match router.take(SessionHash::of(id)).await {
-            Taken::Here if turn.is_some() || router.heart.may_serve(id) => {}
-            Taken::Here => return Ok(Brought::Served(router.turn_away(Refusal::Again))),
+            Taken::Here => {}
             Taken::Elsewhere => return Ok(Brought::Elsewhere(request)),
             Taken::Refused(refusal) => return Ok(Brought::Served(router.turn_away(refusal))),
         }

@@ -12,6 +12,7 @@
 mod contest;
 mod contested;
 mod here;
+mod lapse;
 mod lost;
 mod queues;
 mod roll;
@@ -19,6 +20,7 @@ mod state;
 mod writing;
 
 pub(crate) use self::{
+    lapse::Lapse,
     lost::{Lost, To},
     queues::Work,
     state::Sessions,

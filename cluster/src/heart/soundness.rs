@@ -5,17 +5,20 @@
 //! 2. After each of these everything is written again before it is sound again. What was written meanwhile counts, unless
 //!    there is a new reason: an engine that answers every second time comes to an end with it.
 //! 3. If the lease was lost, each session is written at a new epoch, after the lease was made anew: an instance that saw that there
-//!    was none, and claims a session only then, claims it in vain.
+//!    was none, and claims a session only then, claims it in vain. That waits while a later claim of another instance may be lost:
+//!    then no instance proves anything, and none claims.
 //! 4. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
 //! 5. While the lease lasts no other instance claims a session. If it may have lapsed, because this process stood still or
-//!    because heartbeats were not answered, each session is verified by taking a new epoch before it serves anything new
-//!    ([`Soundness::verify_since`]). While heartbeats are made and fail, sessions are served: there availability has precedence.
+//!    because heartbeats were not answered, each session is verified before it serves anything new ([`Lapse`]). While heartbeats are made and fail, sessions are served: there availability has precedence.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::directory::{EngineRun, LEASE};
+use crate::{
+    directory::{EngineRun, LEASE},
+    sessions::Lapse,
+};
 
 /// For how long no heartbeat may begin before the lease counts as lapsed: 5 s. Less than the lease, which a heartbeat renews on
 /// its way to the directory. More than a heartbeat that is answered late, and the time to the next.
@@ -35,12 +38,14 @@ pub(super) struct Soundness {
     beat: Option<Instant>,
     /// A heartbeat found no lease, and none was answered since one was made.
     has_no_lease: bool,
+    /// Each session is to take a new epoch, because others may have seen that there was no lease. The run of the engine before that.
+    owed: Option<EngineRun>,
     /// When the directory was last found to have lost something.
     lost: Option<Instant>,
     /// When the last heartbeat began, answered or not.
     attempt: Option<Instant>,
-    /// Since when sessions are verified, because another instance may have claimed them. `None` if none can have.
-    lapsed: Option<Instant>,
+    /// `None` if no other instance can have claimed a session.
+    lapse: Option<Lapse>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +66,8 @@ enum Phase {
 pub(super) struct Todo {
     /// All sessions are to be written again.
     pub(super) write_all: bool,
-    /// At a new epoch each.
-    pub(super) renew_all: bool,
+    /// Something was lost, be it the lease.
+    pub(super) was_lost: bool,
 }
 
 // === impl Soundness ===
@@ -76,26 +81,29 @@ impl Soundness {
             run: None,
             beat: None,
             has_no_lease: false,
+            owed: None,
             lost: None,
             attempt: None,
-            lapsed: None,
+            lapse: None,
         }
     }
 
     /// A heartbeat begins.
     pub(super) fn begins(&mut self, now: Instant) {
         if self.has_stood_still(now) {
-            self.lapsed = Some(now);
+            self.lapse = Some(Lapse::by_stop(now));
+            // Nothing is written before it is known whether there is a lease.
+            self.failed();
         }
         self.attempt = Some(now);
     }
 
-    /// Since when a session must have been written to serve anything new here. `None` if each may.
-    pub(super) fn verify_since(&self, now: Instant) -> Option<Instant> {
+    /// For which lapse a session is verified before it serves anything new here. `None` if for none.
+    pub(super) fn lapse(&self, now: Instant) -> Option<Lapse> {
         if self.has_stood_still(now) {
-            return Some(now);
+            return Some(Lapse::by_stop(now));
         }
-        self.lapsed
+        self.lapse
     }
 
     /// Whether heartbeats were due and not made for so long that the lease may have lapsed.
@@ -110,6 +118,22 @@ impl Soundness {
             must_write_all: true,
         };
         self.has_no_lease = true;
+        self.owes_epochs();
+    }
+
+    /// Each session is to take a new epoch. Before the first heartbeat there was nothing to claim.
+    fn owes_epochs(&mut self) {
+        self.owed = self.owed.take().or_else(|| self.run.clone());
+    }
+
+    /// The run of the engine since which each session is to take a new epoch, if it is to.
+    pub(super) fn owed(&self) -> Option<&EngineRun> {
+        self.owed.as_ref()
+    }
+
+    /// The sessions take new epochs.
+    pub(super) fn takes_epochs(&mut self) {
+        self.owed = None;
     }
 
     /// A heartbeat that began then was answered, and there is a lease.
@@ -122,10 +146,12 @@ impl Soundness {
             self.lost = Some(begun);
         }
         if is_same_run && was_alive {
-            // Whatever this side could tell: the lease never lapsed.
-            self.lapsed = None;
+            // Whatever this side could tell: the lease never lapsed, but for what is owed.
+            self.lapse = self.lapse.filter(|_| self.owed.is_some());
+        } else if let Some(Lapse { by_stop: true, .. }) = self.lapse {
+            self.owes_epochs();
         } else if !is_in_time && self.beat.is_some() {
-            self.lapsed = self.lapsed.or(Some(begun));
+            self.lapse = self.lapse.or(Some(Lapse::by_failures(begun)));
         }
         let write_all = was_lost
             || self.phase
@@ -139,7 +165,7 @@ impl Soundness {
         self.beat = Some(begun);
         Todo {
             write_all,
-            renew_all: was_lost,
+            was_lost,
         }
     }
 
@@ -160,8 +186,9 @@ impl Soundness {
     pub(super) fn wrote_all(&mut self, now: Instant) {
         if self.phase == Phase::Writing {
             self.phase = Phase::Sound { since: now };
-            self.lapsed = None;
         }
+        let is_owed = self.owed.is_some();
+        self.lapse = self.lapse.filter(|lapse| lapse.by_stop && is_owed);
     }
 
     pub(super) fn is_away(&self) -> bool {
@@ -205,3 +232,5 @@ impl Soundness {
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod tests;

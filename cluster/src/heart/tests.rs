@@ -316,6 +316,8 @@ async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
 async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["wanted"]).await;
+    let two = Instance::with(2, &memory, &[]).await;
+    sleep(SETTLED + BEAT).await;
     let wanted = session("wanted").session;
     one.link.set(Fault::Fails);
     while is_alive(&memory, one.me).await {
@@ -324,7 +326,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     let read = memory.load(wanted).await.unwrap().unwrap().ownership;
     one.link.set(Fault::None);
     one.until_sound().await;
-    let claims = read.claimed_by(instance(2));
+    let claims = read.claimed_by(two.me);
     let claim = memory.claim(wanted, read, claims).await.unwrap();
     let is = memory.load(wanted).await.unwrap().unwrap().ownership;
     assert_eq!(claim, Claim::Lost(Record::Owned(is)));
@@ -333,11 +335,37 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     assert!(one.sessions.is_here(wanted) && one.lost.try_recv().is_err());
 }
 
+/// The one that has claimed the session since the snapshot has not written it again.
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a"]).await;
+    let mut two = Instance::with(2, &memory, &[]).await;
+    let snapshot = memory.take_snapshot();
+    one.link.set(Fault::Fails);
+    sleep(2 * LEASE).await;
+    let claim = claim_from(&memory, session("a").session, one.me, two.me).await;
+    assert_eq!(claim, Claim::Won);
+    two.sessions.begins("a", session("a").params);
+    sleep(SECOND).await;
+    two.link.set(Fault::Fails);
+    memory.load_snapshot(&snapshot);
+    one.link.set(Fault::None);
+    one.until_sound().await;
+    two.link.set(Fault::None);
+    sleep(2 * SETTLED).await;
+    assert_eq!(owned(&memory, "a").await, Some(two.me));
+    assert!(two.lost.try_recv().is_err());
+    assert_eq!(one.lost.try_recv().unwrap().to, To::Owner(two.me));
+}
+
 /// Its answer was lost: the next heartbeat finds the lease, and does not take it for one that never lapsed.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_was_made_without_an_answer_was_lost_all_the_same() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
+    let _settled = Instance::with(2, &memory, &[]).await;
+    sleep(SETTLED + BEAT).await;
     let read = memory.load(session("a").session).await.unwrap().unwrap();
     memory.leave(one.me).await.unwrap();
     one.link.set(Fault::MuteAt("lease"));

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     contested::Contested,
+    lapse::Lapse,
     lost::To,
     state::{Sessions, lock},
 };
@@ -20,7 +21,7 @@ impl Sessions {
     /// This instance claimed a session. If it is open here, it is this instance's again.
     pub(crate) fn claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(here) = self.shard(session).get_mut(&session) {
-            here.renewed(epoch, Instant::now());
+            here.was_written(Instant::now(), Some(epoch));
         }
     }
 
@@ -75,11 +76,11 @@ impl Sessions {
         self.contest.notified().await;
     }
 
-    /// Whether this instance took an epoch for a session since then, and it is not contested. One that is not here is not to be verified.
-    pub(crate) fn is_verified(&self, session: SessionHash, since: Option<Instant>) -> bool {
+    /// Whether no other instance has a session since that lapse, and it is not contested. One that is not here is not to be verified.
+    pub(crate) fn is_verified(&self, session: SessionHash, lapse: Option<Lapse>) -> bool {
         let shard = self.shard(session);
         shard
             .get(&session)
-            .is_none_or(|here| here.is_verified(since))
+            .is_none_or(|here| here.is_verified(lapse))
     }
 }

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     contested::Contested,
+    lapse::Lapse,
     lost::{Lost, To},
     roll::{Listed, Roll},
 };
@@ -23,7 +24,7 @@ pub(super) struct Here {
     /// Since when it is loaded. `None` once it is open.
     pub(super) loaded: Option<Instant>,
     pub(super) written: Option<Instant>,
-    /// When this instance last took an epoch for it.
+    /// When an epoch was taken for it last: no claim on what others read before is won any more.
     pub(super) renewed: Instant,
     /// Since when it is to take another one.
     pub(super) renews: Option<Instant>,
@@ -67,20 +68,25 @@ impl Here {
         Lost { id, session, to }
     }
 
-    /// Whether this instance took an epoch for it since then. One without parameters is in no directory, so no other instance can
-    /// have claimed it.
-    pub(super) fn is_verified(&self, since: Option<Instant>) -> bool {
-        let is_renewed = |since| self.params.is_none() || self.renewed >= since;
-        self.contested.is_none() && since.is_none_or(is_renewed)
+    /// Whether no other instance has it since that lapse. One without parameters is in no directory, so none can have claimed it.
+    pub(super) fn is_verified(&self, lapse: Option<Lapse>) -> bool {
+        let is_verified = |lapse: Lapse| {
+            let is_written = self.written.is_some_and(|at| at >= lapse.since) && !lapse.by_stop;
+            self.params.is_none()
+                || self.renews.is_none() && (is_written || self.renewed >= lapse.since)
+        };
+        self.contested.is_none() && lapse.is_none_or(is_verified)
     }
 
-    /// The directory has it at this epoch, which was taken at that time or later.
-    pub(super) fn renewed(&mut self, epoch: Epoch, at: Instant) {
-        self.epoch = self.epoch.max(epoch);
+    /// The directory has it since then, at an epoch that was taken with that, if any was.
+    pub(super) fn was_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
-        self.renewed = at;
-        self.renews = self.renews.filter(|since| *since > at);
         self.contested = None;
+        if let Some(epoch) = renewed {
+            self.epoch = self.epoch.max(epoch);
+            self.renewed = at;
+            self.renews = self.renews.filter(|since| *since > at);
+        }
     }
 
     /// Whether the directory is to know it, and does not.

@@ -204,26 +204,41 @@ fn a_session_that_was_ended_elsewhere_is_told_as_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_is_verified_if_it_took_an_epoch_since() {
+async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_to_be_taken() {
     let (sessions, _lost) = written(&["a"]);
     sessions.opened("without parameters");
     let since = Instant::now() + Duration::from_secs(1);
     sleep(Duration::from_secs(2)).await;
-    let is_verified = |id| sessions.is_verified(hash(id), Some(since));
+    let is_verified = |id| sessions.is_verified(hash(id), Some(Lapse::by_failures(since)));
     assert!(!is_verified("a") && is_verified("without parameters"));
     sessions.write_all_again();
-    assert_eq!(next_names(&sessions), [hash("a")]);
-    assert!(!is_verified("a"), "others may claim what they read before");
+    let batch = next(&sessions).unwrap();
     sessions.renew_all();
+    sessions.wrote(batch, &[]);
+    assert!(!is_verified("a"), "others may claim what they read before");
     let batch = next(&sessions).unwrap();
     assert!(batch.sessions[0].renewed > Some(batch.sessions[0].epoch));
     // Once more before it is known that it was written.
     sleep(Duration::from_millis(1)).await;
     sessions.renew_all();
     sessions.wrote(batch, &[]);
-    assert!(is_verified("a"));
+    assert!(!is_verified("a"));
     let again = next(&sessions).unwrap();
     assert!(again.sessions[0].renewed.is_some());
+    sessions.wrote(again, &[]);
+    assert!(is_verified("a"));
+
+    sleep(Duration::from_secs(2)).await;
+    let is_verified = |lapse| sessions.is_verified(hash("a"), Some(lapse));
+    let since = Instant::now();
+    assert!(!is_verified(Lapse::by_failures(since)));
+    sessions.write_all_again();
+    assert_eq!(next_names(&sessions), [hash("a")]);
+    assert!(
+        is_verified(Lapse::by_failures(since)),
+        "if none is to be taken"
+    );
+    assert!(!is_verified(Lapse::by_stop(since)));
 }
 
 #[test]

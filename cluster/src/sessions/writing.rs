@@ -151,11 +151,7 @@ impl Sessions {
                 Some(record) => self.found(*session, *record),
                 None => {
                     if let Some(here) = self.shard(*session).get_mut(session) {
-                        if let Some(epoch) = renewed {
-                            here.renewed(*epoch, batch.begun);
-                        }
-                        here.written = Some(batch.begun);
-                        here.contested = None;
+                        here.was_written(batch.begun, *renewed);
                     }
                 }
             }

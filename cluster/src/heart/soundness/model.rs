@@ -84,7 +84,7 @@ proptest! {
                     let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < LEASE) && was_alive;
                     let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
                     let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);
-                    prop_assert_eq!(todo.renew_all, !is_as_left);
+                    prop_assert_eq!(todo.was_lost, !is_as_left);
                     prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_sound);
                     was_sound &= !todo.write_all;
                     history.0.push((now, if is_as_left { What::Intact } else { What::Broken }));

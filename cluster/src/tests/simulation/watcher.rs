@@ -746,17 +746,15 @@ impl Log {
             (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
             (Answer::Gone, Some((End::Done, at))) => {
                 let (host, _) = call.begun?;
+                let now = self.history.last().map_or(0, |line| line.0);
+                let served = self.last_served(&call.session);
+                let is_here = served.is_none_or(|it| it.0 == host);
                 let died = match self.processes.get(&host)?.state {
                     State::Dead { at } => at,
-                    State::Lives | State::Stopped => {
-                        let (_, begun) = call.begun?;
-                        let now = self.history.last().map_or(0, |line| line.0);
-                        let is_lost = self
-                            .last_served(&call.session)
-                            .is_some_and(|it| it.0 != host)
-                            && self.may_have_lost(host, begun, now);
-                        return (!is_lost).then(|| format!("{host} lives, and it ended at {at}"));
+                    State::Lives | State::Stopped if is_here => {
+                        return Some(format!("{host} lives, and it ended at {at}"));
                     }
+                    State::Lives | State::Stopped => now,
                 };
                 let is_evicted = self.evicted.is_some_and(|evicted| evicted >= at);
                 let is_written = !is_evicted
