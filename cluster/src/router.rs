@@ -345,19 +345,14 @@ impl Router {
     ) -> Result<Response<Body>, Failure> {
         let is_call = held.head.method == Method::POST;
         let mut sent = pin!(self.relay.send(held, owner));
-        if is_call {
-            loop {
-                if let Ok(sent) = timeout(STILL_OWNER, &mut sent).await {
-                    return sent;
-                }
-                let look = self.directory.look(session).await;
-                if let Ok(Look {
-                    record: Some(is), ..
-                }) = look
-                    && !matches!(is, Record::Owned(is) if is.owner == owner)
-                {
-                    return Err(Failure::Broken);
-                }
+        while is_call {
+            if let Ok(sent) = timeout(STILL_OWNER, &mut sent).await {
+                return sent;
+            }
+            let look = self.directory.look(session).await;
+            let record = look.ok().and_then(|look| look.record);
+            if record.is_some_and(|is| !matches!(is, Record::Owned(is) if is.owner == owner)) {
+                return Err(Failure::Broken);
             }
         }
         if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
@@ -396,14 +391,14 @@ impl Router {
     /// Takes a session of this instance once more, before it is brought to life: who was told before that it is not here claims it
     /// in vain from now on.
     pub(crate) async fn take(&self, session: SessionHash) -> Taken {
+        if !self.heart.is_up_to_date().await {
+            // A new epoch would outdo a later claim that the directory has lost.
+            return Taken::Refused(Refusal::NotSound);
+        }
         let (mut known, mut is_sound) = self.look_up(session).await;
         for _ in 0..MAX_TAKES {
             let mine = match known {
-                // A new epoch would outdo a later claim that the directory has lost.
-                Known::Owner(is) if is.owner == self.me => match self.heart.is_up_to_date().await {
-                    true => is,
-                    false => return Taken::Refused(Refusal::NotSound),
-                },
+                Known::Owner(is) if is.owner == self.me => is,
                 Known::Owner(_) => return Taken::Elsewhere,
                 // The application says that there is no such session.
                 Known::Nobody if is_sound => return Taken::Here,

@@ -558,7 +558,8 @@ impl Watcher {
         // The instance that confirmed it is to live until the directory knows it.
         let is_known = |owner: HostId, at| match log.processes.get(&owner)?.state {
             State::Dead { at: died } => Some(log.was_sound(owner, at, died) >= WRITTEN),
-            State::Lives | State::Stopped => Some(true),
+            // It had no lease, and another one has claimed the session.
+            State::Lives | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
         };
         let deleted = log.deleted.iter().filter(|(_, owner, at)| {
             *at > last && owner.and_then(|owner| is_known(owner, *at)) == Some(true)
