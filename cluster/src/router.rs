@@ -345,15 +345,17 @@ impl Router {
     ) -> Result<Response<Body>, Failure> {
         let is_call = held.head.method == Method::POST;
         let mut sent = pin!(self.relay.send(held, owner));
-        while is_call {
-            if let Ok(sent) = timeout(STILL_OWNER, &mut sent).await {
-                return sent;
-            }
-            let look = self.directory.look(session).await;
-            let record = look.ok().and_then(|look| look.record);
-            if record.is_some_and(|is| !matches!(is, Record::Owned(is) if is.owner == owner)) {
-                return Err(Failure::Broken);
-            }
+        if is_call {
+            return loop {
+                if let Ok(sent) = timeout(STILL_OWNER, &mut sent).await {
+                    break sent;
+                }
+                let look = self.directory.look(session).await;
+                let record = look.ok().and_then(|look| look.record);
+                if record.is_some_and(|is| !matches!(is, Record::Owned(is) if is.owner == owner)) {
+                    break Err(Failure::Broken);
+                }
+            };
         }
         if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
             return sent;
