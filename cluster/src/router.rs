@@ -238,11 +238,9 @@ impl Router {
 
     /// Answers for a call that ended with its instance, in the place of what the application says.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
-        let kept = self
-            .directory
-            .answer(lost.session, lost.incarnation, lost.number)
-            .await;
-        match kept {
+        let (directory, session) = (&self.directory, lost.session);
+        let kept = directory.answer(session, lost.incarnation, lost.number);
+        match kept.await {
             // The answer may be there, or be written there again.
             Ok(None) if !self.heart.is_up_to_date().await => self.turn_away(Refusal::NotSound),
             Ok(kept) => lost.answer(accepted, kept.as_ref()),

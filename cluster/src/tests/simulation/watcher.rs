@@ -717,7 +717,12 @@ impl Log {
             _ => {}
         }
         let (by, at) = call.turned_away?;
-        if matches!(call.client, Client::Resumes { .. }) && now - at < GRACE && self.lives(by) {
+        // What an instance that stood still did later is in no heartbeat yet.
+        if let Client::Resumes { away, .. } = call.client
+            && at <= away + GRACE
+            && now - at < GRACE
+            && self.lives(by)
+        {
             let why = format!("its client was turned away by {by} at {at}");
             return Some((Check::TurnedAway, why));
         }
