@@ -17,7 +17,7 @@ use crate::{
         contract::claim_from,
         faulty::{Fault, Faulty},
     },
-    heart::SETTLED,
+    heart::{BEAT, SETTLED},
 };
 
 const GRACE: Duration = Duration::from_secs(6);
@@ -119,6 +119,25 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answer = resumed.answer().await.unwrap();
     assert_eq!(answer["id"], 1);
+    assert!(answer["result"].is_object(), "{answer}");
+}
+
+#[tokio::test]
+async fn a_directory_that_comes_back_empty_is_given_the_answers_again() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    a.witness.release("a");
+    kept(&directory, &a, &mcp, &named).await;
+    directory.memory.restart();
+    pass(2 * BEAT).await;
+    kept(&directory, &a, &mcp, &named).await;
+    a.dies().await;
+    b.settles().await;
+
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let answer = resumed.answer().await.unwrap();
     assert!(answer["result"].is_object(), "{answer}");
 }
 

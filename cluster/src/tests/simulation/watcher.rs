@@ -562,7 +562,7 @@ impl Watcher {
             State::Lives | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
         };
         let deleted = log.deleted.iter().filter(|(_, owner, at)| {
-            *at > last && owner.and_then(|owner| is_known(owner, *at)) == Some(true)
+            *at > last + 2 * WRITTEN && owner.and_then(|owner| is_known(owner, *at)) == Some(true)
         });
         deleted.map(|(session, ..)| session.clone()).collect()
     }
