@@ -114,8 +114,12 @@ impl Cluster {
     ) -> ClusterSessionManager<M> {
         let sessions = self.shared.router.sessions.clone();
         let answers = self.shared.answers.clone();
-        let lives = self.shared.router.lives.clone();
-        let (manager, closes) = ClusterSessionManager::new(manager, sessions, answers, lives);
+        let (lives, heart) = (
+            self.shared.router.lives.clone(),
+            self.shared.router.heart.clone(),
+        );
+        let (manager, closes) =
+            ClusterSessionManager::new(manager, sessions, answers, lives, heart);
         self.shared.closers.add(closes);
         manager
     }

@@ -124,6 +124,13 @@ fn is_empty(state: u64) -> bool {
 
 // === impl Visit ===
 
+impl Visit {
+    /// Whether nobody else comes in any more, say, because the session is lost.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.0.is_shut()
+    }
+}
+
 impl Drop for Visit {
     fn drop(&mut self) {
         let before = self.0.state.fetch_sub(ONE, Ordering::AcqRel);

@@ -139,6 +139,14 @@ impl Heart {
         self.sessions.is_verified(SessionHash::of(id), lapse)
     }
 
+    /// Returns when a session that is open here may serve something new, or is closed.
+    pub(crate) async fn until_decided(&self, id: &str) {
+        let session = SessionHash::of(id);
+        let is_decided = || self.may_serve(id) || !self.sessions.is_here(session);
+        self.sessions.until(is_decided).await;
+        self.sessions.losses.until_closed(session).await;
+    }
+
     /// Beats and writes until the instance leaves. It is to be run once.
     ///
     /// # Cancel safety
@@ -177,6 +185,7 @@ impl Heart {
             if !is_away {
                 self.back.notify_one();
             }
+            self.sessions.changed();
             meter::sound(self.sound_since().is_some());
             let next = if is_away { BEAT_AWAY } else { BEAT };
             select! {

@@ -21,7 +21,7 @@ use crate::{
     fields::Fields,
     resume::Localized,
     router::Router,
-    serving::{from_peer, search, serve},
+    serving::{from_peer, search, serve, unless_lost},
     way::Step,
     wire::{self, FromPeer},
 };
@@ -194,9 +194,9 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().kind.project() {
-            KindProjected::Here { future, .. } => {
-                let response = ready!(future.poll(cx))?;
-                Poll::Ready(Ok(response.into_response()))
+            KindProjected::Here { future, visit } => {
+                let response = ready!(future.poll(cx))?.into_response();
+                Poll::Ready(Ok(unless_lost(response, visit.as_ref())))
             }
             KindProjected::Opening { future, router } => {
                 let response = ready!(future.poll(cx))?;

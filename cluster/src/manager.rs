@@ -32,6 +32,7 @@ use tracing::warn;
 use crate::{
     answers::{Answers, Call, Gone, Remembers},
     door::Visit,
+    heart::Heart,
     ids::Incarnation,
     lives::Lives,
     resumed::resumed_call,
@@ -45,6 +46,7 @@ pub struct ClusterSessionManager<M> {
     keeper: Arc<Keeper>,
     lives: Arc<Lives>,
     sessions: Arc<Sessions>,
+    heart: Arc<Heart>,
     /// Whether its service was seen to have a session store, or said to have none.
     is_checked: AtomicBool,
 }
@@ -98,6 +100,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         sessions: Arc<Sessions>,
         answers: Arc<Answers>,
         lives: Arc<Lives>,
+        heart: Arc<Heart>,
     ) -> (Self, Weak<dyn Closes>) {
         let (of_sessions, their_lives, listed) = (answers.clone(), lives.clone(), sessions.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
@@ -123,6 +126,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
                 keeper,
                 lives,
                 sessions,
+                heart,
                 is_checked: AtomicBool::new(false),
             },
             closes,
@@ -207,8 +211,14 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             let number = self.keeper.answers.number();
             Call::new(id.clone(), request, number)
         });
-        let opened = self.inner.create_stream(id, message);
-        opened.map_ok(move |events| self.sign(events, id, call, String::new()))
+        async move {
+            // This process may have stood still while rmcp read the body.
+            if !self.heart.may_serve(id) {
+                self.heart.until_decided(id).await;
+            }
+            let events = self.inner.create_stream(id, message).await?;
+            Ok(self.sign(events, id, call, String::new()))
+        }
     }
 
     fn accept_message(

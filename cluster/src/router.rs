@@ -159,11 +159,8 @@ impl Router {
         if self.heart.may_serve(id) {
             return true;
         }
-        let session = SessionHash::of(id);
-        let written = self
-            .sessions
-            .until(|| self.heart.may_serve(id) || !self.sessions.is_here(session));
-        timeout(LIMIT, written).await.is_ok() && self.sessions.is_here(session)
+        let decided = timeout(LIMIT, self.heart.until_decided(id)).await;
+        decided.is_ok() && self.sessions.is_here(SessionHash::of(id))
     }
 
     /// Asks a client to come again.

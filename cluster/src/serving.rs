@@ -242,12 +242,15 @@ pub(crate) async fn serve<S: Inner>(
     inner: &mut S,
     request: Request<Body>,
     localized: Localized,
-    _visit: Option<Visit>,
+    visit: Option<Visit>,
 ) -> Result<Response<Body>, S::Error> {
     poll_fn(|cx| inner.poll_ready(cx)).await?;
     let served = inner.call(request);
     match localized {
-        Localized::Nothing => Ok(served.await?.into_response()),
+        Localized::Nothing => {
+            let response = served.await?.into_response();
+            Ok(unless_lost(response, visit.as_ref()))
+        }
         Localized::Here(call) => Ok(resuming(call, served).await?.into_response()),
         Localized::Lost(lost) => {
             let response = served.await?.into_response();
@@ -258,4 +261,13 @@ pub(crate) async fn serve<S: Inner>(
             }
         }
     }
+}
+
+/// A response, or that its client is to come again if rmcp failed to begin its call because its session was lost meanwhile.
+pub(crate) fn unless_lost(response: Response<Body>, visit: Option<&Visit>) -> Response<Body> {
+    let has_failed = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
+    if has_failed && visit.is_some_and(Visit::is_shut) {
+        return Refusal::Again.into();
+    }
+    response
 }

@@ -288,7 +288,7 @@ impl Sessions {
         self.until(|| self.work().deleted.is_empty()).await;
     }
 
-    /// Returns when something is so, which is looked at whenever something was written.
+    /// Returns when something is so, which is looked at whenever something was written or lost, and after each heartbeat.
     pub(crate) async fn until(&self, is_so: impl Fn() -> bool) {
         loop {
             let mut written = std::pin::pin!(self.written.notified());
@@ -324,7 +324,13 @@ impl Sessions {
         if let Some(here) = shard.remove(&session) {
             // Under the lock: a request that does not find it here any more finds that it is being closed.
             self.losses.tell(here.lost(session, to));
+            self.changed();
         }
+    }
+
+    /// Has those look again who wait [`until`](Self::until) something is so.
+    pub(crate) fn changed(&self) {
+        self.written.notify_waiters();
     }
 
     pub(super) fn shard(&self, session: SessionHash) -> MutexGuard<'_, HashMap<SessionHash, Here>> {
