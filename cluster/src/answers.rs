@@ -254,10 +254,10 @@ impl Answers {
         self.keeps_all.load(Ordering::Acquire)
     }
 
-    /// Returns when the answers of all calls that have ended are written, or at `until`.
-    pub(crate) async fn flush(&self, until: Option<Instant>) {
+    /// Returns when the answers of all calls that have ended are written, or at `until`, and whether they are.
+    pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
         self.keep_ended();
-        self.writer.flush(until).await;
+        self.writer.flush(until).await
     }
 
     /// Notes a call. Of two that had one request id the later is in flight: the other is returned, or this one if there is no room.

@@ -195,8 +195,7 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// The instance leaves all the same when this is dropped, but without its lease given up: its sessions are claimed when
-    /// that is over.
+    /// The instance leaves all the same when this is dropped, at once: its calls in flight end, and others claim its sessions.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -222,11 +221,13 @@ impl Cluster {
     pub async fn leave(&self, limit: Duration) -> usize {
         let router = &self.shared.router;
         let until = Instant::now().checked_add(limit);
+        // Also if this is dropped.
+        let heart_ends = EndsHeart(&router.heart);
         let leaving = router.departure.begin();
         leaving.hands_over(limit, until).await;
         leaving.is_gone();
         let cancelled = leaving.drains(until).await;
-        router.heart.leave();
+        drop(heart_ends);
         if let Some(beating) = self.shared.beating() {
             // It ends when the lease is given up. If it panicked, the lease ends by itself.
             let _ended = beating.await;
@@ -293,6 +294,15 @@ impl fmt::Debug for Cluster {
         f.debug_struct("Cluster")
             .field("me", &self.shared.router.me)
             .finish_non_exhaustive()
+    }
+}
+
+/// Dropped, it has the lease given up.
+struct EndsHeart<'a>(&'a Heart);
+
+impl Drop for EndsHeart<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 

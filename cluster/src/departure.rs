@@ -130,13 +130,14 @@ impl Departure {
         }
     }
 
-    /// Returns when the answers are in the directory that whoever is told to claim a session may look for there, or after
-    /// [`FLUSH_TIMEOUT`].
-    pub(crate) async fn settles(&self) {
-        if self.stage() != Stage::Here {
-            let until = Instant::now() + FLUSH_TIMEOUT;
-            self.answers.flush(Some(until)).await;
+    /// Waits until the answers are in the directory that whoever is told to claim a session may look for there, for [`FLUSH_TIMEOUT`]
+    /// at most. Returns whether they are, or this instance is gone.
+    pub(crate) async fn settles(&self) -> bool {
+        if self.stage() == Stage::Here {
+            return true;
         }
+        let until = Instant::now() + FLUSH_TIMEOUT;
+        self.answers.flush(Some(until)).await || self.stage() >= Stage::Gone
     }
 
     /// Gives a session up if no call of it is in flight.

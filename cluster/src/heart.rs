@@ -117,11 +117,8 @@ impl Heart {
     /// Whether the directory has lost nothing that is not written again, as far as that is known here: if it has an owner of a
     /// session, no later owner is forgotten.
     pub(crate) async fn is_up_to_date(&self) -> bool {
-        let Ok(leases) = self.directory.leases().await else {
-            return false;
-        };
-        let has_lost = self.soundness().has_lost_lately(Instant::now());
-        !has_lost && self.all_have_written(&leases) || self.proves(&leases)
+        let leases = self.directory.leases().await;
+        leases.is_ok_and(|leases| self.proves(&leases))
     }
 
     /// Whether all instances have written all of their sessions in this run of the engine.
@@ -162,6 +159,8 @@ impl Heart {
         let _not_written = timeout(LIMIT, self.writes_all()).await;
         self.soundness().failed();
         meter::sound(false);
+        // With when this instance turned a client away.
+        let _last = self.directory.beat(self.me, &self.status()).await;
         if let Err(error) = self.directory.leave(self.me).await {
             tracing::debug!(%error, "the lease of this instance is left to lapse");
         }

@@ -6,7 +6,7 @@
 //! | has lost the lease of this instance, and what others wrote with theirs | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | has no heartbeat of a living instance since the grace ended | waits for one |
-//! | has an instance, this one included, that turned a client away while the call had none | waits until that client is back or gives up |
+//! | has that an instance, this one included, turned a client away while the call had none | waits until that client is back or gives up |
 //! | has its session as this instance's | is cancelled |
 //! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides whose it is |
 //! | has its tombstone | ends as its session closed |
@@ -17,15 +17,19 @@ use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
 
 use crate::{
-    directory::{Directory as _, Lease, Leases},
+    directory::{Directory as _, LIMIT, Lease, Leases},
     heart::{BEAT, SETTLED},
     ids::{Incarnation, Record, SessionHash},
     meter,
-    router::Router,
+    router::{NOTED_WITHIN, Router},
 };
 
 /// How far two clocks may drift apart during a grace: 1 s.
 const DRIFT: Duration = Duration::from_secs(1);
+
+/// What a heartbeat may lack: clients that came so long before it was written. It was composed for its way to the directory, and may
+/// have been [`LIMIT`] on it.
+const UNNOTED: Duration = NOTED_WITHIN.saturating_add(LIMIT);
 
 /// How long a call has waited for its client.
 #[derive(Debug, Clone, Copy)]
@@ -48,18 +52,12 @@ impl Wait {
         }
     }
 
-    /// For how much longer the call must wait, because of what other instances wrote with their leases. `None` if not.
+    /// For how much longer the call must wait, because of what is in the leases. `None` if not.
     fn longer(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
-        let others = leases.all.iter().filter(|lease| lease.incarnation != me);
-        others.filter_map(|lease| self.longer_for(lease)).max()
-    }
-
-    fn longer_for(self, lease: &Lease) -> Option<Duration> {
-        // A heartbeat from before the end of the grace has nothing of the last moment.
-        if lease.age > self.lasted.saturating_sub(self.grace) {
-            return Some(BEAT);
-        }
-        self.longer_since(lease.turned_away?)
+        let mut others = leases.all.iter().filter(|lease| lease.incarnation != me);
+        let is_early = |lease: &Lease| lease.age + UNNOTED > self.lasted.saturating_sub(self.grace);
+        let early = others.any(is_early).then_some(BEAT);
+        early.max(leases.turned_away.and_then(|away| self.longer_since(away)))
     }
 
     /// The same, because an instance turned a client away so long ago.
@@ -129,16 +127,16 @@ mod tests {
     /// For how much longer a call waits whose grace of 20 s ended 3 s ago.
     fn longer(age: u32, turned_away: Option<u32>) -> Option<Duration> {
         let [me, other] = [(); 2].map(|()| Incarnation::random());
-        let lease = |incarnation, age: u32, turned_away: Option<u32>| Lease {
+        let lease = |incarnation, age: u32| Lease {
             incarnation,
             age: age * SECOND,
             written_in: None,
             is_settled: false,
-            turned_away: turned_away.map(|ago| ago * SECOND),
         };
         let leases = Leases {
             run: EngineRun::new("run"),
-            all: vec![lease(me, 5, Some(0)), lease(other, age, turned_away)],
+            all: vec![lease(me, 5), lease(other, age)],
+            turned_away: turned_away.map(|ago| ago * SECOND),
         };
         let wait = Wait {
             grace: 20 * SECOND,
@@ -151,7 +149,8 @@ mod tests {
     #[test]
     fn a_heartbeat_from_before_the_end_of_the_grace_is_waited_for() {
         assert_eq!(longer(4, None), Some(BEAT));
-        assert_eq!(longer(3, None), None);
+        assert_eq!(longer(2, None), Some(BEAT), "it may lack the last moment");
+        assert_eq!(longer(1, None), None);
     }
 
     #[test]

@@ -111,8 +111,12 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
 async fn elsewhere(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let moved = peers::moved(&head.headers, body, router.me.incarnation).await;
-    router.departure.settles().await;
-    moved
+    if router.departure.settles().await {
+        return moved;
+    }
+    let mut again = router.turn_away(Refusal::Again);
+    wire::mark(again.headers_mut(), router.me.incarnation);
+    again
 }
 
 /// Takes a request to its session, which is not known to live here.

@@ -84,8 +84,8 @@ impl AnswerWriter {
         }
     }
 
-    /// Returns when all that is in the queue at this time is written or given up, or at `until`.
-    pub(super) async fn flush(&self, until: Option<Instant>) {
+    /// Returns when all that is in the queue at this time is written or given up, or at `until`, and whether it is.
+    pub(super) async fn flush(&self, until: Option<Instant>) -> bool {
         let end = self.queue().end();
         let all = async {
             loop {
@@ -98,8 +98,11 @@ impl AnswerWriter {
         };
         match until {
             // What takes longer is left to the task.
-            Some(until) => drop(timeout_at(until, all).await),
-            None => all.await,
+            Some(until) => timeout_at(until, all).await.is_ok(),
+            None => {
+                all.await;
+                true
+            }
         }
     }
 

@@ -144,7 +144,7 @@ async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
     directory: &impl Directory,
 ) {
     let (me, other) = (instance(1), instance(2));
-    let [mine, taken] = ["mine", "taken meanwhile"].map(session);
+    let [mine, taken, lost] = ["mine", "taken meanwhile", "lost"].map(session);
     let both = [mine.clone(), taken.clone()];
     assert_eq!(directory.enter(me, &both).await.unwrap(), []);
     let read = ownership(directory, mine.session).await.unwrap();
@@ -163,6 +163,13 @@ async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
         epoch: renewed,
     };
     assert_eq!(ownership(directory, mine.session).await, Some(now));
+    // Where there is none, a later claim may have been lost.
+    let renews = Registration {
+        renewed: Some(renewed),
+        ..lost.clone()
+    };
+    let left = directory.enter(me, &[renews]).await.unwrap();
+    assert_eq!(left, [(lost.session, owned(me, &lost))]);
     let wanted = read.claimed_by(other);
     let late = directory.claim(mine.session, read, wanted).await.unwrap();
     assert_eq!(late, Claim::Lost(Record::Owned(now)));

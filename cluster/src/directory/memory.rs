@@ -46,6 +46,8 @@ struct State {
     starts: u64,
     sessions: HashMap<SessionHash, Known>,
     leases: HashMap<Incarnation, Held>,
+    /// When an instance last turned a client away.
+    turned_away: Option<Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
     /// Their keys, the oldest first.
     oldest: VecDeque<AnswerKey>,
@@ -65,7 +67,6 @@ struct Held {
     renewed: Instant,
     written_in: Option<EngineRun>,
     is_settled: bool,
-    turned_away: Option<Instant>,
 }
 
 type AnswerKey = (SessionHash, Incarnation, CallNumber);
@@ -157,10 +158,16 @@ impl Directory for MemoryDirectory {
                 Some(known) if !known.record.yields_to(&Ownership { owner, epoch }) => {
                     left.push((session, known.record));
                 }
-                _ => {
+                known => {
+                    let ownership = match known.map(|known| known.record) {
+                        Some(Record::Owned(is)) if is.owner == owner => entered.ownership(owner),
+                        _ => Ownership { owner, epoch },
+                    };
                     let params = Bytes::copy_from_slice(&entered.params);
-                    let record = Record::Owned(entered.ownership(owner));
-                    state.write(session, record, params, now);
+                    state.write(session, Record::Owned(ownership), params, now);
+                    if ownership != entered.ownership(owner) {
+                        left.push((session, Record::Owned(ownership)));
+                    }
                 }
             }
         }
@@ -200,6 +207,7 @@ impl Directory for MemoryDirectory {
         let mut state = self.state();
         let now = Instant::now();
         state.sweep(now);
+        state.note_turned_away(status, now);
         let lease = state.leases.get_mut(&owner.incarnation);
         let was_alive = lease.is_some();
         if let Some(lease) = lease {
@@ -212,8 +220,10 @@ impl Directory for MemoryDirectory {
     }
 
     async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
-        let lease = Held::new(status, Instant::now());
-        self.state().leases.insert(owner.incarnation, lease);
+        let (mut state, now) = (self.state(), Instant::now());
+        state.note_turned_away(status, now);
+        let lease = Held::new(status, now);
+        state.leases.insert(owner.incarnation, lease);
         Ok(())
     }
 
@@ -291,12 +301,17 @@ impl State {
             age: now - held.renewed,
             written_in: held.written_in.clone(),
             is_settled: held.is_settled,
-            turned_away: held.turned_away.map(|at| now - at),
         });
         Leases {
             run: self.run(),
             all: all.collect(),
+            turned_away: self.turned_away.map(|at| now - at),
         }
+    }
+
+    fn note_turned_away(&mut self, status: &Status, now: Instant) {
+        let at = status.turned_away.and_then(|ago| now.checked_sub(ago));
+        self.turned_away = self.turned_away.max(at);
     }
 
     fn keep(&mut self, key: AnswerKey, answer: Bytes, until: Instant) {
@@ -346,7 +361,6 @@ impl Held {
             renewed: now,
             written_in: status.written_in.clone(),
             is_settled: status.is_settled,
-            turned_away: status.turned_away.and_then(|ago| now.checked_sub(ago)),
         }
     }
 

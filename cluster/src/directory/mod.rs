@@ -1,8 +1,9 @@
 //! The directory: who owns which session, and which instances live.
 //!
 //! 1. **Epochs.** A session has one record, and the record with the higher epoch is the truth ([`Record::yields_to`]).
-//!    [`enter`](Directory::enter) overwrites an older record, as a directory has it that was restored from a snapshot. Only
-//!    [`claim`](Directory::claim) begins a higher epoch. It names the record that it read, and fails if there is another by then.
+//!    [`enter`](Directory::enter) overwrites an older record, as a directory has it that was restored from a snapshot. A higher epoch
+//!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if there is another by then; or
+//!    with `enter`, over the record of the same owner only ([`Registration::renewed`]).
 //! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner enters it again.
 //! 3. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
 //! 4. That the directory does not know something proves little: it may have come back empty a moment ago. So each look has
@@ -127,7 +128,8 @@ pub(crate) struct Registration {
     pub(crate) session: SessionHash,
     /// The epoch at which the owner has it.
     pub(crate) epoch: Epoch,
-    /// A later one that it takes with this, if it had no lease for a while: no claim on what was read before is won any more.
+    /// A later one that it takes with this, if it had no lease for a while: no claim on what was read before is won any more. It is
+    /// only taken over a record of this owner. Where there is none, a later claim may have been lost.
     pub(crate) renewed: Option<Epoch>,
     /// The `initialize` parameters, as JSON.
     pub(crate) params: Arc<[u8]>,
@@ -145,6 +147,8 @@ pub(crate) struct Look {
 pub(crate) struct Leases {
     pub(crate) run: EngineRun,
     pub(crate) all: Vec<Lease>,
+    /// How long ago any instance last turned a client away, also one that has no lease any more.
+    pub(crate) turned_away: Option<Duration>,
 }
 
 /// A lease, and what its instance wrote with it.
@@ -157,8 +161,6 @@ pub(crate) struct Lease {
     pub(crate) written_in: Option<EngineRun>,
     /// In that run the directory was sound for the instance for a lease's time: an instance that has not written since has no lease.
     pub(crate) is_settled: bool,
-    /// How long ago the instance last turned a client away, if it did.
-    pub(crate) turned_away: Option<Duration>,
 }
 
 /// What an instance writes with its lease.

@@ -30,7 +30,7 @@ use tracing::warn;
 pub(crate) use self::address::RedisAddress;
 use self::{
     connection::Connections,
-    format::{CLOCK_SKEW, LEASES, NONE, SETTLED, answer_key, millis, session_key},
+    format::{CLOCK_SKEW, LEASES, NONE, SETTLED, TURNED_AWAY, answer_key, millis, session_key},
     inspection::{Inspection, Kind},
     reply::{read_leases, read_record, read_run},
     scripts::Scripts,
@@ -114,7 +114,7 @@ impl RedisDirectory {
         lease.arg(if status.is_settled { SETTLED } else { NONE });
         lease.arg(owner.address.to_string());
         lease.arg(millis(LEASE)).arg(millis(CLOCK_SKEW));
-        lease.arg(how).arg(millis(LEASES_KEPT));
+        lease.arg(how).arg(millis(LEASES_KEPT)).arg(TURNED_AWAY);
         lease
     }
 
@@ -218,7 +218,10 @@ impl Directory for RedisDirectory {
             enter.arg(entered.ownership(owner).to_string());
             enter.arg(owner.incarnation.to_string());
             enter.arg(entered.epoch.to_string());
-            write.invoke_script(enter.arg(&*entered.params).arg(millis(KEPT)));
+            enter.arg(&*entered.params).arg(millis(KEPT));
+            let epoch = entered.epoch;
+            enter.arg(Ownership { owner, epoch }.to_string());
+            write.invoke_script(enter.arg(format!("{owner} ")));
         }
         let records: Vec<Vec<u8>> = write.query_async(&mut self.connection().await?).await?;
         if records.len() != sessions.len() {

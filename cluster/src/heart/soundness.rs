@@ -40,8 +40,6 @@ pub(super) struct Soundness {
     has_no_lease: bool,
     /// Each session is to take a new epoch, because others may have seen that there was no lease. The run of the engine before that.
     owed: Option<EngineRun>,
-    /// When the directory was last found to have lost something.
-    lost: Option<Instant>,
     /// When the last heartbeat began, answered or not.
     attempt: Option<Instant>,
     /// `None` if no other instance can have claimed a session.
@@ -82,7 +80,6 @@ impl Soundness {
             beat: None,
             has_no_lease: false,
             owed: None,
-            lost: None,
             attempt: None,
             lapse: None,
         }
@@ -142,9 +139,6 @@ impl Soundness {
         let is_in_time = self.is_fresh(begun);
         let was_alive = !std::mem::take(&mut self.has_no_lease);
         let was_lost = !is_same_run || !is_in_time || !was_alive;
-        if self.run.is_some() && (!is_same_run || !was_alive) {
-            self.lost = Some(begun);
-        }
         if is_same_run && was_alive {
             // Whatever this side could tell: the lease never lapsed, but for what is owed.
             self.lapse = self.lapse.filter(|_| self.owed.is_some());
@@ -216,11 +210,6 @@ impl Soundness {
     pub(super) fn is_settled(&self, now: Instant) -> bool {
         let since = self.sound_since(now);
         since.is_some_and(|since| now - since >= SETTLED)
-    }
-
-    /// Whether the directory was found to have lost something, and others may not have written it again.
-    pub(super) fn has_lost_lately(&self, now: Instant) -> bool {
-        self.lost.is_some() && !self.is_settled(now)
     }
 
     /// Whether the lease that was renewed last lasts, as far as this side can tell.

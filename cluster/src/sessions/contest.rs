@@ -29,13 +29,15 @@ impl Sessions {
     pub(crate) fn found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(is) if is.owner.incarnation == self.me => {
-                // It was taken by a write whose answer was lost. If an epoch is to be taken since, that is for the next one.
+                // It was taken by a write whose answer was lost. If an epoch is to be taken since, that is for the next one. Or there was no
+                // record, and none was taken: then nothing can be claimed on what was read before.
                 let renews = self.shard(session).get_mut(&session).is_some_and(|here| {
                     let is_later = is.epoch > here.epoch;
                     here.epoch = here.epoch.max(is.epoch);
                     here.written = Some(Instant::now());
                     here.contested = None;
-                    is_later && here.renews.is_some()
+                    here.renews = here.renews.filter(|_| is_later);
+                    here.renews.is_some()
                 });
                 if renews {
                     self.write_again(session);

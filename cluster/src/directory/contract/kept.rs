@@ -39,6 +39,8 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
             turned_away: None,
         },
     ];
+    // That of any instance counts, and outlives its lease.
+    let mut latest = None;
     for status in all {
         directory.lease(me, &status).await.unwrap();
         let Look { record, leases } = directory.look(unknown).await.unwrap();
@@ -46,15 +48,8 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
         let lease = leases.of(me.incarnation).unwrap();
         assert_eq!(lease.written_in, status.written_in);
         assert!(lease.age < Duration::from_secs(5), "{lease:?}");
-        match (lease.turned_away, status.turned_away) {
-            (Some(read), Some(written)) => {
-                assert!(
-                    read >= written && read - written < Duration::from_secs(5),
-                    "{lease:?}"
-                );
-            }
-            (read, written) => assert_eq!(read, written),
-        }
+        latest = [latest, status.turned_away].into_iter().flatten().min();
+        assert_is_since(leases.turned_away, latest);
         let is_written = status.written_in.as_ref() == Some(&run);
         assert_eq!(leases.all_have_written(other.incarnation), is_written);
         assert!(leases.all_have_written(me.incarnation), "it knows its own");
@@ -62,6 +57,18 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
         assert_eq!(leases.has_settled(), is_written && status.is_settled);
     }
     directory.leave(me).await.unwrap();
+    let leases = directory.leases().await.unwrap();
+    assert!(leases.of(me.incarnation).is_none());
+    assert_is_since(leases.turned_away, latest);
+}
+
+/// Whether what was so long ago was read as that, and a little later.
+fn assert_is_since(read: Option<Duration>, written: Option<Duration>) {
+    let is_it = match (read, written) {
+        (Some(read), Some(written)) => read >= written && read - written < Duration::from_secs(5),
+        (read, written) => read == written,
+    };
+    assert!(is_it, "{read:?} {written:?}");
 }
 
 pub(super) async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory) {

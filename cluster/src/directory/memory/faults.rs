@@ -42,6 +42,7 @@ impl MemoryDirectory {
             Kind::Lease => {
                 let has_any = !state.leases.is_empty();
                 state.leases.clear();
+                state.turned_away = None;
                 has_any.then(|| "leases".to_owned())
             }
             Kind::Answer => {

@@ -7,6 +7,9 @@ use crate::ids::{CallNumber, Incarnation, SessionHash};
 /// The key of the leases.
 pub(super) const LEASES: &str = "mcp:i";
 
+/// The field of the leases that is none: when an instance last turned a client away.
+pub(super) const TURNED_AWAY: &str = "turned-away";
+
 /// What a lease has where there is no time, or no run.
 pub(super) const NONE: &str = "-";
 

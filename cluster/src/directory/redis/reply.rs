@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str, time::Duration};
 
-use super::format::{CLOCK_SKEW, NONE, SETTLED, session_key};
+use super::format::{CLOCK_SKEW, NONE, SETTLED, TURNED_AWAY, session_key};
 use crate::{
     directory::{DirectoryError, EngineRun, LEASE, Lease, Leases},
     ids::{Record, SessionHash},
@@ -18,9 +18,12 @@ pub(super) fn read_leases(
     let all = fields
         .iter()
         .filter_map(|(incarnation, text)| read_lease(incarnation, text, now));
+    let mut marks = fields.iter().filter(|(field, _)| field == TURNED_AWAY);
+    let turned_away = marks.next().and_then(|(_, at)| at.parse().ok());
     Ok(Leases {
         run: read_run(info)?,
         all: all.collect(),
+        turned_away: turned_away.map(|at| now.saturating_sub(Duration::from_millis(at))),
     })
 }
 
@@ -28,18 +31,15 @@ pub(super) fn read_leases(
 fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let mut parts = text.split(' ');
     let renewed = Duration::from_millis(parts.next()?.parse().ok()?);
-    let turned_away = parts.next()?;
     let run = parts.next()?;
     let is_settled = parts.next()? == SETTLED;
     let age = now.saturating_sub(renewed);
     let lasts = age < LEASE && renewed.saturating_sub(now) <= CLOCK_SKEW;
-    let turned_away = turned_away.parse().ok().map(Duration::from_millis);
     lasts.then_some(Lease {
         incarnation: incarnation.parse().ok()?,
         age,
         written_in: (run != NONE).then(|| EngineRun::new(run)),
         is_settled,
-        turned_away: turned_away.map(|at| now.saturating_sub(at)),
     })
 }
 

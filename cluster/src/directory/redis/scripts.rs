@@ -15,9 +15,11 @@ if is then
     local is_same = its == mine and incarnation == ARGV[2]
     if its > mine or (its == mine and incarnation > ARGV[2]) or (is_same and is_deleted) then return is end
 end
-redis.call('HSET', KEYS[1], 'o', ARGV[1], 'p', ARGV[4])
+local entered = ARGV[6]
+if is and string.sub(is, 1, string.len(ARGV[7])) == ARGV[7] then entered = ARGV[1] end
+redis.call('HSET', KEYS[1], 'o', entered, 'p', ARGV[4])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-return ARGV[1]
+return entered
 ";
 
 /// Puts the second ownership in the place of the first. Returns the record that is there then, if any.
@@ -47,26 +49,29 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or makes it if that is asked for, and removes those that have lapsed. Returns whether there was one to renew.
+/// Renews a lease, or makes it if that is asked for, and removes those that have lapsed. Notes when a client was turned away, unless
+/// that is known of a later one. Returns whether there was a lease to renew.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local all, was_alive = redis.call('HGETALL', KEYS[1]), 0
+local all, was_alive, last = redis.call('HGETALL', KEYS[1]), 0, 0
 for at = 1, #all, 2 do
     local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
-    if now - renewed >= tonumber(ARGV[6]) or renewed - now > tonumber(ARGV[7]) then
+    if all[at] == ARGV[10] then
+        last = renewed
+    elseif now - renewed >= tonumber(ARGV[6]) or renewed - now > tonumber(ARGV[7]) then
         redis.call('HDEL', KEYS[1], all[at])
     elseif all[at] == ARGV[1] then
         was_alive = 1
     end
 end
 if was_alive == 1 or ARGV[8] == 'make' then
-    local turned_away = ARGV[2]
-    if turned_away ~= '-' then turned_away = string.format('%.0f', now - tonumber(turned_away)) end
-    local lease = table.concat({string.format('%.0f', now), turned_away, ARGV[3], ARGV[4], ARGV[5]}, ' ')
+    local lease = table.concat({string.format('%.0f', now), ARGV[3], ARGV[4], ARGV[5]}, ' ')
     redis.call('HSET', KEYS[1], ARGV[1], lease)
-    redis.call('PEXPIRE', KEYS[1], ARGV[9])
 end
+local turned_away = now - (tonumber(ARGV[2]) or now)
+if turned_away > last then redis.call('HSET', KEYS[1], ARGV[10], string.format('%.0f', turned_away)) end
+redis.call('PEXPIRE', KEYS[1], ARGV[9])
 return was_alive
 ";
 
