@@ -195,7 +195,7 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// The instance leaves all the same when this is dropped, at once: its calls in flight end, and others claim its sessions.
+    /// Dropped, it ends the membership at once: calls in flight end, and others claim the sessions of this instance.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -130,8 +130,8 @@ impl Departure {
         }
     }
 
-    /// Waits until the answers are in the directory that whoever is told to claim a session may look for there, for [`FLUSH_TIMEOUT`]
-    /// at most. Returns whether they are, or this instance is gone.
+    /// Waits until the answers are in the directory that the next owner of a session may look for there, for [`FLUSH_TIMEOUT`]
+    /// at most. Returns whether they are, or the departure is over.
     pub(crate) async fn settles(&self) -> bool {
         if self.stage() == Stage::Here {
             return true;

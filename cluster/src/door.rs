@@ -125,7 +125,7 @@ fn is_empty(state: u64) -> bool {
 // === impl Visit ===
 
 impl Visit {
-    /// Whether nobody else comes in any more, say, because the session is lost.
+    /// Whether the door is shut, for example because the session is lost.
     pub(crate) fn is_shut(&self) -> bool {
         self.0.is_shut()
     }

@@ -21,14 +21,15 @@ use crate::{
     heart::{BEAT, SETTLED},
     ids::{Incarnation, Record, SessionHash},
     meter,
-    router::{NOTED_WITHIN, Router},
+    router::Router,
+    turned_away::NOTED_WITHIN,
 };
 
 /// How far two clocks may drift apart during a grace: 1 s.
 const DRIFT: Duration = Duration::from_secs(1);
 
-/// What a heartbeat may lack: clients that came so long before it was written. It was composed for its way to the directory, and may
-/// have been [`LIMIT`] on it.
+/// A heartbeat may lack clients that arrived in this time before it was written: 1.25 s. It was composed for its way to the directory, and
+/// may have been [`LIMIT`] on it.
 const UNNOTED: Duration = NOTED_WITHIN.saturating_add(LIMIT);
 
 /// How long a call has waited for its client.

@@ -24,7 +24,7 @@ use crate::{
     relay::Relay,
     resume::{self, Localized, LostCall},
     sessions::Sessions,
-    turned_away::TurnedAway,
+    turned_away::{ON_ITS_WAY, TurnedAway},
     way::{Arrival, Cause, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
 
@@ -36,12 +36,6 @@ pub(crate) const STILL_OWNER: Duration = Duration::from_secs(10);
 
 /// How often a session of this instance is taken that somebody else takes at the same time: 3 times.
 const MAX_TAKES: usize = 3;
-
-/// How long a resume may be on its way to the owner before its client counts as turned away: 250 ms. Its call's grace may end meanwhile.
-const ON_ITS_WAY: Duration = Duration::from_millis(250);
-
-/// How long after it came a client that is not served counts as turned away: 750 ms, a look-up and [`ON_ITS_WAY`].
-pub(crate) const NOTED_WITHIN: Duration = LIMIT.saturating_add(ON_ITS_WAY);
 
 /// What of an instance takes part in routing.
 #[derive(Debug)]
@@ -294,7 +288,7 @@ impl Router {
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
                             self.owners.forget(session, is);
-                            // What follows takes time, and may come to nothing.
+                            // What follows takes time, and may fail.
                             self.turned_away.note();
                             way.failed(is, failure)
                         }
@@ -351,12 +345,11 @@ impl Router {
                     break sent;
                 }
                 let look = self.directory.look(session).await;
-                let is_its = |look: Look| match look.record {
+                let is_its = |look: &Look| match look.record {
                     Some(Record::Owned(is)) => is.owner == owner,
-                    Some(Record::Deleted(_)) => false,
-                    None => !self.heart.proves(&look.leases),
+                    Some(Record::Deleted(_)) | None => !self.is_proof(look),
                 };
-                if look.is_ok_and(|look| !is_its(look)) {
+                if look.is_ok_and(|look| !is_its(&look)) {
                     break Err(Failure::Broken);
                 }
             };

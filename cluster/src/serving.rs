@@ -267,7 +267,7 @@ pub(crate) async fn serve<S: Inner>(
     }
 }
 
-/// A response, or that its client is to come again if rmcp failed to begin its call because its session was lost meanwhile.
+/// A response, or 503 with `Retry-After` if rmcp failed to begin a call because its session was lost meanwhile.
 pub(crate) fn unless_lost(response: Response<Body>, visit: Option<&Visit>) -> Response<Body> {
     let has_failed = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
     if has_failed && visit.is_some_and(Visit::is_shut) {

@@ -11,9 +11,17 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::directory::LIMIT;
+
 /// For how long a client that was turned away counts as on its way, if no other time is set: 40 s. It is to come again after 1 s; SDKs
 /// that keep their own time wait 30 s at most before their next try.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
+
+/// How long a resume may be on its way to the owner before its client counts as turned away: 250 ms. Its call's grace may end meanwhile.
+pub(crate) const ON_ITS_WAY: Duration = Duration::from_millis(250);
+
+/// How long after its arrival a client that is not served counts as turned away: 750 ms, a look-up and [`ON_ITS_WAY`].
+pub(crate) const NOTED_WITHIN: Duration = LIMIT.saturating_add(ON_ITS_WAY);
 
 /// When clients were turned away last.
 #[derive(Debug)]

@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// As when this process stood still, and finds the answer of before when it goes on.
+    /// As when this process stood still, and then finds an answer of before.
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_is_found_too_late_is_none() {
         for (waits, is_answer) in [(LIMIT / 2, true), (2 * LIMIT, false)] {

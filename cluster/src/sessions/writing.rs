@@ -18,7 +18,7 @@ use crate::{
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// How long after it was written a session is written again: 1 min. So a record that the engine evicted is missing no longer.
+/// How long after it was written a session is written again: 1 min. So a record that the engine evicted is missing for 70 s at most.
 pub(super) const REFRESHED_AFTER: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===

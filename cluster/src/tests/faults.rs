@@ -10,7 +10,10 @@ use std::{
 
 use serde_json::json;
 use test_support::{Connection, Mcp, within};
-use tokio::{spawn, task::JoinHandle};
+use tokio::{
+    spawn,
+    task::{JoinHandle, yield_now},
+};
 
 use super::{
     node::{Node, Setup, hash, pass},
@@ -162,6 +165,92 @@ async fn a_call_that_waited_at_an_owner_that_stood_still_does_not_begin_in_a_ses
     assert_eq!(status(&mcp, 2).await, 404);
     assert_eq!(a.witness.starts("late"), 0);
     heart.abort();
+}
+
+/// The body of a call arrives after a stop, its head before.
+#[tokio::test]
+async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_whose_its_session_is()
+ {
+    let directory = directory();
+    let Island { a, b, .. } = Island::start(&directory).await;
+    let mcp = a.session().await;
+    let mut call = Connection::open(a.public.as_ref().unwrap().addr).await;
+    let heads = a.seen.lock().unwrap().len();
+    let request = mcp.call_request(7, "hold", json!({ "label": "late" }));
+    call.send_chunked_head(&request).await;
+    while a.seen.lock().unwrap().len() == heads {
+        yield_now().await;
+    }
+    stands_still(&a).await;
+    assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
+
+    let message = mcp.call_message(7, "hold", json!({ "label": "late" }));
+    call.chunk(message.to_string().as_bytes()).await;
+    call.end_chunks().await;
+    pass(SECOND).await;
+    let heart = goes_on(&a);
+    let head = within("a head", call.head()).await;
+    assert_eq!((head.status, a.witness.starts("late")), (503, 0));
+    heart.abort();
+}
+
+/// A directory that lost a later claim, and an instance that has not seen it before.
+#[tokio::test]
+async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    // Until this one ends, the former owner is there.
+    let other = a.session().await;
+    let _keeps = held(&a, &other, 1, "keeps").await;
+    let older = directory.memory.take_snapshot();
+    drop(a.public.take());
+    let cluster = a.cluster.clone();
+    let leaving = spawn(async move { cluster.leave(300 * SECOND).await });
+    let at_b = b.client_of(&mcp);
+    assert_eq!(echo(&at_b, 2).await, 2);
+    let mut living = held(&b, &at_b, 3, "living").await;
+    pass(10 * SECOND).await;
+
+    directory.memory.load_snapshot(&older);
+    let c = Node::start(&directory).await;
+    while c.routing().heart.sound_since().is_none() {
+        yield_now().await;
+    }
+    assert_eq!(status(&c.client_of(&mcp), 4).await, 503);
+    pass(5 * SECOND).await;
+    assert!(b.has(&mcp) && b.witness.is_running("living"));
+    b.witness.release("living");
+    assert_eq!(living.answer().await.unwrap()["id"], 3);
+    leaving.abort();
+}
+
+/// An engine that was flushed has the run of before, and an evicted record has no owner.
+#[tokio::test]
+async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_more() {
+    for is_flushed in [true, false] {
+        let memory = MemoryDirectory::default();
+        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
+        a.settles().await;
+        b.settles().await;
+        let mcp = a.session().await;
+        let at_b = b.client_of(&mcp);
+        drop(a.public);
+        of_a.set(Fault::Fails);
+        a.peers.abort();
+        pass(2 * LEASE).await;
+        let _living = held(&b, &at_b, 1, "living").await;
+        if is_flushed {
+            memory.flush();
+        } else {
+            memory.evict(hash(&mcp));
+        }
+        of_a.set(Fault::None);
+        pass(75 * SECOND).await;
+        assert!(b.witness.is_running("living"), "{is_flushed}");
+        assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(b.me));
+    }
 }
 
 /// The owner in the snapshot is gone by now, and the one that claimed the session since then is not in it.

@@ -15,7 +15,7 @@ use tokio::{task::yield_now, time::timeout};
 use tower_service::Service as _;
 
 use super::{
-    node::{Node, Setup},
+    node::{Node, Setup, pass},
     steps::{all_else, directory, echo},
 };
 use crate::{
@@ -360,7 +360,7 @@ async fn who_waits_for_a_departure_that_is_given_up_goes_on_elsewhere() {
     assert!(b.has(&mcp) && a.witness.is_running("first"));
 }
 
-/// A session that its client ended does not come back to life when the directory does.
+/// A session that its client ended is not restored when the directory is back.
 #[tokio::test]
 async fn a_departure_waits_until_the_directory_knows_which_sessions_have_ended() {
     let directory = directory();
@@ -377,4 +377,17 @@ async fn a_departure_waits_until_the_directory_knows_which_sessions_have_ended()
     let session = SessionHash::of(mcp.session_id().unwrap());
     assert_eq!(owner_of(&directory.memory, session).await, None);
     drop(b);
+}
+
+#[tokio::test]
+async fn a_departure_that_is_dropped_gives_up_its_sessions() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let at_b = b.client_of(&a.session().await);
+    let mut leaving = Box::pin(a.cluster.leave(LIMIT));
+    assert!((&mut leaving).now_or_never().is_none());
+    drop(leaving);
+    pass(Duration::from_secs(2)).await;
+    assert_eq!(echo(&at_b, 1).await, 1);
+    assert!(b.has(&at_b));
 }

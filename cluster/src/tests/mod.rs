@@ -9,6 +9,7 @@ mod elsewhere;
 mod fake;
 mod faults;
 mod gone;
+mod last_moment;
 mod leaving;
 pub(crate) mod lines;
 mod meeting;

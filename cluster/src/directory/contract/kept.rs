@@ -62,7 +62,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
     assert_is_since(leases.turned_away, latest);
 }
 
-/// Whether what was so long ago was read as that, and a little later.
+/// Whether a time was read as it was written, a little later.
 fn assert_is_since(read: Option<Duration>, written: Option<Duration>) {
     let is_it = match (read, written) {
         (Some(read), Some(written)) => read >= written && read - written < Duration::from_secs(5),

@@ -62,7 +62,7 @@ impl Inspection {
         if let Some(policy) = &kind.eviction {
             warn!(
                 target: "mcp_cancel_cluster",
-                "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts the record of a session, clients get 404 until the owner writes it again, within a minute. Set noeviction"
+                "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts the record of a session, clients get 404 until the owner writes it again, within 70 s. Set noeviction"
             );
         }
         *self.usable() = Some(kind.run);

@@ -1,0 +1,115 @@
+//! Clients that return in the last moment of their call's grace, and instances that end soon after they turned one away.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::Grace;
+use test_support::within;
+use tokio::net::TcpListener;
+
+use super::node::{Node, Setup, hash, pass};
+use crate::{
+    directory::{
+        MemoryDirectory,
+        faulty::{Fault, Faulty},
+    },
+    filter::PeersFilter,
+    heart::BEAT,
+    ids::{Owner, Ownership},
+};
+
+const GRACE: Duration = Duration::from_secs(6);
+const SECOND: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+
+/// An owner, and an instance with a way of its own to the directory that reaches the owner, or not.
+async fn two(is_reached: bool) -> (Faulty, [Node; 2]) {
+    let memory = MemoryDirectory::default();
+    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let a = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let b = Setup {
+        filter: PeersFilter::new(move |_| is_reached),
+        ..Setup::default()
+    };
+    let nodes = [a.start(&of_a).await, b.start(&of_b).await];
+    for node in &nodes {
+        node.settles().await;
+    }
+    (of_b, nodes)
+}
+
+/// Its client gets 503 in the last 100 ms, at any time between two heartbeats, while the directory is slow for one thing.
+async fn turned_away_in_time(what: &'static str, time: Duration) {
+    for phase in 0..20 {
+        let (of_b, [a, b]) = two(false).await;
+        of_b.set(Fault::SlowAt(what, time));
+        pass(5 * SECOND).await;
+        let mcp = a.session().await;
+        pass(phase * 100 * MS).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        pass(GRACE - 100 * MS).await;
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        pass(600 * MS).await;
+        assert_eq!(resumed.head().await.status, 503);
+        pass(6 * SECOND).await;
+        assert!(a.witness.is_running("a"), "phase {phase}");
+    }
+}
+
+/// The heartbeat that arrives after the grace may have been sent before.
+#[tokio::test]
+async fn a_client_that_was_turned_away_while_a_heartbeat_was_on_its_way_keeps_its_call() {
+    turned_away_in_time("beat", 400 * MS).await;
+}
+
+#[tokio::test]
+async fn a_client_that_came_in_time_and_was_looked_up_after_it_keeps_its_call() {
+    turned_away_in_time("look", 450 * MS).await;
+}
+
+/// The connection to the owner is made, and no byte arrives on it.
+#[tokio::test]
+async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
+    for phase in 0..40 {
+        let (_, [a, b]) = two(true).await;
+        let mcp = a.session().await;
+        pass(phase * 50 * MS).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let owner = Owner {
+            address: silent.local_addr().unwrap(),
+            incarnation: a.me.incarnation,
+        };
+        let owners = &b.routing().owners;
+        owners.learn(hash(&mcp), Ownership::begin(owner));
+        pass(GRACE - 50 * MS).await;
+        let _waiting = b.client_of(&mcp).resume(&named).await;
+        let _relay = silent.accept().await.unwrap();
+        pass(5 * SECOND).await;
+        assert!(a.witness.is_running("a"), "phase {phase}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
+    for dies in [false, true] {
+        let (_, [a, mut b]) = two(false).await;
+        let mcp = a.session().await;
+        let named = a.detach(&mcp, 1, "a").await;
+        pass(3 * SECOND).await;
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        assert_eq!(resumed.head().await.status, 503);
+        if dies {
+            pass(BEAT).await;
+            b.is_killed().await;
+        } else {
+            within("the departure", b.cluster.leave(Duration::ZERO)).await;
+        }
+        pass(30 * SECOND).await;
+        assert!(a.witness.is_running("a"), "{dies}");
+        pass(30 * SECOND).await;
+        assert!(a.witness.ended("a").await.is_cancelled(), "{dies}");
+    }
+}
