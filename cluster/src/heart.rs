@@ -157,10 +157,10 @@ impl Heart {
         }
         // What was opened last is claimed as everything else is, if the directory knows it.
         let _not_written = timeout(LIMIT, self.writes_all()).await;
-        self.soundness().failed();
-        meter::sound(false);
         // With when this instance turned a client away.
         let _last = self.directory.beat(self.me, &self.status()).await;
+        self.soundness().failed();
+        meter::sound(false);
         if let Err(error) = self.directory.leave(self.me).await {
             tracing::debug!(%error, "the lease of this instance is left to lapse");
         }
@@ -209,7 +209,10 @@ impl Heart {
         let beat = self.directory.beat(self.me, &self.status()).await?;
         if !beat.was_alive {
             self.soundness().has_no_lease();
-            self.directory.lease(self.me, &self.status()).await?;
+            let mut status = self.status();
+            // A new instance holds up no proof of another.
+            status.written_in = (self.sessions.len() == 0).then(|| beat.run.clone());
+            self.directory.lease(self.me, &status).await?;
         }
         let takes_epochs = self.may_take_epochs(&beat.run).await?;
         let todo = self.soundness().answered(begun, beat.run);
