@@ -248,6 +248,9 @@ impl Run {
         let id = self.next;
         self.next += 1;
         self.around.net.vanish(machine, false);
+        for other in 0..self.machines {
+            self.around.watcher.way(machine, other, false);
+        }
         let mut node = Node::start(&self.around, id, machine, self.now);
         node.host
             .set_skew(self.skews.get(&machine).copied().unwrap_or(0));
@@ -293,6 +296,9 @@ impl Run {
             }
             Event::Vanish(machine) => {
                 self.around.net.vanish(machine, true);
+                for other in 0..self.machines {
+                    watcher.way(machine, other, true);
+                }
                 while let Some(host) = self.on(machine) {
                     self.exit(host);
                 }

@@ -644,15 +644,16 @@ impl Log {
             Client::Away { since } | Client::Resumes { away: since, .. } => since,
             _ => return false,
         };
-        // The instance that relays it closes its connection when it runs again and the way is free.
-        let is_late = |by: HostId| {
-            let stops = self.processes.get(&by).map(|process| &process.stops);
+        // The instance that relays it closes its connection when it runs again and the way is free. The owner reads that when it runs.
+        let stood_still = |host: HostId| {
+            let stops = self.processes.get(&host).map(|process| &process.stops);
             let mut stops = stops.into_iter().flatten();
             stops.any(|(from, until)| {
                 *from <= since + HANG_UP && until.is_none_or(|until| until + HANG_UP > now)
-            }) || self.is_disturbed(by, host, now)
+            })
         };
-        since + HANG_UP > now || call.by.is_some_and(is_late)
+        let is_late = |by| stood_still(by) || self.is_disturbed(by, host, now);
+        since + HANG_UP > now || stood_still(host) || call.by.is_some_and(is_late)
     }
 
     fn last_served(&self, session: &str) -> Option<(HostId, Ms)> {
