@@ -18,7 +18,7 @@ use super::{
     net::{Machine, Net, Way},
     node::{Around, GRACE, Node},
     time::{Host, HostId, LAG, Ms, Post, WORLD},
-    watcher::{Check, Failure, Watcher},
+    watcher::{Check, Failure, Lack, Watcher},
     weather::{Sky, Weather},
 };
 use crate::{
@@ -334,11 +334,11 @@ impl Run {
                 }
             }
             Event::Directory(sky) => {
-                watcher.cut(None, is_cut(sky));
+                watcher.cut(None, Lack::Way, is_cut(sky));
                 self.around.weather.set_all(sky);
             }
             Event::DirectoryFor(machine, sky) => {
-                watcher.cut(Some(machine), is_cut(sky));
+                watcher.cut(Some(machine), Lack::Way, is_cut(sky));
                 self.around.weather.set(machine, sky);
             }
             Event::Snapshot(number) => {
@@ -365,7 +365,7 @@ impl Run {
                 }
             }
             Event::NoMemory(has_no_memory) => {
-                watcher.cut(None, has_no_memory);
+                watcher.cut(None, Lack::Memory, has_no_memory);
                 self.around.weather.set_no_memory(has_no_memory);
             }
             Event::CutClients(machine) => {

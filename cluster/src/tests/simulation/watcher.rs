@@ -121,6 +121,13 @@ pub(super) enum Client {
     Over,
 }
 
+/// What a directory lacks that is as good as away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lack {
+    Way,
+    Memory,
+}
+
 /// A promise that was broken.
 #[derive(Debug, Clone)]
 pub(super) struct Failure {
@@ -187,7 +194,7 @@ struct Log {
     sessions: BTreeMap<String, Session>,
     processes: BTreeMap<HostId, Process>,
     /// When the directory was out of reach of a machine, or of all.
-    cuts: Vec<(Option<Machine>, Ms, Option<Ms>)>,
+    cuts: Vec<(Option<Machine>, Ms, Option<Ms>, Lack)>,
     /// When the directory lost what it knew.
     losses: Vec<Ms>,
     /// When it evicted an answer last.
@@ -287,14 +294,14 @@ impl Watcher {
     }
 
     /// The directory is out of reach of a machine, or of all, or not any more.
-    pub(super) fn cut(&self, machine: Option<Machine>, is_cut: bool) {
+    pub(super) fn cut(&self, machine: Option<Machine>, lack: Lack, is_cut: bool) {
         let now = self.post.now();
         let mut log = self.log();
         if is_cut {
-            log.cuts.push((machine, now, None));
+            log.cuts.push((machine, now, None, lack));
         } else {
             let cut = log.cuts.iter_mut().rev();
-            let mut cut = cut.filter(|cut| cut.0 == machine && cut.2.is_none());
+            let mut cut = cut.filter(|cut| (cut.0, cut.3) == (machine, lack) && cut.2.is_none());
             if let Some(cut) = cut.next() {
                 cut.2 = Some(now);
             }
@@ -601,7 +608,7 @@ impl Log {
         let cuts = self.cuts.iter();
         let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);
         let mut all: Vec<(Ms, Ms)> = stops
-            .chain(cuts.map(|(_, since, until)| (*since, *until)))
+            .chain(cuts.map(|(_, since, until, _)| (*since, *until)))
             .map(|(since, until)| (since, until.unwrap_or(now)))
             .filter(|(_, until)| *until >= from)
             .collect();
@@ -674,7 +681,7 @@ impl Log {
             return None;
         }
         // Without the directory it goes on, as the rules say.
-        let is_cut = self.cuts.iter().any(|(machine, _, until)| {
+        let is_cut = self.cuts.iter().any(|(machine, _, until, _)| {
             (machine.is_none() || *machine == self.machine(host))
                 && until.is_none_or(|until| until + 2_500 >= now)
         });
@@ -790,7 +797,7 @@ impl Log {
         let stops = self.processes.get(&host).map(|process| &process.stops);
         let stops = stops.into_iter().flatten().map(|(_, end)| *end);
         let sound_from = cuts
-            .map(|(_, _, end)| *end)
+            .map(|(_, _, end, _)| *end)
             .chain(stops)
             .map(|end| end.map_or(until, |end| end + 2_000))
             .chain(self.losses.iter().copied())
