@@ -32,6 +32,9 @@ const DRIFT: Duration = Duration::from_secs(1);
 /// may have been [`LIMIT`] on it.
 const UNNOTED: Duration = NOTED_WITHIN.saturating_add(LIMIT);
 
+/// How long after a heartbeat is due it is looked for: 100 ms.
+const ON_ITS_WAY: Duration = Duration::from_millis(100);
+
 /// How long a call has waited for its client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wait {
@@ -55,10 +58,21 @@ impl Wait {
 
     /// For how much longer the call must wait, because of what is in the leases. `None` if not.
     fn longer(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
-        let mut others = leases.all.iter().filter(|lease| lease.incarnation != me);
-        let is_early = |lease: &Lease| lease.age + UNNOTED > self.lasted.saturating_sub(self.grace);
-        let early = others.any(is_early).then_some(BEAT);
-        early.max(leases.turned_away.and_then(|away| self.longer_since(away)))
+        let others = leases.all.iter().filter(|lease| lease.incarnation != me);
+        let heartbeats = others.filter_map(|lease| self.longer_for(lease)).max();
+        heartbeats.max(leases.turned_away.and_then(|away| self.longer_since(away)))
+    }
+
+    /// The same, until an instance has sent a heartbeat that lacks no client which arrived before the grace ended.
+    fn longer_for(self, lease: &Lease) -> Option<Duration> {
+        let since_grace = self.lasted.saturating_sub(self.grace);
+        let is_early = lease.age + UNNOTED > since_grace;
+        let missing = UNNOTED.saturating_sub(since_grace);
+        let mut next = BEAT.saturating_sub(lease.age);
+        while next < missing {
+            next += BEAT;
+        }
+        is_early.then_some(next + ON_ITS_WAY)
     }
 
     /// The same, because an instance turned a client away so long ago.
@@ -149,9 +163,37 @@ mod tests {
 
     #[test]
     fn a_heartbeat_from_before_the_end_of_the_grace_is_waited_for() {
-        assert_eq!(longer(4, None), Some(BEAT));
-        assert_eq!(longer(2, None), Some(BEAT), "it may lack the last moment");
+        assert_eq!(longer(4, None), Some(ON_ITS_WAY), "it is late");
+        assert_eq!(
+            longer(2, None),
+            Some(ON_ITS_WAY),
+            "it may lack the last moment"
+        );
         assert_eq!(longer(1, None), None);
+    }
+
+    #[test]
+    fn the_first_heartbeat_that_lacks_nothing_is_waited_for() {
+        for (since_grace, age, next) in [
+            (0, 0, 2_000),
+            (0, 1_000, 3_000),
+            (0, 500, 1_500),
+            (1_500, 1_000, 1_000),
+        ] {
+            let [since_grace, age, next] = [since_grace, age, next].map(Duration::from_millis);
+            let wait = Wait {
+                grace: 20 * SECOND,
+                lasted: 20 * SECOND + since_grace,
+                backoff: 40 * SECOND,
+            };
+            let lease = Lease {
+                incarnation: Incarnation::random(),
+                age,
+                written_in: None,
+                is_settled: false,
+            };
+            assert_eq!(wait.longer_for(&lease), Some(next + ON_ITS_WAY));
+        }
     }
 
     #[test]
