@@ -39,6 +39,7 @@ mod refusals;
 mod relay;
 mod resume;
 mod resumed;
+mod routed;
 mod router;
 mod serving;
 mod sessions;

@@ -23,8 +23,9 @@ use crate::{
     refusals,
     relay::Relay,
     resume::{self, Localized, LostCall},
+    routed::{HandedOver, Presence, Routed, Taken},
     sessions::Sessions,
-    turned_away::{ON_ITS_WAY, TurnedAway},
+    turned_away::{ON_ITS_WAY, TurnedAway, Waiting},
     way::{Arrival, Cause, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
 
@@ -50,39 +51,6 @@ pub(crate) struct Router {
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
     pub(crate) departure: Departure,
-}
-
-/// Where a request came to.
-pub(crate) enum Routed {
-    /// It is to be served here. The session is expected until that has begun.
-    Here(Request<Body>, Option<Expected>),
-    Answered(Response<Body>),
-}
-
-/// What becomes of a peer's request while sessions are handed over.
-pub(crate) enum HandedOver {
-    /// It is served here.
-    Not(Request<Body>, Presence),
-    /// The peer is to claim the session.
-    Moved(Request<Body>),
-    Answered(Response<Body>),
-}
-
-/// What a peer's request finds of its session.
-#[derive(Default)]
-pub(crate) struct Presence {
-    /// It is on its way here, and the request takes part in that.
-    pub(crate) joined: Option<Expected>,
-    /// It is here, and the request is inside.
-    pub(crate) visit: Option<Visit>,
-}
-
-/// Whether a session of this instance can be brought to life here.
-pub(crate) enum Taken {
-    Here,
-    /// It is another's by now.
-    Elsewhere,
-    Refused(Refusal),
 }
 
 // === impl Router ===
@@ -253,7 +221,7 @@ impl Router {
         let mut held = Held::new(request);
         let mut step = Step::LookUp;
         // From before it is claimed: peers may learn of the new owner before that one does.
-        let mut expected = None;
+        let (mut expected, mut waiting) = (None, None);
         loop {
             step = match step {
                 Step::LookUp => {
@@ -284,12 +252,12 @@ impl Router {
                     let sent = self.send(&mut held, session, is.owner).await;
                     meter::relayed(sent.as_ref().err().copied());
                     match sent {
-                        Ok(response) => return Routed::Answered(response),
+                        Ok(response) => return served(waiting, Routed::Answered(response)),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
                             self.owners.forget(session, is);
-                            // What follows takes time, and may fail.
-                            self.turned_away.note();
+                            // What follows takes time, and its client may hang up meanwhile.
+                            waiting = waiting.or_else(|| Some(self.turned_away.wait()));
                             way.failed(is, failure)
                         }
                     }
@@ -310,7 +278,7 @@ impl Router {
                 }
                 Step::Take => {
                     let coming = expected.unwrap_or_else(|| self.arrivals.expect(session));
-                    return here(held, Some(coming));
+                    return served(waiting, here(held, Some(coming)));
                 }
                 // The directory has none. What is open here all the same is not this instance's any more, or is written again.
                 Step::Serve if self.sessions.is_open(session) => {
@@ -319,7 +287,7 @@ impl Router {
                 }
                 Step::Serve | Step::HandOver | Step::Moved => {
                     self.until_closed(&id).await;
-                    return here(held, None);
+                    return served(waiting, here(held, None));
                 }
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
@@ -438,6 +406,14 @@ impl Router {
             Err(_) => (Claimed::NoAnswer, false),
         }
     }
+}
+
+/// Its client does not wait for an owner any more.
+fn served(waiting: Option<Waiting>, routed: Routed) -> Routed {
+    if let Some(waiting) = waiting {
+        waiting.served();
+    }
+    routed
 }
 
 fn here(held: Held, expected: Option<Expected>) -> Routed {

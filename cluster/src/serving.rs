@@ -16,7 +16,8 @@ use crate::{
     peers,
     resume::{self, Localized},
     resumed::resuming,
-    router::{HandedOver, Presence, Routed, Router, Taken},
+    routed::{HandedOver, Presence, Routed, Taken},
+    router::Router,
     way::{Refusal, Step},
     wire,
 };

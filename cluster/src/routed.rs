@@ -1,0 +1,39 @@
+//! What comes of routing a request.
+
+use axum::body::Body;
+use http::{Request, Response};
+
+use crate::{arrivals::Expected, door::Visit, way::Refusal};
+
+/// Where a request came to.
+pub(crate) enum Routed {
+    /// It is to be served here. The session is expected until that has begun.
+    Here(Request<Body>, Option<Expected>),
+    Answered(Response<Body>),
+}
+
+/// What becomes of a peer's request while sessions are handed over.
+pub(crate) enum HandedOver {
+    /// It is served here.
+    Not(Request<Body>, Presence),
+    /// The peer is to claim the session.
+    Moved(Request<Body>),
+    Answered(Response<Body>),
+}
+
+/// What a peer's request finds of its session.
+#[derive(Default)]
+pub(crate) struct Presence {
+    /// It is on its way here, and the request takes part in that.
+    pub(crate) joined: Option<Expected>,
+    /// It is here, and the request is inside.
+    pub(crate) visit: Option<Visit>,
+}
+
+/// Whether a session of this instance can be brought to life here.
+pub(crate) enum Taken {
+    Here,
+    /// It is another's by now.
+    Elsewhere,
+    Refused(Refusal),
+}
