@@ -102,7 +102,8 @@ async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
         let mut resumed = b.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 503);
         if dies {
-            pass(BEAT).await;
+            // Its next heartbeat has been sent.
+            pass(BEAT + SECOND / 2).await;
             b.is_killed().await;
         } else {
             within("the departure", b.cluster.leave(Duration::ZERO)).await;
