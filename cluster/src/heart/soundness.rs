@@ -9,7 +9,8 @@
 //!    then no instance proves anything, and none claims.
 //! 4. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
 //! 5. While the lease lasts no other instance claims a session. If it may have lapsed, because this process stood still or
-//!    because heartbeats were not answered, each session is verified before it serves anything new ([`Lapse`]). While heartbeats are made and fail, sessions are served: there availability has precedence.
+//!    because heartbeats were not answered, each session is verified before it serves anything new ([`Lapse`]). While
+//!    heartbeats are made and fail, sessions are served: there availability has precedence.
 
 use std::time::Duration;
 
@@ -140,8 +141,9 @@ impl Soundness {
         let was_alive = !std::mem::take(&mut self.has_no_lease);
         let was_lost = !is_same_run || !is_in_time || !was_alive;
         if is_same_run && was_alive {
-            // Whatever this side could tell: the lease never lapsed, but for what is owed.
-            self.lapse = self.lapse.filter(|_| self.owed.is_some());
+            // Whatever this side could tell since the last answer: the lease never lapsed.
+            let was_known = |lapse: &Lapse| self.beat.is_some_and(|beat| lapse.since <= beat);
+            self.lapse = self.lapse.filter(was_known);
         } else if let Some(Lapse { by_stop: true, .. }) = self.lapse {
             self.owes_epochs();
         } else if !is_in_time && self.beat.is_some() {

@@ -50,6 +50,28 @@ fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
     }
 }
 
+/// The directory is slow, and there are many.
+#[test]
+fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch() {
+    let (mut soundness, stopped) = after(2 * LEASE);
+    soundness.begins(stopped);
+    soundness.has_no_lease();
+    soundness.answered(stopped, EngineRun::new("run"));
+    soundness.takes_epochs();
+    for later in 1..4 {
+        let now = stopped + later * SECOND;
+        soundness.begins(now);
+        if later == 2 {
+            soundness.failed();
+            continue;
+        }
+        soundness.answered(now, EngineRun::new("run"));
+        assert_eq!(soundness.lapse(now), Some(Lapse::by_stop(stopped)));
+    }
+    soundness.wrote_all(stopped + 4 * SECOND);
+    assert_eq!(soundness.lapse(stopped + 4 * SECOND), None);
+}
+
 /// A snapshot may have the lease.
 #[test]
 fn after_a_stop_a_lease_in_another_run_proves_nothing() {
