@@ -5,7 +5,7 @@
 //! | was not sound for the whole grace, and for a lease's time | waits until it was |
 //! | has lost the lease of this instance, and what others wrote with theirs | waits for another grace |
 //! | does not answer | waits for another grace |
-//! | has no heartbeat of a living instance since the grace ended | waits for one |
+//! | has no heartbeat of a living instance that was sent after the grace ended | waits for one |
 //! | has that an instance, this one included, turned a client away while the call had none | waits until that client is back or gives up |
 //! | has its session as this instance's | is cancelled |
 //! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides whose it is |
@@ -33,7 +33,7 @@ const DRIFT: Duration = Duration::from_secs(1);
 const UNNOTED: Duration = NOTED_WITHIN.saturating_add(LIMIT);
 
 /// How long after a heartbeat is due it is looked for: 100 ms.
-const ON_ITS_WAY: Duration = Duration::from_millis(100);
+const AFTER_DUE: Duration = Duration::from_millis(100);
 
 /// How long a call has waited for its client.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ impl Wait {
         while next < missing {
             next += BEAT;
         }
-        is_early.then_some(next + ON_ITS_WAY)
+        is_early.then_some(next + AFTER_DUE)
     }
 
     /// The same, because an instance turned a client away so long ago.
@@ -163,10 +163,10 @@ mod tests {
 
     #[test]
     fn a_heartbeat_from_before_the_end_of_the_grace_is_waited_for() {
-        assert_eq!(longer(4, None), Some(ON_ITS_WAY), "it is late");
+        assert_eq!(longer(4, None), Some(AFTER_DUE), "it is late");
         assert_eq!(
             longer(2, None),
-            Some(ON_ITS_WAY),
+            Some(AFTER_DUE),
             "it may lack the last moment"
         );
         assert_eq!(longer(1, None), None);
@@ -192,7 +192,7 @@ mod tests {
                 written_in: None,
                 is_settled: false,
             };
-            assert_eq!(wait.longer_for(&lease), Some(next + ON_ITS_WAY));
+            assert_eq!(wait.longer_for(&lease), Some(next + AFTER_DUE));
         }
     }
 

@@ -50,9 +50,7 @@ pub(crate) async fn from_peer<S: Inner>(
         && presence.visit.is_some()
         && !router.is_verified(id).await
     {
-        let mut again = router.turn_away(Refusal::Again);
-        wire::mark(again.headers_mut(), router.me.incarnation);
-        return Ok(again);
+        return Ok(again(router));
     }
     match step {
         Step::Serve => {}
@@ -100,11 +98,7 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let moved = elsewhere(router, request).await;
     match router.arrive_from_peer(session.as_deref()).0 {
         Step::Moved => moved,
-        _ => {
-            let mut again = router.turn_away(Refusal::Again);
-            wire::mark(again.headers_mut(), router.me.incarnation);
-            again
-        }
+        _ => again(router),
     }
 }
 
@@ -115,6 +109,11 @@ async fn elsewhere(router: &Router, request: Request<Body>) -> Response<Body> {
     if router.departure.settles().await {
         return moved;
     }
+    again(router)
+}
+
+/// Says to a peer that its client should come again.
+fn again(router: &Router) -> Response<Body> {
     let mut again = router.turn_away(Refusal::Again);
     wire::mark(again.headers_mut(), router.me.incarnation);
     again

@@ -1,6 +1,7 @@
 //! Whether this instance turns clients away: it answers 503, or has a client wait for an owner that does not answer.
 //!
-//! Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)). An owner then cancels no call: the client
+//! Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)). The directory has the last time for all
+//! instances, also for those that are gone. An owner then cancels no call: the client
 //! that was turned away may be the one that it waits for. Which session that client asked for is not said. A client that
 //! cannot be routed may be of any session, and the mark costs no command of its own.
 

@@ -136,34 +136,19 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     let _call = held(&a, &mcp, 1, "ended").await;
     stands_still(&a).await;
     assert_eq!(b.client_of(&mcp).delete().await, 202);
+    // It is open at the owner until that has written its sessions again.
+    let mut late = mcp.call(4, "hold", json!({ "label": "late" })).await;
+    assert_eq!(within("a head", late.head()).await.status, 503);
 
     let heart = goes_on(&a);
     pass(2 * BEAT).await;
     assert!(a.witness.ended("ended").await.is_cancelled());
+    assert_eq!(a.witness.starts("late"), 0);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
     assert_eq!(
         [status(&mcp, 2).await, status(&b.client_of(&mcp), 3).await],
         [404; 2]
     );
-    heart.abort();
-}
-
-/// What its client ended through another instance is open at the owner until it has written its sessions again.
-#[tokio::test]
-async fn a_call_that_waited_at_an_owner_that_stood_still_does_not_begin_in_a_session_that_was_ended()
- {
-    let directory = directory();
-    let Island { a, b, .. } = Island::start(&directory).await;
-    let mcp = a.session().await;
-    stands_still(&a).await;
-    assert_eq!(b.client_of(&mcp).delete().await, 202);
-    let mut late = mcp.call(1, "hold", json!({ "label": "late" })).await;
-    assert_eq!(within("a head", late.head()).await.status, 503);
-
-    let heart = goes_on(&a);
-    pass(2 * BEAT).await;
-    assert_eq!(status(&mcp, 2).await, 404);
-    assert_eq!(a.witness.starts("late"), 0);
     heart.abort();
 }
 
