@@ -156,6 +156,11 @@ impl Answers {
         self.writer.write_again();
     }
 
+    /// Whether answers are still to be written that the directory has refused, or may have lost.
+    pub(crate) fn are_owed(&self) -> bool {
+        self.writer.is_late()
+    }
+
     /// A number for a new call.
     pub(crate) fn number(&self) -> CallNumber {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))

@@ -121,6 +121,13 @@ impl Heart {
         leases.is_ok_and(|leases| self.proves(&leases))
     }
 
+    /// Whether an answer that the directory did not have before this does not exist: it has lost none that is not written again.
+    pub(crate) async fn has_all_answers(&self) -> bool {
+        let leases = self.directory.leases().await;
+        leases.is_ok_and(|leases| self.proves(&leases) && !leases.owe_answers())
+            && !self.answers.are_owed()
+    }
+
     /// Whether all instances have written all of their sessions in this run of the engine.
     fn all_have_written(&self, leases: &Leases) -> bool {
         self.soundness().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
@@ -242,11 +249,13 @@ impl Heart {
     }
 
     fn status(&self) -> Status {
+        let owes_answers = self.answers.are_owed();
         let now = Instant::now();
         let soundness = self.soundness();
         Status {
             written_in: soundness.written_in(now).cloned(),
             is_settled: soundness.is_settled(now),
+            owes_answers,
             turned_away: self.turned_away.age(now),
         }
     }

@@ -147,6 +147,7 @@ mod tests {
             age: age * SECOND,
             written_in: None,
             is_settled: false,
+            owes_answers: false,
         };
         let leases = Leases {
             run: EngineRun::new("run"),
@@ -191,6 +192,7 @@ mod tests {
                 age,
                 written_in: None,
                 is_settled: false,
+                owes_answers: false,
             };
             assert_eq!(wait.longer_for(&lease), Some(next + AFTER_DUE));
         }

@@ -201,10 +201,16 @@ impl Router {
     /// Answers for a call that ended with its instance, in the place of what the application says.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let (directory, session) = (&self.directory, lost.session);
-        let kept = directory.answer(session, lost.incarnation, lost.number);
-        match kept.await {
-            // The answer may be there, or be written there again.
-            Ok(None) if !self.heart.is_up_to_date().await => self.turn_away(Refusal::NotSound),
+        let find = || directory.answer(session, lost.incarnation, lost.number);
+        let mut kept = find().await;
+        if matches!(kept, Ok(None)) {
+            if !self.heart.has_all_answers().await {
+                return self.turn_away(Refusal::NotSound);
+            }
+            // Its instance may have written it before it renewed the lease that was just read.
+            kept = find().await;
+        }
+        match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
             Err(_) => self.turn_away(Refusal::NotSound),
         }

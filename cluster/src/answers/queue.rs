@@ -43,6 +43,10 @@ pub(super) const MAX_IN_FLIGHT: usize = 256;
 /// How long after a failure the directory is tried again: 500 ms.
 pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
+/// For how long after the end of its call an answer may be unwritten before it is late: 1 s. Chosen because a write that succeeds
+/// takes less, and so that an instance whose directory takes answers is never late.
+const LATE: Duration = Duration::from_secs(1);
+
 /// The answers of one instance, from the ends of their calls until they expire or are given up.
 #[derive(Debug, Default)]
 pub(super) struct AnswerQueue {
@@ -313,6 +317,13 @@ impl AnswerQueue {
     /// Returns `true` if nothing before this place is unwritten.
     pub(super) fn is_written_until(&self, end: u64) -> bool {
         self.unwritten.first().is_none_or(|first| *first >= end)
+    }
+
+    /// Returns `true` if an answer is not written that should be by now: the directory refuses it, or has lost it.
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        let mut unwritten = self.unwritten.iter();
+        let first = unwritten.find_map(|number| self.kept.get(number));
+        first.is_some_and(|kept| kept.expires.saturating_duration_since(now) < KEPT_ANSWER - LATE)
     }
 
     fn enforce_bounds(&mut self, session: SessionHash) -> Option<Bound> {

@@ -106,6 +106,11 @@ impl AnswerWriter {
         }
     }
 
+    /// Returns `true` if an answer is not written that should be by now.
+    pub(super) fn is_late(&self) -> bool {
+        self.queue().is_late(Instant::now())
+    }
+
     /// Has everything that was written written again.
     pub(super) fn write_again(&self) {
         self.queue().write_again();

@@ -67,6 +67,7 @@ struct Held {
     renewed: Instant,
     written_in: Option<EngineRun>,
     is_settled: bool,
+    owes_answers: bool,
 }
 
 type AnswerKey = (SessionHash, Incarnation, CallNumber);
@@ -301,6 +302,7 @@ impl State {
             age: now - held.renewed,
             written_in: held.written_in.clone(),
             is_settled: held.is_settled,
+            owes_answers: held.owes_answers,
         });
         Leases {
             run: self.run(),
@@ -361,6 +363,7 @@ impl Held {
             renewed: now,
             written_in: status.written_in.clone(),
             is_settled: status.is_settled,
+            owes_answers: status.owes_answers,
         }
     }
 

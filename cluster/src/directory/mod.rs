@@ -161,6 +161,8 @@ pub(crate) struct Lease {
     pub(crate) written_in: Option<EngineRun>,
     /// In that run the directory was sound for the instance for a lease's time: an instance that has not written since has no lease.
     pub(crate) is_settled: bool,
+    /// Answers of its calls are to be written once more, because that failed or because the engine lost them.
+    pub(crate) owes_answers: bool,
 }
 
 /// What an instance writes with its lease.
@@ -170,6 +172,8 @@ pub(crate) struct Status {
     pub(crate) written_in: Option<EngineRun>,
     /// As in [`Lease`].
     pub(crate) is_settled: bool,
+    /// As in [`Lease`].
+    pub(crate) owes_answers: bool,
     /// How long ago it last turned a client away, if it did.
     pub(crate) turned_away: Option<Duration>,
 }
@@ -217,6 +221,11 @@ impl Leases {
         let others = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
         self.all.iter().filter(others).all(has_written)
+    }
+
+    /// Whether a living instance has answers to write that the directory may have lost, or has refused.
+    pub(crate) fn owe_answers(&self) -> bool {
+        self.all.iter().any(|lease| lease.owes_answers)
     }
 
     /// Whether an instance has settled in this run of the engine: an instance that has not written in it has no lease.

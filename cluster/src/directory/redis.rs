@@ -30,7 +30,10 @@ use tracing::warn;
 pub(crate) use self::address::RedisAddress;
 use self::{
     connection::Connections,
-    format::{CLOCK_SKEW, LEASES, NONE, SETTLED, TURNED_AWAY, answer_key, millis, session_key},
+    format::{
+        CLOCK_SKEW, LEASES, NONE, OWES_ANSWERS, SETTLED, TURNED_AWAY, answer_key, millis,
+        session_key,
+    },
     inspection::{Inspection, Kind},
     reply::{read_leases, read_record, read_run},
     scripts::Scripts,
@@ -107,11 +110,16 @@ impl RedisDirectory {
     fn lease_of(&self, owner: Owner, status: &Status, how: &str) -> ScriptInvocation<'_> {
         let turned_away = status.turned_away.map(|ago| millis(ago).to_string());
         let run = status.written_in.as_ref().map(EngineRun::as_str);
+        let marks = [
+            status.is_settled.then_some(SETTLED),
+            status.owes_answers.then_some(OWES_ANSWERS),
+        ];
+        let marks = Vec::from_iter(marks.into_iter().flatten()).join(",");
         let mut lease = self.scripts.lease.key(LEASES);
         lease.arg(owner.incarnation.to_string());
         lease.arg(turned_away.as_deref().unwrap_or(NONE));
         lease.arg(run.unwrap_or(NONE));
-        lease.arg(if status.is_settled { SETTLED } else { NONE });
+        lease.arg(if marks.is_empty() { NONE } else { &marks });
         lease.arg(owner.address.to_string());
         lease.arg(millis(LEASE)).arg(millis(CLOCK_SKEW));
         lease.arg(how).arg(millis(LEASES_KEPT)).arg(TURNED_AWAY);

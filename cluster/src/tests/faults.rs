@@ -259,6 +259,34 @@ async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
     assert_eq!(call.answer().await.unwrap()["id"], 1);
 }
 
+/// The directory comes back empty, and takes no answers for longer than a lease lasts.
+#[tokio::test]
+async fn no_answer_is_denied_that_is_still_to_be_written_again() {
+    let memory = MemoryDirectory::default();
+    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
+    a.settles().await;
+    b.settles().await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "ended").await;
+    let _leaving = a.routing().departure.begin();
+    a.witness.release("ended");
+    let at_b = b.client_of(&mcp);
+    assert_eq!(echo(&at_b, 2).await, 2);
+
+    of_a.set(Fault::FailsAt("keep_answer"));
+    memory.restart();
+    pass(LEASE + SETTLED).await;
+    for _ in 0..3 {
+        assert_eq!(at_b.resume(&named).await.head().await.status, 503);
+        pass(BEAT).await;
+    }
+    of_a.set(Fault::None);
+    pass(2 * BEAT).await;
+    let answered = at_b.resume(&named).await.messages().await;
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
 #[tokio::test]
 async fn what_is_unknown_is_denied_only_when_every_instance_has_written() {
     let memory = MemoryDirectory::default();

@@ -295,6 +295,26 @@ fn what_was_reserved_or_put_is_waited_for_and_nothing_later() {
 }
 
 #[test]
+fn an_answer_is_late_that_is_not_written_a_second_after_its_end() {
+    let mut model = Model::new();
+    let is_late = |model: &Model| model.queue.is_late(model.now);
+    model.put("a", 0, 100);
+    model.now += LATE;
+    assert!(!is_late(&model));
+    model.now += Duration::from_millis(1);
+    assert!(is_late(&model));
+    let in_flight = model.start();
+    assert!(is_late(&model), "it may fail");
+    model.complete(in_flight, true);
+    assert!(!is_late(&model));
+    model.queue.write_again();
+    assert!(is_late(&model));
+    model.now += KEPT_ANSWER;
+    model.start();
+    assert!(!is_late(&model), "it has expired");
+}
+
+#[test]
 fn what_was_written_is_written_again_when_the_directory_lost_it() {
     let mut model = Model::new();
     for call in 0..3 {

@@ -26,16 +26,19 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
         Status {
             written_in: Some(EngineRun::new("another")),
             is_settled: true,
+            owes_answers: true,
             turned_away: Some(Duration::from_secs(10)),
         },
         Status {
             written_in: Some(run.clone()),
             is_settled: false,
+            owes_answers: true,
             turned_away: Some(Duration::ZERO),
         },
         Status {
             written_in: Some(run.clone()),
             is_settled: true,
+            owes_answers: false,
             turned_away: None,
         },
     ];
@@ -55,6 +58,8 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
         assert!(leases.all_have_written(me.incarnation), "it knows its own");
         assert_eq!(lease.is_settled, status.is_settled);
         assert_eq!(leases.has_settled(), is_written && status.is_settled);
+        assert_eq!(lease.owes_answers, status.owes_answers);
+        assert_eq!(leases.owe_answers(), status.owes_answers);
     }
     directory.leave(me).await.unwrap();
     let leases = directory.leases().await.unwrap();

@@ -13,8 +13,11 @@ pub(super) const TURNED_AWAY: &str = "turned-away";
 /// What a lease has where there is no time, or no run.
 pub(super) const NONE: &str = "-";
 
-/// What the lease of a settled instance has.
+/// What the lease of a settled instance has among its marks.
 pub(super) const SETTLED: &str = "settled";
+
+/// What the lease of an instance that owes answers has among its marks.
+pub(super) const OWES_ANSWERS: &str = "owes-answers";
 
 /// How far ahead of the engine's clock a lease may be: 1 s. One that is further ahead is from an engine with another clock.
 pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str, time::Duration};
 
-use super::format::{CLOCK_SKEW, NONE, SETTLED, TURNED_AWAY, session_key};
+use super::format::{CLOCK_SKEW, NONE, OWES_ANSWERS, SETTLED, TURNED_AWAY, session_key};
 use crate::{
     directory::{DirectoryError, EngineRun, LEASE, Lease, Leases},
     ids::{Record, SessionHash},
@@ -32,14 +32,16 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let mut parts = text.split(' ');
     let renewed = Duration::from_millis(parts.next()?.parse().ok()?);
     let run = parts.next()?;
-    let is_settled = parts.next()? == SETTLED;
+    let marks = parts.next()?;
+    let has = |mark| marks.split(',').any(|its| its == mark);
     let age = now.saturating_sub(renewed);
     let lasts = age < LEASE && renewed.saturating_sub(now) <= CLOCK_SKEW;
     lasts.then_some(Lease {
         incarnation: incarnation.parse().ok()?,
         age,
         written_in: (run != NONE).then(|| EngineRun::new(run)),
-        is_settled,
+        is_settled: has(SETTLED),
+        owes_answers: has(OWES_ANSWERS),
     })
 }
 
