@@ -15,7 +15,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use futures_util::{Stream, TryFutureExt};
+use futures_util::{Stream, TryFutureExt, future::Either};
 use mcp_cancel_on_disconnect::{
     CancellableSessionManager, observe::SessionEvent, transport::CancellableTransport,
 };
@@ -211,14 +211,16 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             let number = self.keeper.answers.number();
             Call::new(id.clone(), request, number)
         });
-        async move {
-            // This process may have stood still while rmcp read the body.
-            if !self.heart.may_serve(id) {
+        // This process may have stood still while rmcp read the body.
+        let created = if self.heart.may_serve(id) {
+            Either::Left(self.inner.create_stream(id, message))
+        } else {
+            Either::Right(Box::pin(async move {
                 self.heart.until_decided(id).await;
-            }
-            let events = self.inner.create_stream(id, message).await?;
-            Ok(self.sign(events, id, call, String::new()))
-        }
+                self.inner.create_stream(id, message).await
+            }))
+        };
+        created.map_ok(|events| self.sign(events, id, call, String::new()))
     }
 
     fn accept_message(
@@ -327,7 +329,9 @@ impl Watched {
             self.is_answered |= call.is_answered(message);
         }
         if let Some(id) = &mut event.event_id {
-            let signed = [id, &*self.signature].concat();
+            let mut signed = String::with_capacity(id.len() + self.signature.len());
+            signed.push_str(id);
+            signed.push_str(&self.signature);
             let plain = mem::replace(id, signed);
             if !self.is_answered {
                 self.event = plain;

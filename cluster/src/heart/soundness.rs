@@ -41,8 +41,8 @@ pub(super) struct Soundness {
     has_no_lease: bool,
     /// Each session is to take a new epoch, because others may have seen that there was no lease. The run of the engine before that.
     owed: Option<EngineRun>,
-    /// When the last heartbeat began, answered or not.
-    attempt: Option<Instant>,
+    /// When the next heartbeat is so late that the lease may have lapsed. `None` before the first.
+    late_from: Option<Instant>,
     /// `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
 }
@@ -81,7 +81,7 @@ impl Soundness {
             beat: None,
             has_no_lease: false,
             owed: None,
-            attempt: None,
+            late_from: None,
             lapse: None,
         }
     }
@@ -93,7 +93,7 @@ impl Soundness {
             // Nothing is written before it is known whether there is a lease.
             self.failed();
         }
-        self.attempt = Some(now);
+        self.late_from = Some(now + STOOD_STILL);
     }
 
     /// For which lapse a session is verified before it serves anything new here. `None` if for none.
@@ -106,8 +106,7 @@ impl Soundness {
 
     /// Whether heartbeats were due and not made for so long that the lease may have lapsed.
     fn has_stood_still(&self, now: Instant) -> bool {
-        self.attempt
-            .is_some_and(|attempt| now.saturating_duration_since(attempt) > STOOD_STILL)
+        self.late_from.is_some_and(|late| now > late)
     }
 
     /// A heartbeat found no lease. One is about to be made.
