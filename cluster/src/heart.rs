@@ -19,6 +19,7 @@ use std::{
 
 use futures_util::{
     StreamExt as _,
+    future::join_all,
     stream::{self, FuturesUnordered},
 };
 use tokio::{
@@ -296,10 +297,13 @@ impl Heart {
     /// Returns whether the directory took it.
     async fn write(&self, work: Work) -> bool {
         let written = match work {
-            Work::Delete(session, tombstone) => {
-                let deleted = self.directory.delete(session, tombstone).await;
-                self.sessions.deleted_there(session, deleted.is_ok());
-                deleted
+            Work::Delete(batch) => {
+                let deletions = batch.into_iter().map(|(session, tombstone)| async move {
+                    let deleted = self.directory.delete(session, tombstone).await;
+                    self.sessions.deleted_there(session, deleted.is_ok());
+                    deleted
+                });
+                join_all(deletions).await.into_iter().collect()
             }
             Work::Enter(batch) => match self.directory.enter(self.me, &batch.sessions).await {
                 Ok(left) => {

@@ -57,6 +57,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the head of a response may take, unless the body of a POST was asked for: 10 s.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// After this time a relay that has neither failed nor answered may have begun a call: 12 s. Chosen because a connection and a head
+/// have their limits before.
+pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
+    .saturating_add(HEAD_TIMEOUT)
+    .saturating_add(Duration::from_secs(1));
+
 /// Maximum number of fields that a relay adds to a head.
 const MAX_ADDED: usize = 8;
 

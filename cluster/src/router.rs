@@ -21,7 +21,7 @@ use crate::{
     meter,
     owners::{Found, Owners},
     refusals,
-    relay::Relay,
+    relay::{Relay, UNBEGUN_TIMEOUT},
     resume::{self, Localized, LostCall},
     routed::{HandedOver, Presence, Routed, Taken},
     sessions::Sessions,
@@ -304,7 +304,7 @@ impl Router {
     }
 
     /// Sends a request to the owner of its session. The client of one that takes long, and is no call, counts as turned away meanwhile.
-    /// A call waits for as long as the session is the owner's.
+    /// A call waits for as long as the session is the owner's. One that has not begun fails before that is looked up.
     async fn send(
         &self,
         held: &mut Held,
@@ -314,10 +314,12 @@ impl Router {
         let is_call = held.head.method == Method::POST;
         let mut sent = pin!(self.relay.send(held, owner));
         if is_call {
+            let mut next_look = UNBEGUN_TIMEOUT;
             return loop {
-                if let Ok(sent) = timeout(STILL_OWNER, &mut sent).await {
+                if let Ok(sent) = timeout(next_look, &mut sent).await {
                     break sent;
                 }
+                next_look = STILL_OWNER;
                 let look = self.directory.look(session).await;
                 let is_its = |look: &Look| match look.record {
                     Some(Record::Owned(is)) => is.owner == owner,

@@ -447,6 +447,23 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_burst_of_deletions_to_a_slow_directory_delays_no_new_session() {
+    let memory = MemoryDirectory::default();
+    let ids: Vec<String> = (0..1_000).map(|id| id.to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let one = Instance::with(1, &memory, &ids).await;
+    one.link.set(Fault::Slow(300 * Duration::from_millis(1)));
+    for id in ids {
+        one.sessions.deleted(id);
+    }
+    let new = session("new");
+    one.sessions.begins("new", new.params);
+    let written = timeout(2 * SECOND, one.sessions.until_written(new.session));
+    assert!(written.await.is_ok(), "it waits for the deletions");
+    assert_eq!(memory.sessions(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
     let memory = MemoryDirectory::default();
     let ids: Vec<String> = (0..2_000).map(|id| id.to_string()).collect();

@@ -13,10 +13,10 @@ use crate::{
 /// directory, which forgets them in an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;
 
-/// What is to be written at once. A batch must come back, by [`wrote`](super::Sessions::wrote) or [`put_back`](super::Sessions::put_back), and a deletion by
-/// [`deleted_there`](super::Sessions::deleted_there).
+/// What is to be written at once. A batch must come back, by [`wrote`](super::Sessions::wrote) or [`put_back`](super::Sessions::put_back), and each deletion
+/// by [`deleted_there`](super::Sessions::deleted_there).
 pub(crate) enum Work {
-    Delete(SessionHash, Tombstone),
+    Delete(Vec<(SessionHash, Tombstone)>),
     Enter(Batch),
 }
 

@@ -57,8 +57,8 @@ fn next_names(sessions: &Sessions) -> Vec<SessionHash> {
 /// The deletions that are to be written next. They stay to be written.
 fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
     let mut all = Vec::new();
-    while let Some(Work::Delete(session, _)) = sessions.next_work() {
-        all.push(session);
+    while let Some(Work::Delete(batch)) = sessions.next_work() {
+        all.extend(batch.into_iter().map(|(session, _)| session));
     }
     for session in &all {
         sessions.deleted_there(*session, false);

@@ -14,7 +14,7 @@ use crate::{
     ids::{Record, SessionHash, Tombstone},
 };
 
-/// How many sessions are written at once: 128, and not many more than 256 KiB.
+/// How many sessions are written or deleted at once: 128, and not many more than 256 KiB.
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
@@ -90,21 +90,23 @@ impl Sessions {
 
     /// What is to be written next: first what was deleted, then new sessions, then those that are written again.
     pub(crate) fn next_work(&self) -> Option<Work> {
-        let deleted = {
-            let mut work = self.work();
-            let mut deleted = work.deleted.iter_mut();
-            let next = deleted.find(|deleted| !deleted.is_under_way);
-            next.map(|deleted| {
-                deleted.is_under_way = true;
-                (deleted.session, deleted.epoch)
-            })
-        };
-        if let Some((session, epoch)) = deleted {
-            let by = self.me;
-            return Some(Work::Delete(session, Tombstone { by, epoch }));
+        let deleted = self.take_deleted();
+        if !deleted.is_empty() {
+            return Some(Work::Delete(deleted));
         }
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Enter)
+    }
+
+    fn take_deleted(&self) -> Vec<(SessionHash, Tombstone)> {
+        let mut work = self.work();
+        let waiting = work.deleted.iter_mut().filter(|of| !of.is_under_way);
+        let taken = waiting.take(MAX_BATCH).map(|of| {
+            of.is_under_way = true;
+            let (by, epoch) = (self.me, of.epoch);
+            (of.session, Tombstone { by, epoch })
+        });
+        taken.collect()
     }
 
     fn take_batch(&self, is_again: bool) -> Option<Batch> {

@@ -6,7 +6,7 @@ use axum::{Router, body::Body, routing::any};
 use futures_util::future::join;
 use serde_json::{Value, json};
 use test_support::Mcp;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::sleep};
 
 use super::{
     fake::Fake,
@@ -84,6 +84,25 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
     pass(STILL_OWNER).await;
     assert_eq!(call.head().await.status, 502);
     hangs.closed().await;
+}
+
+/// Its owner has not asked for its body, and another instance has the session by the time at which the owner is given up.
+#[tokio::test]
+async fn a_call_that_has_not_begun_goes_to_the_new_owner() {
+    for round in 0..20 {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = Fake::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+        let unasked = owner.head().await;
+        pass(STILL_OWNER - 50 * Duration::from_millis(1)).await;
+        contract::claim_from(&directory.memory, hash(&mcp), owner.me, b.me).await;
+        // Both limits end in this time, a millisecond apart.
+        sleep(100 * Duration::from_millis(1)).await;
+        assert_eq!(call.head().await.status, 200, "round {round}");
+        drop(unasked);
+    }
 }
 
 /// Of several that notice at the same time exactly one wins, and the others relay to it.

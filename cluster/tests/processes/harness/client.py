@@ -40,10 +40,13 @@ class Session:
             await asyncio.sleep(AGAIN_AFTER)
         raise TimeoutError(f"no session through {door.name}")
 
-    async def post(self, door, message, more=()):
-        """Sends a message, and returns with the head."""
-        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
-        response = await Response.open(door, "POST", self.headers(more), body)
+    async def post(self, door, message, more=(), until=None):
+        """Sends a message, the second half of it when `until` is set, and returns with the head."""
+        body = body_of(message)
+        response = await Response.open(door, "POST", self.headers(more), body, kept=len(body) // 2 if until else 0)
+        if until:
+            await until.wait()
+            response.send_rest()
         return await response.head()
 
     async def tell(self, door, method, params=None, limit=PATIENCE):
@@ -136,13 +139,14 @@ class Call:
         self._over = asyncio.Event()
         self.question = asyncio.get_running_loop().create_future()
 
-    async def ask(self, door, until_started=True):
-        """Calls the tool. Returns when the client has all its events but the answer, if that is to be waited for."""
-        self._note("asked", session=self.session.id, id=str(self.id)[:80], door=door.name, events=self._events, **self._plan)
-        message = {"method": "tools/call", "id": self.id, "params": self._params}
+    async def ask(self, door, until_started=True, until=None):
+        """Calls the tool. Returns when the client has all its events but the answer, if that is to be waited for.
+
+        The second half of its first request is sent when `until` is set."""
+        self._note_asked(door)
         for _ in range(int(PATIENCE / AGAIN_AFTER)):
             try:
-                response = await self.session.post(door, message)
+                response = await self.session.post(door, self._message(), until=until)
             except Broken as error:
                 # It may have begun. Nobody knows, so it is not sent again.
                 self._note("refused", status=0, what=repr(error), door=door.name)
@@ -152,6 +156,7 @@ class Call:
                 break
             self._note("refused", status=response.status, door=door.name)
             response.cut()
+            until = None
             if response.status != 503:
                 return self
             await asyncio.sleep(AGAIN_AFTER)
@@ -159,23 +164,36 @@ class Call:
             await asyncio.wait_for(self._quiet.wait(), PATIENCE)
         return self
 
+    async def ask_half(self, door, limit):
+        """Sends half of the call, and stays connected. Returns when it was answered, or its client was cut off."""
+        self._note_asked(door)
+        body, status = body_of(self._message()), 0
+        try:
+            self._stream = await Response.open(door, "POST", self.session.headers(), body, kept=len(body) // 2)
+            status = (await self._stream.head(limit)).status
+        except Broken as error:
+            self._note("cut off", how=repr(error))
+        self._note("refused", status=status, door=door.name)
+
     def cut(self, reset=False):
         """Its client is cut off."""
         self._detach()
         self._note("cut", reset=reset, last=self._last)
         self._stream.cut(reset)
 
-    async def back(self, door, limit=PATIENCE):
-        """Its client comes back, and again if that may help."""
+    async def back(self, door, limit=PATIENCE, obeys=False):
+        """Its client resumes, and again if that may help: as `Retry-After` has it if it obeys that."""
         self._detach()
         self._note("back", door=door.name)
         deadline = asyncio.get_running_loop().time() + limit
         while asyncio.get_running_loop().time() < deadline:
-            status, what = 0, None
+            status, what, pause = 0, None, AGAIN_AFTER
             try:
                 headers = self.session.headers({"last-event-id": self._last} if self._last else {})
                 response = await (await Response.open(door, "GET", headers)).head()
                 status = response.status
+                if obeys:
+                    pause = float(response.headers.get("retry-after", pause))
             except Broken as error:
                 what = repr(error)
             if status == 200:
@@ -185,7 +203,7 @@ class Call:
             self._note("refused", status=status, what=what, door=door.name)
             if status and status not in BUSY:
                 return False
-            await asyncio.sleep(AGAIN_AFTER)
+            await asyncio.sleep(pause)
         return False
 
     async def end(self, door, limit=PATIENCE):
@@ -289,5 +307,15 @@ class Call:
         if self._over.is_set():
             self._quiet.set()
 
+    def _message(self):
+        return {"method": "tools/call", "id": self.id, "params": self._params}
+
+    def _note_asked(self, door):
+        self._note("asked", session=self.session.id, id=str(self.id)[:80], door=door.name, events=self._events, **self._plan)
+
     def _note(self, event, **more):
         self.session.facts.note(event, tag=self.tag, **more)
+
+
+def body_of(message):
+    return json.dumps({"jsonrpc": "2.0", **message}).encode()

@@ -84,16 +84,28 @@ class Node(Process):
         self._command = [program, "--name", name, "--public", f"{host}:{self.door.port}", "--peers", self.peers, *options]
         self._ready = None
 
-    async def start(self):
+    async def start(self, *options):
+        """Starts it, with these options beside its own."""
         self._ready = asyncio.Event()
-        await self.launch(*self._command, lines=self._take)
+        await self.launch(*self._command, *options, lines=self._take)
 
     async def ready(self):
         await asyncio.wait_for(self._ready.wait(), PATIENCE)
 
-    async def restart(self):
-        await self.start()
+    async def restart(self, *options):
+        await self.start(*options)
         await self.ready()
+
+    async def leave(self):
+        if self.runs:
+            self.signal(signal.SIGTERM)
+        await self.ended()
+
+    @property
+    def peers_at(self):
+        """Where its listener for peers is."""
+        host, _, port = self.peers.rpartition(":")
+        return host, int(port)
 
     def release(self, tag):
         self.write(tag)
@@ -193,6 +205,10 @@ backend instances
 
     async def put_back(self, node):
         await self._tell(f"enable server instances/{node.name}")
+
+    async def cut(self, node):
+        """Ends all connections that this instance serves, at once."""
+        await self._tell(f"shutdown sessions server instances/{node.name}")
 
     async def _tell(self, command):
         reader, writer = await asyncio.open_unix_connection(self._control)

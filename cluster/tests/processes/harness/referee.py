@@ -12,6 +12,9 @@ GONE = -32603
 AT_ONCE = 1.0
 LEASE = 6.0
 BEAT = 2.0
+# How long a request body may pause where it is relayed or restores its session, and the time to see that.
+BODY_IDLE = 30.0
+BODY_IDLE_SEEN = 3.0
 
 
 class Limits:
@@ -186,6 +189,16 @@ class Judge:
         self._late(told["what"], heard["at"] - told["at"], self.limits.effect, call)
         self._answered(call)
 
+    def _half(self, call):
+        """Its client sent half of it, and stayed connected until that was answered, or was cut off."""
+        if call.one("started"):
+            self._fault("began of half a body", call)
+        if call.one("refused") and not call.one("cut"):
+            idle = call.at("refused") - call.at("asked")
+            self._late("half a body", idle, BODY_IDLE + BODY_IDLE_SEEN, call)
+        elif not call.one("cut"):
+            self._fault("half a body without an end", call)
+
     def _was_slow(self, call):
         """Whether its client had not even tried to come back when its grace was over."""
         if not call.cancelled_at:
@@ -234,7 +247,7 @@ def judge(folder, grace, backoff, strict):
     judge = Judge(facts, Limits(grace, backoff, strict))
     for call in calls:
         judge.judge(call)
-    faults = [*judge.faults, *_of_sessions(facts), *_of_leases(facts), *_of_checks(facts)]
+    faults = [*judge.faults, *_of_sessions(facts), *_of_owners(facts), *_of_leases(facts), *_of_checks(facts)]
     faults += [("broken", f"broken: {fact}") for fact in facts if fact["event"] == "broken"]
     plans = {}
     for fact in facts:
@@ -270,6 +283,26 @@ def _of_sessions(facts):
             yield "several owners", f"several owners, or none: {group}: {sorted(map(str, names))}"
 
 
+def _of_owners(facts):
+    """A call begins where its session was opened or restored last. A session stays with an instance that lives."""
+    opened, owns = {}, {}
+    for fact in facts:
+        event, session, instance = fact["event"], fact.get("session"), fact.get("instance")
+        if event == "owns":
+            owns |= dict.fromkeys(fact["sessions"], instance)
+        elif event in ("ending", "killed"):
+            gone = instance or fact["process"]
+            owns = {session: owner for session, owner in owns.items() if owner != gone}
+        elif event == "opened":
+            opened[session] = fact
+            if owns.get(session, instance) != instance:
+                yield "taken from a living owner", f"taken from a living owner: {owns[session]}: {fact}"
+        elif event == "started" and session in opened:
+            last = opened[session]
+            if last["instance"] != instance and fact["at"] > last["at"] + EARLY:
+                yield "began elsewhere", f"began elsewhere: {fact} after {last}"
+
+
 def _of_leases(facts):
     """Nobody takes a session from an instance that was stopped before its lease is over."""
     stops = [fact for fact in facts if fact["event"] == "stopped"]
@@ -286,7 +319,8 @@ def _of_checks(facts):
     """What was tried, and what must have come of it."""
     for fact in facts:
         if fact["event"] == "check" and not fact["right"]:
-            yield "check", f"check: {fact}"
+            kind = fact.get("kind", "check")
+            yield kind, f"{kind}: {fact}"
 
 
 def _print(plans, calls, worst, facts):

@@ -25,16 +25,21 @@ class Response:
     """One request, and what comes back."""
 
     @classmethod
-    async def open(cls, door, method, headers, body=b""):
-        """Sends a request and returns at once."""
+    async def open(cls, door, method, headers, body=b"", kept=0):
+        """Sends a request, without the last `kept` bytes of its body, and returns at once."""
         self = cls()
         opened = asyncio.open_connection(door.host, door.port, limit=LINE)
         self._reader, self._writer = await asyncio.wait_for(opened, CONNECT_WITHIN)
         # The server allows the hosts of this machine.
         lines = [f"{method} /mcp HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        sent, self._rest = body[:len(body) - kept], body[len(body) - kept:]
+        self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + sent)
         return self
+
+    def send_rest(self):
+        """Sends the bytes that were kept."""
+        self._writer.write(self._rest)
 
     async def head(self, limit=HEAD_WITHIN):
         try:

@@ -25,7 +25,8 @@ class World:
         self.work = work
         self.redis = Redis("127.0.0.1", facts, work)
         options = options_of(self.redis.url, fault)
-        self.nodes = [Node(name, "127.0.0.1", program, options, facts, work) for name in NAMES]
+        self._new = lambda name: Node(name, "127.0.0.1", program, options, facts, work)
+        self.nodes = [self._new(name) for name in NAMES]
         self.balancer = Balancer("127.0.0.1", facts, work)
         self.front = self.balancer.door
 
@@ -57,6 +58,18 @@ class World:
                 return
             await asyncio.sleep(0.2)
         self.facts.note("broken", what=f"{node.name} does not settle")
+
+    async def join(self, name, *options):
+        """Starts another instance, which the balancer does not know."""
+        node = self._new(name)
+        self.nodes.append(node)
+        await node.restart(*options)
+        return node
+
+    async def part(self, node):
+        """Ends an instance that joined."""
+        await node.leave()
+        self.nodes.remove(node)
 
     def node(self, name):
         return next(node for node in self.nodes if node.name == name)

@@ -2,7 +2,9 @@
 
 use axum::{body::Body, extract::Request, middleware::Next, response::Response};
 use futures_util::{StreamExt as _, future::ready};
-use http::Method;
+use http::{Method, StatusCode};
+use http_body_util::BodyExt as _;
+use tokio::sync::Mutex;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -12,6 +14,8 @@ pub(crate) enum Fault {
     Alone,
     /// Who comes back for an answer does not get it.
     Lossy,
+    /// A request waits until the body of the one before is read.
+    Serial,
 }
 
 // === impl Fault ===
@@ -22,6 +26,7 @@ impl Fault {
             "unguarded" => Ok(Self::Unguarded),
             "alone" => Ok(Self::Alone),
             "lossy" => Ok(Self::Lossy),
+            "serial" => Ok(Self::Serial),
             _ => Err("no such fault"),
         }
     }
@@ -41,4 +46,16 @@ pub(crate) async fn lose_answers(request: Request, next: Next) -> Response {
         });
         Body::from_stream(events)
     })
+}
+
+/// Reads one body after the other.
+pub(crate) async fn read_in_turn(request: Request, next: Next) -> Result<Response, StatusCode> {
+    static TURN: Mutex<()> = Mutex::const_new(());
+    let (head, body) = request.into_parts();
+    let body = {
+        let _turn = TURN.lock().await;
+        body.collect().await
+    };
+    let bytes = body.map_err(|_| StatusCode::BAD_REQUEST)?.to_bytes();
+    Ok(next.run(Request::from_parts(head, Body::from(bytes))).await)
 }

@@ -70,7 +70,9 @@ async fn serve() -> Result<(), Failure> {
     let public = public.tap_io(|stream| {
         let _best_effort = stream.set_nodelay(true);
     });
-    let member = Cluster::redis(&options.redis).advertise(options.peers.to_string());
+    let own = options.peers.to_string();
+    let advertised = options.advertise.as_ref().unwrap_or(&own);
+    let member = Cluster::redis(&options.redis).advertise(advertised);
     let mut member = member.client_backoff(options.backoff);
     if let Some(secret) = &options.secret {
         member = member.secret(secret);
@@ -165,6 +167,9 @@ fn app(
         Some(Fault::Lossy) => app
             .layer(axum::middleware::from_fn(fault::lose_answers))
             .layer(cluster.layer()),
+        Some(Fault::Serial) => app
+            .layer(cluster.layer())
+            .layer(axum::middleware::from_fn(fault::read_in_turn)),
         Some(Fault::Unguarded) | None => app.layer(cluster.layer()),
     }
 }

@@ -8,6 +8,8 @@ pub(crate) struct Options {
     pub(crate) name: String,
     pub(crate) public: SocketAddr,
     pub(crate) peers: SocketAddr,
+    /// Where the others find that listener. `None` for its own address.
+    pub(crate) advertise: Option<String>,
     pub(crate) redis: String,
     pub(crate) grace: Duration,
     /// How long calls may go on after SIGTERM.
@@ -27,6 +29,7 @@ impl Options {
             name: String::new(),
             public: nowhere,
             peers: nowhere,
+            advertise: None,
             redis: String::new(),
             grace: Duration::from_secs(2),
             drain: Duration::from_secs(5),
@@ -40,6 +43,7 @@ impl Options {
                 "--name" => options.name = value,
                 "--public" => options.public = value.parse()?,
                 "--peers" => options.peers = value.parse()?,
+                "--advertise" => options.advertise = Some(value),
                 "--redis" => options.redis = value,
                 "--grace" => options.grace = Duration::try_from_secs_f64(value.parse()?)?,
                 "--drain" => options.drain = Duration::try_from_secs_f64(value.parse()?)?,

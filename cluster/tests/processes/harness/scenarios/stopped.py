@@ -1,23 +1,31 @@
-"""The owner is stopped and goes on: for so long that the others wait for it, and for so long that it is given up."""
+"""The owner is stopped and continues: for so long that the others wait for it, and for so long that its sessions are claimed.
+
+In the second case requests wait in the sockets of the owner meanwhile: calls and resumes of clients, relayed calls, and the second
+halves of calls whose first half it had before. Nothing begins of them where the session is not any more."""
 
 import asyncio
 import signal
 
-from ..client import PATIENCE
+from ..client import PATIENCE, Call
 from ..wire import Broken, Response
 
 # The head of a relayed GET is waited for 10 s. Until then the others wait with it, and after that it is given up.
 STOPS = {9: "back", 10: "either", 14: "given_up"}
-SHORT = {9: "back"}
+SHORT = {9: "back", 12: "given_up"}
 GROUPS = 3
 CALLS = 3
-# An owner that was given up learns it from the directory.
-AFTER = 5.0
+# So many more calls wait in the owner's sockets if it is given up.
+LATE = 3
+# A relayed one waits for less than 10 s there, until the owner continues.
+RELAYED_BEFORE = 5.0
+# A request has reached the owner.
+ARRIVED = 0.3
 
 
 async def play(world, short):
     stops = SHORT if short else STOPS
-    world.facts.note("plan", scenario="stopped", calls=len(stops) * GROUPS * CALLS)
+    given_up = list(stops.values()).count("given_up")
+    world.facts.note("plan", scenario="stopped", calls=GROUPS * (len(stops) * CALLS + given_up * LATE))
     for number, (seconds, story) in enumerate(stops.items()):
         await _stop(world, number, seconds, story)
 
@@ -30,28 +38,46 @@ async def _stop(world, number, seconds, story):
         calls.append(await world.call("stopped", story, owner.door, through=other.door))
         calls.append(await world.call("stopped", story, owner.door))
     cut = calls[2::CALLS]
+    late, rest = [], asyncio.Event()
+    if story == "given_up":
+        late = [Call(call.session, "stopped", "back") for call in calls]
+        asking = [call.ask(owner.door, until_started=False, until=rest) for call in late[2::CALLS]]
+        asking = [asyncio.create_task(ask) for ask in asking]
+        await asyncio.sleep(ARRIVED)
     owner.signal(signal.SIGSTOP)
     world.facts.note("stopped", instance=owner.name, sessions=[call.session.id for call in calls])
     for call in cut:
         call.cut()
     waiting = [call.session.poke(third.door, seconds + PATIENCE) for call in calls]
     waiting += [call.back(third.door) for call in cut] if story != "given_up" else []
-    waiting += [_look(call.session, third.door) for call in calls] if story == "given_up" else []
     waiting = [asyncio.create_task(wait) for wait in waiting]
-    await asyncio.sleep(seconds)
+    if story == "given_up":
+        looks = [asyncio.create_task(_look(call.session, third.door)) for call in calls]
+        waiting += [*looks, *asking]
+        waiting += [asyncio.create_task(call.ask(owner.door, until_started=False)) for call in late[0::CALLS]]
+        waiting += [asyncio.create_task(call.back(owner.door)) for call in cut]
+        # A process does not stop in the moment of the signal.
+        await asyncio.sleep(ARRIVED)
+        rest.set()
+        await asyncio.sleep(seconds - ARRIVED - RELAYED_BEFORE)
+        waiting += [asyncio.create_task(call.ask(other.door, until_started=False)) for call in late[1::CALLS]]
+        await asyncio.sleep(RELAYED_BEFORE)
+        claimed = [look.done() and look.result() == 200 for look in looks]
+        world.facts.note("check", scenario="stopped", what="claimed meanwhile", right=all(claimed), claimed=claimed)
+    else:
+        await asyncio.sleep(seconds)
     owner.signal(signal.SIGCONT)
     world.facts.note("continued", instance=owner.name)
     await asyncio.gather(*waiting)
-    await asyncio.sleep(AFTER)
-    for call in calls:
+    for call in [*calls, *late]:
         doors = [node.door for node in world.nodes]
         await asyncio.gather(*(call.session.whose(door, f"after {call.tag}") for door in doors))
         await world.release(call)
-    await asyncio.gather(*(call.end(third.door) for call in calls))
+    await asyncio.gather(*(call.end(third.door) for call in [*calls, *late]))
 
 
 async def _look(session, door):
-    """A stream of the session, which is waited for."""
+    """A stream of the session, which is waited for. Returns the status, 0 for none."""
     status = 0
     try:
         response = await Response.open(door, "GET", session.headers())
@@ -60,3 +86,4 @@ async def _look(session, door):
     except Broken:
         pass
     session.facts.note("looked", session=session.id, status=status)
+    return status

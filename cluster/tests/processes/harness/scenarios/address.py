@@ -1,0 +1,135 @@
+"""Two members at one advertised address, as while a server is replaced by a newer process. Connections of the other instances to that
+address reach the first member, or the newcomer, which answers 421: it does not have the session. That takes no session from the first
+member while it lives. Then the first member leaves, and its sessions are served by others."""
+
+import asyncio
+
+from ..referee import BEAT, LEASE
+from ..tcp_proxy import TcpProxy
+
+GROUPS = 10
+SHORT = 2
+CALLS = 6
+# For how long all connections reach the newcomer: longer than a call without its client would last if no instance turned clients
+# away. No call is cancelled before its instance has run for a lease's time, and that has just started.
+AWAY = LEASE + BEAT + 0.5
+# A call ends so long after its instance began to leave.
+LATER = 0.5
+
+
+async def play(world, short):
+    groups = SHORT if short else GROUPS
+    world.facts.note("plan", scenario="address", calls=groups * CALLS)
+    first = world.nodes[0]
+    async with TcpProxy(first.peers_at) as proxy:
+        advertised = "--advertise", f"{proxy.host}:{proxy.port}"
+        await first.leave()
+        await first.restart(*advertised)
+        newcomer = await world.join("d", *advertised)
+        try:
+            await world.settle()
+            await _meet(world, proxy, first, newcomer, groups)
+        finally:
+            await world.part(newcomer)
+            await first.leave()
+            await first.restart()
+            await world.settle()
+
+
+async def _meet(world, proxy, first, newcomer, number):
+    groups = [Group(world, first) for _ in range(number)]
+    # Connections reach the one and the other in turn.
+    proxy.targets = first.peers_at, newcomer.peers_at
+    await asyncio.gather(*(group.begin() for group in groups))
+    proxy.targets = (newcomer.peers_at,)
+    over = asyncio.Event()
+    coming = [asyncio.create_task(group.resume(over)) for group in groups]
+    await asyncio.sleep(AWAY)
+    over.set()
+    proxy.targets = (first.peers_at,)
+    await asyncio.gather(*coming)
+    await asyncio.gather(*(group.begin_last() for group in groups))
+    proxy.targets = (newcomer.peers_at,)
+    for group in groups:
+        group.cut_last()
+    leaving = asyncio.create_task(first.leave())
+    await asyncio.gather(*(group.end(leaving) for group in groups))
+
+
+class Group:
+    """Clients of the first member, and of instances that relay to it."""
+
+    def __init__(self, world, first):
+        self._world = world
+        self._first = first
+        self._first_door, self._other, self._third = (node.door for node in world.nodes[:3])
+
+    async def begin(self):
+        self._direct = await self._call("stay", self._first_door)
+        self._relayed = await self._call("stay", self._other)
+        self._back = await self._call("back", self._first_door)
+        self._kept = await self._call("back", self._third)
+        self._sessions = [call.session for call in (self._direct, self._relayed, self._back, self._kept)]
+        self._own(self._sessions)
+
+    async def resume(self, over):
+        """All connections of the others reach the newcomer, until that is over."""
+        for call in (self._back, self._kept):
+            call.cut()
+        coming = [asyncio.create_task(self._back.back(self._other, obeys=True))]
+        await self._world.released(self._kept)
+        coming.append(asyncio.create_task(self._kept.back(self._third, obeys=True)))
+        # A client of the first member, and one that was connected before, notice nothing.
+        await self._world.release(self._direct)
+        await self._direct.until_over()
+        await self._world.release(self._relayed)
+        await self._relayed.until_over()
+        while not over.is_set():
+            for session in self._sessions:
+                await self._look(session, over)
+            await asyncio.sleep(0.5)
+        await asyncio.gather(*coming)
+        await self._world.release(self._back)
+        await asyncio.gather(self._back.end(self._other), self._kept.end(self._third))
+
+    async def begin_last(self):
+        """These end while the first member leaves."""
+        self._attached = await self._call("stay", self._other)
+        self._last = await self._call("back", self._other)
+        self._own([self._attached.session, self._last.session])
+
+    def cut_last(self):
+        self._last.cut()
+
+    async def end(self, leaving):
+        coming = asyncio.create_task(self._last.back(self._third, obeys=True))
+        await asyncio.sleep(LATER)
+        await self._world.release(self._attached)
+        await self._attached.until_over()
+        await self._world.release(self._last)
+        await leaving
+        await coming
+        await self._last.end(self._third)
+        for call in (self._direct, self._relayed, self._attached):
+            call.close()
+        doors = [node.door for node in self._world.nodes if node is not self._first]
+        for session in [*self._sessions, self._attached.session, self._last.session]:
+            await asyncio.gather(*(session.whose(door, f"after {session.id}") for door in doors))
+
+    async def _look(self, session, over):
+        """An instance that does not reach the owner asks the client to come again."""
+        for door in (self._other, self._third):
+            status = await session.poke(door)
+            if not over.is_set():
+                self._check("turned away", status == 503, status=status)
+        name = await session.whose(self._first_door, f"owner of {session.id}")
+        self._check("served by the first", name == self._first.name, name=name)
+
+    async def _call(self, story, through):
+        return await self._world.call("address", story, self._first_door, through=through)
+
+    def _own(self, sessions):
+        self._world.facts.note("owns", instance=self._first.name, sessions=[session.id for session in sessions])
+
+    def _check(self, what, right, **more):
+        self._world.facts.note("check", scenario="address", what=what, right=right, **more)

@@ -1,0 +1,104 @@
+"""Redis is slow: 300 ms away. Clients have calls on one instance, are cut off all at once by the balancer, and resume through another
+instance, as `Retry-After` has it if they are asked to come again."""
+
+import asyncio
+import random
+
+from ..referee import LEASE
+from ..tcp_proxy import TcpProxy
+from ..world import GRACE
+
+DELAYS = [0.3, 0.45]
+SHORT_DELAYS = [0.3]
+CALLS = 600
+SHORT = 150
+AT_A_TIME = 50
+# When clients resume after they were cut off: half of them at once, the others later, up to the end of the grace.
+LAST = GRACE - 0.05
+# Of every so many sessions the owner is asked for at the end.
+EACH = 25
+# HAProxy sees within 200 ms that an instance is back.
+SEEN_WITHIN = 0.5
+
+
+async def play(world, short):
+    calls, delays = (SHORT, SHORT_DELAYS) if short else (CALLS, DELAYS)
+    world.facts.note("plan", scenario="slow", calls=calls * len(delays))
+    # The third instance has nothing to do with the calls.
+    nodes = world.nodes[:2] if short else world.nodes
+    async with TcpProxy((world.redis.host, world.redis.port)) as proxy:
+        try:
+            await _renew(world, nodes, "--redis", f"redis://{proxy.host}:{proxy.port}")
+            for delay in delays:
+                proxy.delay = delay / 2
+                await _check(world, proxy, delay)
+                await _storm(world, calls)
+            proxy.delay = 0.0
+        finally:
+            await _renew(world, nodes)
+
+
+async def _renew(world, nodes, *options):
+    await asyncio.gather(*(node.leave() for node in nodes))
+    await asyncio.gather(*(node.restart(*options) for node in nodes))
+    await world.settle()
+
+
+async def _check(world, proxy, delay):
+    """Redis is as slow as it is to be."""
+    begun = asyncio.get_running_loop().time()
+    reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
+    writer.write(b"PING\r\n")
+    pong = await reader.readline()
+    writer.close()
+    seconds = asyncio.get_running_loop().time() - begun
+    world.facts.note("check", scenario="slow", what="delay", right=pong == b"+PONG\r\n" and seconds >= delay, seconds=seconds)
+
+
+async def _storm(world, number):
+    owner, other, third = world.nodes
+    for node in (other, third):
+        await world.balancer.take_out(node)
+    try:
+        turns, dice = asyncio.Semaphore(AT_A_TIME), random.Random(3)
+        # No call is cancelled before its instance has known the directory to be sound for that time.
+        proved = asyncio.create_task(asyncio.sleep(LEASE))
+        calls = await asyncio.gather(*(_begin(world, turns) for _ in range(number)))
+        await world.balancer.put_back(other)
+        await asyncio.sleep(SEEN_WITHIN)
+        await proved
+        await world.balancer.take_out(owner)
+        await world.balancer.cut(owner)
+        pauses = [max(0.0, dice.uniform(-LAST, LAST)) for _ in calls]
+        await asyncio.gather(*(_resume(world, turn, *of) for turn, of in enumerate(zip(calls, pauses))))
+        doors = [node.door for node in world.nodes]
+        whose = [call.session.whose(door, f"after {call.tag}") for call in calls[::EACH] for door in doors]
+        await asyncio.gather(*whose)
+        await asyncio.gather(*(_delete(world, turns, call) for call in calls))
+    finally:
+        for node in (owner, third):
+            await world.balancer.put_back(node)
+
+
+async def _begin(world, turns):
+    async with turns:
+        return await world.call("slow", "back", world.front)
+
+
+async def _resume(world, turn, call, pause):
+    await call.until_cut_off()
+    call.cut()
+    is_away = turn % 3 == 0
+    if is_away:
+        # The answer is made while its client is away.
+        await world.release(call)
+    await asyncio.sleep(pause)
+    await call.back(world.front, obeys=True)
+    if not is_away:
+        await world.release(call)
+    await call.end(world.front)
+
+
+async def _delete(world, turns, call):
+    async with turns:
+        await call.session.delete(world.front)
