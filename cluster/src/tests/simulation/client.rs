@@ -34,6 +34,9 @@ const HEAD_LIMIT: Ms = 25_000;
 /// How long a session may take to answer after the faults: 10 s.
 const PROBE_LIMIT: Ms = 10_000;
 
+/// After this long without a head a client may have counted as turned away: 100 ms.
+const WAITED: Ms = 100;
+
 /// The parameters of `initialize`.
 const PARAMS: &str = r#"{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"sim","version":"0"}}"#;
 
@@ -555,7 +558,10 @@ impl Client {
                 continue;
             };
             self.0.watcher.requested();
-            let Ok((status, _)) = exchange.head().await else {
+            let since = self.now();
+            let head = exchange.head().await;
+            self.waited(since);
+            let Ok((status, _)) = head else {
                 *last = "the connection broke".into();
                 self.pause(100).await;
                 continue;
@@ -614,7 +620,10 @@ impl Client {
         loop {
             select! {
                 biased;
-                head = exchange.head() => return head.ok(),
+                head = exchange.head() => {
+                    self.waited(since);
+                    return head.ok();
+                }
                 () = self.pause(HEAD_LIMIT) => {}
             }
             let may_wait = label.is_some_and(|label| self.0.watcher.may_wait(label, HEAD_LIMIT));
@@ -622,6 +631,13 @@ impl Client {
                 let what = format!("{what} waits at {} since {since}", exchange.host);
                 self.0.watcher.fail(Check::Waits, what);
             }
+        }
+    }
+
+    /// A response has its head. If that took long, the client may have counted as turned away meanwhile.
+    fn waited(&self, since: Ms) {
+        if self.now() - since > WAITED {
+            self.0.watcher.has_waited();
         }
     }
 

@@ -412,6 +412,11 @@ impl Watcher {
         log.history.push((now, format!("{by} turns a client away")));
     }
 
+    /// The client of some session has waited for an owner that did not answer.
+    pub(super) fn has_waited(&self) {
+        self.log().last_refusal = Some(self.post.now());
+    }
+
     /// An instance has confirmed that a session is deleted.
     pub(super) fn is_deleted(&self, session: &str) {
         let now = self.post.now();
