@@ -3,8 +3,8 @@
 //! A request takes this way, and its response the way back:
 //!
 //! ```text
-//! client ─▶ front ─▶ CancelOnDisconnectLayer ─▶ hub ─▶ forward ─▶ a server that speaks HTTP
-//!                                            └─▶ stdio ─────────▶ one that is started, with the hub's streams
+//! client ─▶ front ─▶ CancelOnDisconnectLayer ─▶ store ─▶ forward ─▶ a server that speaks HTTP
+//!                                            └─▶ stdio ─────────────────▶ one that is started, with the store's streams
 //! ```
 //!
 //! | module | what it does |
@@ -13,7 +13,7 @@
 //! | [`front`] | takes connections, and refuses what is none of the server's business |
 //! | [`forward`] | hands requests on to a server that speaks HTTP |
 //! | [`stdio`] | starts servers that speak on stdin and stdout, and speaks HTTP for them |
-//! | [`hub`] | keeps what a server sent, for clients that resume |
+//! | [`store`] | keeps what a server sent, for clients that resume |
 //! | [`message`], [`head`] | read of a message and of a head what routes them |
 //! | [`server`] | one of these, as it is configured |
 //! | [`admin`] | shows health, metrics and calls, on another address |
@@ -35,12 +35,12 @@ pub mod demo;
 mod descriptors;
 #[cfg(feature = "program")]
 pub mod drain;
+pub mod event_store;
 #[cfg(feature = "program")]
 pub mod forward;
 #[cfg(feature = "program")]
 pub mod front;
 pub mod head;
-pub mod hub;
 #[cfg(feature = "program")]
 mod listing;
 mod lock;

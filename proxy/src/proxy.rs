@@ -28,8 +28,8 @@ use crate::{
     config::Config,
     descriptors::Descriptors,
     drain::{ENDING, LOOK, WHOLE},
+    event_store::EventStore,
     front::{Front, FrontLimits, Gate},
-    hub::Hub,
     listing::Listing,
     log,
     runs_on::{Graces, RunsOn},
@@ -90,9 +90,9 @@ impl Proxy {
         let front = Front::bind(config.listen, gate, limits).await;
         let front = front.map_err(|error| StartError::listen("--listen", config.listen, error))?;
         let ended = Ended::default();
-        let mut layer = layer(&config, server.hub())
+        let mut layer = layer(&config, server.event_store())
             .observe_fn(ended.counting())
-            .observe_fn(log::disconnects(server.keeps_for()));
+            .observe_fn(log::disconnects(server.retention()));
         let admin = match config.admin {
             Some(address) => {
                 let shown = Shown {
@@ -219,12 +219,12 @@ impl Proxy {
 /// Waits until no answer is still to come, or to be read by a client that is there.
 async fn all_read(server: &Server) {
     // Nothing tells of it: a client reads without a word.
-    while server.is_under_way() {
+    while server.is_in_progress() {
         sleep(LOOK).await;
     }
 }
 
-fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
+fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer {
     let mut layer = CancelOnDisconnectLayer::new().grace(config.grace);
     let (graces, is_upstream) = (Graces::new(config), config.upstream.is_some());
     let exempt = graces.clone();
@@ -254,8 +254,8 @@ fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
         layer = layer
             .commit_after(config.commit_after)
             .exempt(|call| call.session().is_some() && may_be_anothers(call.request_id()));
-        if let Some(hub) = hub {
-            layer = layer.confirm(move |orphan| ready(hub.judge(orphan)));
+        if let Some(store) = store {
+            layer = layer.confirm(move |orphan| ready(store.confirm(orphan)));
         }
     }
     layer

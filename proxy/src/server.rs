@@ -13,8 +13,8 @@ use tower_service::Service;
 
 use crate::{
     config::{Config, Target},
+    event_store::{EventStore, Limits, Resumable},
     forward::{Forward, UpstreamError},
-    hub::{Hub, Limits, Resumable},
     refusal,
     stage::Answering,
     stdio::{Options, Program, Stdio},
@@ -28,7 +28,7 @@ const STDIO_PATH: &str = "/mcp";
 pub enum Server {
     /// One that speaks HTTP, as it is.
     Forward(Forward),
-    /// One that speaks HTTP, with the hub's streams.
+    /// One that speaks HTTP, with the event store's streams.
     Resumable(Resumable<Forward>),
     /// One that is started for each session.
     Stdio(Stdio),
@@ -79,8 +79,8 @@ impl Server {
                 Ok(if config.no_resumable {
                     Self::Forward(forward)
                 } else {
-                    let hub = Hub::in_front_of(&forward.to_string(), limits);
-                    let resumable = Resumable::new(forward, hub);
+                    let store = EventStore::for_server(&forward.to_string(), limits);
+                    let resumable = Resumable::new(forward, store);
                     Self::Resumable(resumable.commit_after(config.commit_after))
                 })
             }
@@ -102,8 +102,8 @@ impl Server {
                 };
                 // Each of them has streams for as long as it runs.
                 let sessions = limits.sessions.max(config.max_sessions);
-                let hub = Hub::new(Limits { sessions, ..limits });
-                let stdio = Stdio::new(options, hub).map_err(ServerError::Command)?;
+                let store = EventStore::new(Limits { sessions, ..limits });
+                let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;
                 Ok(Self::Stdio(stdio))
             }
         }
@@ -124,14 +124,14 @@ impl Server {
     }
 
     /// How long an answer is kept for a client that is away, if it is.
-    pub fn keeps_for(&self) -> Option<Duration> {
-        self.is_resumable().then(|| Limits::default().kept_for)
+    pub fn retention(&self) -> Option<Duration> {
+        self.is_resumable().then(|| Limits::default().retention)
     }
 
     /// Where the streams of a server are kept that speaks HTTP and may be asked who came back.
-    pub fn hub(&self) -> Option<Hub> {
+    pub fn event_store(&self) -> Option<EventStore> {
         match self {
-            Self::Resumable(resumable) => Some(resumable.hub().clone()),
+            Self::Resumable(resumable) => Some(resumable.event_store().clone()),
             Self::Forward(_) | Self::Stdio(_) => None,
         }
     }
@@ -140,11 +140,11 @@ impl Server {
     pub fn stats(&self) -> Option<Stats> {
         let (kept, run) = match self {
             Self::Forward(_) => return None,
-            Self::Resumable(resumable) => (resumable.hub().stats(), None),
-            Self::Stdio(stdio) => (stdio.hub().stats(), Some(stdio.stats())),
+            Self::Resumable(resumable) => (resumable.event_store().stats(), None),
+            Self::Stdio(stdio) => (stdio.event_store().stats(), Some(stdio.stats())),
         };
         Some(Stats {
-            // Those of the hub outlive their process.
+            // Those of the event store outlive their process.
             sessions: run.map_or(kept.sessions, |run| run.sessions),
             children: run.map_or(0, |run| run.children),
             buffer_bytes: kept.buffer_bytes,
@@ -155,11 +155,11 @@ impl Server {
     }
 
     /// Whether the answer of any call is still to come, or to be read by a client that is there, as far as that is seen here.
-    pub fn is_under_way(&self) -> bool {
+    pub fn is_in_progress(&self) -> bool {
         match self {
             Self::Forward(_) => false,
-            Self::Resumable(resumable) => resumable.hub().is_under_way(),
-            Self::Stdio(stdio) => stdio.hub().is_under_way(),
+            Self::Resumable(resumable) => resumable.event_store().is_in_progress(),
+            Self::Stdio(stdio) => stdio.event_store().is_in_progress(),
         }
     }
 

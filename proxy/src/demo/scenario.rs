@@ -18,8 +18,8 @@ use super::{
     server,
 };
 use crate::{
+    event_store::{EventStore, Limits},
     front::{Front, FrontLimits, Gate},
-    hub::{Hub, Limits},
     stage::{Inside, Outside, Stage},
     stdio::{Options, Program, Stdio},
 };
@@ -152,7 +152,7 @@ impl Scenario {
                     retry: RETRY,
                     ..Limits::default()
                 };
-                let stdio = Stdio::new(Options::new(program), Hub::new(limits))?;
+                let stdio = Stdio::new(Options::new(program), EventStore::new(limits))?;
                 let layer = CancelOnDisconnectLayer::new().grace(self.grace);
                 let stage = Outside(layer.layer(Inside(stdio.clone())));
                 let cells = self.play_behind(stage, set_up, &notes).await;

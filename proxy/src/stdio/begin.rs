@@ -86,10 +86,11 @@ impl Stdio {
         };
         let session_id =
             new_id().map_err(|_| failed("there are no random numbers for a session id"))?;
-        let asked_for = message.params().protocol_version;
-        let streams = inner
-            .hub
-            .begin(&session_id, Some(asked_for.as_deref().unwrap_or_default()));
+        let requested_revision = message.params().protocol_version;
+        let streams = inner.store.begin(
+            &session_id,
+            Some(requested_revision.as_deref().unwrap_or_default()),
+        );
         let streams = streams.ok_or_else(|| no_room("there is no room for another session"))?;
         let begun = || -> Result<_, Box<Response<Body>>> {
             let standalone = streams.open_standalone();
@@ -115,7 +116,7 @@ impl Stdio {
             Ok((Arc::new(session), (group, pipes, waiting), response))
         };
         let (session, process, mut response) =
-            begun().inspect_err(|_| inner.hub.close(&session_id))?;
+            begun().inspect_err(|_| inner.store.close(&session_id))?;
         inner.children.fetch_add(1, Ordering::Relaxed);
         let running = Running {
             stdio: Arc::downgrade(inner),
@@ -127,7 +128,7 @@ impl Stdio {
             let mut live = inner.live();
             if live.shuts_down {
                 drop(live);
-                inner.hub.close(&session_id);
+                inner.store.close(&session_id);
                 let text = Why::Shutdown(PATIENCE).in_words();
                 return Err(Box::new(refusal::busy(id, text, BUSY)));
             }
@@ -166,16 +167,16 @@ impl Inner {
 impl Running {
     async fn run(self, (group, pipes, waiting): (Group, Pipes, Waiting)) {
         let end = self.session.run(group, pipes, waiting).await;
-        let hub = self.stdio.upgrade().map(|stdio| {
+        let store = self.stdio.upgrade().map(|stdio| {
             stdio.ended(&end);
-            stdio.hub.clone()
+            stdio.store.clone()
         });
         let (id, why) = (self.id.clone(), end.why);
         drop(self);
         // What was sent before is kept for a client that comes late, but not longer than its streams.
-        if let Some(hub) = hub.filter(|_| why != Why::Deleted) {
+        if let Some(store) = store.filter(|_| why != Why::Deleted) {
             sleep(KEPT_FOR).await;
-            hub.close(&id);
+            store.close(&id);
         }
     }
 }

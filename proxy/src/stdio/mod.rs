@@ -4,10 +4,10 @@
 //! 2. **Nothing survives.** The end of a session closes the stdin of its process, and then signals its group (`process`).
 //! 3. **Whose a line is** says `routing`; in doubt it is sent to no call's stream.
 //! 4. **Bounded.** What waits to be written (1,024 messages, 8 MiB a session), a line (16 MiB), what is logged, the calls and
-//!    the sessions. What waits to be read is the hub's.
+//!    the sessions. What waits to be read is the event store's.
 //! 5. **Told, not stopped.** A cancel is passed to the process. Whether its tool stops is up to that; only
 //!    [`Options::kill_after`] makes sure.
-//! 6. **Hang-ups mean nothing here.** A call runs on without its client, and its answer is kept in the hub. The layer outside
+//! 6. **Hang-ups mean nothing here.** A call runs on without its client, and its answer is kept in the event store. The layer outside
 //!    decides that it is abandoned, and POSTs the cancel.
 
 mod begin;

@@ -31,11 +31,11 @@ use super::{
     task::{End, PATIENCE},
 };
 use crate::{
+    event_store::{Call, EventStore},
     head::{
         EVENT_STREAM, FIRST_WITHOUT_SESSIONS, JSON, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
         accepts, is_of_type, only,
     },
-    hub::{Call, Hub},
     lock::lock,
     message::{Kind, MAX_BODY, Message, on_one_line},
     refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
@@ -69,7 +69,7 @@ struct Head<'a> {
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) options: Options,
-    pub(super) hub: Hub,
+    pub(super) store: EventStore,
     live: Mutex<Live>,
     /// One for each process that there may be.
     pub(super) places: Arc<Semaphore>,
@@ -95,12 +95,12 @@ impl Stdio {
     /// # Errors
     ///
     /// If there is no such program.
-    pub fn new(options: Options, hub: Hub) -> io::Result<Self> {
+    pub fn new(options: Options, store: EventStore) -> io::Result<Self> {
         options.program.look()?;
         Ok(Self(Arc::new(Inner {
             places: Arc::new(Semaphore::new(options.max_sessions.min(MAX_PLACES))),
             options,
-            hub,
+            store,
             live: Mutex::default(),
             crashes: Mutex::default(),
             refused: Mutex::default(),
@@ -117,8 +117,8 @@ impl Stdio {
 
     /// Where the streams of its sessions are kept.
     #[must_use]
-    pub fn hub(&self) -> &Hub {
-        &self.0.hub
+    pub fn event_store(&self) -> &EventStore {
+        &self.0.store
     }
 
     /// How much there is.
@@ -261,7 +261,7 @@ impl Stdio {
         // The streams of a session outlive its process, as long as they have something to read.
         let has_more = || {
             let last = last.to_str().ok();
-            last.is_some_and(|last| self.0.hub.has_more(id, last))
+            last.is_some_and(|last| self.0.store.has_more(id, last))
         };
         if session.is_none() && !has_more() {
             return not_found(None);
@@ -269,7 +269,7 @@ impl Stdio {
         let resumed = last
             .to_str()
             .ok()
-            .and_then(|last| self.0.hub.resume(id, last));
+            .and_then(|last| self.0.store.resume(id, last));
         resumed.unwrap_or_else(|| bad("Last-Event-ID names no event of this session"))
     }
 
@@ -295,7 +295,7 @@ impl Stdio {
             return not_found(None);
         };
         session.stop(Why::Deleted);
-        self.0.hub.close(id);
+        self.0.store.close(id);
         refusal::empty(StatusCode::NO_CONTENT)
     }
 }

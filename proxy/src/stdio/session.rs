@@ -15,7 +15,7 @@ use super::{
     said::Name,
 };
 use crate::{
-    hub::{self, Stream},
+    event_store::{self, Stream},
     lock::lock,
     message::{IdKey, Kind, Message},
     refusal::SERVER_ERROR,
@@ -28,7 +28,7 @@ const MAX_ID: usize = 1024;
 pub(super) struct Session {
     pub(super) name: Name,
     /// Its streams.
-    pub(super) streams: hub::Session,
+    pub(super) streams: event_store::Session,
     /// The stream for what belongs to no call.
     pub(super) standalone: Stream,
     input: Input,
@@ -88,7 +88,7 @@ pub(super) enum NotSent {
 impl Session {
     pub(super) fn new(
         name: Name,
-        streams: hub::Session,
+        streams: event_store::Session,
         standalone: Stream,
         kill_after: Option<Duration>,
         timeout: Duration,
@@ -119,7 +119,7 @@ impl Session {
     pub(super) fn request(
         &self,
         message: &Message<'_>,
-        call: hub::Call,
+        call: event_store::Call,
         line: Bytes,
     ) -> Result<Stream, NotSent> {
         let id = message.id.and_then(key).ok_or(NotSent::BadId)?;
@@ -297,7 +297,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::hub::{Hub, Limits};
+    use crate::event_store::{EventStore, Limits};
 
     fn text(message: &Message<'_>) -> &'static str {
         match message.kind {
@@ -308,8 +308,8 @@ mod tests {
 
     /// What is written for a request and a cancel that comes as soon as the call is known.
     async fn written() -> String {
-        let hub = Hub::new(Limits::default());
-        let streams = hub.begin("s", Some("2025-11-25")).unwrap();
+        let store = EventStore::new(Limits::default());
+        let streams = store.begin("s", Some("2025-11-25")).unwrap();
         let standalone = streams.open_standalone().unwrap();
         let (session, waiting) =
             Session::new(Name::of("s"), streams, standalone, None, Duration::MAX);
@@ -323,7 +323,7 @@ mod tests {
                 }
                 session.tell(&cancel, text(&cancel).into()).unwrap();
             });
-            let call = hub::Call::new("1").unwrap();
+            let call = event_store::Call::new("1").unwrap();
             session
                 .request(&request, call, text(&request).into())
                 .unwrap();

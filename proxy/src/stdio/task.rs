@@ -21,7 +21,7 @@ use super::{
     session::{Session, State, Why},
 };
 use crate::{
-    hub::{Event, Stream},
+    event_store::{Event, Stream},
     message::{IdKey, Kind, Message, Skim, batch, on_one_line},
     refusal::SERVER_ERROR,
 };
@@ -204,7 +204,7 @@ impl Session {
             // It is for the session. The client has left this stream, and listens elsewhere or cannot resume it.
             Route::Call(stream)
                 if !is_progress
-                    && stream.was_left()
+                    && stream.lost_all_readers()
                     && (self.standalone.is_attached() || !stream.has_events()) =>
             {
                 (&self.standalone, false)
@@ -219,7 +219,7 @@ impl Session {
         let event = Event::message(&text, stream.call());
         // It may take long until the event has room, and one copy is enough until then.
         drop(text);
-        // What was refused is said by the hub, and its call has ended.
+        // What was refused is said by the event store, and its call has ended.
         let before = Instant::now();
         let _pushed = self.jam.wait(stream.push(event)).await;
         self.excuse(before.elapsed());

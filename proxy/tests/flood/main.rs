@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use peak_alloc::PeakAlloc;
 use tokio::runtime::Builder;
 
-mod hub;
+mod event_store;
 mod whole;
 
 #[global_allocator]

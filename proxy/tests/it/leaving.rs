@@ -258,7 +258,7 @@ async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_c
     ] {
         let upstream = Upstream::start().await;
         let proxy = Running::before(&upstream, options).await;
-        let (mut clients, mut asked_for) = (Vec::new(), Vec::new());
+        let (mut clients, mut requested_revision) = (Vec::new(), Vec::new());
         for id in ["9007199254740993", "-9007199254740992", "9007199254740991"] {
             let mut client = Connection::open(proxy.addr).await;
             client.send(&session_call(id)).await;
@@ -266,7 +266,7 @@ async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_c
             asked.stream().await;
             client.head().await;
             clients.push(client);
-            asked_for.push(asked);
+            requested_revision.push(asked);
         }
         for client in clients {
             client.fin();

@@ -348,14 +348,14 @@ async fn a_named_tool_that_the_server_does_not_list_is_warned_of_once() {
         command.args(["--exempt=there,missing", "--tool-grace=b=1h,gone=1h"]);
         let mut program = Program::start(command);
         let addr = program.addr();
-        for (asked_for, answer) in [
+        for (requested_revision, answer) in [
             (call("1").as_str(), &last),
             (list, &first),
             (list, &last),
             (list, &last),
         ] {
             let mut client = Connection::open(addr).await;
-            let request = post(asked_for).header("mcp-session-id", "s");
+            let request = post(requested_revision).header("mcp-session-id", "s");
             client.send(&request).await;
             let mut asked = upstream.asked().await;
             if is_stream {

@@ -243,7 +243,9 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
             "no-such-command",
             [],
         )),
-        mcp_cancel_proxy::hub::Hub::new(mcp_cancel_proxy::hub::Limits::default()),
+        mcp_cancel_proxy::event_store::EventStore::new(
+            mcp_cancel_proxy::event_store::Limits::default(),
+        ),
     );
     assert!(error.unwrap_err().to_string().contains("`no-such-command`"));
     // It is there, and cannot be run.

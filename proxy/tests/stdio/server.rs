@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use mcp_cancel_proxy::{
-    hub::{Hub, Limits},
+    event_store::{EventStore, Limits},
     stdio::{Options, Program, Stdio},
 };
 use rustix::process::{Pid, test_kill_process};
@@ -30,7 +30,7 @@ pub fn shell(script: &str) -> Options {
 }
 
 pub fn serve(options: Options) -> Stdio {
-    Stdio::new(options, Hub::new(Limits::default())).unwrap()
+    Stdio::new(options, EventStore::new(Limits::default())).unwrap()
 }
 
 /// A file that nobody else has.

@@ -9,7 +9,7 @@
 //! 3. **Anything else** is sent to the only call that is open, beyond doubt, else to the standalone stream. The task of the session
 //!    sends it there as well while the client has left that call.
 //! 4. **A cancel** of the client closes its call: from then on nothing but its answer is for it, and that only for
-//!    [`LET_GO_AFTER`]. Its id and its token stay taken, because the server may still use them.
+//!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Nothing is owed for ever.** Of calls that were cancelled and never answered the newest [`MAX_OWED`] are known.
 //! 6. **The end** is told to every open call once, and afterwards there is none.
 
@@ -23,7 +23,7 @@ use std::{
 
 use tokio::time::Instant;
 
-pub use crate::hub::LET_GO_AFTER;
+pub use crate::event_store::UPSTREAM_LINGER;
 use crate::message::{Blurred, IdKey, Kind, Message};
 
 /// How many calls of a session may be open: 1,024.
@@ -264,7 +264,7 @@ impl<S: Clone> Routes<S> {
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
         let due = self.owed.values().flat_map(|owed| {
-            let let_go = owed.stream.as_ref().map(|_| owed.since + LET_GO_AFTER);
+            let let_go = owed.stream.as_ref().map(|_| owed.since + UPSTREAM_LINGER);
             let kill = self
                 .kill_after
                 .filter(|_| owed.watched)
@@ -290,7 +290,7 @@ impl<S: Clone> Routes<S> {
             overdue: false,
         };
         for owed in self.owed.values_mut() {
-            if owed.since + LET_GO_AFTER <= now {
+            if owed.since + UPSTREAM_LINGER <= now {
                 due.let_go.extend(owed.stream.take());
             }
             let is_overdue = self

@@ -76,7 +76,7 @@ fn an_id_is_free_again_once_it_was_answered_and_not_before() {
         begin(&mut routes, "1", None, 1),
         Err(NotBegun(Refused::IdInUse))
     );
-    assert_eq!(routes.due(now + LET_GO_AFTER, false).let_go, [0]);
+    assert_eq!(routes.due(now + UPSTREAM_LINGER, false).let_go, [0]);
     assert_eq!(answer(&mut routes, "1"), Route::Nobody);
     begin(&mut routes, "1", None, 1).unwrap();
     assert_eq!(answer(&mut routes, "1"), Route::Answer(1));
@@ -159,8 +159,8 @@ fn a_call_that_was_told_to_stop_is_overdue_once() {
     begin(&mut routes, "2", None, 1).unwrap();
     routes.cancelled(&id("1"), now);
     routes.cancelled(&id("2"), now);
-    assert_eq!(routes.next_due(), Some(now + LET_GO_AFTER));
-    assert_eq!(routes.due(now + LET_GO_AFTER, false).let_go.len(), 2);
+    assert_eq!(routes.next_due(), Some(now + UPSTREAM_LINGER));
+    assert_eq!(routes.due(now + UPSTREAM_LINGER, false).let_go.len(), 2);
     assert_eq!(answer(&mut routes, "2"), Route::Nobody);
     assert_eq!(routes.next_due(), Some(now + after));
     assert!(routes.due(now + after, false).overdue);
@@ -216,7 +216,7 @@ fn of_calls_that_are_never_answered_only_so_many_are_remembered() {
     }
     assert_eq!(forgotten, [0, 1, 2]);
     assert_eq!(
-        routes.due(now + LET_GO_AFTER * 2, false).let_go.len(),
+        routes.due(now + UPSTREAM_LINGER * 2, false).let_go.len(),
         MAX_OWED
     );
     assert!(begin(&mut routes, "0", None, 0).is_ok());
@@ -272,7 +272,7 @@ enum State {
     Open,
     /// Cancelled then, and whether its stream is still there.
     Owed(Instant, bool),
-    Over,
+    EndedStreams,
 }
 
 /// The same by looking at all calls that ever were.
@@ -298,7 +298,7 @@ impl Model {
         let taken = self
             .calls
             .iter()
-            .any(|(other, _, state)| alike(other, id) && *state != State::Over);
+            .any(|(other, _, state)| alike(other, id) && *state != State::EndedStreams);
         if !taken {
             self.calls.push((id, token, State::Open));
             self.tokens();
@@ -320,7 +320,7 @@ impl Model {
         let id = if had_kind { id } else { &other_kind };
         let found = self.calls.iter_mut().enumerate();
         let mut found =
-            found.filter(|(_, (other, _, state))| same(other, id) && *state != State::Over);
+            found.filter(|(_, (other, _, state))| same(other, id) && *state != State::EndedStreams);
         let Some((stream, (.., state))) = found.next() else {
             return Route::Nobody;
         };
@@ -328,7 +328,7 @@ impl Model {
             State::Owed(_, false) => Route::Nobody,
             _ => Route::Answer(stream),
         };
-        *state = State::Over;
+        *state = State::EndedStreams;
         drop(found);
         self.tokens();
         route
@@ -339,8 +339,8 @@ impl Model {
             return Route::Standalone;
         }
         let mut owners = self.calls.iter().enumerate();
-        let owner =
-            owners.find(|(_, (_, its, state))| *its == Some(token) && *state != State::Over);
+        let owner = owners
+            .find(|(_, (_, its, state))| *its == Some(token) && *state != State::EndedStreams);
         match owner {
             None => Route::Standalone,
             Some((stream, (.., State::Open))) => Route::Call(stream),
@@ -370,7 +370,7 @@ impl Model {
         let mut let_go = Vec::new();
         for (stream, (.., state)) in self.calls.iter_mut().enumerate() {
             if let State::Owed(since, there @ true) = state
-                && *since + LET_GO_AFTER <= now
+                && *since + UPSTREAM_LINGER <= now
             {
                 *there = false;
                 let_go.push(stream);
@@ -384,7 +384,7 @@ impl Model {
             let owners = self
                 .calls
                 .iter()
-                .filter(|(_, its, state)| *its == Some(token) && *state != State::Over);
+                .filter(|(_, its, state)| *its == Some(token) && *state != State::EndedStreams);
             match owners.count() {
                 0 => drop(self.doubtful.remove(token)),
                 1 => {}

@@ -1,0 +1,259 @@
+//! The events of the event store's streams, and their ids.
+//!
+//! An id is `mcp-<server>-<stream>.<seq>`:
+//!
+//! 1. `server` is the same for every start of a proxy in front of the same server. So an id of an earlier start is
+//!    recognized and refused: a server that ignores an id that it does not know would answer with its standalone stream.
+//! 2. `stream` has 128 random bits of its own. No id of one stream tells anything about the ids of another.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+
+use super::budget::Reservation;
+use crate::message::{IdKey, Kind, Message, Skim, batch};
+
+/// One event, without its id.
+#[derive(Debug)]
+pub struct Event {
+    /// Its lines, each with its line feed, and without the blank one.
+    pub(super) lines: Vec<u8>,
+    pub(super) weight: Weight,
+    /// What was granted for it. The first event of a stream and its error need nothing: the stream has paid for them.
+    pub(super) reservation: Option<Reservation>,
+}
+
+/// The bytes of an event, and what was granted for them: the last who has a part of them gives it back.
+struct OwnedLines {
+    bytes: Vec<u8>,
+    _reservation: Reservation,
+}
+
+/// What may become of an event where room is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// Progress, or a log line. The oldest of these are dropped first, and a comment says so.
+    Droppable,
+    /// Must reach the client: any other notification, or what cannot be read.
+    Kept,
+    /// A request of the server. It must reach the client as well, and its sender waits for an answer.
+    Request,
+    /// The answer of the call, which must be kept as well. Once it is, the call is completed.
+    Answer,
+}
+
+/// What the ids of an event store begin with.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin(Box<str>);
+
+/// What names a stream in the ids of its events: 128 random bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct StreamName(u128);
+
+/// The id of an event of this event store, or of an event store that was here before. `None` if no event has such an id.
+pub(crate) type EventId = Option<(StreamName, u64)>;
+
+// === impl Event ===
+
+impl Event {
+    /// A message of the server as an event. `json` is the whole message; `call` is the id of the call that the stream is
+    /// for, as JSON text, and `None` on a stream that is for no call.
+    ///
+    /// ```
+    /// use mcp_cancel_proxy::{event_store::{Event, Weight}, message::IdKey};
+    ///
+    /// let call = IdKey::of("7").unwrap();
+    /// let weight = |json: &str| Event::message(json.as_bytes(), Some(&call)).weight();
+    /// assert_eq!(weight(r#"{"method":"notifications/progress"}"#), Weight::Droppable);
+    /// assert_eq!(weight(r#"{"id":1,"method":"roots/list"}"#), Weight::Request);
+    /// assert_eq!(weight(r#"{"id":7,"result":{}}"#), Weight::Answer);
+    /// ```
+    pub fn message(json: &[u8], call: Option<&IdKey>) -> Self {
+        let weight = Weight::of(json, call);
+        Self::of_lines(data_lines(json), weight)
+    }
+
+    /// An event of these lines, which end with a line feed.
+    pub(crate) fn of_lines(lines: Vec<u8>, weight: Weight) -> Self {
+        Self {
+            lines,
+            weight,
+            reservation: None,
+        }
+    }
+
+    /// The same event, for whose lines so much was granted.
+    pub(crate) fn with_reservation(mut self, reservation: Reservation) -> Self {
+        self.reservation = Some(reservation);
+        self
+    }
+
+    /// The first event of a stream: it has no message, and names the point from which its client may resume, after so long.
+    pub(crate) fn priming(retry: Duration) -> Self {
+        let lines = format!("retry: {}\ndata:\n", retry.as_millis());
+        Self::of_lines(lines.into_bytes(), Weight::Kept)
+    }
+
+    /// What may become of it.
+    pub fn weight(&self) -> Weight {
+        self.weight
+    }
+
+    /// Its lines, which have its room for as long as anybody has a part of them.
+    pub(super) fn into_bytes(self) -> Bytes {
+        let bytes = self.lines;
+        match self.reservation {
+            Some(_reservation) => Bytes::from_owner(OwnedLines {
+                bytes,
+                _reservation,
+            }),
+            None => bytes.into(),
+        }
+    }
+}
+
+/// How much an id and its line may take, so that it is appended without a copy of the event.
+pub(super) const ROOM_FOR_ID: usize = 72;
+
+/// A message as `data` lines. Line ends stand between the tokens of JSON, where each is as good as another.
+fn data_lines(json: &[u8]) -> Vec<u8> {
+    const FRAME_OVERHEAD: usize = "data: \n".len();
+    let mut lines = Vec::with_capacity(json.len() + FRAME_OVERHEAD + ROOM_FOR_ID);
+    for line in json.split(|byte| matches!(byte, b'\n' | b'\r')) {
+        if !line.is_empty() {
+            lines.extend_from_slice(b"data: ");
+            lines.extend_from_slice(line);
+            lines.push(b'\n');
+        }
+    }
+    lines
+}
+
+/// A JSON-RPC error as the answer to a call, whose id is JSON text.
+pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
+    let message = serde_json::Value::from(message);
+    answer_with(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
+}
+
+/// The same of an error that is JSON text.
+pub(crate) fn answer_with(id: &str, error: &str) -> Event {
+    let json = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
+    Event::of_lines(data_lines(json.as_bytes()), Weight::Answer)
+}
+
+// === impl Kept ===
+
+impl AsRef<[u8]> for OwnedLines {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+// === impl Weight ===
+
+impl Weight {
+    /// What may become of this message on the stream of this call. What cannot be read is kept, and is the answer if it passes
+    /// for it: the client may read more than the proxy does, and an answer has no second one. A batch is the answer if one of its
+    /// messages is.
+    pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
+        let Some(messages) = batch(json) else {
+            return Self::of_one(json, call);
+        };
+        let weights: Vec<Self> = messages
+            .into_iter()
+            .map(|message| Self::of_one(message, call))
+            .collect();
+        let mut heavy = [Self::Answer, Self::Request].into_iter();
+        heavy
+            .find(|weight| weights.contains(weight))
+            .unwrap_or(Self::Kept)
+    }
+
+    fn of_one(json: &[u8], call: Option<&IdKey>) -> Self {
+        let answered = match Message::read(json) {
+            Some(message) if message.is_droppable() => return Self::Droppable,
+            Some(message) if message.kind == Kind::Request => return Self::Request,
+            Some(message) => message.answered(),
+            None if call.is_some() => Skim::of(json).answers(),
+            None => None,
+        };
+        Self::of_answer(answered, call)
+    }
+
+    /// The same of one that was read as it passed.
+    pub(super) fn of_scanned(skim: Skim, call: Option<&IdKey>) -> Self {
+        if skim.is_droppable() {
+            Self::Droppable
+        } else if skim.is_request() {
+            Self::Request
+        } else {
+            Self::of_answer(skim.answers(), call)
+        }
+    }
+
+    /// The same of one that answers this request. No other call has this stream, so an id is also compared by its text.
+    fn of_answer(answered: Option<IdKey>, call: Option<&IdKey>) -> Self {
+        match answered.zip(call) {
+            Some((answered, call)) if answered.resembles(call) => Self::Answer,
+            _ => Self::Kept,
+        }
+    }
+}
+
+// === impl StreamName ===
+
+impl StreamName {
+    const DIGITS: usize = 32;
+
+    /// A new name. `None` if the system has no random numbers.
+    pub(crate) fn random() -> Option<Self> {
+        let mut bits = [0; 16];
+        getrandom::fill(&mut bits).ok()?;
+        Some(Self(u128::from_ne_bytes(bits)))
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        let is_name = text.len() == Self::DIGITS && text.bytes().all(is_digit);
+        is_name.then(|| u128::from_str_radix(text, 16).ok().map(Self))?
+    }
+}
+
+/// Without the bits: whoever has them can read the stream.
+impl fmt::Debug for StreamName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StreamName")
+    }
+}
+
+// === impl Origin ===
+
+impl Origin {
+    /// The origin of an event store in front of the server of this name. The name is hashed (FNV-1a), and may be guessed from that.
+    pub(crate) fn of(server: &str) -> Self {
+        let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        let hash = server.bytes().fold(0x811c_9dc5, add);
+        Self(format!("mcp-{hash:08x}-").into())
+    }
+
+    /// What the ids of a stream begin with.
+    pub(crate) fn prefix(&self, stream: StreamName) -> Box<str> {
+        format!("{}{:032x}.", self.0, stream.0).into()
+    }
+
+    /// Returns `None` if the id is of another origin.
+    pub(crate) fn read(&self, id: &str) -> Option<EventId> {
+        let rest = id.strip_prefix(&*self.0)?;
+        Some(rest.split_once('.').and_then(|(stream, seq)| {
+            let stream = StreamName::read(stream)?;
+            Some((stream, number(seq)?))
+        }))
+    }
+}
+
+/// A number as it is written in ids, and no other way.
+fn number(text: &str) -> Option<u64> {
+    let number: u64 = text.parse().ok()?;
+    let first = text.as_bytes().first()?;
+    (first.is_ascii_digit() && (*first != b'0' || text.len() == 1)).then_some(number)
+}
