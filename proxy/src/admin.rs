@@ -33,7 +33,7 @@ use mcp_cancel_on_disconnect::{Calls, observe::Metrics};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::{
-    front::{Front, FrontLimits, Gate},
+    frontend::{Frontend, FrontendLimits, RequestFilter},
     lock::lock,
     log,
     server::Server,
@@ -72,7 +72,7 @@ pub struct Shown {
 /// The listener of the routes.
 #[derive(Debug)]
 pub struct Admin {
-    front: Front,
+    frontend: Frontend,
     router: Router,
     prometheus: PrometheusHandle,
 }
@@ -100,20 +100,24 @@ impl Default for Readiness {
 
 impl Admin {
     /// Listens on an address, and installs the recorder of metrics in this process.
-    pub async fn bind(address: SocketAddr, gate: Gate, shown: Shown) -> io::Result<Self> {
-        let limits = FrontLimits {
+    pub async fn bind(
+        address: SocketAddr,
+        filter: RequestFilter,
+        shown: Shown,
+    ) -> io::Result<Self> {
+        let limits = FrontendLimits {
             connections: CONNECTIONS,
             body: BODY,
             bodies: CONNECTIONS * BODY,
             lifetime: Some(LIFETIME),
-            ..FrontLimits::default()
+            ..FrontendLimits::default()
         };
-        let front = Front::bind(address, gate.or_addresses(), limits).await?;
+        let frontend = Frontend::bind(address, filter.allow_ip_addresses(), limits).await?;
         let prometheus = recorder().map_err(io::Error::other)?;
-        let is_local = front.local_addr()?.ip().is_loopback();
+        let is_local = frontend.local_addr()?.ip().is_loopback();
         let router = router(shown, prometheus.clone(), is_local);
         Ok(Self {
-            front,
+            frontend,
             router,
             prometheus,
         })
@@ -121,7 +125,7 @@ impl Admin {
 
     /// The address that it listens on.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.front.local_addr()
+        self.frontend.local_addr()
     }
 
     /// Serves without end.
@@ -135,7 +139,7 @@ impl Admin {
         };
         tokio::select! {
             // It only ends with the program.
-            () = self.front.serve(self.router, pending()) => {}
+            () = self.frontend.serve(self.router, pending()) => {}
             () = keep_up => {}
         }
     }

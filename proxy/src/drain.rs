@@ -5,7 +5,7 @@
 //!    resume, and have an answer since. Then the calls that are left are cancelled, and their clients and servers are told.
 //! 3. No connection is accepted any more, and those that are open may close: soon, or in what is left of `--drain` where a request
 //!    other than a GET is under way, or an answer has begun. At the same time the processes of sessions end: the less time the
-//!    calls have left of `WHOLE`, the sooner they are signalled.
+//!    calls have left of `SHUTDOWN_TIMEOUT`, the sooner they are signalled.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal ends it at once, and what is left then is killed with the
 //! runtime. A second SIGHUP does not: a terminal that closes sends several.
@@ -27,31 +27,31 @@ use tokio::{
 use tracing::{info, warn};
 
 /// How long all of it may take: 9.5 s. Those who start programs kill them 10 s after they asked, or later.
-pub(crate) const WHOLE: Duration = Duration::from_millis(9_500);
+pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
 /// How long the processes of sessions have at least, after a drain that took all the time that there was: 1.5 s.
-pub(crate) const ENDING: Duration = Duration::from_millis(1_500);
+pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// How long connections may take to close after the last call: 500 ms. They end with the process anyway.
-pub(crate) const CLOSING: Duration = Duration::from_millis(500);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How often it is looked whether clients have read their answers: every 20 ms.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The signals that mean something to the program.
 #[derive(Debug)]
-pub struct Signals(Vec<Listened>);
+pub struct Signals(Vec<SignalStream>);
 
 #[derive(Debug)]
-struct Listened {
+struct SignalStream {
     name: &'static str,
-    meaning: Meaning,
+    effect: SignalEffect,
     signal: Signal,
 }
 
 /// What a signal means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meaning {
+enum SignalEffect {
     /// The end. Received once more, an immediate one.
     End,
     /// The end, however often it is received.
@@ -62,7 +62,7 @@ enum Meaning {
 
 /// Is ready when the program is to end.
 #[derive(Debug)]
-pub struct Stop(oneshot::Receiver<()>);
+pub struct ShutdownSignal(oneshot::Receiver<()>);
 
 // === impl Signals ===
 
@@ -70,19 +70,27 @@ impl Signals {
     /// Listens for them from now on. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
     pub fn listen() -> io::Result<Self> {
         let mut signals = vec![
-            ("SIGTERM", Meaning::End, SignalKind::terminate()),
-            ("SIGINT", Meaning::End, SignalKind::interrupt()),
-            ("SIGQUIT", Meaning::End, SignalKind::quit()),
-            ("SIGUSR1", Meaning::Nothing, SignalKind::user_defined1()),
-            ("SIGUSR2", Meaning::Nothing, SignalKind::user_defined2()),
+            ("SIGTERM", SignalEffect::End, SignalKind::terminate()),
+            ("SIGINT", SignalEffect::End, SignalKind::interrupt()),
+            ("SIGQUIT", SignalEffect::End, SignalKind::quit()),
+            (
+                "SIGUSR1",
+                SignalEffect::Nothing,
+                SignalKind::user_defined1(),
+            ),
+            (
+                "SIGUSR2",
+                SignalEffect::Nothing,
+                SignalKind::user_defined2(),
+            ),
         ];
         if !ignores_hangups() {
-            signals.push(("SIGHUP", Meaning::Hangup, SignalKind::hangup()));
+            signals.push(("SIGHUP", SignalEffect::Hangup, SignalKind::hangup()));
         }
-        let listened = signals.into_iter().map(|(name, meaning, kind)| {
-            Ok(Listened {
+        let listened = signals.into_iter().map(|(name, effect, kind)| {
+            Ok(SignalStream {
                 name,
-                meaning,
+                effect,
                 signal: signal(kind)?,
             })
         });
@@ -90,12 +98,12 @@ impl Signals {
     }
 
     /// Waits for the next signal, and logs what it does not wait for.
-    async fn next(&mut self, counts: fn(Meaning) -> bool) -> &'static str {
+    async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
             for listened in &mut self.0 {
                 while let Poll::Ready(Some(())) = listened.signal.poll_recv(cx) {
                     let name = listened.name;
-                    if counts(listened.meaning) {
+                    if counts(listened.effect) {
                         return Poll::Ready(name);
                     }
                     info!(signal = name, "the signal changes nothing");
@@ -108,12 +116,12 @@ impl Signals {
 
     /// Awaits what `serve` gives, which is to end after a signal: the future that it gets is ready then. Returns at once at
     /// the second.
-    pub async fn serve<S: Future<Output = ()>>(mut self, serve: impl FnOnce(Stop) -> S) {
+    pub async fn serve<S: Future<Output = ()>>(mut self, serve: impl FnOnce(ShutdownSignal) -> S) {
         let (begin, begun) = oneshot::channel();
-        let mut serving = pin!(serve(Stop(begun)));
+        let mut serving = pin!(serve(ShutdownSignal(begun)));
         tokio::select! {
             () = &mut serving => return,
-            signal = self.next(|meaning| meaning != Meaning::Nothing) => {
+            signal = self.next(|effect| effect != SignalEffect::Nothing) => {
                 info!(signal, "a signal: calls may end, a second one does not wait for them");
             }
         }
@@ -121,7 +129,7 @@ impl Signals {
         let _served = begin.send(());
         tokio::select! {
             () = serving => info!("all has ended"),
-            signal = self.next(|meaning| meaning == Meaning::End) => {
+            signal = self.next(|effect| effect == SignalEffect::End) => {
                 warn!(signal, "a second signal: what is under way is cut");
             }
         }
@@ -155,7 +163,7 @@ fn child_survives_hangup() -> bool {
 
 // === impl Stop ===
 
-impl Future for Stop {
+impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {

@@ -33,24 +33,24 @@ use tower_service::Service;
 use tracing::warn;
 
 use self::{
-    lent::{Back, Lent},
     redirect::Redirect,
-    small_reads::{CONNECT_WITHIN, SmallReads},
+    replayable_body::{ReplayableBody, Returned},
+    small_reads::{CONNECT_TIMEOUT, SmallReads},
 };
 use crate::{
-    head::{EVENT_STREAM, accepts},
+    headers::{EVENT_STREAM, accepts},
+    http_service::ResponseFuture,
     message::{Kind, Message},
     refusal::{self, SERVER_ERROR},
-    stage::Answering,
 };
 
-mod lent;
 mod redirect;
+mod replayable_body;
 mod small_reads;
 
 /// How long an unused connection is kept: 4 s. Node and uvicorn close theirs after 5 s, and a request that crosses with that is
 /// lost.
-const IDLE_FOR: Duration = Duration::from_secs(4);
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How often the kernel asks after a silent server: every 60 s.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
@@ -59,7 +59,7 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 const WELL_KNOWN: &str = "/.well-known/";
 
 /// Headers of one connection, beside those that `Connection` names. `Expect` was met here.
-const OF_ONE_CONNECTION: [HeaderName; 9] = [
+const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
@@ -87,17 +87,17 @@ struct Upstream {
 /// What a response redirects to.
 enum Redirected {
     /// Nothing that the proxy has to change.
-    No,
+    Unchanged,
     /// To the proxy.
-    Here,
+    ToProxy,
     /// Past the proxy.
-    Elsewhere,
+    External,
 }
 
 enum Client {
-    Plain(legacy::Client<SmallReads<HttpConnector>, Lent>),
+    Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
     /// Only where it is needed: it reads the certificates of this machine, which may have none.
-    Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, Lent>),
+    Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 
 /// What keeps a server from being one to hand on to.
@@ -146,13 +146,13 @@ impl Forward {
 impl Service<Request<Body>> for Forward {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answering {
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
         let upstream = self.0.clone();
         Box::pin(async move { Ok(upstream.send(request).await) })
     }
@@ -183,13 +183,13 @@ impl Client {
     fn new(is_tls: bool) -> Result<Self, UpstreamError> {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_WITHIN));
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_keepalive(Some(TCP_KEEPALIVE));
         connector.enforce_http(!is_tls);
         let mut builder = legacy::Client::builder(TokioExecutor::new());
         builder
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_FOR);
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT);
         if !is_tls {
             return Ok(Self::Plain(builder.build(SmallReads(connector))));
         }
@@ -202,7 +202,7 @@ impl Client {
         Ok(Self::Tls(builder.build(SmallReads(connector))))
     }
 
-    fn request(&self, request: Request<Lent>) -> legacy::ResponseFuture {
+    fn request(&self, request: Request<ReplayableBody>) -> legacy::ResponseFuture {
         match self {
             Self::Plain(client) => client.request(request),
             Self::Tls(client) => client.request(request),
@@ -221,7 +221,7 @@ impl Upstream {
             );
         };
         let (mut parts, body) = request.into_parts();
-        let (body, back) = Lent::new(body);
+        let (body, returned) = ReplayableBody::new(body);
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
         // They are of this process, and would live as long as the request.
@@ -245,35 +245,35 @@ impl Upstream {
                 remove_hop_by_hop(&mut head.headers);
                 head.version = Version::default();
                 match self.redirected(&uri, &mut head) {
-                    Redirected::No => Response::from_parts(head, Body::new(body)),
-                    Redirected::Here => Response::from_parts(head, Body::empty()),
-                    Redirected::Elsewhere => self.redirected_elsewhere(back).await,
+                    Redirected::Unchanged => Response::from_parts(head, Body::new(body)),
+                    Redirected::ToProxy => Response::from_parts(head, Body::empty()),
+                    Redirected::External => self.refuse_external_redirect(returned).await,
                 }
             }
-            Err(error) => self.failed(&error, back).await,
+            Err(error) => self.error_response(&error, returned).await,
         }
     }
 
     /// Turns the `Location` of a redirect into one of the proxy.
-    fn redirected(&self, asked: &Uri, head: &mut response::Parts) -> Redirected {
+    fn redirected(&self, requested: &Uri, head: &mut response::Parts) -> Redirected {
         let Some(redirect) = Redirect::of(head) else {
-            return Redirected::No;
+            return Redirected::Unchanged;
         };
-        let Some(at_origin) = redirect.at_origin(asked) else {
+        let Some(at_origin) = redirect.at_origin(requested) else {
             // Metadata of authorization may be at another server, which the client asks itself.
-            return if self.serves_endpoint(asked.path()) {
-                Redirected::Elsewhere
+            return if self.serves_endpoint(requested.path()) {
+                Redirected::External
             } else {
-                Redirected::No
+                Redirected::Unchanged
             };
         };
         let Some(location) = self.location(&at_origin) else {
-            return Redirected::Elsewhere;
+            return Redirected::External;
         };
         let before = head.headers.insert(header::LOCATION, location);
         if self.endpoint.query().is_none() && before.as_ref() == head.headers.get(header::LOCATION)
         {
-            return Redirected::No;
+            return Redirected::Unchanged;
         }
         // These may repeat the address, with the configured query.
         for name in [
@@ -285,13 +285,13 @@ impl Upstream {
         ] {
             head.headers.remove(name);
         }
-        Redirected::Here
+        Redirected::ToProxy
     }
 
     /// A place at the origin of the server as clients are told of it: without the configured query, which the next request
     /// gets again. Returns `None` if the proxy does not serve it.
     fn location(&self, at_origin: &PathAndQuery) -> Option<HeaderValue> {
-        let path = self.served(at_origin.path())?;
+        let path = self.forwarded_path(at_origin.path())?;
         let query = match (self.endpoint.query(), at_origin.query()) {
             (Some(own), Some(query)) => redirect::without(query, own),
             (_, query) => query.map(str::to_owned),
@@ -301,16 +301,16 @@ impl Upstream {
             None => path.to_owned(),
         };
         let own = self.endpoint.query();
-        if own.is_some_and(|own| redirect::shows(&text, own)) {
+        if own.is_some_and(|own| redirect::contains_value_of(&text, own)) {
             return None;
         }
         text.parse().ok()
     }
 
-    async fn redirected_elsewhere(&self, back: Back) -> Response<Body> {
+    async fn refuse_external_redirect(&self, returned: Returned) -> Response<Body> {
         let message = "the MCP server behind this proxy redirects elsewhere: --upstream must name its new address";
         warn!(upstream = %self.authority, "{message}");
-        let request = back.request().await;
+        let request = returned.request().await;
         refusal::error(
             StatusCode::BAD_GATEWAY,
             request_id(&request),
@@ -319,11 +319,11 @@ impl Upstream {
         )
     }
 
-    async fn failed(&self, error: &legacy::Error, back: Back) -> Response<Body> {
+    async fn error_response(&self, error: &legacy::Error, returned: Returned) -> Response<Body> {
         if let Some(refused) = refusal::of_body(error) {
             return refused;
         }
-        let cause = innermost(error);
+        let cause = root_cause(error);
         let message = if error.is_connect() {
             "the MCP server behind this proxy cannot be reached"
         } else if is_head_too_large(error) {
@@ -332,19 +332,19 @@ impl Upstream {
             "the MCP server behind this proxy did not answer"
         };
         warn!(upstream = %self.authority, error = %cause, "{message}");
-        let request = back.request().await;
+        let request = returned.request().await;
         let id = request_id(&request);
         refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
-    /// Where a request for `asked` goes, if anywhere.
-    fn target(&self, asked: &Uri) -> Option<Uri> {
-        let path = self.served(asked.path())?;
+    /// Where a request for `requested` goes, if anywhere.
+    fn target(&self, requested: &Uri) -> Option<Uri> {
+        let path = self.forwarded_path(requested.path())?;
         // A server may redirect from the one to the other.
         let is_endpoint = path.trim_end_matches('/') == self.endpoint.path().trim_end_matches('/');
         let own = self.endpoint.query().filter(|_| is_endpoint);
-        let query = match (own, asked.query()) {
-            (Some(own), Some(asked)) => format!("?{own}&{asked}"),
+        let query = match (own, requested.query()) {
+            (Some(own), Some(requested)) => format!("?{own}&{requested}"),
             (Some(one), None) | (None, Some(one)) => format!("?{one}"),
             (None, None) => String::new(),
         };
@@ -357,13 +357,13 @@ impl Upstream {
     }
 
     /// Returns the path if requests for it are handed on.
-    fn served<'a>(&self, path: &'a str) -> Option<&'a str> {
+    fn forwarded_path<'a>(&self, path: &'a str) -> Option<&'a str> {
         if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
             return None;
         }
         // It is not known how a server resolves these.
-        let climbs = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
-        (!climbs).then_some(path)
+        let has_parent_segment = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
+        (!has_parent_segment).then_some(path)
     }
 
     /// Whether a path is the endpoint or below it, and is not metadata of the origin.
@@ -398,7 +398,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
 }
@@ -417,7 +417,7 @@ fn causes(error: &legacy::Error) -> impl Iterator<Item = &(dyn Error + 'static)>
 }
 
 /// What a person should hear of an error: its first cause.
-fn innermost(error: &legacy::Error) -> String {
+fn root_cause(error: &legacy::Error) -> String {
     causes(error)
         .last()
         .map(ToString::to_string)

@@ -3,14 +3,14 @@
 //! A request takes this way, and its response the way back:
 //!
 //! ```text
-//! client ─▶ front ─▶ CancelOnDisconnectLayer ─▶ store ─▶ forward ─▶ a server that speaks HTTP
+//! client ─▶ frontend ─▶ CancelOnDisconnectLayer ─▶ store ─▶ forward ─▶ a server that speaks HTTP
 //!                                            └─▶ stdio ─────────────────▶ one that is started, with the store's streams
 //! ```
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`config`] | what the program is told, by flags, the environment and a file |
-//! | [`front`] | takes connections, and refuses what is none of the server's business |
+//! | [`frontend`] | takes connections, and refuses what is none of the server's business |
 //! | [`forward`] | hands requests on to a server that speaks HTTP |
 //! | [`stdio`] | starts servers that speak on stdin and stdout, and speaks HTTP for them |
 //! | [`store`] | keeps what a server sent, for clients that resume |
@@ -21,7 +21,7 @@
 //! | [`log`] | what is logged, and how |
 //! | [`refusal`] | the answers that are the proxy's own |
 //! | [`demo`] | shows it all, with a server of its own |
-//! | [`stage`] | what all these services have in common |
+//! | [`service`] | what all these services have in common |
 //!
 //! [`Proxy`] puts them together.
 
@@ -39,8 +39,11 @@ pub mod event_store;
 #[cfg(feature = "program")]
 pub mod forward;
 #[cfg(feature = "program")]
-pub mod front;
-pub mod head;
+pub mod frontend;
+pub mod headers;
+pub mod http_service;
+#[cfg(feature = "program")]
+mod keep_running;
 #[cfg(feature = "program")]
 mod listing;
 mod lock;
@@ -51,10 +54,7 @@ pub mod message;
 mod proxy;
 pub mod refusal;
 #[cfg(feature = "program")]
-mod runs_on;
-#[cfg(feature = "program")]
 pub mod server;
-pub mod stage;
 pub mod stdio;
 
 #[cfg(feature = "program")]

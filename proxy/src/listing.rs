@@ -20,9 +20,9 @@ use tower_service::Service;
 use tracing::warn;
 
 use crate::{
+    http_service::{HttpService, ResponseFuture},
     lock::lock,
     message::{MAX_BODY, Message},
-    stage::{Answering, Stage},
 };
 
 /// The longest request for a list that is recognised: 4 KiB.
@@ -89,10 +89,10 @@ impl<S> Listing<S> {
     }
 }
 
-impl<S: Stage> Service<Request<Body>> for Listing<S> {
+impl<S: HttpService> Service<Request<Body>> for Listing<S> {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Either<S::Future, Answering>;
+    type Future = Either<S::Future, ResponseFuture>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
@@ -151,8 +151,8 @@ impl Named {
 // === impl Copied ===
 
 impl Copied {
-    fn add(&mut self, data: &Bytes, most: usize) {
-        self.is_cut |= self.bytes.len() + data.len() > most;
+    fn add(&mut self, data: &Bytes, max: usize) {
+        self.is_cut |= self.bytes.len() + data.len() > max;
         if self.is_cut {
             self.bytes = Vec::new();
         } else {

@@ -28,7 +28,7 @@ use tracing_subscriber::{
 };
 
 use self::queue::Queue;
-use crate::{config::LogFormat, lock::lock, message::shown};
+use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
@@ -100,7 +100,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     // The default hook waits for standard error.
     panic::set_hook(Box::new(|info| {
         let text = info.to_string();
-        error!("a bug: {}", shown(text.as_bytes(), LONGEST_PANIC));
+        error!("a bug: {}", sanitize(text.as_bytes(), LONGEST_PANIC));
     }));
     Ok(Log(queue))
 }
@@ -226,7 +226,7 @@ fn unwatched(why: Unreadable) -> Option<&'static str> {
 }
 
 fn text(text: &str) -> String {
-    shown(text.as_bytes(), LONGEST)
+    sanitize(text.as_bytes(), LONGEST)
 }
 
 // === impl Lines ===

@@ -28,9 +28,9 @@ use memchr::memchr2;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use serde_json::{Number, value::RawValue};
 
-mod skim;
+mod scan;
 
-pub(crate) use self::skim::Skim;
+pub(crate) use self::scan::Scanner;
 
 /// The largest body of a request: 4 MiB, as with the servers of the SDKs, and the most that the layer reads.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
@@ -98,10 +98,10 @@ enum Value {
 /// What ids have in common that a server may take for one another: to JavaScript `9007199254740993` is
 /// `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Blurred(Blur);
+pub struct LooseIdKey(LooseValue);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Blur {
+enum LooseValue {
     /// The bits of an `f64`.
     Number(u64),
     Text(Box<str>),
@@ -115,9 +115,9 @@ struct Members<'a> {
     method: Option<Cow<'a, str>>,
     #[serde(borrow)]
     params: Option<&'a RawValue>,
-    #[serde(default, deserialize_with = "there")]
+    #[serde(default, deserialize_with = "presence")]
     result: Presence,
-    #[serde(default, deserialize_with = "there")]
+    #[serde(default, deserialize_with = "presence")]
     error: Presence,
 }
 
@@ -160,7 +160,7 @@ fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>,
     <&RawValue>::deserialize(value).map(Some)
 }
 
-fn there<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
+fn presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
     let value = Option::<IgnoredAny>::deserialize(value)?;
     Ok(value.map_or(Presence::Null, |_| Presence::Value))
 }
@@ -202,11 +202,11 @@ impl<'a> Message<'a> {
 
     /// Whether it answers the request with this id.
     pub fn answers(&self, request: &IdKey) -> bool {
-        self.answered().is_some_and(|id| id == *request)
+        self.answered_id().is_some_and(|id| id == *request)
     }
 
     /// The id of the request that it answers.
-    pub(crate) fn answered(&self) -> Option<IdKey> {
+    pub(crate) fn answered_id(&self) -> Option<IdKey> {
         let id = self.id.filter(|_| self.kind == Kind::Response);
         id.and_then(IdKey::of)
     }
@@ -335,14 +335,14 @@ impl IdKey {
     }
 
     /// The same for every id that a server may take for this one.
-    pub fn blurred(&self) -> Blurred {
+    pub fn loose(&self) -> LooseIdKey {
         let float = match &self.0 {
-            Value::Text(text) => return Blurred(Blur::Text(text.clone())),
+            Value::Text(text) => return LooseIdKey(LooseValue::Text(text.clone())),
             Value::Integer(integer) => *integer as f64,
             // Every number of JSON is one of these, and -0 is 0.
             Value::Number(text) => text.parse().unwrap_or(f64::NAN) + 0.0,
         };
-        Blurred(Blur::Number(float.to_bits()))
+        LooseIdKey(LooseValue::Number(float.to_bits()))
     }
 }
 
@@ -367,7 +367,7 @@ impl Value {
 }
 
 /// The same JSON on one line: a line break outside of strings is white space, and inside it is not JSON.
-pub fn on_one_line(json: Bytes) -> Bytes {
+pub fn single_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }
@@ -379,8 +379,8 @@ pub fn on_one_line(json: Bytes) -> Bytes {
 }
 
 /// The beginning of a text on one line, without control characters.
-pub(crate) fn shown(text: &[u8], longest: usize) -> String {
-    let beginning = text.get(..longest).unwrap_or(text);
+pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
+    let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {
         if char.is_control() {
             char::REPLACEMENT_CHARACTER
@@ -405,16 +405,16 @@ mod tests {
     #[test]
     fn a_log_line_is_one_line_and_bounded() {
         assert_eq!(
-            shown(b"a\x1b[31m\xff\n", 100),
+            sanitize(b"a\x1b[31m\xff\n", 100),
             "a\u{fffd}[31m\u{fffd}\u{fffd}"
         );
-        assert_eq!(shown(b"abcdef", 3), "abc…");
+        assert_eq!(sanitize(b"abcdef", 3), "abc…");
     }
 
     #[test]
     fn a_message_on_one_line_says_the_same() {
         let pretty = Bytes::from_static(b"{\r\n  \"id\": 1,\n  \"result\": \"a\\nb\"\r\n}");
-        let line = on_one_line(pretty.clone());
+        let line = single_line(pretty.clone());
         assert_eq!(line.len(), pretty.len());
         assert!(!line.iter().any(|byte| matches!(byte, b'\n' | b'\r')));
         let value = |json: &[u8]| serde_json::from_slice::<serde_json::Value>(json).unwrap();
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn ids_that_a_server_may_take_for_one_another_are_the_same_when_blurred() {
-        let blurred = |text| IdKey::of(text).unwrap().blurred();
+        let loose = |text| IdKey::of(text).unwrap().loose();
         for (one, other) in [
             ("1", "1.0"),
             ("0", "-0"),
@@ -431,10 +431,10 @@ mod tests {
             ("0.1", "1e-1"),
             (r#""a/b""#, r#""a\/\u0062""#),
         ] {
-            assert_eq!(blurred(one), blurred(other), "{one} {other}");
+            assert_eq!(loose(one), loose(other), "{one} {other}");
         }
-        assert_ne!(blurred("1"), blurred("\"1\""));
-        assert_ne!(blurred("1"), blurred("2"));
+        assert_ne!(loose("1"), loose("\"1\""));
+        assert_ne!(loose("1"), loose("2"));
     }
 
     fn kind(text: &str) -> Option<Kind> {

@@ -27,14 +27,14 @@ use crate::{
     admin::{Admin, Readiness, Shown},
     config::Config,
     descriptors::Descriptors,
-    drain::{ENDING, LOOK, WHOLE},
+    drain::{MIN_PROCESS_TIMEOUT, POLL_INTERVAL, SHUTDOWN_TIMEOUT},
     event_store::EventStore,
-    front::{Front, FrontLimits, Gate},
+    frontend::{Frontend, FrontendLimits, RequestFilter},
+    http_service::{InnerService, OuterService},
+    keep_running::{Graces, KeepRunning},
     listing::Listing,
     log,
-    runs_on::{Graces, RunsOn},
     server::{Server, ServerError},
-    stage::{Inside, Outside},
 };
 
 /// A proxy that listens, and serves once it is told to.
@@ -43,7 +43,7 @@ pub struct Proxy {
     config: Config,
     layer: CancelOnDisconnectLayer,
     server: Server,
-    front: Front,
+    frontend: Frontend,
     admin: Option<Admin>,
     readiness: Readiness,
     ended: Ended,
@@ -79,16 +79,17 @@ impl Proxy {
     pub async fn bind(config: Config) -> Result<Self, StartError> {
         let server = Server::new(&config)?;
         let readiness = Readiness::default();
-        let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
+        let filter = RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
         let sessions = config.upstream.is_none().then_some(config.max_sessions);
         let descriptors = Descriptors::raise(sessions);
-        let limits = FrontLimits {
+        let limits = FrontendLimits {
             connections: descriptors.connections(),
             stall_timeout: config.stall_timeout.0,
-            ..FrontLimits::default()
+            ..FrontendLimits::default()
         };
-        let front = Front::bind(config.listen, gate, limits).await;
-        let front = front.map_err(|error| StartError::listen("--listen", config.listen, error))?;
+        let frontend = Frontend::bind(config.listen, filter, limits).await;
+        let frontend =
+            frontend.map_err(|error| StartError::listen("--listen", config.listen, error))?;
         let ended = Ended::default();
         let mut layer = layer(&config, server.event_store())
             .observe_fn(ended.counting())
@@ -100,8 +101,9 @@ impl Proxy {
                     readiness: readiness.clone(),
                     server: server.clone(),
                 };
-                let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
-                let bound = Admin::bind(address, gate, shown).await;
+                let filter =
+                    RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
+                let bound = Admin::bind(address, filter, shown).await;
                 let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
                 // Its numbers go to the recorder that was installed just now.
                 layer = layer.observe(Metrics::new());
@@ -113,7 +115,7 @@ impl Proxy {
             config,
             layer,
             server,
-            front,
+            frontend,
             admin,
             readiness,
             ended,
@@ -131,7 +133,7 @@ impl Proxy {
 
     /// Where clients connect.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.front.local_addr()
+        self.frontend.local_addr()
     }
 
     /// Where operators look, if anywhere.
@@ -151,7 +153,7 @@ impl Proxy {
             "listening on http://{at}{} in front of {}; {}{}; {}",
             self.server.path(),
             self.server,
-            meaning(self.config.grace, self.config.upstream.is_some()),
+            effect(self.config.grace, self.config.upstream.is_some()),
             exceptions(&self.config),
             if self.server.is_resumable() {
                 "what a client misses of its calls is kept here"
@@ -178,9 +180,9 @@ impl Proxy {
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
         let named = named_tools(&self.config).map(str::to_owned);
-        let stage = RunsOn::new(self.server.clone(), Graces::new(&self.config));
-        let stage = Listing::new(stage, named);
-        let stage = Outside(self.layer.layer(Inside(stage)));
+        let service = KeepRunning::new(self.server.clone(), Graces::new(&self.config));
+        let service = Listing::new(service, named);
+        let service = OuterService(self.layer.layer(InnerService(service)));
         let (close, closing) = oneshot::channel();
         let ending = async {
             stop.await;
@@ -195,7 +197,9 @@ impl Proxy {
             info!(ended, cancelled, "drained");
             // The front waits for it. Answers that are no streams may still be read.
             let _told = close.send(left());
-            let left = WHOLE.saturating_sub(begun.elapsed()).max(ENDING);
+            let left = SHUTDOWN_TIMEOUT
+                .saturating_sub(begun.elapsed())
+                .max(MIN_PROCESS_TIMEOUT);
             self.server.shutdown(left).await;
         };
         let closing = async {
@@ -210,7 +214,7 @@ impl Proxy {
             pending().await
         };
         tokio::select! {
-            ((), ()) = join(self.front.serve(stage, closing), ending) => {}
+            ((), ()) = join(self.frontend.serve(service, closing), ending) => {}
             () = admin => {}
         }
     }
@@ -220,7 +224,7 @@ impl Proxy {
 async fn all_read(server: &Server) {
     // Nothing tells of it: a client reads without a word.
     while server.is_in_progress() {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -268,7 +272,7 @@ fn may_be_anothers(id: &RequestId) -> bool {
 }
 
 /// What a hang-up means.
-fn meaning(grace: Grace, is_upstream: bool) -> String {
+fn effect(grace: Grace, is_upstream: bool) -> String {
     let after = |grace| {
         format!(
             "a hang-up cancels its call at once, or after {grace:?} if its client may come back for it and does not"

@@ -15,8 +15,8 @@ use crate::{
     config::{Config, Target},
     event_store::{EventStore, Limits, Resumable},
     forward::{Forward, UpstreamError},
+    http_service::ResponseFuture,
     refusal,
-    stage::Answering,
     stdio::{Options, Program, Stdio},
 };
 
@@ -174,7 +174,7 @@ impl Server {
 impl Service<Request<Body>> for Server {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         match self {
@@ -184,7 +184,7 @@ impl Service<Request<Body>> for Server {
         }
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answering {
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
         match self {
             Self::Forward(forward) => forward.call(request),
             Self::Resumable(resumable) => resumable.call(request),

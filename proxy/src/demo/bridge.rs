@@ -24,9 +24,9 @@ use tokio::{
 use tower_service::Service;
 
 use crate::{
+    http_service::ResponseFuture,
     lock::lock,
     message::{Kind, Message},
-    stage::Answering,
     stdio::{Program, process::Group},
 };
 
@@ -158,13 +158,13 @@ async fn read(session: Arc<Session>, stdout: ChildStdout) {
 impl Service<Request<Body>> for Bridge {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answering {
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
         let answer = self.clone().answer(request);
         Box::pin(async {
             Ok(answer.await.unwrap_or_else(|status| {

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     event_store::{EventStore, Limits},
-    front::{Front, FrontLimits, Gate},
-    stage::{Inside, Outside, Stage},
+    frontend::{Frontend, FrontendLimits, RequestFilter},
+    http_service::{HttpService, InnerService, OuterService},
     stdio::{Options, Program, Stdio},
 };
 
@@ -110,7 +110,7 @@ pub(super) struct Cell {
 pub(super) enum Expected {
     /// Cancelled so long after the hang-up.
     Cancelled(Duration),
-    RunsOn,
+    KeepRunning,
     Answered,
     Unanswered,
 }
@@ -154,8 +154,8 @@ impl Scenario {
                 };
                 let stdio = Stdio::new(Options::new(program), EventStore::new(limits))?;
                 let layer = CancelOnDisconnectLayer::new().grace(self.grace);
-                let stage = Outside(layer.layer(Inside(stdio.clone())));
-                let cells = self.play_behind(stage, set_up, &notes).await;
+                let service = OuterService(layer.layer(InnerService(stdio.clone())));
+                let cells = self.play_behind(service, set_up, &notes).await;
                 stdio.shutdown(LIMIT).await;
                 cells
             }
@@ -164,17 +164,17 @@ impl Scenario {
 
     async fn play_behind(
         &self,
-        stage: impl Stage,
+        service: impl HttpService,
         set_up: SetUp,
         notes: &Notes,
     ) -> Result<Vec<Cell>, Error> {
-        let front = Front::bind(
+        let frontend = Frontend::bind(
             ([127, 0, 0, 1], 0).into(),
-            Gate::new(Vec::new(), Vec::new()),
-            FrontLimits::default(),
+            RequestFilter::new(Vec::new(), Vec::new()),
+            FrontendLimits::default(),
         )
         .await?;
-        let addr = front.local_addr()?;
+        let addr = frontend.local_addr()?;
         let clients = self.clients.iter().enumerate();
         let cells = clients.map(async |(caller, &(row, then))| Cell {
             row,
@@ -183,7 +183,7 @@ impl Scenario {
             fate: fate(addr, then, &format!("call-{caller}"), notes).await,
         });
         tokio::select! {
-            () = front.serve(stage, std::future::pending()) => Err("the server stopped".into()),
+            () = frontend.serve(service, std::future::pending()) => Err("the server stopped".into()),
             cells = join_all(cells) => Ok(cells),
         }
     }
@@ -191,7 +191,7 @@ impl Scenario {
     fn expected(&self, then: Then, set_up: SetUp) -> Expected {
         match (then, set_up) {
             (Then::Stays, _) => Expected::Answered,
-            (Then::HangsUp, SetUp::Bridge) => Expected::RunsOn,
+            (Then::HangsUp, SetUp::Bridge) => Expected::KeepRunning,
             (_, SetUp::Bridge) => Expected::Unanswered,
             (Then::HangsUp, SetUp::Proxy) => Expected::Cancelled(match self.grace {
                 Grace::After(grace) => grace,
@@ -321,7 +321,7 @@ impl Cell {
                 // The clock of the notes counts whole milliseconds.
                 due <= *after + Duration::from_millis(2) && *after < due + TOLERANCE
             }
-            (Expected::RunsOn, Fate::RanOn(_))
+            (Expected::KeepRunning, Fate::RanOn(_))
             | (Expected::Answered, Fate::Answered)
             | (Expected::Unanswered, Fate::Unanswered) => true,
             _ => false,
@@ -359,7 +359,7 @@ impl fmt::Display for Expected {
             Self::Cancelled(due) => {
                 write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
             }
-            Self::RunsOn => f.write_str("runs for nobody"),
+            Self::KeepRunning => f.write_str("runs for nobody"),
             Self::Answered => f.write_str("gets its answer"),
             Self::Unanswered => f.write_str("gets no answer"),
         }

@@ -11,7 +11,7 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 
 use super::budget::Reservation;
-use crate::message::{IdKey, Kind, Message, Skim, batch};
+use crate::message::{IdKey, Kind, Message, Scanner, batch};
 
 /// One event, without its id.
 #[derive(Debug)]
@@ -173,21 +173,21 @@ impl Weight {
         let answered = match Message::read(json) {
             Some(message) if message.is_droppable() => return Self::Droppable,
             Some(message) if message.kind == Kind::Request => return Self::Request,
-            Some(message) => message.answered(),
-            None if call.is_some() => Skim::of(json).answers(),
+            Some(message) => message.answered_id(),
+            None if call.is_some() => Scanner::of(json).answers(),
             None => None,
         };
         Self::of_answer(answered, call)
     }
 
     /// The same of one that was read as it passed.
-    pub(super) fn of_scanned(skim: Skim, call: Option<&IdKey>) -> Self {
-        if skim.is_droppable() {
+    pub(super) fn of_scanned(scanner: Scanner, call: Option<&IdKey>) -> Self {
+        if scanner.is_droppable() {
             Self::Droppable
-        } else if skim.is_request() {
+        } else if scanner.is_request() {
             Self::Request
         } else {
-            Self::of_answer(skim.answers(), call)
+            Self::of_answer(scanner.answers(), call)
         }
     }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::read::{Read, Reader, data};
 use crate::{
-    head::{EVENT_STREAM, JSON, is_coded, is_of_type},
+    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
     message::{IdKey, Kind, Message},
     refusal::{self, SERVER_ERROR},
 };
@@ -51,7 +51,7 @@ pub(super) async fn refused(answer: Response<Body>) -> Option<Response<Body>> {
 async fn accepts(answer: Response<Body>) -> bool {
     let (head, mut body) = answer.into_parts();
     let is_stream = is_of_type(&head.headers, EVENT_STREAM);
-    if is_coded(&head.headers) || !(is_stream || is_of_type(&head.headers, JSON)) {
+    if has_content_coding(&head.headers) || !(is_stream || is_of_type(&head.headers, JSON)) {
         return false;
     }
     let (mut reader, mut whole, mut length) = (Reader::default(), Vec::new(), 0);

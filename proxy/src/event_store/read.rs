@@ -13,7 +13,7 @@ use bytes::{Buf as _, Bytes};
 use memchr::memchr2;
 
 use super::event::ROOM_FOR_ID;
-use crate::message::Skim;
+use crate::message::Scanner;
 
 /// How long an id may be to be remembered: 512 bytes. It is sent back in a header, and every stream may have three of them.
 pub(super) const MAX_ID: usize = 512;
@@ -35,7 +35,7 @@ pub(crate) struct Reader {
     bom_read: usize,
     has_data: bool,
     /// Reads the data of an event whose lines are taken before its end.
-    scan: Option<Box<Skim>>,
+    scan: Option<Box<Scanner>>,
     /// The value of an `id` or a `retry` line.
     value: Vec<u8>,
     id: Option<Box<[u8]>>,
@@ -116,12 +116,12 @@ impl Reader {
     }
 
     /// What has come of it.
-    pub(crate) fn scan(&self) -> Option<&Skim> {
+    pub(crate) fn scan(&self) -> Option<&Scanner> {
         self.scan.as_deref()
     }
 
     /// All of it.
-    pub(crate) fn end_scan(&mut self) -> Skim {
+    pub(crate) fn end_scan(&mut self) -> Scanner {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }
 
@@ -335,8 +335,8 @@ pub(crate) fn data(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// What that message is, or what has come of it.
-pub(crate) fn scanned(lines: &[u8]) -> Skim {
-    let mut scan = Skim::default();
+pub(crate) fn scanned(lines: &[u8]) -> Scanner {
+    let mut scan = Scanner::default();
     let lines = lines.split_inclusive(|byte| *byte == b'\n');
     lines.filter_map(data_of).for_each(|data| scan.read(data));
     scan

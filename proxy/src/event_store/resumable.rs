@@ -44,12 +44,12 @@ use super::{
     upstream_resume::UpstreamResume,
 };
 use crate::{
-    head::{
-        EVENT_STREAM, FIRST_PRIMED, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID, accepts,
-        has_sessions, is_coded, is_of_type, one,
+    headers::{
+        EVENT_STREAM, FIRST_REVISION_WITH_PRIMING, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
+        accepts, exactly_one, has_content_coding, has_sessions, is_of_type,
     },
+    http_service::read_whole,
     message::{IdKey, Kind, MAX_BODY, Message},
-    stage::read_whole,
 };
 
 /// The shortest silence before an event stream begins: 250 ms. What a server refuses it refuses faster, and its head
@@ -148,7 +148,7 @@ where
             Method::GET => self.get(request).await,
             Method::POST if may_have_sessions(request.headers()) => self.post(request).await,
             Method::DELETE => {
-                let session = one(request.headers(), &SESSION_ID).map(str::to_owned);
+                let session = exactly_one(request.headers(), &SESSION_ID).map(str::to_owned);
                 let response = self.forward(request).await;
                 if let Some(session) = session.filter(|_| response.status().is_success()) {
                     self.store.close(&session);
@@ -169,10 +169,11 @@ where
 
     async fn get(&mut self, request: Request<Body>) -> Response<Body> {
         let headers = request.headers();
-        let Some(last) = one(headers, &LAST_EVENT_ID).filter(|last| self.store.owns(last)) else {
+        let Some(last) = exactly_one(headers, &LAST_EVENT_ID).filter(|last| self.store.owns(last))
+        else {
             return self.forward(request).await;
         };
-        let session = one(headers, &SESSION_ID).unwrap_or_default();
+        let session = exactly_one(headers, &SESSION_ID).unwrap_or_default();
         let Lookup::Stream(stream, seq) = self.store.look_up(session, last) else {
             return unknown_event();
         };
@@ -189,7 +190,7 @@ where
     }
 
     async fn post(&mut self, request: Request<Body>) -> Response<Body> {
-        if is_coded(request.headers()) {
+        if has_content_coding(request.headers()) {
             return self.forward(request).await;
         }
         let (parts, body) = request.into_parts();
@@ -197,7 +198,7 @@ where
             Ok(body) => body,
             Err(body) => return self.forward(Request::from_parts(parts, body)).await,
         };
-        let session = one(&parts.headers, &SESSION_ID).map(str::to_owned);
+        let session = exactly_one(&parts.headers, &SESSION_ID).map(str::to_owned);
         let Some(message) = Message::read(&body) else {
             return self
                 .forward(Request::from_parts(parts, Body::from(body)))
@@ -212,7 +213,7 @@ where
             (Kind::Request, session) if is("initialize") => {
                 let requested_revision = message.params().protocol_version.unwrap_or_default();
                 let response = self.forward(with_body(&body)).await;
-                let given = one(response.headers(), &SESSION_ID).or(session.as_deref());
+                let given = exactly_one(response.headers(), &SESSION_ID).or(session.as_deref());
                 if let Some(session) = given.filter(|_| response.status().is_success()) {
                     self.store.begin(session, Some(&requested_revision));
                 }
@@ -258,8 +259,8 @@ where
             .credentials(Credentials::of(&request))
             .with_extra(head_size(&request));
         // The proxy may have been started since the session began. A client of this revision knows events without a message.
-        let knows_priming = one(request.headers(), &PROTOCOL_VERSION)
-            .is_some_and(|revision| revision >= FIRST_PRIMED);
+        let knows_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
+            .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
         let known = self.store.session(id);
         let _unused_session = if known.is_none() && knows_priming {
             Some(UnusedSession(self.store.clone(), id))
@@ -310,7 +311,7 @@ where
         let (mut head, body) = response.into_parts();
         let is_readable = head.status.is_success()
             && is_of_type(&head.headers, EVENT_STREAM)
-            && !is_coded(&head.headers);
+            && !has_content_coding(&head.headers);
         if !is_readable {
             return Response::from_parts(head, body);
         }
@@ -393,7 +394,7 @@ fn may_have_sessions(headers: &HeaderMap) -> bool {
     if !headers.contains_key(PROTOCOL_VERSION) {
         return true;
     }
-    one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
+    exactly_one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
 }
 
 fn has_session_revision(message: &Message<'_>) -> bool {

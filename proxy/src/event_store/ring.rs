@@ -196,7 +196,9 @@ impl Ring {
         loop {
             let exhausted = if self.has_place() {
                 // What was granted while it was read is a part of that.
-                let reservation = event.reservation.get_or_insert_with(|| self.reservation.sibling());
+                let reservation = event
+                    .reservation
+                    .get_or_insert_with(|| self.reservation.sibling());
                 match reservation.resize(cost) {
                     Ok(()) => {
                         self.append(event);

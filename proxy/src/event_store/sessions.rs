@@ -21,7 +21,7 @@ use super::{
     stream_index::EndedStreams,
 };
 use crate::{
-    head::FIRST_PRIMED,
+    headers::FIRST_REVISION_WITH_PRIMING,
     lock::lock,
     message::IdKey,
     refusal::{self, SERVER_ERROR},
@@ -91,7 +91,7 @@ impl EventStore {
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;
         if let Some(revision) = requested_revision {
-            session.set_primes(revision >= FIRST_PRIMED);
+            session.set_primes(revision >= FIRST_REVISION_WITH_PRIMING);
         }
         Some(session)
     }

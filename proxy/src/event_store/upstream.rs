@@ -28,8 +28,8 @@ use super::{
     upstream_resume::{Rest, UpstreamResume},
 };
 use crate::{
-    head::{EVENT_STREAM, JSON, is_coded, is_of_type},
-    message::{Skim, on_one_line},
+    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
+    message::{Scanner, single_line},
 };
 
 /// An event that is larger goes straight through: 4 MiB, what a session may keep.
@@ -139,7 +139,7 @@ where
             Answer::Pending(pending) => {
                 let (head, body) = pending.await.into_parts();
                 let is_answer = head.status.is_success();
-                if is_answer && is_coded(&head.headers) {
+                if is_answer && has_content_coding(&head.headers) {
                     // A client that waits for the head gets such an answer as it is. This one has a stream already.
                     return self.end_with_error(COMPRESSED);
                 }
@@ -281,7 +281,7 @@ where
         {
             return Ok(());
         }
-        if self.reader.scan().is_some_and(Skim::is_droppable) {
+        if self.reader.scan().is_some_and(Scanner::is_droppable) {
             self.mode = EventMode::Discarded
         } else {
             self.stream.fail_lost_event()?
@@ -364,7 +364,7 @@ where
                 Some(Ok(frame)) => {
                     if let Ok(mut bytes) = frame.into_data() {
                         skip_bom(&mut mark, &mut bytes);
-                        if self.read(&on_one_line(bytes)).await.is_err() {
+                        if self.read(&single_line(bytes)).await.is_err() {
                             return;
                         }
                     }

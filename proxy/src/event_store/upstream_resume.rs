@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, 
 use tower_service::Service;
 
 use super::credentials::{Credentials, is_harmless};
-use crate::head::{EVENT_STREAM, LAST_EVENT_ID, is_of_type};
+use crate::headers::{EVENT_STREAM, LAST_EVENT_ID, is_of_type};
 
 /// How long it may take to answer: 10 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);

@@ -18,26 +18,26 @@ impl<'a> Redirect<'a> {
             .map(Self)
     }
 
-    /// Where it leads at the origin of `asked`, which is the URI that the server was asked for. Returns `None` if it leads
+    /// Where it leads at the origin of `requested`, which is the URI that the server was asked for. Returns `None` if it leads
     /// to another origin, or if its origin is not clear.
-    pub(super) fn at_origin(self, asked: &Uri) -> Option<PathAndQuery> {
+    pub(super) fn at_origin(self, requested: &Uri) -> Option<PathAndQuery> {
         let text = self.0.to_str().ok()?.trim();
         let text = text.split('#').next().unwrap_or_default();
         // Browsers read `\` as `/`: after it could stand another host.
         if text.is_empty() || text.contains('\\') {
             return None;
         }
-        let scheme = asked.scheme_str()?;
+        let scheme = requested.scheme_str()?;
         let path = if text.starts_with("//") {
-            path_at(asked, &format!("{scheme}:{text}"))?
+            path_at(requested, &format!("{scheme}:{text}"))?
         } else if text.starts_with('/') {
             text.parse().ok()?
         } else if text.starts_with('?') {
-            format!("{}{text}", asked.path()).parse().ok()?
+            format!("{}{text}", requested.path()).parse().ok()?
         } else if text.split(['/', '?']).next()?.contains(':') {
-            path_at(asked, text)?
+            path_at(requested, text)?
         } else {
-            let (folder, _) = asked.path().rsplit_once('/')?;
+            let (folder, _) = requested.path().rsplit_once('/')?;
             format!("{folder}/{text}").parse().ok()?
         };
         // As a `Location` it would name a host.
@@ -45,12 +45,12 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// What an absolute URI names, if its origin is that of `asked`.
-fn path_at(asked: &Uri, text: &str) -> Option<PathAndQuery> {
+/// What an absolute URI names, if its origin is that of `requested`.
+fn path_at(requested: &Uri, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
-    let is_same = uri.scheme() == asked.scheme()
-        && port(&uri) == port(asked)
-        && uri.host()?.eq_ignore_ascii_case(asked.host()?)
+    let is_same = uri.scheme() == requested.scheme()
+        && port(&uri) == port(requested)
+        && uri.host()?.eq_ignore_ascii_case(requested.host()?)
         && !uri.authority()?.as_str().contains('@');
     let path = uri.into_parts().path_and_query;
     is_same.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
@@ -81,7 +81,7 @@ fn name(parameter: &str) -> Vec<u8> {
 }
 
 /// Whether a text has the value of a parameter of `own`, in whatever way it is written.
-pub(super) fn shows(text: &str, own: &str) -> bool {
+pub(super) fn contains_value_of(text: &str, own: &str) -> bool {
     let text = decoded(text);
     own.split('&').any(|parameter| {
         let (_, value) = parameter.split_once('=').unwrap_or(("", parameter));
@@ -133,12 +133,12 @@ mod tests {
     use super::*;
 
     fn led(location: &str) -> Option<String> {
-        let asked = Uri::from_static("http://up:9000/a/mcp?key=1");
+        let requested = Uri::from_static("http://up:9000/a/mcp?key=1");
         let response = Response::builder()
             .status(307)
             .header(header::LOCATION, location);
         let (head, ()) = response.body(()).unwrap().into_parts();
-        let path = Redirect::of(&head)?.at_origin(&asked)?;
+        let path = Redirect::of(&head)?.at_origin(&requested)?;
         Some(path.to_string())
     }
 
@@ -185,7 +185,10 @@ mod tests {
         assert_eq!(without("key=s3cret&v=1", own), None);
         assert_eq!(without("v=1&a=b&k%65y=s3cret", own).as_deref(), Some("a=b"));
         assert_eq!(without("keys=1", own).as_deref(), Some("keys=1"));
-        assert!(shows("/mcp/?next=%2Fmcp%3Fkey%3Ds3%2563ret", own));
-        assert!(!shows("/v/1?a=%zz%", own));
+        assert!(contains_value_of(
+            "/mcp/?next=%2Fmcp%3Fkey%3Ds3%2563ret",
+            own
+        ));
+        assert!(!contains_value_of("/v/1?a=%zz%", own));
     }
 }

@@ -22,10 +22,10 @@ use tokio::time::timeout;
 use tower_service::Service;
 
 /// The most that is read at a time: a byte less than hyper's smallest buffer.
-const MOST: usize = 8 * 1024 - 1;
+const MAX_READ: usize = 8 * 1024 - 1;
 
 /// How long a connection to the server may take: 5 s.
-pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Has connections read a little at a time; and one of those.
 #[derive(Debug, Clone)]
@@ -48,7 +48,7 @@ where
     fn call(&mut self, uri: Uri) -> Self::Future {
         let connecting = self.0.call(uri);
         Box::pin(async move {
-            match timeout(CONNECT_WITHIN, connecting).await {
+            match timeout(CONNECT_TIMEOUT, connecting).await {
                 Ok(connection) => connection.map(SmallReads).map_err(Into::into),
                 Err(_) => {
                     let text = "a connection, with its TLS handshake, took longer than 5 s";
@@ -65,8 +65,8 @@ impl<T: Read + Unpin> Read for SmallReads<T> {
         cx: &mut Context<'_>,
         mut to: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut space = [MaybeUninit::uninit(); MOST];
-        let (space, _) = space.split_at_mut(MOST.min(to.remaining()));
+        let mut space = [MaybeUninit::uninit(); MAX_READ];
+        let (space, _) = space.split_at_mut(MAX_READ.min(to.remaining()));
         let mut read = ReadBuf::uninit(space);
         ready!(Pin::new(&mut self.0).poll_read(cx, read.unfilled()))?;
         to.put_slice(read.filled());

@@ -25,7 +25,7 @@ use super::{
     task::PATIENCE,
 };
 use crate::{
-    head::SESSION_ID,
+    headers::SESSION_ID,
     lock::lock,
     message::Message,
     refusal::{self, BUSY, SERVER_ERROR},

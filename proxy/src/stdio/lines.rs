@@ -3,7 +3,7 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 use memchr::memchr;
 
-use crate::message::{IdKey, Skim};
+use crate::message::{IdKey, Scanner};
 
 /// The longest line: 16 MiB, which is more than clients take.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
@@ -49,7 +49,7 @@ pub enum Line {
 #[derive(Debug)]
 struct Skipped {
     beginning: Bytes,
-    skim: Skim,
+    scanner: Scanner,
 }
 
 // === impl Lines ===
@@ -109,7 +109,7 @@ impl Lines {
             self.skipped = Some(Skipped::new(&self.buffer));
         }
         if let Some(skipped) = &mut self.skipped {
-            skipped.skim.read(&self.buffer);
+            skipped.scanner.read(&self.buffer);
             self.forget();
         }
     }
@@ -123,7 +123,7 @@ impl Lines {
         let is_too_long = text.len() > self.longest;
         let skipped = self.skipped.take();
         if let Some(mut skipped) = skipped.or_else(|| is_too_long.then(|| Skipped::new(&text))) {
-            skipped.skim.read(&text);
+            skipped.scanner.read(&text);
             return Some(skipped.end());
         }
         let line = text.strip_prefix(MARK).unwrap_or(&text).trim_ascii();
@@ -138,14 +138,14 @@ impl Skipped {
         let beginning = text.get(..BEGINNING).unwrap_or(text);
         Self {
             beginning: Bytes::copy_from_slice(beginning),
-            skim: Skim::default(),
+            scanner: Scanner::default(),
         }
     }
 
     fn end(self) -> Line {
         Line::TooLong {
             beginning: self.beginning,
-            answers: self.skim.answers(),
+            answers: self.scanner.answers(),
         }
     }
 }

@@ -25,7 +25,7 @@ use tokio::{
     signal::unix::{self, SignalKind},
 };
 
-use crate::message::shown;
+use crate::message::sanitize;
 
 /// What is started for each session: never through a shell.
 #[derive(Debug, Clone)]
@@ -133,7 +133,7 @@ impl Program {
 /// The command line on one line, to be read and not to be run.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = |word: &OsString| shown(word.as_encoded_bytes(), usize::MAX);
+        let word = |word: &OsString| sanitize(word.as_encoded_bytes(), usize::MAX);
         f.write_str(&word(&self.name))?;
         self.arguments
             .iter()

@@ -11,7 +11,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::lines::{Line, Lines};
-use crate::message::shown;
+use crate::message::sanitize;
 
 /// How many lines of one process are logged in a [`PERIOD`]: 100.
 const LINES: u32 = 100;
@@ -71,7 +71,7 @@ impl Rate {
     /// Logs a line that is no message, if it may.
     pub(super) fn unreadable(&mut self, session: &Name, why: &str, line: &[u8]) {
         if let Some(left_out) = self.allows(Instant::now()) {
-            let beginning = shown(line, BEGINNING);
+            let beginning = sanitize(line, BEGINNING);
             let left_out = (left_out > 0).then_some(left_out);
             warn!(mcp.session.id = %session, left_out, "the MCP server wrote {why} to its stdout: {beginning}");
         }
@@ -102,7 +102,7 @@ fn said(session: &Name, rate: &mut Rate, line: &Line) {
             Line::TooLong { beginning, .. } => (beginning, Some(true)),
         };
         let left_out = (left_out > 0).then_some(left_out);
-        let text = shown(text, LONGEST);
+        let text = sanitize(text, LONGEST);
         info!(target: "mcp_server", left_out, cut, mcp.session.id = %session, "{text}");
     }
 }

@@ -32,12 +32,12 @@ use super::{
 };
 use crate::{
     event_store::{Call, EventStore},
-    head::{
+    headers::{
         EVENT_STREAM, FIRST_WITHOUT_SESSIONS, JSON, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
-        accepts, is_of_type, only,
+        accepts, is_of_type, single,
     },
     lock::lock,
-    message::{Kind, MAX_BODY, Message, on_one_line},
+    message::{Kind, MAX_BODY, Message, single_line},
     refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
 };
 
@@ -185,7 +185,7 @@ impl Stdio {
                 return refusal::of_body(&*error).unwrap_or_else(cut);
             }
         };
-        let line = on_one_line(trimmed(&body));
+        let line = single_line(trimmed(&body));
         let message = str::from_utf8(&line)
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
@@ -356,8 +356,9 @@ impl Drop for Inner {
 impl<'a> Head<'a> {
     fn read(headers: &'a HeaderMap) -> Result<Self, &'static str> {
         Ok(Self {
-            session: only(headers, &SESSION_ID).map_err(|_| "there must be one Mcp-Session-Id")?,
-            revision: only(headers, &PROTOCOL_VERSION)
+            session: single(headers, &SESSION_ID)
+                .map_err(|_| "there must be one Mcp-Session-Id")?,
+            revision: single(headers, &PROTOCOL_VERSION)
                 .map_err(|_| "there must be one MCP-Protocol-Version")?,
         })
     }

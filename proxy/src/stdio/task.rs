@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     event_store::{Event, Stream},
-    message::{IdKey, Kind, Message, Skim, batch, on_one_line},
+    message::{IdKey, Kind, Message, Scanner, batch, single_line},
     refusal::SERVER_ERROR,
 };
 
@@ -157,7 +157,7 @@ impl Session {
 
     async fn line(&self, line: Line, rate: &mut Rate) {
         let text = match line {
-            Line::Whole(text) => on_one_line(text),
+            Line::Whole(text) => single_line(text),
             Line::TooLong { beginning, answers } => {
                 rate.unreadable(&self.name, "a line that is too long", &beginning);
                 if let Some(call) = answers {
@@ -188,7 +188,7 @@ impl Session {
             .and_then(|text| Message::read(text.as_bytes()));
         let Some(message) = message else {
             rate.unreadable(&self.name, "a line that is not a message", &text);
-            if let Some(call) = Skim::of(&text).answers() {
+            if let Some(call) = Scanner::of(&text).answers() {
                 self.answer_is_lost(&call, UNREADABLE);
             }
             return;

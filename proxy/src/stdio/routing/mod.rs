@@ -24,7 +24,7 @@ use std::{
 use tokio::time::Instant;
 
 pub use crate::event_store::UPSTREAM_LINGER;
-use crate::message::{Blurred, IdKey, Kind, Message};
+use crate::message::{IdKey, Kind, LooseIdKey, Message};
 
 /// How many calls of a session may be open: 1,024.
 pub const MAX_OPEN: usize = 1024;
@@ -35,8 +35,8 @@ pub const MAX_OWED: usize = 1024;
 /// The calls of one session, each with its stream.
 #[derive(Debug)]
 pub struct Routes<S> {
-    open: HashMap<Blurred, Call<S>>,
-    owed: HashMap<Blurred, Owed<S>>,
+    open: HashMap<LooseIdKey, Call<S>>,
+    owed: HashMap<LooseIdKey, Owed<S>>,
     tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
     /// Some id of the client was a string, and some was a number.
@@ -103,7 +103,7 @@ struct Owed<S> {
 struct Owner {
     calls: usize,
     /// `None` once there was more than one.
-    only: Option<Blurred>,
+    only: Option<LooseIdKey>,
 }
 
 // === impl Routes ===
@@ -131,7 +131,7 @@ impl<S: Clone> Routes<S> {
         token: Option<IdKey>,
         stream: impl FnOnce() -> Result<S, E>,
     ) -> Result<S, E> {
-        let key = id.blurred();
+        let key = id.loose();
         if self.ended {
             return Err(Refused::Ended.into());
         }
@@ -214,7 +214,7 @@ impl<S: Clone> Routes<S> {
     }
 
     fn answered_by(&mut self, id: &IdKey) -> Route<S> {
-        let key = id.blurred();
+        let key = id.loose();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
             && call.get().id == *id
         {
@@ -235,7 +235,7 @@ impl<S: Clone> Routes<S> {
     /// The client has cancelled the call with this id, and the server is notified. Returns the stream of a call that is
     /// forgotten for it, if nothing more comes on that.
     pub fn cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
-        let key = id.blurred();
+        let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
             return None;
         };

@@ -5,7 +5,7 @@
 //! 2. `Host` is a name of this host, else a web site could have its own name resolve here and read all answers (DNS
 //!    rebinding). Neither does a page of a foreign `Origin` get past here.
 //! 3. A head may have 64 KiB and take 10 s to come, a body may have 4 MiB and must not stand still. All bodies together and all
-//!    connections have limits ([`FrontLimits`]).
+//!    connections have limits ([`FrontendLimits`]).
 //! 4. The connection of each request is in its extensions, so that a hang-up shows also where hyper does not read.
 //! 5. What comes by HTTP/2 leaves here as HTTP/1 would have it.
 
@@ -35,65 +35,65 @@ use tokio::{
 use tracing::{debug, warn};
 
 use self::{
-    body::{Room, Timely},
-    under_way::UnderWay,
+    body::{Capacity, TimedBody},
+    in_flight::InFlight,
 };
-use crate::{drain::CLOSING, message::MAX_BODY, refusal, stage::Stage};
+use crate::{drain::CLOSE_TIMEOUT, http_service::HttpService, message::MAX_BODY, refusal};
 
 mod body;
-mod gate;
-mod under_way;
+mod in_flight;
+mod request_filter;
 
-pub use self::gate::Gate;
+pub use self::request_filter::RequestFilter;
 
 /// The largest head of a request: 64 KiB.
-const HEAD_SIZE: usize = 64 * 1024;
+const MAX_HEAD: usize = 64 * 1024;
 
 /// How long a head may take to come: 10 s. A connection that has none for so long is closed.
-const HEAD_WITHIN: Duration = Duration::from_secs(10);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a head may take while other clients wait for a connection: 1 s.
-const HEAD_IF_FULL: Duration = Duration::from_secs(1);
+const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
 /// How long a connection of HTTP/2 may be without a request after its first one: 60 s. To HTTP/1 the limit of the next head
 /// applies.
-const IDLE_WITHIN: Duration = Duration::from_secs(60);
+const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many requests may be under way on a connection of HTTP/2: 2,048. These are all calls that a session of a command may have
 /// open, and an answer or a cancel for each.
-const REQUESTS: u32 = 2_048;
+const MAX_HTTP2_REQUESTS: u32 = 2_048;
 
 /// How long the body of a request that is refused is read: 5 s.
-const DISCARD_WITHIN: Duration = Duration::from_secs(5);
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of connections, however many descriptors there are: 1,048,576.
 const MAX_CONNECTIONS: usize = 1 << 20;
 
 /// The lifetime of a connection whose lifetime is not limited.
-const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
+const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// How much longer than the stall timeout the kernel waits for a client to read: 30 s, so that the layer ends such a client first.
-const BEYOND_STALL: Duration = Duration::from_secs(30);
+const STALL_MARGIN: Duration = Duration::from_secs(30);
 
 /// A listener and what it lets pass.
 #[derive(Debug)]
-pub struct Front {
+pub struct Frontend {
     listener: WatchedListener,
-    gate: Arc<Gate>,
-    limits: FrontLimits,
+    filter: Arc<RequestFilter>,
+    limits: FrontendLimits,
 }
 
 /// What the clients of a listener may have.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
-pub struct FrontLimits {
+pub struct FrontendLimits {
     /// Maximum number of connections. Others wait until one closes.
     pub connections: usize,
     /// Maximum size of a request's body.
     pub body: usize,
     /// Maximum size of all bodies that are being received. A request beyond it is answered with 503.
     pub bodies: usize,
-    /// How long a connection may be open, if that is limited. Requests under way may take `CLOSING` longer.
+    /// How long a connection may be open, if that is limited. Requests under way may take `CLOSE_TIMEOUT` longer.
     pub lifetime: Option<Duration>,
     /// How long a client may leave a stream unread, if that is limited. The kernel gives up a connection 30 s later.
     pub stall_timeout: Option<Duration>,
@@ -102,16 +102,16 @@ pub struct FrontLimits {
 /// What the connections of a listener share.
 #[derive(Debug)]
 struct Shared {
-    gate: Arc<Gate>,
-    limits: FrontLimits,
-    room: Room,
+    filter: Arc<RequestFilter>,
+    limits: FrontendLimits,
+    capacity: Capacity,
     /// One for each connection that there may be.
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 // === impl FrontLimits ===
 
-impl Default for FrontLimits {
+impl Default for FrontendLimits {
     /// For clients: bodies of 4 MiB, 64 MiB of them at once, and as many connections as there may be.
     fn default() -> Self {
         Self {
@@ -126,16 +126,20 @@ impl Default for FrontLimits {
 
 // === impl Front ===
 
-impl Front {
+impl Frontend {
     /// Listens on an address.
-    pub async fn bind(address: SocketAddr, gate: Gate, limits: FrontLimits) -> io::Result<Self> {
+    pub async fn bind(
+        address: SocketAddr,
+        filter: RequestFilter,
+        limits: FrontendLimits,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         // What the kernel does not know it goes on without.
         let applied = dead_peer(limits.stall_timeout).apply(&listener)?;
         debug!("{applied}");
         Ok(Self {
             listener: WatchedListener::new(listener),
-            gate: Arc::new(gate),
+            filter: Arc::new(filter),
             limits,
         })
     }
@@ -147,16 +151,16 @@ impl Front {
 
     /// Serves until `stop` is ready. It says how long clients may still wait for answers, and read them. Connections without a
     /// request, and with a GET that has no head, have 500 ms to end.
-    pub async fn serve(self, stage: impl Stage, stop: impl Future<Output = Duration>) {
+    pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
-        let begun = Arc::new(());
+        let started = Arc::new(());
         let mut stop = std::pin::pin!(stop);
         let shared = Arc::new(Shared {
-            gate: self.gate,
+            filter: self.filter,
             limits: self.limits,
-            room: Room::new(self.limits.bodies),
-            places: Arc::new(Semaphore::new(self.limits.connections.min(MAX_CONNECTIONS))),
+            capacity: Capacity::new(self.limits.bodies),
+            permits: Arc::new(Semaphore::new(self.limits.connections.min(MAX_CONNECTIONS))),
         });
         let mut was_full = false;
         let closing = loop {
@@ -171,21 +175,21 @@ impl Front {
             was_full = is_full;
             // The kernel keeps the others until there is a place.
             let accepted = async {
-                let place = shared.places.clone().acquire_owned().await;
-                (place, self.listener.accept().await)
+                let permit = shared.permits.clone().acquire_owned().await;
+                (permit, self.listener.accept().await)
             };
             tokio::select! {
                 closing = &mut stop => break closing,
-                (place, (stream, _)) = accepted => {
+                (permit, (stream, _)) = accepted => {
                     let connection = connection(
                         stream,
                         shared.clone(),
-                        stage.clone(),
-                        Arc::downgrade(&begun),
+                        service.clone(),
+                        Arc::downgrade(&started),
                         closed.clone(),
                     );
                     connections.spawn(async move {
-                        let _place = place;
+                        let _permit = permit;
                         connection.await;
                     });
                 }
@@ -197,10 +201,10 @@ impl Front {
         let stopped = Instant::now();
         loop {
             let all_ended = async { while connections.join_next().await.is_some() {} };
-            if timeout(CLOSING, all_ended).await.is_ok() {
+            if timeout(CLOSE_TIMEOUT, all_ended).await.is_ok() {
                 return;
             }
-            let is_answering = Arc::strong_count(&begun) > 1;
+            let is_answering = Arc::strong_count(&started) > 1;
             if !is_answering || stopped.elapsed() >= closing {
                 debug!(connections = connections.len(), "connections are cut");
                 return;
@@ -213,7 +217,7 @@ impl Front {
 
 impl Shared {
     fn is_full(&self) -> bool {
-        self.places.available_permits() == 0
+        self.permits.available_permits() == 0
     }
 }
 
@@ -221,7 +225,7 @@ impl Shared {
 /// that does not read from one that has vanished, so it must wait for longer.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
-        stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(BEYOND_STALL));
+        stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));
     DeadPeer::new().user_timeout(user_timeout)
 }
 
@@ -229,46 +233,48 @@ fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
 async fn connection(
     stream: WatchedStream,
     shared: Arc<Shared>,
-    stage: impl Stage,
-    begun: Weak<()>,
+    service: impl HttpService,
+    started: Weak<()>,
     mut closed: watch::Receiver<()>,
 ) {
     // Events are small, and are not to wait for one another.
     let _best_effort = stream.tcp().set_nodelay(true);
     let peer = stream.peer();
-    let under_way = UnderWay::default();
-    let requests = under_way.clone();
+    let in_flight = InFlight::default();
+    let requests = in_flight.clone();
     let full = shared.clone();
-    let lifetime = shared.limits.lifetime.unwrap_or(FOR_EVER);
+    let lifetime = shared.limits.lifetime.unwrap_or(UNLIMITED);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        let request_under_way = requests.begin();
+        let in_flight_request = requests.start();
         request.extensions_mut().insert(peer.clone());
-        let (shared, mut stage, begun) = (shared.clone(), stage.clone(), begun.clone());
+        let (shared, mut service, started) = (shared.clone(), service.clone(), started.clone());
         // A GET listens. Some servers have no head for it before there is an event.
-        let early = begun.upgrade().filter(|_| request.method() != Method::GET);
+        let early = started
+            .upgrade()
+            .filter(|_| request.method() != Method::GET);
         async move {
-            let answer = answer(&shared, &mut stage, request).await?;
-            let held = (request_under_way, early.or_else(|| begun.upgrade()));
-            Ok::<_, Infallible>(answer.map(|body| holding(body, held)))
+            let answer = answer(&shared, &mut service, request).await?;
+            let guard = (in_flight_request, early.or_else(|| started.upgrade()));
+            Ok::<_, Infallible>(answer.map(|body| with_guard(body, guard)))
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
-        .max_buf_size(HEAD_SIZE);
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(REQUESTS)
-        .max_header_list_size(u32::try_from(HEAD_SIZE).unwrap_or(u32::MAX));
+        .max_concurrent_streams(MAX_HTTP2_REQUESTS)
+        .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // hyper's own limit only begins when it is known which version of HTTP this is.
-    let mut look = std::pin::pin!(sleep(HEAD_IF_FULL));
-    let mut idle_until = Instant::now() + HEAD_WITHIN;
-    let mut old = std::pin::pin!(sleep(lifetime));
-    let mut begun_before = 0;
+    let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
+    let mut idle_until = Instant::now() + HEAD_TIMEOUT;
+    let mut expired = std::pin::pin!(sleep(lifetime));
+    let mut started_before = 0;
     let (mut is_idle, mut is_open) = (true, true);
     loop {
         tokio::select! {
@@ -278,13 +284,13 @@ async fn connection(
                 }
                 return;
             }
-            () = &mut look, if is_idle => {
+            () = &mut check, if is_idle => {
                 let now = Instant::now();
-                if under_way.begun() != begun_before {
-                    begun_before = under_way.begun();
-                    idle_until = now + IDLE_WITHIN;
+                if in_flight.started() != started_before {
+                    started_before = in_flight.started();
+                    idle_until = now + HTTP2_IDLE_TIMEOUT;
                 }
-                is_idle = under_way.is_none();
+                is_idle = in_flight.is_none();
                 if is_idle && (now >= idle_until || full.is_full()) {
                     if !is_open {
                         return;
@@ -293,25 +299,25 @@ async fn connection(
                     is_open = false;
                     connection.as_mut().graceful_shutdown();
                 }
-                look.as_mut().reset(now + HEAD_IF_FULL);
+                check.as_mut().reset(now + HEAD_TIMEOUT_IF_FULL);
             }
-            () = under_way.ended(), if !is_idle => {
+            () = in_flight.ended(), if !is_idle => {
                 let now = Instant::now();
                 is_idle = true;
-                idle_until = now + IDLE_WITHIN;
-                look.as_mut().reset(now + HEAD_IF_FULL);
+                idle_until = now + HTTP2_IDLE_TIMEOUT;
+                check.as_mut().reset(now + HEAD_TIMEOUT_IF_FULL);
             }
             _closed = closed.changed(), if is_open => {
                 is_open = false;
                 connection.as_mut().graceful_shutdown();
             }
-            () = &mut old => {
+            () = &mut expired => {
                 if !is_open {
                     return;
                 }
                 is_open = false;
                 connection.as_mut().graceful_shutdown();
-                old.as_mut().reset(Instant::now() + CLOSING);
+                expired.as_mut().reset(Instant::now() + CLOSE_TIMEOUT);
             }
         }
     }
@@ -319,14 +325,14 @@ async fn connection(
 
 async fn answer(
     shared: &Shared,
-    stage: &mut impl Stage,
+    service: &mut impl HttpService,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let (mut parts, body) = request.into_parts();
-    if let Err((status, text)) = shared.gate.check(&parts, shared.limits.body) {
+    if let Err((status, text)) = shared.filter.check(&parts, shared.limits.body) {
         let mut refused = refusal::plain(status, text);
         if status == StatusCode::METHOD_NOT_ALLOWED {
-            let allow = HeaderValue::from_static(gate::ALLOW);
+            let allow = HeaderValue::from_static(request_filter::ALLOW);
             refused.headers_mut().insert(header::ALLOW, allow);
         }
         // A client with this field waits before it sends the body.
@@ -338,23 +344,23 @@ async fn answer(
     if parts.version == Version::HTTP_2 {
         join_cookies(&mut parts.headers);
     }
-    let body = Timely::new(body, shared.limits.body, shared.room.clone());
+    let body = TimedBody::new(body, shared.limits.body, shared.capacity.clone());
     let request = Request::from_parts(parts, Body::new(body));
-    std::future::poll_fn(|cx| stage.poll_ready(cx)).await?;
-    stage.call(request).await
+    std::future::poll_fn(|cx| service.poll_ready(cx)).await?;
+    service.call(request).await
 }
 
 /// Reads the body of a request that is refused, for 5 s at most. A connection that is closed with bytes unread is reset, and its
 /// client may lose the refusal (RFC 9112, section 9.6).
 fn discard(mut body: Incoming) {
     let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
-    tokio::spawn(timeout(DISCARD_WITHIN, rest));
+    tokio::spawn(timeout(DISCARD_TIMEOUT, rest));
 }
 
 /// The same body, which has this until it has ended or is dropped.
-fn holding(body: Body, held: impl Send + 'static) -> Body {
+fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
     Body::new(body.map_err(move |error| {
-        let _held = &held;
+        let _guard = &guard;
         error
     }))
 }
@@ -378,7 +384,7 @@ mod tests {
     fn the_kernel_waits_longer_than_a_client_may_leave_a_stream_unread() {
         let minute = Duration::from_secs(60);
         for stall in [Duration::from_secs(1), minute, 10 * minute] {
-            let expected = DeadPeer::new().user_timeout(stall + BEYOND_STALL);
+            let expected = DeadPeer::new().user_timeout(stall + STALL_MARGIN);
             assert_eq!(dead_peer(Some(stall)), expected);
         }
         assert_eq!(

@@ -12,44 +12,44 @@ use http_body_util::BodyExt as _;
 use tokio::{sync::oneshot, time::timeout};
 
 /// The longest request whose id an error has: 64 KiB. Longer ones are not kept.
-const LONGEST: usize = 64 * 1024;
+const MAX_KEPT: usize = 64 * 1024;
 
 /// How long the rest of a request may take to come, if the server cannot be reached: 1 s.
-const REST_WITHIN: Duration = Duration::from_secs(1);
+const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The body. What passes is kept, as references to the same bytes.
-pub(super) struct Lent {
+pub(super) struct ReplayableBody {
     /// Until it is given back.
     body: Option<Body>,
-    passed: Passed,
-    back: Option<oneshot::Sender<(Passed, Body)>>,
+    sent: SentFrames,
+    returned: Option<oneshot::Sender<(SentFrames, Body)>>,
 }
 
 /// What passed of a body, as long as it is not too much.
 #[derive(Default)]
-struct Passed {
+struct SentFrames {
     frames: Vec<Bytes>,
     bytes: usize,
 }
 
 /// To where it comes back.
-pub(super) struct Back(oneshot::Receiver<(Passed, Body)>);
+pub(super) struct Returned(oneshot::Receiver<(SentFrames, Body)>);
 
 // === impl Lent ===
 
-impl Lent {
-    pub(super) fn new(body: Body) -> (Self, Back) {
-        let (back, receiver) = oneshot::channel();
-        let lent = Self {
+impl ReplayableBody {
+    pub(super) fn new(body: Body) -> (Self, Returned) {
+        let (returned, receiver) = oneshot::channel();
+        let replayable_body = Self {
             body: Some(body),
-            passed: Passed::default(),
-            back: Some(back),
+            sent: SentFrames::default(),
+            returned: Some(returned),
         };
-        (lent, Back(receiver))
+        (replayable_body, Returned(receiver))
     }
 }
 
-impl HttpBody for Lent {
+impl HttpBody for ReplayableBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -64,7 +64,7 @@ impl HttpBody for Lent {
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
-            self.passed.add(data);
+            self.sent.add(data);
         }
         polled
     }
@@ -81,21 +81,21 @@ impl HttpBody for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for ReplayableBody {
     fn drop(&mut self) {
-        if let (Some(body), Some(back)) = (self.body.take(), self.back.take()) {
+        if let (Some(body), Some(returned)) = (self.body.take(), self.returned.take()) {
             // Nobody waits if the request was answered.
-            let _unwanted = back.send((std::mem::take(&mut self.passed), body));
+            let _unwanted = returned.send((std::mem::take(&mut self.sent), body));
         }
     }
 }
 
 // === impl Passed ===
 
-impl Passed {
+impl SentFrames {
     fn add(&mut self, data: &Bytes) {
         self.bytes = self.bytes.saturating_add(data.len());
-        if self.bytes <= LONGEST {
+        if self.bytes <= MAX_KEPT {
             self.frames.push(data.clone())
         } else {
             self.frames = Vec::new()
@@ -105,20 +105,20 @@ impl Passed {
 
 // === impl Back ===
 
-impl Back {
+impl Returned {
     /// The whole request body, or nothing if it is too long or does not come.
     pub(super) async fn request(self) -> Vec<u8> {
-        let whole = timeout(REST_WITHIN, async {
-            let (mut passed, mut rest) = self.0.await.ok()?;
+        let whole = timeout(REST_TIMEOUT, async {
+            let (mut sent, mut rest) = self.0.await.ok()?;
             while let Some(frame) = rest.frame().await {
                 if let Some(data) = frame.ok()?.data_ref() {
-                    passed.add(data);
+                    sent.add(data);
                 }
-                if passed.bytes > LONGEST {
+                if sent.bytes > MAX_KEPT {
                     return None;
                 }
             }
-            Some(passed.frames.concat())
+            Some(sent.frames.concat())
         });
         whole.await.ok().flatten().unwrap_or_default()
     }

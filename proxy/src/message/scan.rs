@@ -16,7 +16,7 @@ const MAX_TEXT: usize = 2 * 1024;
 
 /// What of a message has passed.
 #[derive(Debug, Default)]
-pub(crate) struct Skim {
+pub(crate) struct Scanner {
     /// How many brackets are open.
     depth: usize,
     in_string: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Skim {
     result: Presence,
     error: Presence,
     ended: bool,
-    unclear: bool,
+    is_ambiguous: bool,
 }
 
 /// The value of a member that says nothing.
@@ -47,12 +47,12 @@ enum Member {
 
 // === impl Skim ===
 
-impl Skim {
+impl Scanner {
     /// What a whole message is.
     pub(crate) fn of(message: &[u8]) -> Self {
-        let mut skim = Self::default();
-        skim.read(message);
-        skim
+        let mut scanner = Self::default();
+        scanner.read(message);
+        scanner
     }
 
     /// Reads the next bytes of the message.
@@ -75,7 +75,7 @@ impl Skim {
     /// The id of the call that it answers, once all of it has passed.
     pub(crate) fn answers(self) -> Option<IdKey> {
         let is_answer = self.ended
-            && !self.unclear
+            && !self.is_ambiguous
             && self.method.is_none()
             && is_response(self.result, self.error);
         let id = self.id.filter(|_| is_answer)?;
@@ -88,13 +88,13 @@ impl Skim {
             .method
             .as_ref()
             .and_then(|method| serde_json::from_slice(method).ok());
-        let is_else = self.unclear || self.id.is_some() || self.result != self.error;
-        !is_else && method.is_some_and(|method| is_droppable(&method))
+        let is_other = self.is_ambiguous || self.id.is_some() || self.result != self.error;
+        !is_other && method.is_some_and(|method| is_droppable(&method))
     }
 
     /// Returns `true` if it is a request, once all of it has passed.
     pub(crate) fn is_request(&self) -> bool {
-        self.ended && !self.unclear && self.id.is_some() && self.method.is_some()
+        self.ended && !self.is_ambiguous && self.id.is_some() && self.method.is_some()
     }
 
     fn step(&mut self, byte: u8) {
@@ -111,7 +111,7 @@ impl Skim {
         match byte {
             b' ' | b'\t' | b'\r' | b'\n' => self.keep(b" "),
             b'{' if self.depth == 0 && !self.ended => self.depth = 1,
-            _ if self.depth == 0 => self.unclear = true,
+            _ if self.depth == 0 => self.is_ambiguous = true,
             b'}' if self.depth == 1 => {
                 self.end_member();
                 (self.depth, self.ended) = (0, true);
@@ -135,9 +135,9 @@ impl Skim {
         match self.member {
             Some(Member::Other) => return,
             Some(Member::Result | Member::Error) => {
-                let left = NULL.len() + 1 - self.text.len().min(NULL.len() + 1);
+                let missing = NULL.len() + 1 - self.text.len().min(NULL.len() + 1);
                 if bytes != b" " {
-                    let bytes = bytes.get(..left).unwrap_or(bytes);
+                    let bytes = bytes.get(..missing).unwrap_or(bytes);
                     self.text.extend_from_slice(bytes);
                 }
                 return;
@@ -167,12 +167,12 @@ impl Skim {
     fn end_member(&mut self) {
         let text = mem::take(&mut self.text);
         match self.member.take() {
-            Some(Member::Id) => self.unclear |= self.id.replace(text).is_some(),
-            Some(Member::Method) => self.unclear |= self.method.replace(text).is_some(),
-            Some(Member::Result) => self.unclear |= add(&mut self.result, &text),
-            Some(Member::Error) => self.unclear |= add(&mut self.error, &text),
+            Some(Member::Id) => self.is_ambiguous |= self.id.replace(text).is_some(),
+            Some(Member::Method) => self.is_ambiguous |= self.method.replace(text).is_some(),
+            Some(Member::Result) => self.is_ambiguous |= add(&mut self.result, &text),
+            Some(Member::Error) => self.is_ambiguous |= add(&mut self.error, &text),
             Some(Member::Other) => {}
-            None => self.unclear = true,
+            None => self.is_ambiguous = true,
         }
     }
 }
@@ -196,13 +196,13 @@ mod tests {
     };
 
     /// What a message answers, if it passes in pieces of so many bytes.
-    fn skimmed(message: &[u8], size: usize) -> Option<IdKey> {
-        let mut skim = Skim::default();
+    fn scanned(message: &[u8], size: usize) -> Option<IdKey> {
+        let mut scanner = Scanner::default();
         for piece in message.chunks(size) {
-            skim.read(piece);
+            scanner.read(piece);
         }
-        assert!(skim.text.capacity() <= 2 * MAX_TEXT);
-        skim.answers()
+        assert!(scanner.text.capacity() <= 2 * MAX_TEXT);
+        scanner.answers()
     }
 
     /// What a parser says.
@@ -248,7 +248,7 @@ mod tests {
             assert_eq!(parsed(message.as_bytes()), answers, "{message}");
             for size in [1, 2, 3, 7, 1_000] {
                 assert_eq!(
-                    skimmed(message.as_bytes(), size),
+                    scanned(message.as_bytes(), size),
                     answers,
                     "{message} by {size}"
                 );
@@ -260,9 +260,9 @@ mod tests {
     fn names_and_ids_that_are_too_long_are_none_of_ours() {
         let long = "x".repeat(10 * MAX_TEXT);
         let name = format!(r#"{{"{long}":1,"id":7,"result":"{long}"}}"#);
-        assert_eq!(skimmed(name.as_bytes(), 100), IdKey::of("7"));
+        assert_eq!(scanned(name.as_bytes(), 100), IdKey::of("7"));
         let id = format!(r#"{{"id":"{long}","result":1}}"#);
-        assert_eq!(skimmed(id.as_bytes(), 100), None);
+        assert_eq!(scanned(id.as_bytes(), 100), None);
     }
 
     fn json() -> impl Strategy<Value = String> {
@@ -297,10 +297,10 @@ mod tests {
 
         #[test]
         fn of_whatever_json_it_says_what_a_parser_does(json in json(), size in 1..10_usize) {
-            let (skimmed, parsed) = (skimmed(json.as_bytes(), size), parsed(json.as_bytes()));
+            let (scanned, parsed) = (scanned(json.as_bytes(), size), parsed(json.as_bytes()));
             // A method that is null is in doubt.
-            let is_doubted = skimmed.is_none() && json.contains(r#""method" : null"#);
-            prop_assert!(skimmed == parsed || is_doubted, "{:?} {:?}", skimmed, parsed);
+            let is_doubted = scanned.is_none() && json.contains(r#""method" : null"#);
+            prop_assert!(scanned == parsed || is_doubted, "{:?} {:?}", scanned, parsed);
         }
     }
 }

@@ -12,7 +12,7 @@ pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-v
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The first revision whose clients know events without a message, which give them an id to come back with.
-pub const FIRST_PRIMED: &str = "2025-11-25";
+pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
 
 /// The first revision that has neither sessions nor resumes.
 pub const FIRST_WITHOUT_SESSIONS: &str = "2026-07-28";
@@ -25,21 +25,21 @@ pub const JSON: &str = "application/json";
 
 /// A field that should be there once is there twice, or is no text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unclear;
+pub struct Ambiguous;
 
 /// The value of a field that may be there once.
-pub fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Unclear> {
+pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Ambiguous> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (None, _) => Ok(None),
-        (Some(value), None) => value.to_str().map(Some).map_err(|_| Unclear),
-        (Some(_), Some(_)) => Err(Unclear),
+        (Some(value), None) => value.to_str().map(Some).map_err(|_| Ambiguous),
+        (Some(_), Some(_)) => Err(Ambiguous),
     }
 }
 
 /// The same, if it says something clear.
-pub fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    let value = only(headers, name).ok().flatten();
+pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let value = single(headers, name).ok().flatten();
     value.filter(|value| !value.is_empty())
 }
 
@@ -67,7 +67,7 @@ pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
 
 /// Returns `true` if a body has a coding. `identity` is none, nor is an empty element of the list (RFC 9110, sections 5.6.1 and
 /// 8.4.1).
-pub fn is_coded(headers: &HeaderMap) -> bool {
+pub fn has_content_coding(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::CONTENT_ENCODING).iter();
     let mut codings = values
         .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
@@ -148,12 +148,12 @@ mod tests {
     fn a_body_that_is_marked_as_identity_is_not_coded() {
         for value in ["identity", "Identity", "", ", identity ,"] {
             let marked = headers(&[("content-encoding", value)]);
-            assert!(!is_coded(&marked), "{value:?}");
+            assert!(!has_content_coding(&marked), "{value:?}");
         }
-        assert!(!is_coded(&HeaderMap::new()));
+        assert!(!has_content_coding(&HeaderMap::new()));
         for value in ["gzip", "identity, br", "x"] {
             assert!(
-                is_coded(&headers(&[("content-encoding", value)])),
+                has_content_coding(&headers(&[("content-encoding", value)])),
                 "{value:?}"
             );
         }
@@ -161,17 +161,17 @@ mod tests {
             ("content-encoding", "identity"),
             ("content-encoding", "gzip"),
         ]);
-        assert!(is_coded(&twice));
+        assert!(has_content_coding(&twice));
     }
 
     #[test]
     fn a_session_that_is_named_twice_is_unclear() {
         let mut twice = headers(&[("mcp-session-id", "a")]);
-        assert_eq!(only(&twice, &SESSION_ID), Ok(Some("a")));
-        assert_eq!(only(&twice, &PROTOCOL_VERSION), Ok(None));
+        assert_eq!(single(&twice, &SESSION_ID), Ok(Some("a")));
+        assert_eq!(single(&twice, &PROTOCOL_VERSION), Ok(None));
         twice.append(SESSION_ID, http::HeaderValue::from_static("a"));
-        assert_eq!(only(&twice, &SESSION_ID), Err(Unclear));
-        assert_eq!(one(&twice, &SESSION_ID), None);
+        assert_eq!(single(&twice, &SESSION_ID), Err(Ambiguous));
+        assert_eq!(exactly_one(&twice, &SESSION_ID), None);
     }
 
     #[test]

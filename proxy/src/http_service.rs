@@ -19,7 +19,7 @@ use mcp_cancel_on_disconnect::body::TeeBody;
 use tower_service::Service;
 
 /// A service that answers every request, with a body of one kind.
-pub trait Stage:
+pub trait HttpService:
     Service<
         Request<Body>,
         Response = Response<Body>,
@@ -32,7 +32,7 @@ pub trait Stage:
 {
 }
 
-impl<S> Stage for S where
+impl<S> HttpService for S where
     S: Service<
             Request<Body>,
             Response = Response<Body>,
@@ -46,15 +46,15 @@ impl<S> Stage for S where
 }
 
 /// What a stage answers, and when.
-pub type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 // === Around the layer ===
 
 /// A stage inside the layer, which changes the type of the request's body.
 #[derive(Debug, Clone)]
-pub struct Inside<S>(pub S);
+pub struct InnerService<S>(pub S);
 
-impl<S: Stage> Service<Request<TeeBody<Body>>> for Inside<S> {
+impl<S: HttpService> Service<Request<TeeBody<Body>>> for InnerService<S> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = S::Future;
@@ -70,9 +70,9 @@ impl<S: Stage> Service<Request<TeeBody<Body>>> for Inside<S> {
 
 /// A service as a stage, whatever body it answers with.
 #[derive(Debug, Clone)]
-pub struct Outside<S>(pub S);
+pub struct OuterService<S>(pub S);
 
-impl<S, B> Service<Request<Body>> for Outside<S>
+impl<S, B> Service<Request<Body>> for OuterService<S>
 where
     S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
     B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
@@ -94,11 +94,11 @@ where
 
 // === Bodies ===
 
-/// The whole body, or one that goes on as this one would have, if it is longer than `most` bytes or fails.
-pub(crate) async fn read_whole(mut body: Body, most: usize) -> Result<Bytes, Body> {
+/// The whole body, or one that goes on as this one would have, if it is longer than `max` bytes or fails.
+pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
     let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
     let (mut length, mut plain) = (0, true);
-    while plain && length <= most {
+    while plain && length <= max {
         let Some(frame) = body.frame().await else {
             return Ok(join(frames, length));
         };

@@ -21,21 +21,21 @@ use tokio::{
 
 use crate::refusal::BodyError;
 
-/// How long a body may take for its next [`ENOUGH`] bytes, or for its end: 30 s.
-const WITHIN: Duration = Duration::from_secs(30);
+/// How long a body may take for its next [`BODY_PROGRESS`] bytes, or for its end: 30 s.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of bytes after which a body has [`WITHIN`] again: 64 KiB. Chosen so that a client with 2.2 KB/s is served.
-const ENOUGH: usize = 64 * 1024;
+/// Number of bytes after which a body has [`BODY_TIMEOUT`] again: 64 KiB. Chosen so that a client with 2.2 KB/s is served.
+const BODY_PROGRESS: usize = 64 * 1024;
 
 /// Room for the bytes of request bodies. Clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Room(Arc<Semaphore>);
+pub(super) struct Capacity(Arc<Semaphore>);
 
 /// A request body that takes room.
 #[derive(Debug)]
-pub(super) struct Timely {
+pub(super) struct TimedBody {
     inner: Limited<Incoming>,
-    room: Room,
+    capacity: Capacity,
     taken: Option<OwnedSemaphorePermit>,
     /// Begins when the body is first waited for.
     deadline: Option<Pin<Box<Sleep>>>,
@@ -45,7 +45,7 @@ pub(super) struct Timely {
 
 // === impl Room ===
 
-impl Room {
+impl Capacity {
     pub(super) fn new(bytes: usize) -> Self {
         Self(Arc::new(Semaphore::new(bytes)))
     }
@@ -53,11 +53,11 @@ impl Room {
 
 // === impl Timely ===
 
-impl Timely {
-    pub(super) fn new(body: Incoming, size: usize, room: Room) -> Self {
+impl TimedBody {
+    pub(super) fn new(body: Incoming, size: usize, capacity: Capacity) -> Self {
         Self {
             inner: Limited::new(body, size),
-            room,
+            capacity,
             taken: None,
             deadline: None,
             received: 0,
@@ -69,7 +69,7 @@ impl Timely {
         let Ok(permits) = u32::try_from(bytes) else {
             return false;
         };
-        let Ok(taken) = self.room.0.clone().try_acquire_many_owned(permits) else {
+        let Ok(taken) = self.capacity.0.clone().try_acquire_many_owned(permits) else {
             return false;
         };
         if let Some(all) = &mut self.taken {
@@ -80,17 +80,19 @@ impl Timely {
         true
     }
 
-    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(WITHIN)));
-        if self.received >= ENOUGH {
+    fn has_timed_out(&mut self, cx: &mut Context<'_>) -> bool {
+        let deadline = self
+            .deadline
+            .get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
+        if self.received >= BODY_PROGRESS {
             self.received = 0;
-            deadline.as_mut().reset(Instant::now() + WITHIN);
+            deadline.as_mut().reset(Instant::now() + BODY_TIMEOUT);
         }
         deadline.as_mut().poll(cx).is_ready()
     }
 }
 
-impl Body for Timely {
+impl Body for TimedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -99,7 +101,7 @@ impl Body for Timely {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let polled = Pin::new(&mut self.inner).poll_frame(cx);
-        if polled.is_pending() && self.is_late(cx) {
+        if polled.is_pending() && self.has_timed_out(cx) {
             return Poll::Ready(Some(Err(BodyError::TooSlow.into())));
         }
         let frame = ready!(polled);

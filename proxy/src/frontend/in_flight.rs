@@ -9,31 +9,31 @@ use tokio::sync::Notify;
 
 /// Their number.
 #[derive(Debug, Clone, Default)]
-pub(super) struct UnderWay(Arc<Requests>);
+pub(super) struct InFlight(Arc<Requests>);
 
 #[derive(Debug, Default)]
 struct Requests {
     count: AtomicUsize,
-    begun: AtomicUsize,
+    started: AtomicUsize,
     none_left: Notify,
 }
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(super) struct RequestUnderWay(UnderWay);
+pub(super) struct InFlightRequest(InFlight);
 
 // === impl UnderWay ===
 
-impl UnderWay {
-    pub(super) fn begin(&self) -> RequestUnderWay {
-        self.0.begun.fetch_add(1, Ordering::Relaxed);
+impl InFlight {
+    pub(super) fn start(&self) -> InFlightRequest {
+        self.0.started.fetch_add(1, Ordering::Relaxed);
         self.0.count.fetch_add(1, Ordering::AcqRel);
-        RequestUnderWay(self.clone())
+        InFlightRequest(self.clone())
     }
 
     /// How many there have been.
-    pub(super) fn begun(&self) -> usize {
-        self.0.begun.load(Ordering::Relaxed)
+    pub(super) fn started(&self) -> usize {
+        self.0.started.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_none(&self) -> bool {
@@ -50,7 +50,7 @@ impl UnderWay {
 
 // === impl RequestUnderWay ===
 
-impl Drop for RequestUnderWay {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
         let requests = &*self.0.0;
         if requests.count.fetch_sub(1, Ordering::AcqRel) == 1 {

@@ -4,16 +4,16 @@ use std::{collections::HashSet, net::IpAddr};
 
 use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request::Parts, uri::Authority};
 
-use crate::{config::normal_origin, head::one};
+use crate::{config::normal_origin, headers::exactly_one};
 
 /// The names by which clients may call this host, and the web sites whose pages may.
 #[derive(Debug, Default)]
-pub struct Gate {
+pub struct RequestFilter {
     /// In lower case, with a port or without.
     hosts: HashSet<String>,
     origins: HashSet<String>,
     /// An IP address passes as `Host`, whichever it is.
-    passes_addresses: bool,
+    allows_ip_addresses: bool,
 }
 
 /// The methods that pass: those of MCP, and those with which browsers and people look at an endpoint.
@@ -36,7 +36,7 @@ type Refused = (StatusCode, &'static str);
 
 // === impl Gate ===
 
-impl Gate {
+impl RequestFilter {
     /// Beside the names of this machine and their pages, these pass. All are in lower case.
     pub fn new(
         hosts: impl IntoIterator<Item = String>,
@@ -45,15 +45,15 @@ impl Gate {
         Self {
             hosts: hosts.into_iter().collect(),
             origins: origins.into_iter().collect(),
-            passes_addresses: false,
+            allows_ip_addresses: false,
         }
     }
 
     /// Requests that name an IP address pass as well, as probes and scrapers send it. A web site that has its own name resolve
     /// here sends a name.
     #[must_use]
-    pub fn or_addresses(mut self) -> Self {
-        self.passes_addresses = true;
+    pub fn allow_ip_addresses(mut self) -> Self {
+        self.allows_ip_addresses = true;
         self
     }
 
@@ -75,13 +75,13 @@ impl Gate {
             "the request must have one readable Host\n",
         );
         let host = host(request).ok_or(unreadable)?;
-        if !self.is_own(&host) {
+        if !self.is_own_host(&host) {
             return Err((
                 StatusCode::FORBIDDEN,
                 "this is not the Host of this proxy, see --allow-host\n",
             ));
         }
-        if !self.may_come_from(&request.headers) {
+        if !self.allows_origin(&request.headers) {
             return Err((
                 StatusCode::FORBIDDEN,
                 "pages of this Origin may not call, see --allow-origin\n",
@@ -96,7 +96,7 @@ impl Gate {
         Ok(())
     }
 
-    fn is_own(&self, authority: &Authority) -> bool {
+    fn is_own_host(&self, authority: &Authority) -> bool {
         // Clients leave the port out that is the default of their scheme.
         let has_default = |host: &str| {
             let mut ports = DEFAULT_PORTS.iter();
@@ -105,7 +105,7 @@ impl Gate {
         };
         let host = authority.host().to_ascii_lowercase();
         is_this_machine(&host)
-            || (self.passes_addresses && address(&host).is_some())
+            || (self.allows_ip_addresses && address(&host).is_some())
             || self.hosts.contains(&host)
             || has_default(&host)
             || self
@@ -114,18 +114,21 @@ impl Gate {
     }
 
     /// Whether the page that asks is one of those that may, if it is a page that asks.
-    fn may_come_from(&self, headers: &HeaderMap) -> bool {
+    fn allows_origin(&self, headers: &HeaderMap) -> bool {
         if !headers.contains_key(header::ORIGIN) {
             return true;
         }
-        let Some(origin) = one(headers, &header::ORIGIN) else {
+        let Some(origin) = exactly_one(headers, &header::ORIGIN) else {
             return false;
         };
         let Ok(origin) = origin.parse::<Uri>() else {
             return false;
         };
         self.origins.contains(&normal_origin(&origin))
-            || is_web(&origin) && origin.authority().is_some_and(|host| self.is_own(host))
+            || is_web(&origin)
+                && origin
+                    .authority()
+                    .is_some_and(|host| self.is_own_host(host))
     }
 }
 
@@ -145,12 +148,12 @@ fn address(host: &str) -> Option<IpAddr> {
 
 /// The host that a request is for. HTTP/2 has it in the URI, and may have it twice.
 fn host(request: &Parts) -> Option<Authority> {
-    let named = if request.headers.contains_key(header::HOST) {
-        Some(one(&request.headers, &header::HOST)?.parse().ok()?)
+    let in_header = if request.headers.contains_key(header::HOST) {
+        Some(exactly_one(&request.headers, &header::HOST)?.parse().ok()?)
     } else {
         None
     };
-    let host: Authority = match (request.uri.authority().cloned(), named) {
+    let host: Authority = match (request.uri.authority().cloned(), in_header) {
         (Some(one), Some(other)) if one != other => return None,
         (Some(host), _) | (None, Some(host)) => host,
         (None, None) => return None,
@@ -159,5 +162,5 @@ fn host(request: &Parts) -> Option<Authority> {
 }
 
 fn length(headers: &HeaderMap) -> Option<u64> {
-    one(headers, &header::CONTENT_LENGTH)?.parse().ok()
+    exactly_one(headers, &header::CONTENT_LENGTH)?.parse().ok()
 }

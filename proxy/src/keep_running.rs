@@ -29,10 +29,10 @@ use tracing::Instrument as _;
 
 use crate::{
     config::Config,
-    head::{PROTOCOL_VERSION, SESSION_ID, has_sessions, one},
+    headers::{PROTOCOL_VERSION, SESSION_ID, exactly_one, has_sessions},
+    http_service::{HttpService, ResponseFuture, read_whole},
     message::{Kind, MAX_BODY, Message},
     refusal,
-    stage::{Answering, Stage, read_whole},
 };
 
 /// What a hang-up means for the calls of each tool.
@@ -41,7 +41,7 @@ pub(crate) struct Graces(Arc<Config>);
 
 /// A stage that keeps the connections of the calls that run on.
 #[derive(Debug, Clone)]
-pub(crate) struct RunsOn<S> {
+pub(crate) struct KeepRunning<S> {
     inner: S,
     /// `None` if no call runs on without a session.
     graces: Option<Graces>,
@@ -50,7 +50,7 @@ pub(crate) struct RunsOn<S> {
 /// The response of a call that runs on, for its client as long as that is there.
 struct Kept {
     token: CallToken,
-    answering: Answering,
+    answering: ResponseFuture,
     /// How long it may last. The layer does not see the end of a call whose client left before the head.
     call_timeout: Option<Duration>,
     head: oneshot::Sender<Response<Body>>,
@@ -74,12 +74,12 @@ impl Graces {
     }
 
     /// Whether no hang-up cancels the calls of a tool.
-    fn run_on(&self, tool: Option<&str>) -> bool {
+    fn keep_running(&self, tool: Option<&str>) -> bool {
         self.is_exempt(tool) || self.of(tool) == Grace::Never
     }
 
     /// The response of a call that runs on.
-    async fn keep(&self, token: CallToken, answering: Answering) -> Response<Body> {
+    async fn keep(&self, token: CallToken, answering: ResponseFuture) -> Response<Body> {
         let (head, response) = oneshot::channel();
         let kept = Kept {
             token,
@@ -94,7 +94,7 @@ impl Graces {
         })
     }
 
-    fn any_runs_on(&self) -> bool {
+    fn any_keeps_running(&self) -> bool {
         let graces = self.0.tool_grace.iter().map(|(_, grace)| grace);
         let mut graces = graces.chain([&self.0.grace]);
         !self.0.exempt.is_empty() || graces.any(|grace| *grace == Grace::Never)
@@ -103,19 +103,19 @@ impl Graces {
 
 // === impl RunsOn ===
 
-impl<S> RunsOn<S> {
+impl<S> KeepRunning<S> {
     /// `inner` is a server that speaks HTTP, or one whose calls do not end with their connections.
     pub(crate) fn new(inner: S, graces: Graces) -> Self {
-        let is_needed = graces.0.upstream.is_some() && graces.any_runs_on();
+        let is_needed = graces.0.upstream.is_some() && graces.any_keeps_running();
         let graces = is_needed.then_some(graces);
         Self { inner, graces }
     }
 }
 
-impl<S: Stage> Service<Request<Body>> for RunsOn<S> {
+impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Either<S::Future, Answering>;
+    type Future = Either<S::Future, ResponseFuture>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
@@ -135,18 +135,18 @@ impl<S: Stage> Service<Request<Body>> for RunsOn<S> {
         let mut inner = mem::replace(&mut self.inner, inner);
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
-            let (runs_on, body) = match read_whole(body, MAX_BODY).await {
+            let (keeps_running, body) = match read_whole(body, MAX_BODY).await {
                 Ok(body) => {
                     let message =
                         Message::read(&body).filter(|message| message.kind == Kind::Request);
-                    let runs_on =
-                        message.is_some_and(|message| graces.run_on(message.tool().as_deref()));
-                    (runs_on, Body::from(body))
+                    let keeps_running = message
+                        .is_some_and(|message| graces.keep_running(message.tool().as_deref()));
+                    (keeps_running, Body::from(body))
                 }
                 Err(body) => (false, body),
             };
             let answering = inner.call(Request::from_parts(parts, body));
-            if runs_on {
+            if keeps_running {
                 Ok(graces.keep(token, Box::pin(answering)).await)
             } else {
                 answering.await
@@ -157,7 +157,8 @@ impl<S: Stage> Service<Request<Body>> for RunsOn<S> {
 
 /// Whether a request may be one of a session.
 fn has_session(headers: &HeaderMap) -> bool {
-    headers.contains_key(SESSION_ID) && one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
+    headers.contains_key(SESSION_ID)
+        && exactly_one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
 }
 
 // === impl Kept ===
