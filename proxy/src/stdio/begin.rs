@@ -19,10 +19,10 @@ use tokio::{
 use super::{
     input::Waiting,
     process::{Group, Pipes},
-    said::Name,
-    service::{Inner, Stdio, not_sent, request_in},
-    session::{NotSent, Session, Why, key},
-    task::PATIENCE,
+    service::{Inner, Stdio, send_error_response, send_request},
+    session::{EndReason, SendError, Session, key},
+    stderr_log::SessionLogId,
+    task::STOP_TIMEOUT,
 };
 use crate::{
     headers::SESSION_ID,
@@ -32,20 +32,20 @@ use crate::{
 };
 
 /// How long a late client still gets what a session has sent, after its end: 60 s.
-const KEPT_FOR: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(60);
 
 /// Time for which no second line says that sessions are refused: 10 s.
-const REFUSED_AGAIN: Duration = Duration::from_secs(10);
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a session may be unused that may be so for ever.
-const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
+const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A session that runs. Dropped, however its task ended, nothing of it is left open.
-struct Running {
+struct RunningSession {
     stdio: Weak<Inner>,
     id: Arc<str>,
     session: Arc<Session>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 // === impl Stdio ===
@@ -62,18 +62,18 @@ impl Stdio {
         let id = message.id;
         // Before anything is started for it.
         if id.and_then(key).is_none() {
-            return Err(Box::new(not_sent(None, NotSent::BadId)));
+            return Err(Box::new(send_error_response(None, SendError::BadId)));
         }
-        let wait = inner.crashes().wait(Instant::now());
+        let wait = inner.restart_backoff().delay(Instant::now());
         if let Some(wait) = wait {
             let text =
                 "the MCP server failed to start several times, and is not started for a while";
             return Err(Box::new(refusal::busy(id, text, wait)));
         }
         let no_room = |text: &str| Box::new(refusal::busy(id, text, BUSY));
-        let place = inner.places.clone().try_acquire_owned();
-        let place = place.map_err(|_| {
-            inner.refused();
+        let permit = inner.permits.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| {
+            inner.log_refused();
             no_room("there are as many sessions as there may be")
         })?;
         let failed = |text: &str| {
@@ -97,44 +97,44 @@ impl Stdio {
             let standalone =
                 standalone.ok_or_else(|| no_room("there is no room for another session"))?;
             let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
-                if is_want(&error) {
+                if is_resource_exhausted(&error) {
                     tracing::error!("no process can be started now: {error}");
                     return no_room("the proxy cannot start another process now");
                 }
-                inner.crashes().add(Instant::now());
+                inner.restart_backoff().record_crash(Instant::now());
                 tracing::error!("cannot start `{}`: {error}", inner.options.program);
                 failed(&format!("the MCP server cannot be started: {error}"))
             })?;
-            let timeout = inner.options.session_timeout.unwrap_or(FOR_EVER);
+            let timeout = inner.options.session_timeout.unwrap_or(UNLIMITED);
             let kill_after = inner.options.kill_after;
-            let name = Name::of(&session_id);
+            let name = SessionLogId::of(&session_id);
             let (session, waiting) =
                 Session::new(name, streams.clone(), standalone, kill_after, timeout);
             session.prime(&session.standalone);
-            let response = request_in(&session, message, parts, line)
-                .map_err(|why| Box::new(not_sent(id, why)))?;
+            let response = send_request(&session, message, parts, line)
+                .map_err(|why| Box::new(send_error_response(id, why)))?;
             Ok((Arc::new(session), (group, pipes, waiting), response))
         };
         let (session, process, mut response) =
             begun().inspect_err(|_| inner.store.close(&session_id))?;
         inner.children.fetch_add(1, Ordering::Relaxed);
-        let running = Running {
+        let running_session = RunningSession {
             stdio: Arc::downgrade(inner),
             id: session_id.clone(),
             session: session.clone(),
-            _place: place,
+            _permit: permit,
         };
         {
             let mut live = inner.live();
-            if live.shuts_down {
+            if live.is_shutting_down {
                 drop(live);
                 inner.store.close(&session_id);
-                let text = Why::Shutdown(PATIENCE).in_words();
+                let text = EndReason::Shutdown(STOP_TIMEOUT).text();
                 return Err(Box::new(refusal::busy(id, text, BUSY)));
             }
             live.sessions.insert(session_id.clone(), session);
         }
-        tokio::spawn(running.run(process));
+        tokio::spawn(running_session.run(process));
         if let Ok(value) = HeaderValue::from_str(&session_id) {
             response.headers_mut().insert(SESSION_ID, value);
         }
@@ -146,10 +146,10 @@ impl Stdio {
 
 impl Inner {
     /// A session was refused for want of a place. It is logged every 10 s at most.
-    fn refused(&self) {
+    fn log_refused(&self) {
         let now = Instant::now();
         let mut last = lock(&self.refused);
-        if last.is_some_and(|last| now < last + REFUSED_AGAIN) {
+        if last.is_some_and(|last| now < last + REFUSAL_LOG_INTERVAL) {
             return;
         }
         *last = Some(now);
@@ -164,7 +164,7 @@ impl Inner {
 
 // === impl Running ===
 
-impl Running {
+impl RunningSession {
     async fn run(self, (group, pipes, waiting): (Group, Pipes, Waiting)) {
         let end = self.session.run(group, pipes, waiting).await;
         let store = self.stdio.upgrade().map(|stdio| {
@@ -174,16 +174,17 @@ impl Running {
         let (id, why) = (self.id.clone(), end.why);
         drop(self);
         // What was sent before is kept for a client that comes late, but not longer than its streams.
-        if let Some(store) = store.filter(|_| why != Why::Deleted) {
-            sleep(KEPT_FOR).await;
+        if let Some(store) = store.filter(|_| why != EndReason::Deleted) {
+            sleep(RETENTION).await;
             store.close(&id);
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningSession {
     fn drop(&mut self) {
-        self.session.finish(Why::Exited, Why::Exited.in_words());
+        self.session
+            .finish(EndReason::Exited, EndReason::Exited.text());
         if let Some(stdio) = self.stdio.upgrade() {
             stdio.live().sessions.remove(&self.id);
             stdio.children.fetch_sub(1, Ordering::Relaxed);
@@ -192,7 +193,7 @@ impl Drop for Running {
 }
 
 /// Returns `true` if the system has no descriptor, process or memory left. That is no crash of the server.
-fn is_want(error: &io::Error) -> bool {
+fn is_resource_exhausted(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| {
         [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM].contains(&errno)

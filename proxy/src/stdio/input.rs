@@ -18,54 +18,54 @@ use tokio::{
 use super::routing::MAX_OPEN;
 
 /// How many messages may wait: 1,024, as many as calls may be open, so that a client may make them all at once.
-const MESSAGES: usize = MAX_OPEN;
+const MAX_MESSAGES: usize = MAX_OPEN;
 
 /// How many more, if they are cancels: one for each call that may be open. A full queue must not keep a call from being
 /// cancelled, and a client that goes leaves all of its calls at once.
-const CANCELS: usize = MAX_OPEN;
+const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
 /// How many bytes may wait: 8 MiB, which is two of the largest messages.
-const BYTES: usize = 8 * 1024 * 1024;
+const MAX_BYTES: usize = 8 * 1024 * 1024;
 
 /// How many more, if they are cancels: 256 KiB. Cancels are short, and large messages must not keep them out.
-const CANCEL_BYTES: usize = 256 * 1024;
+const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may not read its stdin before it is given up: 30 s.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The end of the queue where messages are put in.
 #[derive(Debug)]
 pub(super) struct Input {
     /// It has a place for whatever has room.
-    queue: mpsc::Sender<Queued>,
-    messages: Room,
+    queue: mpsc::Sender<QueuedLine>,
+    messages: Capacity,
     /// For cancels that find none there.
-    cancels: Room,
+    cancels: Capacity,
 }
 
 /// The end where they are written.
 #[derive(Debug)]
-pub(super) struct Waiting(mpsc::Receiver<Queued>);
+pub(super) struct Waiting(mpsc::Receiver<QueuedLine>);
 
 /// How much may wait.
 #[derive(Debug)]
-struct Room {
-    places: Arc<Semaphore>,
+struct Capacity {
+    permits: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
 }
 
 /// What one message takes of it, until it is dropped.
 #[derive(Debug)]
-struct Taken {
-    _place: OwnedSemaphorePermit,
+struct UsedCapacity {
+    _permit: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
 }
 
 /// A place in the queue.
 #[derive(Debug)]
-pub(super) struct Place<'a> {
-    place: mpsc::Permit<'a, Queued>,
-    taken: Taken,
+pub(super) struct Permit<'a> {
+    permit: mpsc::Permit<'a, QueuedLine>,
+    taken: UsedCapacity,
 }
 
 /// There is no place.
@@ -73,7 +73,7 @@ pub(super) struct Place<'a> {
 pub(super) enum Full {
     Busy,
     /// Nobody writes any more.
-    Gone,
+    Closed,
 }
 
 /// Why nothing is written any more.
@@ -88,24 +88,24 @@ pub(super) enum Stopped {
 /// Whether the process is kept from writing: a client does not read what it wrote. Then it may not read either, and that
 /// is not its fault.
 #[derive(Debug, Default)]
-pub(super) struct Jam {
+pub(super) struct Backpressure {
     is_on: AtomicBool,
     times: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Queued {
+struct QueuedLine {
     line: Bytes,
-    _taken: Taken,
+    _taken: UsedCapacity,
 }
 
 /// A queue without a message.
 pub(super) fn queue() -> (Input, Waiting) {
-    let (queue, waiting) = mpsc::channel(MESSAGES + CANCELS);
+    let (queue, waiting) = mpsc::channel(MAX_MESSAGES + MAX_EXTRA_CANCELS);
     let input = Input {
         queue,
-        messages: Room::new(MESSAGES, BYTES),
-        cancels: Room::new(CANCELS, CANCEL_BYTES),
+        messages: Capacity::new(MAX_MESSAGES, MAX_BYTES),
+        cancels: Capacity::new(MAX_EXTRA_CANCELS, MAX_EXTRA_CANCEL_BYTES),
     };
     (input, Waiting(waiting))
 }
@@ -114,35 +114,35 @@ pub(super) fn queue() -> (Input, Waiting) {
 
 impl Input {
     /// A place for a message of so many bytes.
-    pub(super) fn reserve(&self, length: usize, is_cancel: bool) -> Result<Place<'_>, Full> {
+    pub(super) fn reserve(&self, length: usize, is_cancel: bool) -> Result<Permit<'_>, Full> {
         if self.queue.is_closed() {
-            return Err(Full::Gone);
+            return Err(Full::Closed);
         }
-        let taken = match self.messages.take(length) {
-            None if is_cancel => self.cancels.take(length),
+        let taken = match self.messages.try_take(length) {
+            None if is_cancel => self.cancels.try_take(length),
             taken => taken,
         };
         let taken = taken.ok_or(Full::Busy)?;
-        let place = self.queue.try_reserve().map_err(|_| Full::Busy)?;
-        Ok(Place { place, taken })
+        let permit = self.queue.try_reserve().map_err(|_| Full::Busy)?;
+        Ok(Permit { permit, taken })
     }
 }
 
 // === impl Room ===
 
-impl Room {
-    fn new(places: usize, bytes: usize) -> Self {
+impl Capacity {
+    fn new(permits: usize, bytes: usize) -> Self {
         Self {
-            places: Arc::new(Semaphore::new(places)),
+            permits: Arc::new(Semaphore::new(permits)),
             bytes: Arc::new(Semaphore::new(bytes)),
         }
     }
 
     /// Takes a place and so many bytes, if both are there.
-    fn take(&self, bytes: usize) -> Option<Taken> {
+    fn try_take(&self, bytes: usize) -> Option<UsedCapacity> {
         let bytes = bytes.try_into().ok()?;
-        Some(Taken {
-            _place: self.places.clone().try_acquire_owned().ok()?,
+        Some(UsedCapacity {
+            _permit: self.permits.clone().try_acquire_owned().ok()?,
             _bytes: self.bytes.clone().try_acquire_many_owned(bytes).ok()?,
         })
     }
@@ -150,11 +150,11 @@ impl Room {
 
 // === impl Place ===
 
-impl Place<'_> {
+impl Permit<'_> {
     /// Puts in a message, which must be on one line.
     pub(super) fn send(self, line: Bytes) {
         let _taken = self.taken;
-        self.place.send(Queued { line, _taken });
+        self.permit.send(QueuedLine { line, _taken });
     }
 }
 
@@ -162,15 +162,19 @@ impl Place<'_> {
 
 impl Waiting {
     /// Writes what waits, until that is not possible any more.
-    pub(super) async fn write(mut self, mut to: impl AsyncWrite + Unpin, jam: &Jam) -> Stopped {
+    pub(super) async fn write(
+        mut self,
+        mut to: impl AsyncWrite + Unpin,
+        backpressure: &Backpressure,
+    ) -> Stopped {
         while let Some(next) = self.0.recv().await {
             let mut rest = next.line.chain(&b"\n"[..]);
             while rest.has_remaining() {
-                let seen = jam.times();
-                match timeout(PATIENCE, to.write_buf(&mut rest)).await {
+                let before = backpressure.times();
+                match timeout(WRITE_TIMEOUT, to.write_buf(&mut rest)).await {
                     Ok(Ok(1..)) => {}
                     Ok(_) => return Stopped::Closed,
-                    Err(_) if jam.is_on() || jam.times() != seen => {}
+                    Err(_) if backpressure.is_on() || backpressure.times() != before => {}
                     Err(_) => return Stopped::Stuck,
                 }
             }
@@ -181,7 +185,7 @@ impl Waiting {
 
 // === impl Jam ===
 
-impl Jam {
+impl Backpressure {
     /// Waits for what may keep the process from writing.
     pub(super) async fn wait<T>(&self, until: impl Future<Output = T>) -> T {
         let mut until = std::pin::pin!(until);
@@ -227,24 +231,27 @@ mod tests {
         drop(input);
         let (to, mut from) = duplex(2);
         let mut text = String::new();
-        let jam = Jam::default();
-        let (stopped, _) = tokio::join!(waiting.write(to, &jam), from.read_to_string(&mut text));
+        let backpressure = Backpressure::default();
+        let (stopped, _) = tokio::join!(
+            waiting.write(to, &backpressure),
+            from.read_to_string(&mut text)
+        );
         assert_eq!((stopped, &*text), (Stopped::Closed, "one\ntwo\n"));
     }
 
     #[tokio::test]
     async fn a_full_queue_has_places_for_cancels_only() {
         let (input, waiting) = queue();
-        for _ in 0..MESSAGES {
+        for _ in 0..MAX_MESSAGES {
             input.reserve(1, false).unwrap().send(line(1));
         }
         assert_eq!(input.reserve(1, false).unwrap_err(), Full::Busy);
-        for _ in 0..CANCELS {
+        for _ in 0..MAX_EXTRA_CANCELS {
             input.reserve(1, true).unwrap().send(line(1));
         }
         assert_eq!(input.reserve(1, true).unwrap_err(), Full::Busy);
         drop(waiting);
-        assert_eq!(input.reserve(1, true).unwrap_err(), Full::Gone);
+        assert_eq!(input.reserve(1, true).unwrap_err(), Full::Closed);
     }
 
     #[test]
@@ -252,24 +259,24 @@ mod tests {
         for _ in 0..500 {
             let (input, _waiting) = queue();
             let barrier = Barrier::new(8);
-            let take = || {
+            let try_take = || {
                 barrier.wait();
                 iter::from_fn(|| input.reserve(1, false).ok())
-                    .map(|place| place.send(line(1)))
+                    .map(|permit| permit.send(line(1)))
                     .count()
             };
             let taken: usize = thread::scope(|scope| {
-                let takers: Vec<_> = (0..8).map(|_| scope.spawn(take)).collect();
+                let takers: Vec<_> = (0..8).map(|_| scope.spawn(try_take)).collect();
                 takers.into_iter().map(|taker| taker.join().unwrap()).sum()
             });
-            assert_eq!(taken, MESSAGES);
+            assert_eq!(taken, MAX_MESSAGES);
         }
     }
 
     #[tokio::test]
     async fn every_call_that_may_be_open_can_be_cancelled_at_once() {
         let (input, _waiting) = queue();
-        for _ in 0..MESSAGES {
+        for _ in 0..MAX_MESSAGES {
             input.reserve(1, false).unwrap().send(line(1));
         }
         for _ in 0..MAX_OPEN {
@@ -282,24 +289,24 @@ mod tests {
     async fn large_messages_fill_it_sooner_and_give_their_room_back() {
         let (input, mut waiting) = queue();
         input
-            .reserve(BYTES - 1, false)
+            .reserve(MAX_BYTES - 1, false)
             .unwrap()
-            .send(line(BYTES - 1));
+            .send(line(MAX_BYTES - 1));
         assert_eq!(input.reserve(2, false).unwrap_err(), Full::Busy);
         drop(waiting.0.recv().await);
-        assert!(input.reserve(BYTES, false).is_ok());
+        assert!(input.reserve(MAX_BYTES, false).is_ok());
     }
 
     #[tokio::test]
     async fn large_messages_leave_room_for_cancels() {
         let (input, _waiting) = queue();
         for _ in 0..2 {
-            let place = input.reserve(BYTES / 2, false).unwrap();
-            place.send(line(BYTES / 2));
+            let permit = input.reserve(MAX_BYTES / 2, false).unwrap();
+            permit.send(line(MAX_BYTES / 2));
         }
-        for _ in 0..CANCELS {
+        for _ in 0..MAX_EXTRA_CANCELS {
             input
-                .reserve(CANCEL_BYTES / CANCELS, true)
+                .reserve(MAX_EXTRA_CANCEL_BYTES / MAX_EXTRA_CANCELS, true)
                 .unwrap()
                 .send(line(1));
         }
@@ -313,8 +320,11 @@ mod tests {
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let begun = Instant::now();
-        assert_eq!(waiting.write(to, &Jam::default()).await, Stopped::Stuck);
-        assert!(begun.elapsed() >= PATIENCE);
+        assert_eq!(
+            waiting.write(to, &Backpressure::default()).await,
+            Stopped::Stuck
+        );
+        assert!(begun.elapsed() >= WRITE_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
@@ -322,9 +332,9 @@ mod tests {
         let (input, waiting) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
-        let jam = Jam::default();
-        let write = waiting.write(to, &jam);
-        let ten_times = timeout(PATIENCE * 10, jam.wait(pending::<()>()));
+        let backpressure = Backpressure::default();
+        let write = waiting.write(to, &backpressure);
+        let ten_times = timeout(WRITE_TIMEOUT * 10, backpressure.wait(pending::<()>()));
         tokio::select! {
             stopped = write => panic!("{stopped:?}"),
             late = ten_times => assert!(late.is_err()),
@@ -337,6 +347,9 @@ mod tests {
         input.reserve(1, false).unwrap().send(line(1));
         let (to, from) = duplex(1);
         drop(from);
-        assert_eq!(waiting.write(to, &Jam::default()).await, Stopped::Closed);
+        assert_eq!(
+            waiting.write(to, &Backpressure::default()).await,
+            Stopped::Closed
+        );
     }
 }

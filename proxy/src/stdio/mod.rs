@@ -11,14 +11,14 @@
 //!    decides that it is abandoned, and POSTs the cancel.
 
 mod begin;
-mod crashes;
 mod input;
 pub mod lines;
 pub(crate) mod process;
+mod restart_backoff;
 pub mod routing;
-mod said;
 mod service;
 mod session;
+mod stderr_log;
 mod task;
 
 use std::time::Duration;

@@ -76,7 +76,7 @@ impl Program {
     /// # Errors
     ///
     /// Says what is missing, fit for who started the proxy.
-    pub fn look(&self) -> io::Result<()> {
+    pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
         {
@@ -90,7 +90,7 @@ impl Program {
             return if from.join(&name).is_file() {
                 Ok(())
             } else {
-                Err(self.not_there(""))
+                Err(self.not_found(""))
             };
         }
         let own = self
@@ -101,16 +101,16 @@ impl Program {
         let path = own
             .map(|(_, value)| value.clone())
             .or_else(|| std::env::var_os("PATH"));
-        let mut places = std::env::split_paths(path.as_deref().unwrap_or_default());
-        if places.any(|place| from.join(place).join(&name).is_file()) {
+        let mut directories = std::env::split_paths(path.as_deref().unwrap_or_default());
+        if directories.any(|directory| from.join(directory).join(&name).is_file()) {
             Ok(())
         } else {
-            Err(self.not_there(" in PATH"))
+            Err(self.not_found(" in PATH"))
         }
     }
 
-    fn not_there(&self, place: &str) -> io::Error {
-        let text = format!("there is no command `{}`{place}", self.name.display());
+    fn not_found(&self, suffix: &str) -> io::Error {
+        let text = format!("there is no command `{}`{suffix}", self.name.display());
         io::Error::new(io::ErrorKind::NotFound, text)
     }
 
@@ -191,8 +191,8 @@ impl Group {
         let Some(id) = self.id else {
             return true;
         };
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        match waitid(WaitId::Pid(id), look) {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::Pid(id), options) {
             Ok(exit) => exit.is_some(),
             Err(Errno::INTR) => false,
             Err(_) => {
@@ -227,7 +227,7 @@ impl Drop for Group {
 }
 
 /// How a process ended, in words.
-pub(super) fn in_words(status: ExitStatus) -> String {
+pub(super) fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
@@ -258,7 +258,7 @@ mod tests {
         group.exited().await;
         assert!(is_there(leader), "it is not reaped");
         assert!(is_there(grandchild));
-        assert_eq!(in_words(group.reap().await.unwrap()), "exit code 3");
+        assert_eq!(exit_text(group.reap().await.unwrap()), "exit code 3");
         // The pipe ends when the last who holds it has gone.
         assert_eq!(lines.next_line().await.unwrap(), None);
         assert!(!is_there(leader));
@@ -289,22 +289,22 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there_is_told_from_one_that_is() {
-        assert!(shell("").look().is_ok());
-        assert!(Program::new("/bin/sh", []).look().is_ok());
+        assert!(shell("").check().is_ok());
+        assert!(Program::new("/bin/sh", []).check().is_ok());
         for name in ["no-such-command-at-all", "/no/such/command", "./no-such"] {
-            let error = Program::new(name, []).look().unwrap_err();
+            let error = Program::new(name, []).check().unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }
         let mut elsewhere = shell("");
         elsewhere
             .environment
             .push(("PATH".into(), "/no/such/place".into()));
-        assert!(elsewhere.look().is_err());
+        assert!(elsewhere.check().is_err());
         let mut nowhere = shell("");
         nowhere.directory = Some("/no/such/directory".into());
         assert!(
             nowhere
-                .look()
+                .check()
                 .unwrap_err()
                 .to_string()
                 .contains("/no/such/directory")

@@ -26,9 +26,9 @@ use tower_service::Service;
 
 use super::{
     Options, Program,
-    crashes::Crashes,
-    session::{NotSent, Session, Why},
-    task::{End, PATIENCE},
+    restart_backoff::RestartBackoff,
+    session::{EndReason, SendError, Session},
+    task::{STOP_TIMEOUT, SessionEnd},
 };
 use crate::{
     event_store::{Call, EventStore},
@@ -42,7 +42,7 @@ use crate::{
 };
 
 /// No system has so many processes.
-const MAX_PLACES: usize = 1 << 24;
+const MAX_PERMITS: usize = 1 << 24;
 
 /// A server that speaks stdio, as a service. Clones are the same server.
 #[derive(Clone, Debug)]
@@ -72,11 +72,11 @@ pub(super) struct Inner {
     pub(super) store: EventStore,
     live: Mutex<Live>,
     /// One for each process that there may be.
-    pub(super) places: Arc<Semaphore>,
-    crashes: Mutex<Crashes>,
+    pub(super) permits: Arc<Semaphore>,
+    restart_backoff: Mutex<RestartBackoff>,
     /// The last time that a session was refused for want of a place, and logged.
     pub(super) refused: Mutex<Option<Instant>>,
-    /// Not what `places` lacks: who waits for all of them has them.
+    /// Not what `permits` lacks: who waits for all of them has them.
     pub(super) children: AtomicUsize,
     kills: AtomicU64,
 }
@@ -84,7 +84,7 @@ pub(super) struct Inner {
 #[derive(Debug, Default)]
 pub(super) struct Live {
     pub(super) sessions: HashMap<Arc<str>, Arc<Session>>,
-    pub(super) shuts_down: bool,
+    pub(super) is_shutting_down: bool,
 }
 
 // === impl Stdio ===
@@ -96,13 +96,13 @@ impl Stdio {
     ///
     /// If there is no such program.
     pub fn new(options: Options, store: EventStore) -> io::Result<Self> {
-        options.program.look()?;
+        options.program.check()?;
         Ok(Self(Arc::new(Inner {
-            places: Arc::new(Semaphore::new(options.max_sessions.min(MAX_PLACES))),
+            permits: Arc::new(Semaphore::new(options.max_sessions.min(MAX_PERMITS))),
             options,
             store,
             live: Mutex::default(),
-            crashes: Mutex::default(),
+            restart_backoff: Mutex::default(),
             refused: Mutex::default(),
             children: AtomicUsize::new(0),
             kills: AtomicU64::new(0),
@@ -138,16 +138,16 @@ impl Stdio {
         let inner = &self.0;
         let sessions = {
             let mut live = inner.live();
-            live.shuts_down = true;
+            live.is_shutting_down = true;
             std::mem::take(&mut live.sessions)
         };
-        let patience = PATIENCE.min(within / 3);
+        let stop_timeout = STOP_TIMEOUT.min(within / 3);
         for session in sessions.values() {
-            session.stop(Why::Shutdown(patience));
+            session.stop(EndReason::Shutdown(stop_timeout));
         }
-        let all = inner.options.max_sessions.min(MAX_PLACES).try_into();
+        let all = inner.options.max_sessions.min(MAX_PERMITS).try_into();
         let all = all.unwrap_or(u32::MAX);
-        let _gone = timeout(within, inner.places.acquire_many(all)).await;
+        let _gone = timeout(within, inner.permits.acquire_many(all)).await;
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
@@ -228,12 +228,15 @@ impl Stdio {
         let token = parts.extensions.get::<CallToken>();
         let is_layers = token.is_none_or(CallToken::is_replay);
         let sent = match message.kind {
-            Kind::Request => request_in(&session, &message, &parts, line.clone()),
+            Kind::Request => send_request(&session, &message, &parts, line.clone()),
             Kind::Notification | Kind::Response => session
-                .tell(&message, session.told_line(&message, &line, is_layers))
+                .notify(
+                    &message,
+                    session.notification_line(&message, &line, is_layers),
+                )
                 .map(|()| refusal::empty(StatusCode::ACCEPTED)),
         };
-        sent.unwrap_or_else(|why| not_sent(id, why))
+        sent.unwrap_or_else(|why| send_error_response(id, why))
     }
 
     fn get(&self, headers: &HeaderMap) -> Response<Body> {
@@ -249,7 +252,7 @@ impl Stdio {
             Ok(_) => return bad("a request without a session"),
             Err(text) => return bad(text),
         };
-        let session = self.0.session(id).filter(|session| session.touch());
+        let session = self.0.session(id).filter(|session| session.mark_used());
         // An empty id is none (WHATWG HTML, section 9.2.6).
         let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
         let Some(last) = last else {
@@ -294,7 +297,7 @@ impl Stdio {
         let Some(session) = session else {
             return not_found(None);
         };
-        session.stop(Why::Deleted);
+        session.stop(EndReason::Deleted);
         self.0.store.close(id);
         refusal::empty(StatusCode::NO_CONTENT)
     }
@@ -326,14 +329,14 @@ impl Inner {
         lock(&self.live)
     }
 
-    pub(super) fn crashes(&self) -> MutexGuard<'_, Crashes> {
-        lock(&self.crashes)
+    pub(super) fn restart_backoff(&self) -> MutexGuard<'_, RestartBackoff> {
+        lock(&self.restart_backoff)
     }
 
     /// A session's process has ended.
-    pub(super) fn ended(&self, end: &End) {
-        if end.is_false_start {
-            self.crashes().add(Instant::now());
+    pub(super) fn ended(&self, end: &SessionEnd) {
+        if end.failed_to_start {
+            self.restart_backoff().record_crash(Instant::now());
         }
         if end.was_killed {
             self.kills.fetch_add(1, Ordering::Relaxed);
@@ -346,7 +349,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut self.live().sessions);
         for session in sessions.values() {
-            session.stop(Why::Shutdown(PATIENCE));
+            session.stop(EndReason::Shutdown(STOP_TIMEOUT));
         }
     }
 }
@@ -368,34 +371,34 @@ fn trimmed(body: &Bytes) -> Bytes {
     body.slice_ref(body.trim_ascii())
 }
 
-pub(super) fn request_in(
+pub(super) fn send_request(
     session: &Session,
     message: &Message<'_>,
     parts: &http::request::Parts,
     line: Bytes,
-) -> Result<Response<Body>, NotSent> {
-    let call = message.id.and_then(Call::new).ok_or(NotSent::BadId)?;
+) -> Result<Response<Body>, SendError> {
+    let call = message.id.and_then(Call::new).ok_or(SendError::BadId)?;
     let call = call.token(parts.extensions.get::<CallToken>().cloned());
     session
         .request(message, call, line)
         .map(|stream| stream.respond())
 }
 
-pub(super) fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {
+pub(super) fn send_error_response(id: Option<&str>, why: SendError) -> Response<Body> {
     let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match why {
         // It must not be repeated: it may have any length.
-        NotSent::BadId => bad(
+        SendError::BadId => bad(
             None,
             "the id must be a string or a number, and not longer than 1 KiB",
         ),
-        NotSent::IdInUse => bad(
+        SendError::IdInUse => bad(
             id,
             "the id is in use: the server has not answered the request that had it before",
         ),
-        NotSent::Busy => refusal::busy(id, "the MCP server is busy: too much waits for it", BUSY),
-        NotSent::NoRoom => refusal::busy(id, "there is no room for another call", BUSY),
-        NotSent::Gone => not_found(id),
+        SendError::Busy => refusal::busy(id, "the MCP server is busy: too much waits for it", BUSY),
+        SendError::NoRoom => refusal::busy(id, "there is no room for another call", BUSY),
+        SendError::Gone => not_found(id),
     }
 }
 

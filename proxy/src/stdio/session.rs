@@ -10,9 +10,9 @@ use bytes::Bytes;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    input::{self, Full, Input, Jam, Stopped, Waiting},
+    input::{self, Backpressure, Full, Input, Stopped, Waiting},
     routing::{Refused, Routes},
-    said::Name,
+    stderr_log::SessionLogId,
 };
 use crate::{
     event_store::{self, Stream},
@@ -26,13 +26,13 @@ const MAX_ID: usize = 1024;
 
 /// A session, shared by the requests that use it and its task.
 pub(super) struct Session {
-    pub(super) name: Name,
+    pub(super) name: SessionLogId,
     /// Its streams.
     pub(super) streams: event_store::Session,
     /// The stream for what belongs to no call.
     pub(super) standalone: Stream,
     input: Input,
-    pub(super) jam: Jam,
+    pub(super) backpressure: Backpressure,
     state: Mutex<State>,
     /// A deadline may have come nearer.
     pub(super) changed: Notify,
@@ -47,12 +47,12 @@ pub(super) struct State {
     pub(super) is_begun: bool,
     /// The server has answered something.
     pub(super) has_answered: bool,
-    pub(super) stopped: Option<Why>,
+    pub(super) stopped: Option<EndReason>,
 }
 
 /// Why a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum EndReason {
     /// The client deleted it, or never got it.
     Deleted,
     /// It was not used for long.
@@ -71,7 +71,7 @@ pub(super) enum Why {
 
 /// Why a request or a notification is not for the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NotSent {
+pub(super) enum SendError {
     /// It has an id that cannot be.
     BadId,
     IdInUse,
@@ -87,7 +87,7 @@ pub(super) enum NotSent {
 
 impl Session {
     pub(super) fn new(
-        name: Name,
+        name: SessionLogId,
         streams: event_store::Session,
         standalone: Stream,
         kill_after: Option<Duration>,
@@ -106,7 +106,7 @@ impl Session {
             streams,
             standalone,
             input,
-            jam: Jam::default(),
+            backpressure: Backpressure::default(),
             state: Mutex::new(state),
             changed: Notify::new(),
             stop: Notify::new(),
@@ -121,35 +121,35 @@ impl Session {
         message: &Message<'_>,
         call: event_store::Call,
         line: Bytes,
-    ) -> Result<Stream, NotSent> {
-        let id = message.id.and_then(key).ok_or(NotSent::BadId)?;
+    ) -> Result<Stream, SendError> {
+        let id = message.id.and_then(key).ok_or(SendError::BadId)?;
         let is_first = message.method.as_deref() == Some("initialize");
         let token = message.params().progress_token.and_then(key);
-        let place = self.input.reserve(line.len(), false)?;
+        let permit = self.input.reserve(line.len(), false)?;
         let mut state = self.state();
         state.used = Instant::now();
         state.is_begun |= !is_first;
-        let open = || self.streams.open(call).ok_or(NotSent::NoRoom);
+        let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
         // A client cannot resume before it knows its session.
         if !is_first {
             self.prime(&stream);
         }
         // Under the same lock as its begin: who cancels it finds it only when it is in the queue.
-        place.send(line);
+        permit.send(line);
         drop(state);
         Ok(stream)
     }
 
     /// Sends a notification or an answer of the client to the server.
-    pub(super) fn tell(&self, message: &Message<'_>, line: Bytes) -> Result<(), NotSent> {
+    pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
-        let place = self.input.reserve(line.len(), is_cancel)?;
-        let forgotten = {
+        let permit = self.input.reserve(line.len(), is_cancel)?;
+        let evicted = {
             let mut state = self.state();
             if state.stopped.is_some() {
-                return Err(NotSent::Gone);
+                return Err(SendError::Gone);
             }
             let now = Instant::now();
             state.used = now;
@@ -159,16 +159,16 @@ impl Session {
                 .request_id
                 .filter(|_| is_cancel)
                 .and_then(key);
-            let forgotten = cancelled.and_then(|id| state.routes.cancelled(&id, now));
+            let evicted = cancelled.and_then(|id| state.routes.cancelled(&id, now));
             // Before a request that uses the id again, if that is over.
-            place.send(line);
+            permit.send(line);
             drop(state);
-            forgotten
+            evicted
         };
         if is_cancel {
             self.changed.notify_one();
         }
-        if let Some(stream) = forgotten {
+        if let Some(stream) = evicted {
             stream.end_cancelled();
         }
         Ok(())
@@ -176,7 +176,12 @@ impl Session {
 
     /// The line of a notification or an answer. A cancel that `is_layers` names the call as the client wrote it: to a server
     /// `1` and `1.0` may differ.
-    pub(super) fn told_line(&self, message: &Message<'_>, line: &Bytes, is_layers: bool) -> Bytes {
+    pub(super) fn notification_line(
+        &self,
+        message: &Message<'_>,
+        line: &Bytes,
+        is_layers: bool,
+    ) -> Bytes {
         let id = message.params().request_id.filter(|_| is_layers);
         let call = id.and_then(key).and_then(|id| self.streams.find(&id));
         let own = call.and_then(|call| message.with_request_id(line, call.call_text()?));
@@ -184,7 +189,7 @@ impl Session {
     }
 
     /// The client is there. `false` if the session is not any more.
-    pub(super) fn touch(&self) -> bool {
+    pub(super) fn mark_used(&self) -> bool {
         let mut state = self.state();
         state.used = Instant::now();
         state.is_begun = true;
@@ -199,7 +204,7 @@ impl Session {
     }
 
     /// Begins its end. No call can be begun from here on, and those that are open end with an error.
-    pub(super) fn stop(&self, why: Why) {
+    pub(super) fn stop(&self, why: EndReason) {
         let open = {
             let mut state = self.state();
             if state.stopped.is_some() {
@@ -208,12 +213,12 @@ impl Session {
             state.stopped = Some(why);
             state.routes.end()
         };
-        self.end_streams(open, why.in_words());
+        self.end_streams(open, why.text());
         self.stop.notify_one();
     }
 
     /// Ends everything that is still open.
-    pub(super) fn finish(&self, why: Why, text: &str) {
+    pub(super) fn finish(&self, why: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
             state.stopped.get_or_insert(why);
@@ -248,8 +253,8 @@ impl fmt::Debug for Session {
 
 // === impl Why ===
 
-impl Why {
-    pub(super) fn in_words(self) -> &'static str {
+impl EndReason {
+    pub(super) fn text(self) -> &'static str {
         match self {
             Self::Deleted => "the session was deleted",
             Self::Idle => "the session was not used for too long",
@@ -262,7 +267,7 @@ impl Why {
     }
 }
 
-impl From<Stopped> for Why {
+impl From<Stopped> for EndReason {
     fn from(stopped: Stopped) -> Self {
         match stopped {
             Stopped::Closed => Self::Closed,
@@ -273,7 +278,7 @@ impl From<Stopped> for Why {
 
 // === impl NotSent ===
 
-impl From<Refused> for NotSent {
+impl From<Refused> for SendError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::IdInUse => Self::IdInUse,
@@ -283,11 +288,11 @@ impl From<Refused> for NotSent {
     }
 }
 
-impl From<Full> for NotSent {
+impl From<Full> for SendError {
     fn from(full: Full) -> Self {
         match full {
             Full::Busy => Self::Busy,
-            Full::Gone => Self::Gone,
+            Full::Closed => Self::Gone,
         }
     }
 }
@@ -311,8 +316,13 @@ mod tests {
         let store = EventStore::new(Limits::default());
         let streams = store.begin("s", Some("2025-11-25")).unwrap();
         let standalone = streams.open_standalone().unwrap();
-        let (session, waiting) =
-            Session::new(Name::of("s"), streams, standalone, None, Duration::MAX);
+        let (session, waiting) = Session::new(
+            SessionLogId::of("s"),
+            streams,
+            standalone,
+            None,
+            Duration::MAX,
+        );
         let request = Message::read(br#"{"id":1,"method":"tools/call"}"#).unwrap();
         let cancel = br#"{"method":"notifications/cancelled","params":{"requestId":1}}"#.as_slice();
         let cancel = Message::read(cancel).unwrap();
@@ -321,7 +331,7 @@ mod tests {
                 while session.state().routes.is_idle() {
                     std::hint::spin_loop();
                 }
-                session.tell(&cancel, text(&cancel).into()).unwrap();
+                session.notify(&cancel, text(&cancel).into()).unwrap();
             });
             let call = event_store::Call::new("1").unwrap();
             session
@@ -330,7 +340,7 @@ mod tests {
         });
         drop(session);
         let mut written = Vec::new();
-        waiting.write(&mut written, &Jam::default()).await;
+        waiting.write(&mut written, &Backpressure::default()).await;
         String::from_utf8(written).unwrap()
     }
 

@@ -10,7 +10,7 @@
 //!    sends it there as well while the client has left that call.
 //! 4. **A cancel** of the client closes its call: from then on nothing but its answer is for it, and that only for
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
-//! 5. **Nothing is owed for ever.** Of calls that were cancelled and never answered the newest [`MAX_OWED`] are known.
+//! 5. **Nothing is owed for ever.** Of calls that were cancelled and never answered the newest [`MAX_UNANSWERED`] are known.
 //! 6. **The end** is told to every open call once, and afterwards there is none.
 
 #[cfg(test)]
@@ -30,13 +30,13 @@ use crate::message::{IdKey, Kind, LooseIdKey, Message};
 pub const MAX_OPEN: usize = 1024;
 
 /// How many cancelled calls are remembered for which the server owes an answer: 1,024. Most servers never send it.
-pub const MAX_OWED: usize = 1024;
+pub const MAX_UNANSWERED: usize = 1024;
 
 /// The calls of one session, each with its stream.
 #[derive(Debug)]
 pub struct Routes<S> {
     open: HashMap<LooseIdKey, Call<S>>,
-    owed: HashMap<LooseIdKey, Owed<S>>,
+    unanswered: HashMap<LooseIdKey, Unanswered<S>>,
     tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
     /// Some id of the client was a string, and some was a number.
@@ -55,7 +55,7 @@ pub enum Route<S> {
     /// It is for whoever listens to the session.
     Standalone,
     /// It is for nobody.
-    Nobody,
+    Dropped,
 }
 
 /// Why a request is not sent to the server.
@@ -73,7 +73,7 @@ pub enum Refused {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Due<S> {
     /// Nothing more comes on these streams.
-    pub let_go: Vec<S>,
+    pub closed: Vec<S>,
     /// A call that was told to stop has not answered in time.
     pub overdue: bool,
 }
@@ -87,15 +87,15 @@ struct Call<S> {
 
 /// A call that was cancelled and not answered.
 #[derive(Debug)]
-struct Owed<S> {
+struct Unanswered<S> {
     id: IdKey,
     token: Option<IdKey>,
     stream: Option<S>,
     since: Instant,
     /// How long since then the process could not write.
-    excused: Duration,
+    blocked_for: Duration,
     /// It counts for [`Due::overdue`].
-    watched: bool,
+    may_be_overdue: bool,
 }
 
 /// Whose a progress token is.
@@ -114,7 +114,7 @@ impl<S: Clone> Routes<S> {
     pub fn new(kill_after: Option<Duration>) -> Self {
         Self {
             open: HashMap::new(),
-            owed: HashMap::new(),
+            unanswered: HashMap::new(),
             tokens: HashMap::new(),
             kill_after,
             had_text: false,
@@ -135,11 +135,11 @@ impl<S: Clone> Routes<S> {
         if self.ended {
             return Err(Refused::Ended.into());
         }
-        if self.owed.contains_key(&key) {
+        if self.unanswered.contains_key(&key) {
             return Err(Refused::IdInUse.into());
         }
         let open = self.open.len();
-        let Entry::Vacant(place) = self.open.entry(key.clone()) else {
+        let Entry::Vacant(vacant) = self.open.entry(key.clone()) else {
             return Err(Refused::IdInUse.into());
         };
         if open >= MAX_OPEN {
@@ -167,7 +167,7 @@ impl<S: Clone> Routes<S> {
             token,
             stream: stream.clone(),
         };
-        place.insert(call);
+        vacant.insert(call);
         Ok(stream)
     }
 
@@ -177,7 +177,7 @@ impl<S: Clone> Routes<S> {
             return message
                 .id
                 .and_then(IdKey::of)
-                .map_or(Route::Nobody, |id| self.answered(&id));
+                .map_or(Route::Dropped, |id| self.answered(&id));
         }
         if message.method.as_deref() == Some("notifications/progress") {
             return self.progress(message);
@@ -197,7 +197,7 @@ impl<S: Clone> Routes<S> {
         };
         let call = self.open.get(key);
         // If it is not open, it was cancelled.
-        call.map_or(Route::Nobody, |call| Route::Call(call.stream.clone()))
+        call.map_or(Route::Dropped, |call| Route::Call(call.stream.clone()))
     }
 
     /// Where the answer to the request with this id goes. It ends its call.
@@ -219,17 +219,17 @@ impl<S: Clone> Routes<S> {
             && call.get().id == *id
         {
             let call = call.remove();
-            self.release(call.token);
+            self.release_token(call.token);
             return Route::Answer(call.stream);
         }
-        if let Entry::Occupied(owed) = self.owed.entry(key)
-            && owed.get().id == *id
+        if let Entry::Occupied(unanswered) = self.unanswered.entry(key)
+            && unanswered.get().id == *id
         {
-            let owed = owed.remove();
-            self.release(owed.token);
-            return owed.stream.map_or(Route::Nobody, Route::Answer);
+            let unanswered = unanswered.remove();
+            self.release_token(unanswered.token);
+            return unanswered.stream.map_or(Route::Dropped, Route::Answer);
         }
-        Route::Nobody
+        Route::Dropped
     }
 
     /// The client has cancelled the call with this id, and the server is notified. Returns the stream of a call that is
@@ -243,60 +243,63 @@ impl<S: Clone> Routes<S> {
             return None;
         }
         let call = call.remove();
-        let forgotten = if self.owed.len() >= MAX_OWED {
-            self.forget_oldest()
+        let evicted = if self.unanswered.len() >= MAX_UNANSWERED {
+            self.evict_oldest()
         } else {
             None
         };
-        let owed = Owed {
+        let unanswered = Unanswered {
             id: call.id,
             token: call.token,
             stream: Some(call.stream),
             since: now,
-            excused: Duration::ZERO,
-            watched: self.kill_after.is_some(),
+            blocked_for: Duration::ZERO,
+            may_be_overdue: self.kill_after.is_some(),
         };
-        self.owed.insert(key, owed);
-        forgotten
+        self.unanswered.insert(key, unanswered);
+        evicted
     }
 
     /// When [`due`](Self::due) has something next.
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
-        let due = self.owed.values().flat_map(|owed| {
-            let let_go = owed.stream.as_ref().map(|_| owed.since + UPSTREAM_LINGER);
+        let due = self.unanswered.values().flat_map(|unanswered| {
+            let closed = unanswered
+                .stream
+                .as_ref()
+                .map(|_| unanswered.since + UPSTREAM_LINGER);
             let kill = self
                 .kill_after
-                .filter(|_| owed.watched)
-                .map(|after| owed.since + owed.excused + after);
-            [let_go, kill]
+                .filter(|_| unanswered.may_be_overdue)
+                .map(|after| unanswered.since + unanswered.blocked_for + after);
+            [closed, kill]
         });
         due.flatten().min()
     }
 
     /// The process could not write for this long until now, and so it could not answer. That time does not count for
     /// [`Due::overdue`].
-    pub fn excuse(&mut self, now: Instant, held: Duration) {
-        for owed in self.owed.values_mut() {
-            owed.excused += held.min(now - owed.since);
+    pub fn add_blocked_time(&mut self, now: Instant, blocked: Duration) {
+        for unanswered in self.unanswered.values_mut() {
+            unanswered.blocked_for += blocked.min(now - unanswered.since);
         }
     }
 
     /// What time has decided until now. Each is told once. Nothing is overdue while the process cannot write, which is to be
     /// [excused](Self::excuse) when it can again.
-    pub fn due(&mut self, now: Instant, is_held: bool) -> Due<S> {
+    pub fn due(&mut self, now: Instant, is_blocked: bool) -> Due<S> {
         let mut due = Due {
-            let_go: Vec::new(),
+            closed: Vec::new(),
             overdue: false,
         };
-        for owed in self.owed.values_mut() {
-            if owed.since + UPSTREAM_LINGER <= now {
-                due.let_go.extend(owed.stream.take());
+        for unanswered in self.unanswered.values_mut() {
+            if unanswered.since + UPSTREAM_LINGER <= now {
+                due.closed.extend(unanswered.stream.take());
             }
-            let is_overdue = self
-                .kill_after
-                .is_some_and(|after| !is_held && owed.since + owed.excused + after <= now);
-            if is_overdue && std::mem::take(&mut owed.watched) {
+            let is_overdue = self.kill_after.is_some_and(|after| {
+                !is_blocked && unanswered.since + unanswered.blocked_for + after <= now
+            });
+            if is_overdue && std::mem::take(&mut unanswered.may_be_overdue) {
                 due.overdue = true;
             }
         }
@@ -307,9 +310,12 @@ impl<S: Clone> Routes<S> {
     pub fn end(&mut self) -> Vec<S> {
         self.ended = true;
         self.tokens.clear();
-        let owed = self.owed.drain().filter_map(|(_, owed)| owed.stream);
+        let unanswered = self
+            .unanswered
+            .drain()
+            .filter_map(|(_, unanswered)| unanswered.stream);
         let open = self.open.drain().map(|(_, call)| call.stream);
-        open.chain(owed).collect()
+        open.chain(unanswered).collect()
     }
 
     /// The streams of the calls that are open.
@@ -323,16 +329,19 @@ impl<S: Clone> Routes<S> {
         self.open.is_empty()
     }
 
-    fn forget_oldest(&mut self) -> Option<S> {
-        let oldest = self.owed.iter().min_by_key(|(_, owed)| owed.since);
+    fn evict_oldest(&mut self) -> Option<S> {
+        let oldest = self
+            .unanswered
+            .iter()
+            .min_by_key(|(_, unanswered)| unanswered.since);
         let key = oldest.map(|(key, _)| key.clone())?;
-        let owed = self.owed.remove(&key)?;
-        self.release(owed.token);
-        owed.stream
+        let unanswered = self.unanswered.remove(&key)?;
+        self.release_token(unanswered.token);
+        unanswered.stream
     }
 
     /// A call with this token is over.
-    fn release(&mut self, token: Option<IdKey>) {
+    fn release_token(&mut self, token: Option<IdKey>) {
         let Some(token) = token else {
             return;
         };
