@@ -65,7 +65,8 @@ fuzz_target!(|bytes: &[u8]| {
 async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: Choices<'_>) {
     let store = EventStore::new(Limits::default());
     let revision = if primed { "2025-11-25" } else { "2025-06-18" };
-    store.begin(SESSION, Some(revision))
+    store
+        .begin(SESSION, Some(revision))
         .expect("room for a session");
     let empty = store.stats().buffer_bytes;
     let mut service = Resumable::new(server, store.clone());

@@ -43,16 +43,16 @@ use crate::{
 mod calls_page;
 
 /// How often samples are taken out of their buffers, if nobody scrapes: 5 s.
-const UPKEEP: Duration = Duration::from_secs(5);
+const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum number of connections of operators: 64.
-const CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// Maximum size of a request of operators: 64 KiB. The button of a call sends less than 100 bytes.
-const BODY: usize = 64 * 1024;
+const MAX_BODY: usize = 64 * 1024;
 
 /// How long a connection of operators may be open: 60 s. A client that does not read keeps its place no longer.
-const LIFETIME: Duration = Duration::from_secs(60);
+const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Whether the program takes requests, as load balancers ask. Clones share it.
 #[derive(Debug, Clone)]
@@ -60,7 +60,7 @@ pub struct Readiness(Arc<AtomicBool>);
 
 /// What is shown.
 #[derive(Debug, Clone)]
-pub struct Shown {
+pub struct AdminState {
     /// The calls in flight.
     pub calls: Calls,
     /// Whether requests are taken.
@@ -81,7 +81,7 @@ pub struct Admin {
 
 impl Readiness {
     /// From now on the answer is no.
-    pub fn end(&self) {
+    pub fn set_not_ready(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
@@ -103,19 +103,19 @@ impl Admin {
     pub async fn bind(
         address: SocketAddr,
         filter: RequestFilter,
-        shown: Shown,
+        state: AdminState,
     ) -> io::Result<Self> {
         let limits = FrontendLimits {
-            connections: CONNECTIONS,
-            body: BODY,
-            bodies: CONNECTIONS * BODY,
-            lifetime: Some(LIFETIME),
+            connections: MAX_CONNECTIONS,
+            body: MAX_BODY,
+            bodies: MAX_CONNECTIONS * MAX_BODY,
+            lifetime: Some(CONNECTION_LIFETIME),
             ..FrontendLimits::default()
         };
         let frontend = Frontend::bind(address, filter.allow_ip_addresses(), limits).await?;
         let prometheus = recorder().map_err(io::Error::other)?;
         let is_local = frontend.local_addr()?.ip().is_loopback();
-        let router = router(shown, prometheus.clone(), is_local);
+        let router = router(state, prometheus.clone(), is_local);
         Ok(Self {
             frontend,
             router,
@@ -130,8 +130,8 @@ impl Admin {
 
     /// Serves without end.
     pub async fn serve(self) {
-        let keep_up = async {
-            let mut ticks = tokio::time::interval(UPKEEP);
+        let upkeep = async {
+            let mut ticks = tokio::time::interval(METRICS_UPKEEP_INTERVAL);
             loop {
                 ticks.tick().await;
                 self.prometheus.run_upkeep();
@@ -140,22 +140,22 @@ impl Admin {
         tokio::select! {
             // It only ends with the program.
             () = self.frontend.serve(self.router, pending()) => {}
-            () = keep_up => {}
+            () = upkeep => {}
         }
     }
 }
 
-fn router(shown: Shown, prometheus: PrometheusHandle, is_local: bool) -> Router {
+fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Router {
     let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-    let server = shown.server;
+    let server = state.server;
     let metrics = async move || (text, prometheus.render() + &own_metrics(&server));
     let router = Router::new()
         .route("/", get(async move || Html(index(is_local))))
         .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready).with_state(shown.readiness))
+        .route("/readyz", get(ready).with_state(state.readiness))
         .route("/metrics", get(metrics));
     if is_local {
-        let page = calls_page::routes(shown.calls);
+        let page = calls_page::routes(state.calls);
         router.merge(page.layer(from_fn(calls_page::local_names_only)))
     } else {
         router
@@ -251,8 +251,8 @@ fn own_metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
 
 /// The recorder of this process, installed once.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
-    static INSTALLED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
-    let mut installed = lock(&INSTALLED);
+    static RECORDER: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+    let mut installed = lock(&RECORDER);
     if let Some(handle) = &*installed {
         return Ok(handle.clone());
     }

@@ -31,18 +31,18 @@ pub use self::{
 };
 
 /// How long a client is asked to wait before it comes back, at most: 3 s.
-const RETRY: Duration = Duration::from_secs(3);
+const MAX_RETRY: Duration = Duration::from_secs(3);
 
 /// The part of a grace that a client may be asked to wait before it comes back: a quarter. It may have to try twice, and its
 /// requests take time as well.
-const PART_TO_WAIT: u32 = 4;
+const RETRY_DIVISOR: u32 = 4;
 
 /// The shortest grace that clients can meet: 4 s. Those that are sent no `retry` come back after 1 s, which is the default of
 /// the SDKs.
-const MIN_MET: Duration = Duration::from_secs(4);
+const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
 /// Options that mean nothing to a server that speaks HTTP, and why.
-const OF_A_COMMAND: &[(&str, &str)] = &[
+const COMMAND_ONLY: &[(&str, &str)] = &[
     (
         "max-sessions",
         "is for a command: those of an upstream are its own, and of 4,096 is kept what was sent",
@@ -66,7 +66,7 @@ const OF_A_COMMAND: &[(&str, &str)] = &[
 ];
 
 /// Options that mean nothing to a command, and why.
-const OF_AN_UPSTREAM: &[(&str, &str)] = &[
+const UPSTREAM_ONLY: &[(&str, &str)] = &[
     ("header", "is for --upstream, and a command gets no headers"),
     (
         "commit-after",
@@ -245,33 +245,33 @@ impl Config {
     pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
         let args = args.into_iter().collect();
         // What is wrong with the command line is said first.
-        let _told = matches(&args)?;
+        let _checked = parse_args(&args)?;
         let environment = environment::Environment::read(std::env::vars_os())?;
-        let args = under(args, &environment.entries)?;
-        let path = matches(&args)?.get_one::<PathBuf>("config").cloned();
+        let args = with_defaults(args, &environment.entries)?;
+        let path = parse_args(&args)?.get_one::<PathBuf>("config").cloned();
         let file = path.as_deref().map(file::File::read).transpose()?;
         let file = file.unwrap_or_default();
-        let told = matches(&under(args, &file.entries)?)?;
+        let matches = parse_args(&with_defaults(args, &file.entries)?)?;
 
-        let mut config = Self::from_arg_matches(&told)?;
+        let mut config = Self::from_arg_matches(&matches)?;
         let ip = config.host.unwrap_or_else(|| config.listen.ip());
         let port = config.port.unwrap_or_else(|| config.listen.port());
         config.listen = SocketAddr::new(ip, port);
-        config.check(&told)?;
+        config.check(&matches)?;
         config.warnings = [environment.warnings, file.warnings].concat();
-        config.warnings.extend(config.short_graces());
+        config.warnings.extend(config.short_grace_warnings());
         Ok(config)
     }
 
     /// How long clients are asked to wait before they come back. It follows the shortest of the graces, because a client keeps
     /// one for all its streams.
     pub(crate) fn retry(&self) -> Duration {
-        let graces = self.waits().map(|(_, grace)| grace / PART_TO_WAIT);
-        graces.fold(RETRY, Duration::min)
+        let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
+        graces.fold(MAX_RETRY, Duration::min)
     }
 
     /// The graces that are times, and the tool that each is for, if not for all.
-    fn waits(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
+    fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
         let own = self.tool_grace.iter();
         let own = own.map(|(tool, grace)| (Some(&**tool), *grace));
         let all = iter::once((None, self.grace)).chain(own);
@@ -281,14 +281,16 @@ impl Config {
         })
     }
 
-    fn short_graces(&self) -> Vec<String> {
-        let short = self.waits().filter(|(_, grace)| *grace < MIN_MET);
+    fn short_grace_warnings(&self) -> Vec<String> {
+        let short = self
+            .timed_graces()
+            .filter(|(_, grace)| *grace < MIN_REACHABLE_GRACE);
         let texts = short.map(|(tool, grace)| {
             let of = tool
                 .map(|tool| format!(" for the tool {tool:?}"))
                 .unwrap_or_default();
             format!(
-                "the grace{of} of {grace:?} is short: many clients come back after 1 s and more, so {MIN_MET:?} is the least that they meet"
+                "the grace{of} of {grace:?} is short: many clients come back after 1 s and more, so {MIN_REACHABLE_GRACE:?} is the least that they meet"
             )
         });
         texts.collect()
@@ -307,32 +309,32 @@ impl Config {
         }
     }
 
-    fn check(&self, told: &ArgMatches) -> Result<(), ConfigError> {
-        let together = |message: &str| Err(ConfigError::Together(message.to_owned()));
+    fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
+        let conflict = |message: &str| Err(ConfigError::Conflict(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
-            return together(&format!(
+            return conflict(&format!(
                 "--listen {} and --admin {admin} have the same port: give --admin another one",
                 self.listen
             ));
         }
-        let foreign = match (&self.upstream, self.command.is_empty()) {
+        let inapplicable = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
-                return together(
+                return conflict(
                     "nothing to stand in front of: give --upstream with the URL of an MCP server, or -- and the command of one",
                 );
             }
             (Some(_), false) => {
-                return together("--upstream and a command are two servers: give one of them");
+                return conflict("--upstream and a command are two servers: give one of them");
             }
-            (Some(_), true) => OF_A_COMMAND,
-            (None, false) => OF_AN_UPSTREAM,
+            (Some(_), true) => COMMAND_ONLY,
+            (None, false) => UPSTREAM_ONLY,
         };
-        let is_given = |option: &str| is_said(told, option) && !is_off(told, option);
-        if let Some((option, why)) = foreign.iter().find(|(option, _)| is_given(option)) {
-            return together(&format!("--{option} {why}"));
+        let is_given = |option: &str| is_set(matches, option) && !is_off(matches, option);
+        if let Some((option, why)) = inapplicable.iter().find(|(option, _)| is_given(option)) {
+            return conflict(&format!("--{option} {why}"));
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
-            return together(&format!(
+            return conflict(&format!(
                 "other machines may reach {}: name the hosts by which clients call it, such as --allow-host mcp.example.com",
                 self.listen
             ));
@@ -347,15 +349,15 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || is_any)
 }
 
-fn matches(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
+fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
     let error = match bare_command().try_get_matches_from(args) {
-        Ok(told) => return Ok(told),
+        Ok(matches) => return Ok(matches),
         Err(error) => error,
     };
     match (error.kind(), entry::hint(&error)) {
         // Help has the variables as well.
         (ErrorKind::DisplayHelp, _) => Ok(Config::command().try_get_matches_from(args)?),
-        (_, Some(hint)) => Err(ConfigError::Together(hint.to_owned())),
+        (_, Some(hint)) => Err(ConfigError::Conflict(hint.to_owned())),
         (_, None) => Err(entry::without_secrets(error).into()),
     }
 }
@@ -371,13 +373,16 @@ impl fmt::Debug for Config {
 }
 
 /// The arguments with those entries of another place that they say nothing of.
-fn under(args: Vec<OsString>, entries: &[entry::Entry]) -> Result<Vec<OsString>, ConfigError> {
-    let told = matches(&args)?;
-    let unsaid = entries
+fn with_defaults(
+    args: Vec<OsString>,
+    entries: &[entry::Entry],
+) -> Result<Vec<OsString>, ConfigError> {
+    let matches = parse_args(&args)?;
+    let unset = entries
         .iter()
-        .filter(|entry| !is_said(&told, entry.option()));
+        .filter(|entry| !is_set(&matches, entry.option()));
     let (commands, options): (Vec<&entry::Entry>, Vec<_>) =
-        unsaid.partition(|entry| entry.is_command());
+        unset.partition(|entry| entry.is_command());
     let mut args = args.into_iter();
     let mut all: Vec<OsString> = args.next().into_iter().collect();
     all.extend(options.into_iter().flat_map(entry::Entry::args));
@@ -387,9 +392,9 @@ fn under(args: Vec<OsString>, entries: &[entry::Entry]) -> Result<Vec<OsString>,
 }
 
 /// Whether an argument says it, or names the other kind of server.
-fn is_said(told: &ArgMatches, option: &str) -> bool {
+fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
-        let source = told.value_source(&option.replace('-', "_"));
+        let source = matches.value_source(&option.replace('-', "_"));
         source.is_some_and(|source| source != ValueSource::DefaultValue)
     };
     match option {
@@ -400,8 +405,8 @@ fn is_said(told: &ArgMatches, option: &str) -> bool {
 }
 
 /// Whether it is a switch, and is not on.
-fn is_off(told: &ArgMatches, option: &str) -> bool {
-    let value = told.try_get_one::<bool>(&option.replace('-', "_"));
+fn is_off(matches: &ArgMatches, option: &str) -> bool {
+    let value = matches.try_get_one::<bool>(&option.replace('-', "_"));
     matches!(value, Ok(Some(false)))
 }
 

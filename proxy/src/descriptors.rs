@@ -6,10 +6,10 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that the program itself needs: listeners, runtime, standard streams, and those of a process that is being started.
-const OWN: usize = 48;
+const RESERVED: usize = 48;
 
 /// Descriptors that a process of a session needs: its three pipes, and some of its kind while it starts.
-const OF_A_SESSION: usize = 4;
+const PER_SESSION: usize = 4;
 
 /// Connections for which the limit of the process is raised: 4,096.
 const CONNECTIONS: usize = 4_096;
@@ -32,8 +32,8 @@ impl Descriptors {
         let sessions = sessions.unwrap_or(0);
         // An upstream connection for each of a client, at most.
         let of_connections = if is_upstream { 2 } else { 1 } * CONNECTIONS;
-        let wanted = sessions.saturating_mul(OF_A_SESSION);
-        let wanted = wanted.saturating_add(OWN + of_connections);
+        let wanted = sessions.saturating_mul(PER_SESSION);
+        let wanted = wanted.saturating_add(RESERVED + of_connections);
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let number = |limit: Option<u64>| {
             limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX))
@@ -53,18 +53,18 @@ impl Descriptors {
 
     /// Maximum number of connections of clients.
     pub(crate) fn connections(self) -> usize {
-        let left = self.limit.saturating_sub(OWN);
+        let available = self.limit.saturating_sub(RESERVED);
         if self.is_upstream {
-            return (left / 2).max(1);
+            return (available / 2).max(1);
         }
-        let beside_sessions = left.saturating_sub(self.sessions.saturating_mul(OF_A_SESSION));
-        beside_sessions.max(left / 4).max(1)
+        let beside_sessions = available.saturating_sub(self.sessions.saturating_mul(PER_SESSION));
+        beside_sessions.max(available / 4).max(1)
     }
 
     /// Returns the number of sessions that there is room for, if that is less than was configured.
     pub(crate) fn fewer_sessions(self) -> Option<usize> {
-        let left = self.limit.saturating_sub(OWN + self.connections());
-        let fits = left / OF_A_SESSION;
+        let available = self.limit.saturating_sub(RESERVED + self.connections());
+        let fits = available / PER_SESSION;
         (fits < self.sessions).then_some(fits)
     }
 
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn sessions_come_before_connections_which_keep_a_quarter() {
-        let many = descriptors(OWN + 4 * 256 + 1_000, 256);
+        let many = descriptors(RESERVED + 4 * 256 + 1_000, 256);
         assert_eq!((many.connections(), many.fewer_sessions()), (1_000, None));
         let few = descriptors(1_024, 256);
         assert_eq!((few.connections(), few.fewer_sessions()), (244, Some(183)));
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn each_connection_in_front_of_an_upstream_has_one_there() {
         let upstream = Descriptors {
-            limit: OWN + 100,
+            limit: RESERVED + 100,
             sessions: 0,
             is_upstream: true,
         };

@@ -161,7 +161,7 @@ fn child_survives_hangup() -> bool {
     child.status().is_ok_and(|status| status.success())
 }
 
-// === impl Stop ===
+// === impl ShutdownSignal ===
 
 impl Future for ShutdownSignal {
     type Output = ();

@@ -320,7 +320,7 @@ impl Upstream {
     }
 
     async fn error_response(&self, error: &legacy::Error, returned: Returned) -> Response<Body> {
-        if let Some(refused) = refusal::of_body(error) {
+        if let Some(refused) = refusal::for_body_error(error) {
             return refused;
         }
         let cause = root_cause(error);

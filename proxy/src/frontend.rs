@@ -109,7 +109,7 @@ struct Shared {
     permits: Arc<Semaphore>,
 }
 
-// === impl FrontLimits ===
+// === impl FrontendLimits ===
 
 impl Default for FrontendLimits {
     /// For clients: bodies of 4 MiB, 64 MiB of them at once, and as many connections as there may be.
@@ -124,7 +124,7 @@ impl Default for FrontendLimits {
     }
 }
 
-// === impl Front ===
+// === impl Frontend ===
 
 impl Frontend {
     /// Listens on an address.

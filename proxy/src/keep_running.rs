@@ -48,7 +48,7 @@ pub(crate) struct KeepRunning<S> {
 }
 
 /// The response of a call that runs on, for its client as long as that is there.
-struct Kept {
+struct DetachedCall {
     token: CallToken,
     answering: ResponseFuture,
     /// How long it may last. The layer does not see the end of a call whose client left before the head.
@@ -79,15 +79,15 @@ impl Graces {
     }
 
     /// The response of a call that runs on.
-    async fn keep(&self, token: CallToken, answering: ResponseFuture) -> Response<Body> {
+    async fn detach(&self, token: CallToken, answering: ResponseFuture) -> Response<Body> {
         let (head, response) = oneshot::channel();
-        let kept = Kept {
+        let detached = DetachedCall {
             token,
             answering,
             call_timeout: self.0.call_timeout,
             head,
         };
-        tokio::spawn(kept.read().in_current_span());
+        tokio::spawn(detached.read().in_current_span());
         response.await.unwrap_or_else(|_| {
             // The layer answers for a call whose token has fired.
             refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
@@ -101,7 +101,7 @@ impl Graces {
     }
 }
 
-// === impl RunsOn ===
+// === impl KeepRunning ===
 
 impl<S> KeepRunning<S> {
     /// `inner` is a server that speaks HTTP, or one whose calls do not end with their connections.
@@ -147,7 +147,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
             };
             let answering = inner.call(Request::from_parts(parts, body));
             if keeps_running {
-                Ok(graces.keep(token, Box::pin(answering)).await)
+                Ok(graces.detach(token, Box::pin(answering)).await)
             } else {
                 answering.await
             }
@@ -161,9 +161,9 @@ fn has_session(headers: &HeaderMap) -> bool {
         && exactly_one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
 }
 
-// === impl Kept ===
+// === impl DetachedCall ===
 
-impl Kept {
+impl DetachedCall {
     async fn read(self) {
         let token = self.token.clone();
         let ended_by = OptionFuture::from(self.call_timeout.map(sleep));
@@ -180,11 +180,11 @@ impl Kept {
             Err(never) => match never {},
         };
         let (head, mut body) = response.into_parts();
-        let (frames, passed) = mpsc::channel::<Result<Frame<Bytes>, axum::Error>>(1);
-        let passed = stream::unfold(passed, async |mut passed| {
-            Some((passed.recv().await?, passed))
+        let (frames, received) = mpsc::channel::<Result<Frame<Bytes>, axum::Error>>(1);
+        let received = stream::unfold(received, async |mut received| {
+            Some((received.recv().await?, received))
         });
-        let response = Response::from_parts(head, Body::new(StreamBody::new(passed)));
+        let response = Response::from_parts(head, Body::new(StreamBody::new(received)));
         // Its client may be gone from here on.
         drop(self.head.send(response));
         while let Some(frame) = body.frame().await {

@@ -26,18 +26,18 @@ use crate::{
 };
 
 /// The longest request for a list that is recognised: 4 KiB.
-const LONGEST_REQUEST: usize = 4 * 1024;
+const MAX_REQUEST: usize = 4 * 1024;
 
 /// A stage whose lists of tools are compared with those that options name.
 #[derive(Debug, Clone)]
 pub(crate) struct Listing<S> {
     inner: S,
-    named: Named,
+    unlisted: UnlistedTools,
 }
 
 /// Tools that no list has had so far. Empty once there is nothing left to say.
 #[derive(Debug, Clone)]
-struct Named(Arc<Mutex<BTreeSet<String>>>);
+struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
 /// Bytes of a body, as long as they are not too many.
 #[derive(Debug, Default)]
@@ -49,13 +49,13 @@ struct Copied {
 /// A body, and what is done with its data as it passes.
 struct Tee<F> {
     body: Body,
-    see: F,
+    observe: F,
 }
 
 /// A response to `tools/list`, which is looked at when it is dropped.
 struct Page {
     copied: Copied,
-    named: Named,
+    unlisted: UnlistedTools,
 }
 
 /// A response with a list of tools.
@@ -82,10 +82,10 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Warns of those of `named` that the server behind `inner` does not list.
-    pub(crate) fn new(inner: S, named: impl IntoIterator<Item = String>) -> Self {
-        let named = Named(Arc::new(Mutex::new(named.into_iter().collect())));
-        Self { inner, named }
+    /// Warns of those of `unlisted` that the server behind `inner` does not list.
+    pub(crate) fn new(inner: S, unlisted: impl IntoIterator<Item = String>) -> Self {
+        let unlisted = UnlistedTools(Arc::new(Mutex::new(unlisted.into_iter().collect())));
+        Self { inner, unlisted }
     }
 }
 
@@ -99,39 +99,39 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        if request.method() != Method::POST || self.named.is_over() {
+        if request.method() != Method::POST || self.unlisted.is_empty() {
             return Either::Left(self.inner.call(request));
         }
         let copied = Arc::new(Mutex::new(Copied::default()));
         let copy = copied.clone();
-        let see = move |data: &Bytes| lock(&copy).add(data, LONGEST_REQUEST);
+        let observe = move |data: &Bytes| lock(&copy).add(data, MAX_REQUEST);
         let answering = self
             .inner
-            .call(request.map(|body| Body::new(Tee { body, see })));
-        let named = self.named.clone();
+            .call(request.map(|body| Body::new(Tee { body, observe })));
+        let unlisted = self.unlisted.clone();
         Either::Right(Box::pin(async move {
             let response = answering.await?;
-            let asked = mem::take(&mut *lock(&copied));
-            if !asked.is_for_tools() {
+            let request = mem::take(&mut *lock(&copied));
+            if !request.is_for_tools() {
                 return Ok(response);
             }
             let copied = Copied::default();
-            let mut page = Page { copied, named };
-            let see = move |data: &Bytes| page.copied.add(data, MAX_BODY);
-            Ok(response.map(|body| Body::new(Tee { body, see })))
+            let mut page = Page { copied, unlisted };
+            let observe = move |data: &Bytes| page.copied.add(data, MAX_BODY);
+            Ok(response.map(|body| Body::new(Tee { body, observe })))
         }))
     }
 }
 
-// === impl Named ===
+// === impl UnlistedTools ===
 
-impl Named {
-    fn is_over(&self) -> bool {
+impl UnlistedTools {
+    fn is_empty(&self) -> bool {
         lock(&self.0).is_empty()
     }
 
     /// Takes note of a page of a list, and warns if it is the last one.
-    fn see(&self, page: &Tools<'_>) {
+    fn observe(&self, page: &Tools<'_>) {
         let mut unlisted = lock(&self.0);
         for tool in &page.tools {
             unlisted.remove(&*tool.name);
@@ -175,7 +175,7 @@ impl Drop for Page {
         let events = lines.filter_map(|line| line.strip_prefix(b"data:"));
         for json in std::iter::once(text.as_slice()).chain(events) {
             if let Ok(listed) = serde_json::from_slice::<Listed<'_>>(json) {
-                self.named.see(&listed.result);
+                self.unlisted.observe(&listed.result);
                 return;
             }
         }
@@ -196,7 +196,7 @@ impl<F: FnMut(&Bytes) + Unpin> HttpBody for Tee<F> {
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
-            (self.see)(data);
+            (self.observe)(data);
         }
         polled
     }

@@ -37,16 +37,16 @@ mod queue;
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::remarks=off,mcp_server=info";
 
 /// How many bytes of a name from a client are logged: 128.
-const LONGEST: usize = 128;
+const MAX_NAME: usize = 128;
 
 /// Maximum number of bytes of a panic's message that are logged: 1 KiB.
-const LONGEST_PANIC: usize = 1024;
+const MAX_PANIC: usize = 1024;
 
 /// How long the last lines may take to be written: 200 ms.
-const LAST_LINES: Duration = Duration::from_millis(200);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The target of what a command writes to its standard error.
-const SERVER: &str = "mcp_server";
+const SERVER_TARGET: &str = "mcp_server";
 
 /// Lines for people. Those of a command are marked as such.
 struct Lines {
@@ -65,8 +65,8 @@ pub struct Log(Queue);
 ///
 /// If `RUST_LOG` cannot be read, or if the thread that writes cannot be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
-    let told = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
-    let filter = match told {
+    let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
+    let filter = match from_env {
         Some(text) => {
             EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
                 let text = format!("RUST_LOG in the environment: {error}");
@@ -100,7 +100,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     // The default hook waits for standard error.
     panic::set_hook(Box::new(|info| {
         let text = info.to_string();
-        error!("a bug: {}", sanitize(text.as_bytes(), LONGEST_PANIC));
+        error!("a bug: {}", sanitize(text.as_bytes(), MAX_PANIC));
     }));
     Ok(Log(queue))
 }
@@ -129,13 +129,13 @@ pub fn dropped() -> u64 {
 impl Log {
     /// Waits until the last lines are written, for 200 ms at most.
     pub fn end(self) {
-        self.0.flush(LAST_LINES);
+        self.0.flush(FLUSH_TIMEOUT);
     }
 }
 
 /// Logs what the layer itself logs at debug only: clients that disconnect and resume. The layer logs cancels at info. The answer
 /// of a call in a session is kept for its client as long as `kept_for`, if at all.
-pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
+pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
     // With the names and the values of the layer's own lines.
     macro_rules! log_call {
         ($call:ident, $($rest:tt)+) => {
@@ -163,7 +163,7 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
             }
         }
         Event::Unwatched { why, .. } => {
-            let Some(what) = unwatched(*why) else {
+            let Some(what) = describe_unparsed(*why) else {
                 return;
             };
             // A client may send many of these.
@@ -209,7 +209,7 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
 }
 
 /// What is wrong with a request that the layer does not watch, although a server may take it for a call.
-fn unwatched(why: Unreadable) -> Option<&'static str> {
+fn describe_unparsed(why: Unreadable) -> Option<&'static str> {
     Some(match why {
         Unreadable::BadId => "a request has an id that is no string and no integer of 64 bits",
         Unreadable::EscapedKey => {
@@ -226,7 +226,7 @@ fn unwatched(why: Unreadable) -> Option<&'static str> {
 }
 
 fn text(text: &str) -> String {
-    sanitize(text.as_bytes(), LONGEST)
+    sanitize(text.as_bytes(), MAX_NAME)
 }
 
 // === impl Lines ===
@@ -242,7 +242,7 @@ where
         writer: Writer<'_>,
         event: &tracing::Event<'_>,
     ) -> fmt::Result {
-        if event.metadata().target() == SERVER {
+        if event.metadata().target() == SERVER_TARGET {
             self.of_server.format_event(context, writer, event)
         } else {
             self.own.format_event(context, writer, event)

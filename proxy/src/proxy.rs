@@ -24,7 +24,7 @@ use tower_layer::Layer as _;
 use tracing::{info, warn};
 
 use crate::{
-    admin::{Admin, Readiness, Shown},
+    admin::{Admin, AdminState, Readiness},
     config::Config,
     descriptors::Descriptors,
     drain::{MIN_PROCESS_TIMEOUT, POLL_INTERVAL, SHUTDOWN_TIMEOUT},
@@ -46,12 +46,12 @@ pub struct Proxy {
     frontend: Frontend,
     admin: Option<Admin>,
     readiness: Readiness,
-    ended: Ended,
+    ended: EndedCalls,
 }
 
 /// How many calls have ended. Clones share it.
 #[derive(Debug, Clone, Default)]
-struct Ended(Arc<AtomicUsize>);
+struct EndedCalls(Arc<AtomicUsize>);
 
 /// Why a proxy does not start. As text it is what a person should read.
 #[derive(Debug)]
@@ -90,20 +90,20 @@ impl Proxy {
         let frontend = Frontend::bind(config.listen, filter, limits).await;
         let frontend =
             frontend.map_err(|error| StartError::listen("--listen", config.listen, error))?;
-        let ended = Ended::default();
+        let ended = EndedCalls::default();
         let mut layer = layer(&config, server.event_store())
-            .observe_fn(ended.counting())
-            .observe_fn(log::disconnects(server.retention()));
+            .observe_fn(ended.observer())
+            .observe_fn(log::log_client_events(server.retention()));
         let admin = match config.admin {
             Some(address) => {
-                let shown = Shown {
+                let state = AdminState {
                     calls: layer.calls(),
                     readiness: readiness.clone(),
                     server: server.clone(),
                 };
                 let filter =
                     RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
-                let bound = Admin::bind(address, filter, shown).await;
+                let bound = Admin::bind(address, filter, state).await;
                 let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
                 // Its numbers go to the recorder that was installed just now.
                 layer = layer.observe(Metrics::new());
@@ -120,7 +120,7 @@ impl Proxy {
             readiness,
             ended,
         };
-        proxy.greet()?;
+        proxy.log_startup()?;
         if let Some(fit) = descriptors.fewer_sessions() {
             warn!(
                 "--max-sessions {} needs more descriptors than the limit of {}, which suffices for about {fit}: raise `ulimit -n`",
@@ -147,14 +147,14 @@ impl Proxy {
     }
 
     /// The first lines: where it listens, what it fronts, and what a hang-up means.
-    fn greet(&self) -> io::Result<()> {
+    fn log_startup(&self) -> io::Result<()> {
         let at = self.local_addr()?;
         info!(
             "listening on http://{at}{} in front of {}; {}{}; {}",
             self.server.path(),
             self.server,
             effect(self.config.grace, self.config.upstream.is_some()),
-            exceptions(&self.config),
+            describe_tool_exceptions(&self.config),
             if self.server.is_resumable() {
                 "what a client misses of its calls is kept here"
             } else {
@@ -183,20 +183,20 @@ impl Proxy {
         let service = KeepRunning::new(self.server.clone(), Graces::new(&self.config));
         let service = Listing::new(service, named);
         let service = OuterService(self.layer.layer(InnerService(service)));
-        let (close, closing) = oneshot::channel();
+        let (begin_close, closing) = oneshot::channel();
         let ending = async {
             stop.await;
             let (begun, before) = (Instant::now(), self.ended.count());
-            self.readiness.end();
+            self.readiness.set_not_ready();
             let left = || self.config.drain.saturating_sub(begun.elapsed());
             // An answer that is here ends its call, and a drain that finds no call left closes the stream on which it is read.
-            let _in_time = timeout(left(), all_read(&self.server)).await;
+            let _in_time = timeout(left(), wait_until_answers_read(&self.server)).await;
             let cancelled = calls.drain(left()).await.cancelled;
             // Those that were cancelled have ended as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "drained");
             // The front waits for it. Answers that are no streams may still be read.
-            let _told = close.send(left());
+            let _sent = begin_close.send(left());
             let left = SHUTDOWN_TIMEOUT
                 .saturating_sub(begun.elapsed())
                 .max(MIN_PROCESS_TIMEOUT);
@@ -221,7 +221,7 @@ impl Proxy {
 }
 
 /// Waits until no answer is still to come, or to be read by a client that is there.
-async fn all_read(server: &Server) {
+async fn wait_until_answers_read(server: &Server) {
     // Nothing tells of it: a client reads without a word.
     while server.is_in_progress() {
         sleep(POLL_INTERVAL).await;
@@ -255,9 +255,9 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     }
     // A command has its own streams, which begin at once, and is never asked two things with ids that it may take for one.
     if config.upstream.is_some() {
-        layer = layer
-            .commit_after(config.commit_after)
-            .exempt(|call| call.session().is_some() && may_be_anothers(call.request_id()));
+        layer = layer.commit_after(config.commit_after).exempt(|call| {
+            call.session().is_some() && is_ambiguous_in_javascript(call.request_id())
+        });
         if let Some(store) = store {
             layer = layer.confirm(move |orphan| ready(store.confirm(orphan)));
         }
@@ -266,7 +266,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
 }
 
 /// Whether a server that is written in JavaScript reads the same number from the ids of other calls.
-fn may_be_anothers(id: &RequestId) -> bool {
+fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
 }
@@ -294,7 +294,7 @@ fn effect(grace: Grace, is_upstream: bool) -> String {
 }
 
 /// For which tools it means something else.
-fn exceptions(config: &Config) -> String {
+fn describe_tool_exceptions(config: &Config) -> String {
     let tools: BTreeSet<&str> = named_tools(config).collect();
     if tools.is_empty() {
         String::new()
@@ -310,11 +310,11 @@ fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
     exempt.chain(config.tool_grace.iter().map(|(tool, _)| tool.as_str()))
 }
 
-// === impl Ended ===
+// === impl EndedCalls ===
 
-impl Ended {
+impl EndedCalls {
     /// What the layer is to tell its events.
-    fn counting(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static + use<> {
+    fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static + use<> {
         let count = self.0.clone();
         move |event| {
             if let Event::Ended { .. } = event {

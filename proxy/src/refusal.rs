@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
 /// How long a client is asked to wait while there is no room: 1 s.
-pub const BUSY: Duration = Duration::from_secs(1);
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The body is no JSON.
 pub const PARSE_ERROR: i32 = -32700;
@@ -68,7 +68,7 @@ pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body>
 }
 
 /// Returns the answer to a request whose body this proxy refused to read on. `None` if the error has another cause.
-pub fn of_body(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
+pub fn for_body_error(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
     let mut causes = iter::successors(Some(error), |error| (*error).source());
     causes.find_map(|cause| {
         if cause.is::<LengthLimitError>() {
@@ -82,7 +82,7 @@ pub fn of_body(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
             BodyError::TooSlow => {
                 self::error(StatusCode::REQUEST_TIMEOUT, None, INVALID_REQUEST, &text)
             }
-            BodyError::NoRoom => busy(None, &text, BUSY),
+            BodyError::NoRoom => busy(None, &text, RETRY_AFTER),
         })
     })
 }

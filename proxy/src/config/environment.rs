@@ -26,7 +26,7 @@ impl Environment {
         variables: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigError> {
         let command = Config::command();
-        let mut its = Self::default();
+        let mut environment = Self::default();
         for (name, value) in variables {
             let Some(variable) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
                 continue;
@@ -34,7 +34,7 @@ impl Environment {
             let mut options = command.get_arguments();
             let option = options.find(|arg| arg.get_env() == Some(&name));
             let Some((option, flag)) = option.and_then(|arg| Some((arg, arg.get_long()?))) else {
-                its.warnings.extend(unknown(variable, &value));
+                environment.warnings.extend(unknown(variable, &value));
                 continue;
             };
             let value = if option.get_action().takes_values() {
@@ -43,14 +43,15 @@ impl Environment {
                 switch(&value).map(Value::Switch)
             };
             let entry = value.and_then(|value| Entry::new(flag, vec![value]));
-            its.entries
+            environment
+                .entries
                 .push(entry.map_err(|message| ConfigError::Environment {
                     variable: variable.to_owned(),
                     message,
                 })?);
         }
-        its.warnings.sort();
-        Ok(its)
+        environment.warnings.sort();
+        Ok(environment)
     }
 }
 

@@ -28,7 +28,7 @@ pub enum ConfigError {
         message: String,
     },
     /// Options that do not go together.
-    Together(String),
+    Conflict(String),
 }
 
 // === impl ConfigError ===
@@ -67,7 +67,7 @@ impl fmt::Display for ConfigError {
                 }
                 write!(f, ": {message}")
             }
-            Self::Together(message) => write!(f, "error: {message}"),
+            Self::Conflict(message) => write!(f, "error: {message}"),
         }
     }
 }

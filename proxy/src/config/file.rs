@@ -16,7 +16,7 @@ const NOT_IN_FILES: [&str; 4] = ["config", "demo", "help", "version"];
 const TABLES: [(&str, &str); 3] = [("env", "="), ("header", ": "), ("tool-grace", "=")];
 
 /// Characters that mean something to a shell, and nothing here.
-const OF_SHELLS: &[char] = &[
+const SHELL_CHARACTERS: &[char] = &[
     '\'', '"', '\\', '$', '`', '|', '&', ';', '<', '>', '(', ')', '*', '?', '~',
 ];
 
@@ -80,7 +80,7 @@ impl File {
 
 /// The words of a command that is written as a text.
 fn words(text: &str) -> Result<Vec<&str>, String> {
-    if text.contains(OF_SHELLS) {
+    if text.contains(SHELL_CHARACTERS) {
         return Err(
             "no shell runs `command`: write a list, such as command = [\"npx\", \"-y\", \"some-server\"]"
                 .to_owned(),

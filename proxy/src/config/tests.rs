@@ -88,7 +88,7 @@ fn a_command_and_an_upstream_exclude_each_other() {
         &[HTTP[0], "--no-resumable", "--", "npx"],
     ] {
         assert!(
-            matches!(read(wrong), Err(ConfigError::Together(_))),
+            matches!(read(wrong), Err(ConfigError::Conflict(_))),
             "{wrong:?}"
         );
     }

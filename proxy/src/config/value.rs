@@ -24,7 +24,7 @@ pub enum LogFormat {
 pub struct Limit(pub Option<Duration>);
 
 /// The longest time that can be said: a year. Clocks overflow somewhere beyond.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Minimum time that an upstream may be silent before its call is answered with a stream: 250 ms. Chosen so that a refusal, which
 /// is faster, passes as it is.
@@ -48,7 +48,7 @@ pub(super) fn time(text: &str) -> Parsed<Duration> {
         _ => return Err(wrong()),
     };
     let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
-    if time > LONGEST {
+    if time > MAX_TIME {
         return Err(format!("`{text}` is more than a year"));
     }
     if time.is_zero() {

@@ -137,7 +137,7 @@ impl Budget {
     }
 }
 
-// === impl Grant ===
+// === impl Reservation ===
 
 impl Reservation {
     pub(crate) fn grow(&mut self, by: usize) -> Result<(), Exhausted> {

@@ -141,7 +141,7 @@ pub(crate) fn answer_with(id: &str, error: &str) -> Event {
     Event::of_lines(data_lines(json.as_bytes()), Weight::Answer)
 }
 
-// === impl Kept ===
+// === impl OwnedLines ===
 
 impl AsRef<[u8]> for OwnedLines {
     fn as_ref(&self) -> &[u8] {

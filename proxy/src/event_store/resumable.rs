@@ -402,7 +402,7 @@ fn has_session_revision(message: &Message<'_>) -> bool {
     revision.is_none_or(|revision| has_sessions(&revision))
 }
 
-// === impl Unused ===
+// === impl UnusedSession ===
 
 impl Drop for UnusedSession<'_> {
     fn drop(&mut self) {
@@ -410,7 +410,7 @@ impl Drop for UnusedSession<'_> {
     }
 }
 
-// === impl Reserved ===
+// === impl UnopenedStream ===
 
 impl Drop for UnopenedStream {
     fn drop(&mut self) {

@@ -181,7 +181,7 @@ impl fmt::Debug for Session {
     }
 }
 
-// === impl Common ===
+// === impl SharedState ===
 
 impl SharedState {
     pub(super) fn new(server: &str, limits: Limits) -> Self {

@@ -66,7 +66,7 @@ struct Shared {
     resumes: AtomicU64,
 }
 
-// === impl Hub ===
+// === impl EventStore ===
 
 impl EventStore {
     /// An event store without a session.

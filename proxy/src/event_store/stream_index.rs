@@ -74,7 +74,7 @@ pub(super) enum NextExpiry<S> {
     None,
 }
 
-// === impl Book ===
+// === impl StreamIndex ===
 
 impl<S: Clone> StreamIndex<S> {
     pub(super) fn new(budget: Arc<Budget>, ended_streams: &Arc<EndedStreams<S>>) -> Self {
@@ -232,7 +232,7 @@ impl<S> StreamIndex<S> {
     }
 }
 
-// === impl Over ===
+// === impl EndedStreams ===
 
 impl<S> EndedStreams<S> {
     pub(super) fn new() -> Self {

@@ -38,7 +38,7 @@ pub(super) enum Rest {
     Refused,
 }
 
-// === impl Again ===
+// === impl UpstreamResume ===
 
 impl<S> UpstreamResume<S> {
     pub(super) fn new(service: S, call: &Request<Body>) -> Self {

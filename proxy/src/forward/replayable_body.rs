@@ -35,7 +35,7 @@ struct SentFrames {
 /// To where it comes back.
 pub(super) struct Returned(oneshot::Receiver<(SentFrames, Body)>);
 
-// === impl Lent ===
+// === impl ReplayableBody ===
 
 impl ReplayableBody {
     pub(super) fn new(body: Body) -> (Self, Returned) {
@@ -90,7 +90,7 @@ impl Drop for ReplayableBody {
     }
 }
 
-// === impl Passed ===
+// === impl SentFrames ===
 
 impl SentFrames {
     fn add(&mut self, data: &Bytes) {
@@ -103,7 +103,7 @@ impl SentFrames {
     }
 }
 
-// === impl Back ===
+// === impl Returned ===
 
 impl Returned {
     /// The whole request body, or nothing if it is too long or does not come.

@@ -43,7 +43,7 @@ pub(super) struct TimedBody {
     received: usize,
 }
 
-// === impl Room ===
+// === impl Capacity ===
 
 impl Capacity {
     pub(super) fn new(bytes: usize) -> Self {
@@ -51,7 +51,7 @@ impl Capacity {
     }
 }
 
-// === impl Timely ===
+// === impl TimedBody ===
 
 impl TimedBody {
     pub(super) fn new(body: Incoming, size: usize, capacity: Capacity) -> Self {

@@ -22,7 +22,7 @@ struct Requests {
 #[derive(Debug)]
 pub(super) struct InFlightRequest(InFlight);
 
-// === impl UnderWay ===
+// === impl InFlight ===
 
 impl InFlight {
     pub(super) fn start(&self) -> InFlightRequest {
@@ -48,7 +48,7 @@ impl InFlight {
     }
 }
 
-// === impl RequestUnderWay ===
+// === impl InFlightRequest ===
 
 impl Drop for InFlightRequest {
     fn drop(&mut self) {

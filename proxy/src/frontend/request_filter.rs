@@ -34,7 +34,7 @@ const DEFAULT_PORTS: [u16; 2] = [80, 443];
 /// Why a request does not pass: the status and the text of the answer.
 type Refused = (StatusCode, &'static str);
 
-// === impl Gate ===
+// === impl RequestFilter ===
 
 impl RequestFilter {
     /// Beside the names of this machine and their pages, these pass. All are in lower case.

@@ -45,7 +45,7 @@ enum Member {
     Other,
 }
 
-// === impl Skim ===
+// === impl Scanner ===
 
 impl Scanner {
     /// What a whole message is.

@@ -28,7 +28,7 @@ use crate::{
     headers::SESSION_ID,
     lock::lock,
     message::Message,
-    refusal::{self, BUSY, SERVER_ERROR},
+    refusal::{self, RETRY_AFTER, SERVER_ERROR},
 };
 
 /// How long a late client still gets what a session has sent, after its end: 60 s.
@@ -70,7 +70,7 @@ impl Stdio {
                 "the MCP server failed to start several times, and is not started for a while";
             return Err(Box::new(refusal::busy(id, text, wait)));
         }
-        let no_room = |text: &str| Box::new(refusal::busy(id, text, BUSY));
+        let no_room = |text: &str| Box::new(refusal::busy(id, text, RETRY_AFTER));
         let permit = inner.permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| {
             inner.log_refused();
@@ -130,7 +130,7 @@ impl Stdio {
                 drop(live);
                 inner.store.close(&session_id);
                 let text = EndReason::Shutdown(STOP_TIMEOUT).text();
-                return Err(Box::new(refusal::busy(id, text, BUSY)));
+                return Err(Box::new(refusal::busy(id, text, RETRY_AFTER)));
             }
             live.sessions.insert(session_id.clone(), session);
         }
@@ -162,7 +162,7 @@ impl Inner {
     }
 }
 
-// === impl Running ===
+// === impl RunningSession ===
 
 impl RunningSession {
     async fn run(self, (group, pipes, waiting): (Group, Pipes, Waiting)) {

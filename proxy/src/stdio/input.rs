@@ -128,7 +128,7 @@ impl Input {
     }
 }
 
-// === impl Room ===
+// === impl Capacity ===
 
 impl Capacity {
     fn new(permits: usize, bytes: usize) -> Self {
@@ -148,7 +148,7 @@ impl Capacity {
     }
 }
 
-// === impl Place ===
+// === impl Permit ===
 
 impl Permit<'_> {
     /// Puts in a message, which must be on one line.
@@ -183,7 +183,7 @@ impl Waiting {
     }
 }
 
-// === impl Jam ===
+// === impl Backpressure ===
 
 impl Backpressure {
     /// Waits for what may keep the process from writing.

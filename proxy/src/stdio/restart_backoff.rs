@@ -14,7 +14,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct RestartBackoff(VecDeque<Instant>);
 
-// === impl Crashes ===
+// === impl RestartBackoff ===
 
 impl RestartBackoff {
     pub(super) fn record_crash(&mut self, now: Instant) {

@@ -38,7 +38,7 @@ use crate::{
     },
     lock::lock,
     message::{Kind, MAX_BODY, Message, single_line},
-    refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
+    refusal::{self, INVALID_REQUEST, PARSE_ERROR, RETRY_AFTER, SERVER_ERROR, SESSION_NOT_FOUND},
 };
 
 /// No system has so many processes.
@@ -182,7 +182,7 @@ impl Stdio {
                     let text = "the body was cut off";
                     refusal::error(StatusCode::BAD_REQUEST, None, PARSE_ERROR, text)
                 };
-                return refusal::of_body(&*error).unwrap_or_else(cut);
+                return refusal::for_body_error(&*error).unwrap_or_else(cut);
             }
         };
         let line = single_line(trimmed(&body));
@@ -396,8 +396,12 @@ pub(super) fn send_error_response(id: Option<&str>, why: SendError) -> Response<
             id,
             "the id is in use: the server has not answered the request that had it before",
         ),
-        SendError::Busy => refusal::busy(id, "the MCP server is busy: too much waits for it", BUSY),
-        SendError::NoRoom => refusal::busy(id, "there is no room for another call", BUSY),
+        SendError::Busy => refusal::busy(
+            id,
+            "the MCP server is busy: too much waits for it",
+            RETRY_AFTER,
+        ),
+        SendError::NoRoom => refusal::busy(id, "there is no room for another call", RETRY_AFTER),
         SendError::Gone => not_found(id),
     }
 }

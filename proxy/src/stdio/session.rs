@@ -251,7 +251,7 @@ impl fmt::Debug for Session {
     }
 }
 
-// === impl Why ===
+// === impl EndReason ===
 
 impl EndReason {
     pub(super) fn text(self) -> &'static str {
@@ -276,7 +276,7 @@ impl From<Stopped> for EndReason {
     }
 }
 
-// === impl NotSent ===
+// === impl SendError ===
 
 impl From<Refused> for SendError {
     fn from(refused: Refused) -> Self {

@@ -36,7 +36,7 @@ pub(super) struct LineRateLimit {
     left_out: u64,
 }
 
-// === impl Name ===
+// === impl SessionLogId ===
 
 impl SessionLogId {
     /// The same for the same id, in this process only.
@@ -51,7 +51,7 @@ impl fmt::Display for SessionLogId {
     }
 }
 
-// === impl Rate ===
+// === impl LineRateLimit ===
 
 impl LineRateLimit {
     /// Whether one more line may be logged, and how many were left out before it.

@@ -92,7 +92,7 @@ impl Stream {
     }
 }
 
-// === impl Question ===
+// === impl PendingCheck ===
 
 impl Drop for PendingCheck {
     fn drop(&mut self) {

@@ -139,7 +139,7 @@ impl Stream {
     }
 }
 
-// === impl Book ===
+// === impl StreamIndex ===
 
 impl StreamIndex<Stream> {
     /// Forgets a stream. `false` if it is not there.
@@ -175,7 +175,7 @@ impl StreamIndex<Stream> {
     }
 }
 
-// === impl Over ===
+// === impl EndedStreams ===
 
 impl EndedStreams<Stream> {
     fn evict_for(&self) -> bool {

@@ -62,7 +62,7 @@ fn event_stream(body: Body) -> Response<Body> {
     response
 }
 
-// === impl Reading ===
+// === impl ReaderBody ===
 
 impl http_body::Body for ReaderBody {
     type Data = Bytes;
