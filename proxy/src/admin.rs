@@ -181,7 +181,7 @@ async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str)
     if readiness.is_ready() {
         (StatusCode::OK, "ready\n")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "about to end\n")
+        (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n")
     }
 }
 
@@ -206,10 +206,10 @@ fn own_metrics(server: &Server) -> String {
     );
     if let Some(stats) = server.stats() {
         let counts = [
-            ("sessions", "Sessions that are known", stats.sessions),
+            ("sessions", "Sessions of the server", stats.sessions),
             (
                 "children",
-                "Processes of sessions, with those about to end",
+                "Processes of sessions, including those that are stopping",
                 stats.children,
             ),
             (
@@ -229,7 +229,7 @@ fn own_metrics(server: &Server) -> String {
             ),
             (
                 "gaps_total",
-                "Times that a client was told of missing events",
+                "Times that a client was notified of missing events",
                 stats.gaps,
             ),
             (

@@ -45,7 +45,7 @@ const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 const COMMAND_ONLY: &[(&str, &str)] = &[
     (
         "max-sessions",
-        "is for a command: those of an upstream are its own, and of 4,096 is kept what was sent",
+        "is for a command: an upstream limits its own sessions, and events of up to 4,096 are kept",
     ),
     (
         "session-timeout",
@@ -53,28 +53,28 @@ const COMMAND_ONLY: &[(&str, &str)] = &[
     ),
     (
         "kill-after",
-        "is for a command, and --upstream has no process here",
+        "is for a command: with --upstream the proxy starts no process",
     ),
     (
         "env",
-        "is for a command, and --upstream has no process here",
+        "is for a command: with --upstream the proxy starts no process",
     ),
     (
         "cwd",
-        "is for a command, and --upstream has no process here",
+        "is for a command: with --upstream the proxy starts no process",
     ),
 ];
 
 /// Options that mean nothing to a command, and why.
 const UPSTREAM_ONLY: &[(&str, &str)] = &[
-    ("header", "is for --upstream, and a command gets no headers"),
+    ("header", "is for --upstream: a command receives no headers"),
     (
         "commit-after",
         "is for --upstream: the calls of a command have a stream at once",
     ),
     (
         "no-resumable",
-        "is for --upstream: with a command, --grace immediate has no call wait for its client",
+        "is for --upstream: with a command, --grace immediate cancels every call at once",
     ),
 ];
 
@@ -83,20 +83,20 @@ const UPSTREAM_ONLY: &[(&str, &str)] = &[
 #[command(
     name = "mcp-cancel-proxy",
     version,
-    about = "Stands in front of an MCP server: abandoned calls stop, and clients that come back get their answer",
+    about = "Stands in front of an MCP server: abandoned calls stop, and clients that resume get their answer",
     override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>...\n       mcp-cancel-proxy --demo"
 )]
 #[non_exhaustive]
 pub struct Config {
-    /// The MCP endpoint of the server, over http or https
+    /// URL of the MCP endpoint of the server, http or https
     #[arg(long, env = "MCP_PROXY_UPSTREAM", hide_env_values = true, value_name = "URL", value_parser = value::upstream)]
     pub upstream: Option<Uri>,
 
-    /// A server that speaks MCP on its standard input and output, started once for each session
+    /// Command of a server that speaks MCP on stdin and stdout, started once for each session
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 
-    /// Where clients connect; a port alone is one of this machine
+    /// Address to listen on; a port alone listens on 127.0.0.1
     #[arg(
         long,
         env = "MCP_PROXY_LISTEN",
@@ -114,15 +114,15 @@ pub struct Config {
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
-    /// How long a call waits for a client that hung up: auto, immediate, never, a time such as 20s (auto, with this time), or always=20s (for every call)
+    /// How long a call waits for a client that disconnected: auto, immediate, never, a time such as 20s (auto, with this time), or always=20s (for every call)
     #[arg(long, env = "MCP_PROXY_GRACE", default_value = "auto", value_parser = value::grace)]
     pub grace: Grace,
 
-    /// How long a call may last in all
+    /// Maximum duration of a call
     #[arg(long, env = "MCP_PROXY_CALL_TIMEOUT", value_name = "TIME", value_parser = value::time)]
     pub call_timeout: Option<Duration>,
 
-    /// A tool whose calls are never cancelled for a hang-up
+    /// Tool whose calls no disconnect cancels
     #[arg(
         long,
         env = "MCP_PROXY_EXEMPT",
@@ -132,23 +132,23 @@ pub struct Config {
     )]
     pub exempt: Vec<String>,
 
-    /// Another grace for one tool, such as report=1h
+    /// Grace of one tool, such as report=1h
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
-    /// Keep nothing for clients that resume, which then only an upstream may do (with --upstream)
+    /// Keep no events; clients can then resume only if the upstream keeps them (with --upstream)
     #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
     pub no_resumable: bool,
 
-    /// How long the server may be silent before its client gets a stream to wait on (with --upstream)
+    /// How long the server may be silent before its client gets an event stream (with --upstream)
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::commit_after)]
     pub commit_after: Duration,
 
-    /// How many bytes of events are kept in all for clients that resume
+    /// Maximum size of all events that are kept for clients that resume
     #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::buffer)]
     pub buffer: usize,
 
-    /// How often a quiet stream is probed, or off
+    /// Interval of probes on a quiet stream, or off
     #[arg(long, env = "MCP_PROXY_KEEP_ALIVE", value_name = "TIME", default_value = "15s", value_parser = value::limit)]
     pub keep_alive: Limit,
 
@@ -156,11 +156,11 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_STALL_TIMEOUT", value_name = "TIME", default_value = "60s", value_parser = value::limit)]
     pub stall_timeout: Limit,
 
-    /// How long a session may be idle before its process ends, or off (with a command; an upstream ends its own sessions)
+    /// How long a session may be idle before its process is stopped, or off (with a command; an upstream ends its own sessions)
     #[arg(long, env = "MCP_PROXY_SESSION_TIMEOUT", value_name = "TIME", default_value = "30m", value_parser = value::limit)]
     pub session_timeout: Limit,
 
-    /// How many sessions, and so processes, there may be at once (with a command; an upstream counts its own)
+    /// Maximum number of sessions, each with a process (with a command; an upstream limits its own)
     #[arg(
         long,
         env = "MCP_PROXY_MAX_SESSIONS",
@@ -170,19 +170,19 @@ pub struct Config {
     )]
     pub max_sessions: usize,
 
-    /// End the process of a command that goes on for this long with a cancelled call
+    /// Kill the process of a command that has not answered a cancelled call after this time
     #[arg(long, env = "MCP_PROXY_KILL_AFTER", value_name = "TIME", value_parser = value::time)]
     pub kill_after: Option<Duration>,
 
-    /// A variable in the environment of a command, as NAME=VALUE
+    /// Environment variable of a command, as NAME=VALUE
     #[arg(long, env = "MCP_PROXY_ENV", hide_env_values = true, value_name = "NAME=VALUE", value_parser = value::variable)]
     pub env: Vec<(String, String)>,
 
-    /// The directory in which a command runs
+    /// Directory in which a command runs
     #[arg(long, env = "MCP_PROXY_CWD", value_name = "DIRECTORY")]
     pub cwd: Option<PathBuf>,
 
-    /// A name by which clients call this host, with a port or without; needed to listen for other machines
+    /// Host name that clients use, with or without a port; required to listen on other addresses than loopback
     #[arg(long, env = "MCP_PROXY_ALLOW_HOST", value_name = "HOST", value_delimiter = ',', value_parser = value::host)]
     pub allow_host: Vec<String>,
 
@@ -190,23 +190,23 @@ pub struct Config {
         rustdoc::bare_urls,
         reason = "the doc is the text of `--help`, where angle brackets would be shown"
     )]
-    /// A web site whose pages may call, such as https://app.example.com
+    /// Origin whose pages may call, such as https://app.example.com
     #[arg(long, env = "MCP_PROXY_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', value_parser = value::origin)]
     pub allow_origin: Vec<String>,
 
-    /// A header of every request to the upstream, as NAME: VALUE, in place of what a client sends by that name
+    /// Header of every request to the upstream, as NAME: VALUE, in place of the one that the client sends
     #[arg(long, env = "MCP_PROXY_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = value::header)]
     pub header: Vec<(HeaderName, HeaderValue)>,
 
-    /// Where health, metrics and the calls are shown
+    /// Address of the pages for operators: health, metrics and calls
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]
     pub admin: Option<SocketAddr>,
 
-    /// How long calls may go on when the program is to end, all of which takes 10 s at most, or this and 2 s
+    /// How long calls may continue after a signal; the whole shutdown takes at most 10 s, or this and 2 s
     #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
     pub drain: Duration,
 
-    /// How lines are logged
+    /// Format of log lines
     #[arg(
         long,
         env = "MCP_PROXY_LOG_FORMAT",
@@ -215,11 +215,11 @@ pub struct Config {
     )]
     pub log_format: LogFormat,
 
-    /// A file in TOML with any of these, by their names
+    /// TOML file with any of these options, by their names
     #[arg(long, env = "MCP_PROXY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Show what a hang-up means, with a server that is included (alone)
+    /// Show what a disconnect does, with a built-in server (without other options)
     #[arg(long, exclusive = true)]
     pub demo: bool,
 
@@ -290,7 +290,7 @@ impl Config {
                 .map(|tool| format!(" for the tool {tool:?}"))
                 .unwrap_or_default();
             format!(
-                "the grace{of} of {grace:?} is short: many clients come back after 1 s and more, so {MIN_REACHABLE_GRACE:?} is the least that they meet"
+                "the grace{of} of {grace:?} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
             )
         });
         texts.collect()
@@ -320,11 +320,11 @@ impl Config {
         let inapplicable = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
                 return conflict(
-                    "nothing to stand in front of: give --upstream with the URL of an MCP server, or -- and the command of one",
+                    "no MCP server: give --upstream with the URL of one, or -- and the command of one",
                 );
             }
             (Some(_), false) => {
-                return conflict("--upstream and a command are two servers: give one of them");
+                return conflict("--upstream and a command exclude one another: give one of them");
             }
             (Some(_), true) => COMMAND_ONLY,
             (None, false) => UPSTREAM_ONLY,
@@ -335,7 +335,7 @@ impl Config {
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
             return conflict(&format!(
-                "other machines may reach {}: name the hosts by which clients call it, such as --allow-host mcp.example.com",
+                "--listen {} is reachable from other machines: add the host names that clients use, such as --allow-host mcp.example.com",
                 self.listen
             ));
         }

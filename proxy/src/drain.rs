@@ -106,7 +106,7 @@ impl Signals {
                     if counts(listened.effect) {
                         return Poll::Ready(name);
                     }
-                    info!(signal = name, "the signal changes nothing");
+                    info!(signal = name, "signal ignored");
                 }
             }
             Poll::Pending
@@ -116,21 +116,26 @@ impl Signals {
 
     /// Awaits what `serve` gives, which is to end after a signal: the future that it gets is ready then. Returns at once at
     /// the second.
-    pub async fn serve<S: Future<Output = ()>>(mut self, serve: impl FnOnce(ShutdownSignal) -> S) {
+    pub async fn serve<S: Future<Output = ()>>(
+        mut self,
+        drain: Duration,
+        serve: impl FnOnce(ShutdownSignal) -> S,
+    ) {
         let (begin, begun) = oneshot::channel();
         let mut serving = pin!(serve(ShutdownSignal(begun)));
         tokio::select! {
             () = &mut serving => return,
             signal = self.next(|effect| effect != SignalEffect::Nothing) => {
-                info!(signal, "a signal: calls may end, a second one does not wait for them");
+                let second = if signal == "SIGHUP" { "send SIGTERM" } else { "signal again" };
+                info!("{signal}: waiting up to {drain:?} for calls (--drain); {second} to stop now");
             }
         }
         // Fails if nobody waits for it.
         let _served = begin.send(());
         tokio::select! {
-            () = serving => info!("all has ended"),
+            () = serving => info!("stopped"),
             signal = self.next(|effect| effect == SignalEffect::End) => {
-                warn!(signal, "a second signal: what is under way is cut");
+                warn!("{signal} while stopping: stopping now, calls in flight are lost");
             }
         }
     }

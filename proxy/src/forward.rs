@@ -308,7 +308,8 @@ impl Upstream {
     }
 
     async fn refuse_external_redirect(&self, returned: Returned) -> Response<Body> {
-        let message = "the MCP server behind this proxy redirects elsewhere: --upstream must name its new address";
+        let message =
+            "the MCP server behind this proxy redirects to another origin (set --upstream to it)";
         warn!(upstream = %self.authority, "{message}");
         let request = returned.request().await;
         refusal::error(
@@ -325,7 +326,7 @@ impl Upstream {
         }
         let cause = root_cause(error);
         let message = if error.is_connect() {
-            "the MCP server behind this proxy cannot be reached"
+            "the MCP server behind this proxy cannot be reached (--upstream)"
         } else if is_head_too_large(error) {
             "the MCP server behind this proxy answered with more than 100 header fields, or with a larger head than this proxy takes"
         } else {
@@ -433,10 +434,7 @@ impl fmt::Display for UpstreamError {
                 f.write_str("the upstream must be a URL such as http://127.0.0.1:9000/mcp")
             }
             Self::Certificates(error) => {
-                write!(
-                    f,
-                    "the certificates of this machine cannot be used: {error}"
-                )
+                write!(f, "cannot read the certificates of this machine: {error}")
             }
         }
     }

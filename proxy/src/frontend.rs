@@ -169,7 +169,7 @@ impl Frontend {
                 let connections = self.limits.connections;
                 warn!(
                     connections,
-                    "new clients wait: there are as many connections as there may be"
+                    "connection limit reached, new clients wait (raise ulimit -n; --admin has 64)"
                 );
             }
             was_full = is_full;
@@ -206,7 +206,10 @@ impl Frontend {
             }
             let is_answering = Arc::strong_count(&started) > 1;
             if !is_answering || stopped.elapsed() >= closing {
-                debug!(connections = connections.len(), "connections are cut");
+                debug!(
+                    connections = connections.len(),
+                    "closing the remaining connections"
+                );
                 return;
             }
         }

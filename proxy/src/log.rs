@@ -78,7 +78,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     let queue = Queue::start(io::stderr(), |lines| {
         warn!(
             lines,
-            "log lines were dropped: standard error was closed, full or not read"
+            "log lines dropped: standard error was closed, full or not read"
         );
     })?;
     let writer = queue.clone();
@@ -100,7 +100,10 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     // The default hook waits for standard error.
     panic::set_hook(Box::new(|info| {
         let text = info.to_string();
-        error!("a bug: {}", sanitize(text.as_bytes(), MAX_PANIC));
+        error!(
+            "internal error, please report it: {}",
+            sanitize(text.as_bytes(), MAX_PANIC)
+        );
     }));
     Ok(Log(queue))
 }
@@ -157,9 +160,18 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
             let cause = cause.to_string();
             match grace {
                 Some(grace) => {
-                    log_call!(call, cause, ?grace, "client gone, its call waits for it");
+                    log_call!(
+                        call,
+                        cause,
+                        ?grace,
+                        "client disconnected, its call waits for a resume (--grace, --tool-grace)"
+                    );
                 }
-                None => log_call!(call, cause, "client gone, its call runs on"),
+                None => log_call!(
+                    call,
+                    cause,
+                    "client disconnected, its call keeps running (--grace, --tool-grace, --exempt)"
+                ),
             }
         }
         Event::Unwatched { why, .. } => {
@@ -176,14 +188,14 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                 is_first
             };
             if is_first {
-                warn!("{what}: a hang-up does not cancel it, nor any other of the kind");
+                warn!("{what}: a disconnect does not cancel such a request (logged once)");
             }
         }
         Event::Resumed {
             call, detachment, ..
         } => {
             let away = detachment.map(|detachment| debug(detachment.lasted()));
-            log_call!(call, away, "client is back");
+            log_call!(call, away, "client resumed");
         }
         Event::Ended {
             call,
@@ -198,10 +210,10 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                         call,
                         ?away,
                         ?kept_for,
-                        "call ended, its answer waits for its client"
+                        "call completed, its answer is kept for its client (--buffer)"
                     );
                 }
-                None => log_call!(call, ?away, "call ended while its client was away"),
+                None => log_call!(call, ?away, "call completed while its client was away"),
             }
         }
         _ => {}
@@ -211,14 +223,12 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
 /// What is wrong with a request that the layer does not watch, although a server may take it for a call.
 fn describe_unparsed(why: Unreadable) -> Option<&'static str> {
     Some(match why {
-        Unreadable::BadId => "a request has an id that is no string and no integer of 64 bits",
-        Unreadable::EscapedKey => {
-            "a request has an escape in the name of a member of the message or of its params"
-        }
-        Unreadable::DuplicateKey => "a request has a member twice",
-        Unreadable::WrongType => "a request has params that are no object",
-        Unreadable::NotAMessage => "a request is no message of JSON-RPC 2.0",
-        Unreadable::TooDeep => "a request is nested too deep",
+        Unreadable::BadId => "a request id is neither a string nor a 64-bit integer",
+        Unreadable::EscapedKey => "a request has an escaped member name",
+        Unreadable::DuplicateKey => "a request has a duplicate member",
+        Unreadable::WrongType => "the params of a request are not an object",
+        Unreadable::NotAMessage => "a request is not a JSON-RPC 2.0 message",
+        Unreadable::TooDeep => "a request is nested too deeply",
         Unreadable::Batch => "a request is a batch",
         Unreadable::ContentEncoding => "a request is compressed",
         _ => return None,

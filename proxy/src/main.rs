@@ -66,8 +66,9 @@ async fn run() -> ExitCode {
     };
     let served = async {
         let signals = Signals::listen()?;
+        let drain = config.drain;
         let proxy = Proxy::bind(config).await?;
-        signals.serve(|stop| proxy.serve(stop)).await;
+        signals.serve(drain, |stop| proxy.serve(stop)).await;
         Ok::<_, mcp_cancel_proxy::StartError>(())
     };
     let served = served.await;

@@ -123,7 +123,7 @@ impl Proxy {
         proxy.log_startup()?;
         if let Some(fit) = descriptors.fewer_sessions() {
             warn!(
-                "--max-sessions {} needs more descriptors than the limit of {}, which suffices for about {fit}: raise `ulimit -n`",
+                "the limit of {1} descriptors (ulimit -n) is enough for about {fit} sessions, fewer than --max-sessions {0}",
                 proxy.config.max_sessions,
                 descriptors.limit()
             );
@@ -150,15 +150,15 @@ impl Proxy {
     fn log_startup(&self) -> io::Result<()> {
         let at = self.local_addr()?;
         info!(
-            "listening on http://{at}{} in front of {}; {}{}; {}",
+            "listening on http://{at}{} (--listen) in front of {}; {}{}; {}",
             self.server.path(),
             self.server,
             effect(self.config.grace, self.config.upstream.is_some()),
             describe_tool_exceptions(&self.config),
             if self.server.is_resumable() {
-                "what a client misses of its calls is kept here"
+                "events are kept for clients that resume (--buffer)"
             } else {
-                "what a client misses of its calls is not kept here"
+                "events are not kept (--no-resumable)"
             }
         );
         for warning in self.config.warnings() {
@@ -166,10 +166,10 @@ impl Proxy {
         }
         if let Some(admin) = self.admin_addr()? {
             if admin.ip().is_loopback() {
-                info!("health, metrics and calls on http://{admin}/")
+                info!("--admin: health, metrics and calls on http://{admin}/")
             } else {
                 warn!(
-                    "health and metrics on http://{admin}; the calls are shown on a loopback address only"
+                    "--admin: health and metrics on http://{admin}; the calls are shown on a loopback address only"
                 )
             }
         }
@@ -194,7 +194,7 @@ impl Proxy {
             let cancelled = calls.drain(left()).await.cancelled;
             // Those that were cancelled have ended as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
-            info!(ended, cancelled, "drained");
+            info!(ended, cancelled, "calls drained (--drain)");
             // The front waits for it. Answers that are no streams may still be read.
             let _sent = begin_close.send(left());
             let left = SHUTDOWN_TIMEOUT
@@ -275,18 +275,20 @@ fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
 fn effect(grace: Grace, is_upstream: bool) -> String {
     let after = |grace| {
         format!(
-            "a hang-up cancels its call at once, or after {grace:?} if its client may come back for it and does not"
+            "a disconnect cancels its call at once, or after {grace:?} if its client can resume it (--grace)"
         )
     };
     match grace {
-        Grace::Immediate => "a hang-up cancels its call at once".to_owned(),
-        Grace::Never => "a hang-up cancels nothing".to_owned(),
+        Grace::Immediate => "a disconnect cancels its call at once (--grace)".to_owned(),
+        Grace::Never => "a disconnect cancels no call (--grace)".to_owned(),
         // The end of its connection cancels it.
         Grace::After(grace) if is_upstream => format!(
-            "a hang-up cancels its call after {grace:?}, or at once if it has no session, unless its client comes back"
+            "a disconnect cancels its call after {grace:?} unless its client resumes it, or at once without a session (--grace)"
         ),
         Grace::After(grace) => {
-            format!("a hang-up cancels its call after {grace:?}, unless its client comes back")
+            format!(
+                "a disconnect cancels its call after {grace:?} unless its client resumes it (--grace)"
+            )
         }
         Grace::AutoAfter(grace) => after(grace),
         _ => after(MIN_GRACE),
@@ -300,7 +302,7 @@ fn describe_tool_exceptions(config: &Config) -> String {
         String::new()
     } else {
         let tools: Vec<&str> = tools.into_iter().collect();
-        format!(", but as configured for {}", tools.join(", "))
+        format!(", except for {} (--exempt, --tool-grace)", tools.join(", "))
     }
 }
 

@@ -45,7 +45,7 @@ impl Entry {
             let nearest = nearest(option)
                 .map(|nearest| format!(", did you mean `{nearest}`?"))
                 .unwrap_or_default();
-            return Err(format!("there is no `{option}`{nearest}"));
+            return Err(format!("unknown option `{option}`{nearest}"));
         };
         // `false` is no argument at all, and so nothing that clap could refuse.
         let has_switch = || {
@@ -54,7 +54,7 @@ impl Entry {
         };
         if arg.get_action().takes_values() && has_switch() {
             return Err(format!(
-                "`{option}` has a value, which is neither true nor false (a time that may be off is \"off\")"
+                "`{option}` takes a value other than true or false (to turn a time off, write \"off\")"
             ));
         }
         check_alone(self.args()).map_err(|error| {

@@ -80,7 +80,7 @@ fn unknown(variable: &str, value: &OsStr) -> Option<String> {
         .map(|name| format!(", did you mean {PREFIX}{name}?"))
         .unwrap_or_default();
     Some(format!(
-        "the variable {variable} of the environment is no option{nearest}"
+        "the environment variable {variable} is not an option{nearest}"
     ))
 }
 

@@ -54,23 +54,23 @@ impl File {
 
     fn add(&mut self, option: &str, value: &DeValue<'_>) -> Result<(), String> {
         if NOT_IN_FILES.contains(&option) {
-            return Err(format!("`{option}` is for the command line alone"));
+            return Err(format!("`{option}` is allowed on the command line only"));
         }
         let values = match value {
             DeValue::String(text) if option == COMMAND && text.contains(char::is_whitespace) => {
                 let words = words(text)?;
                 self.warnings
-                    .push(format!("`command` in the file was read as {words:?}"));
+                    .push(format!("`command` in the file was split into {words:?}"));
                 words
                     .into_iter()
                     .map(|word| Value::Text(word.into()))
                     .collect()
             }
             DeValue::Table(table) => named(option, table).ok_or_else(|| {
-                format!("`{option}` is no table of texts, numbers, true or false")
+                format!("`{option}` is not a table of strings, numbers or booleans")
             })?,
             value => all(value).ok_or_else(|| {
-                format!("`{option}` must be a text, a number, true or false, or a list of them")
+                format!("`{option}` must be a string, a number, a boolean, or a list of them")
             })?,
         };
         self.entries.push(Entry::new(option, values)?);
@@ -82,7 +82,7 @@ impl File {
 fn words(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(
-            "no shell runs `command`: write a list, such as command = [\"npx\", \"-y\", \"some-server\"]"
+            "`command` is not run by a shell: write a list, such as command = [\"npx\", \"-y\", \"some-server\"]"
                 .to_owned(),
         );
     }

@@ -186,7 +186,7 @@ fn variables_headers_and_graces_may_be_tables_of_a_file() {
     assert_eq!(told(header).unwrap().header[0].1, "Bearer a: b");
     let wrong = told("upstream = \"http://a/\"\nexempt.a = \"b\"\n");
     let text = wrong.unwrap_err().to_string();
-    assert!(text.contains("`exempt` is no table"), "{text}");
+    assert!(text.contains("`exempt` is not a table"), "{text}");
 }
 
 #[test]

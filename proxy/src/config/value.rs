@@ -52,13 +52,13 @@ pub(super) fn time(text: &str) -> Parsed<Duration> {
         return Err(format!("`{text}` is more than a year"));
     }
     if time.is_zero() {
-        return Err("a time of nothing makes no sense here".to_owned());
+        return Err("a time must be longer than zero".to_owned());
     }
     Ok(time)
 }
 
 fn no_time(text: &str) -> String {
-    format!("`{text}` is no time, such as 20s, 500ms, 30m or 1h")
+    format!("`{text}` is not a time such as 20s, 500ms, 30m or 1h")
 }
 
 pub(super) fn limit(text: &str) -> Parsed<Limit> {
@@ -79,7 +79,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
             let grace = time(as_time).map_err(|error| {
                 if error == no_time(as_time) {
                     format!(
-                        "`{text}` is no grace: auto, immediate, never, a time such as 20s, or always=20s"
+                        "`{text}` is not a grace: auto, immediate, never, a time such as 20s, or always=20s"
                     )
                 } else {
                     error
@@ -95,7 +95,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
 
 pub(super) fn tool(text: &str) -> Parsed<String> {
     match text.trim() {
-        "" => Err("this is no name of a tool".to_owned()),
+        "" => Err("the name of a tool is empty".to_owned()),
         tool => Ok(tool.to_owned()),
     }
 }
@@ -113,7 +113,7 @@ pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
 }
 
 pub(super) fn size(text: &str) -> Parsed<usize> {
-    let wrong = || format!("`{text}` is no size, such as 65536, 512KiB, 64MiB or 1GiB");
+    let wrong = || format!("`{text}` is not a size such as 65536, 512KiB, 64MiB or 1GiB");
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
     let number: usize = digits.parse().map_err(|_| wrong())?;
     let shift = match text.get(digits.len()..).unwrap_or_default() {
@@ -130,7 +130,7 @@ pub(super) fn size(text: &str) -> Parsed<usize> {
 pub(super) fn buffer(text: &str) -> Parsed<usize> {
     let size = size(text)?;
     if size < MIN_BUFFER {
-        return Err("it must be 1MiB at least: a stream alone may need so much".to_owned());
+        return Err("it must be at least 1MiB, the size of one stream".to_owned());
     }
     Ok(size)
 }
@@ -138,30 +138,28 @@ pub(super) fn buffer(text: &str) -> Parsed<usize> {
 pub(super) fn commit_after(text: &str) -> Parsed<Duration> {
     let time = time(text)?;
     if time < MIN_COMMIT_AFTER {
-        return Err(
-            "it must be 250ms at least, because a faster refusal must pass as it is".to_owned(),
-        );
+        return Err("it must be at least 250ms, so that fast refusals pass as they are".to_owned());
     }
     Ok(time)
 }
 
 pub(super) fn sessions(text: &str) -> Parsed<usize> {
     match text.parse() {
-        Ok(0) => Err("it must be 1 at least: each client has a session".to_owned()),
+        Ok(0) => Err("it must be at least 1: each client has a session".to_owned()),
         Ok(number) => Ok(number),
-        Err(_) => Err(format!("`{text}` is no number")),
+        Err(_) => Err(format!("`{text}` is not a number")),
     }
 }
 
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     // It may have a secret, and is not repeated.
-    let wrong = || "this is no URL of a server, such as http://127.0.0.1:9000/mcp".to_owned();
+    let wrong = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
     let authority = uri.authority().filter(|_| is_http).ok_or_else(wrong)?;
     if authority.as_str().contains('@') {
         return Err(
-            "a URL with a password shows it in logs: use --header 'authorization: Basic ...'"
+            "a password in a URL appears in logs: use --header 'authorization: Basic ...'"
                 .to_owned(),
         );
     }
@@ -182,7 +180,8 @@ fn is_complete(authority: &Authority) -> bool {
 
 /// An address to listen on. A port alone is one of this machine.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
-    let wrong = || format!("`{text}` is no address to listen on, such as 8000 or 127.0.0.1:8000");
+    let wrong =
+        || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
@@ -202,16 +201,17 @@ pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
         return Ok(Ipv4Addr::LOCALHOST.into());
     }
     bare.parse().map_err(|_| {
-        format!("`{text}` is no address of this host, such as 127.0.0.1 or 0.0.0.0; its name goes to --allow-host")
+        format!("`{text}` is not an IP address such as 127.0.0.1 or 0.0.0.0 (host names belong to --allow-host)")
     })
 }
 
 /// In lower case, as hosts are compared.
 pub(super) fn host(text: &str) -> Parsed<String> {
     let text = text.trim();
-    let wrong = || format!("`{text}` is no host, such as mcp.example.com or mcp.example.com:8443");
+    let wrong =
+        || format!("`{text}` is not a host such as mcp.example.com or mcp.example.com:8443");
     if text.contains('*') {
-        return Err(format!("`{text}` stands for no host: name each of them"));
+        return Err(format!("`{text}` has a wildcard: name each host"));
     }
     let authority: Authority = text.parse().map_err(|_| wrong())?;
     if authority.as_str().contains('@') || !is_complete(&authority) {
@@ -233,9 +233,9 @@ pub(super) fn host(text: &str) -> Parsed<String> {
 pub(super) fn origin(text: &str) -> Parsed<String> {
     let text = text.trim();
     if text.contains('*') {
-        return Err(format!("`{text}` stands for no origin: name each of them"));
+        return Err(format!("`{text}` has a wildcard: name each origin"));
     }
-    let wrong = || format!("`{text}` is no origin, such as https://app.example.com");
+    let wrong = || format!("`{text}` is not an origin such as https://app.example.com");
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     match (uri.scheme(), uri.authority(), uri.path(), uri.query()) {
         (Some(_), Some(authority), "/" | "", None) if is_complete(authority) => {
@@ -266,11 +266,11 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
     let name: HeaderName = name
         .trim()
         .parse()
-        .map_err(|_| "this is no name of a header")?;
+        .map_err(|_| "the name of the header is invalid")?;
     let mut value: HeaderValue = value
         .trim()
         .parse()
-        .map_err(|_| "this is no value of a header")?;
+        .map_err(|_| "the value of the header is invalid")?;
     value.set_sensitive(true);
     if [
         header::CONNECTION,
@@ -280,7 +280,7 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
     ]
     .contains(&name)
     {
-        return Err("this header is made anew for each request".to_owned());
+        return Err("the proxy sets this header itself".to_owned());
     }
     Ok((name, value))
 }
@@ -288,7 +288,7 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
 pub(super) fn variable(text: &str) -> Parsed<(String, String)> {
     let (name, value) = text.split_once('=').ok_or("it must be NAME=VALUE")?;
     if name.is_empty() || text.contains('\0') {
-        Err("this is no name of a variable".to_owned())
+        Err("the name of the variable is invalid".to_owned())
     } else {
         Ok((name.to_owned(), value.to_owned()))
     }

@@ -31,8 +31,7 @@ mod reader_body;
 /// JSON-RPC's code for an error of the server's own.
 pub(super) const INTERNAL_ERROR: i32 = -32603;
 
-const NO_ROOM: &str =
-    "the proxy has no room to keep what the server sent while its client was away";
+const NO_ROOM: &str = "the proxy has no room for the events of a client that is away";
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once, and was too large for the proxy to keep";
 
@@ -402,7 +401,10 @@ impl Stream {
         // A stream that is for no call goes on, and its server may say a lot.
         let first = !std::mem::replace(&mut self.state().logged_full, true);
         if first {
-            tracing::warn!(stream = self.0.number, "{message}");
+            tracing::warn!(
+                stream = self.0.number,
+                "no room for the events of a client that is away (--buffer)"
+            );
         }
         if self.0.call.is_some() {
             self.end_with_error(INTERNAL_ERROR, message);

@@ -67,14 +67,14 @@ impl Stdio {
         let wait = inner.restart_backoff().delay(Instant::now());
         if let Some(wait) = wait {
             let text =
-                "the MCP server failed to start several times, and is not started for a while";
+                "the MCP server crashed several times at its start, and is not started for a while";
             return Err(Box::new(refusal::busy(id, text, wait)));
         }
         let no_room = |text: &str| Box::new(refusal::busy(id, text, RETRY_AFTER));
         let permit = inner.permits.clone().try_acquire_owned();
         let permit = permit.map_err(|_| {
             inner.log_refused();
-            no_room("there are as many sessions as there may be")
+            no_room("the session limit of the proxy is reached")
         })?;
         let failed = |text: &str| {
             Box::new(refusal::error(
@@ -85,7 +85,7 @@ impl Stdio {
             ))
         };
         let session_id =
-            new_id().map_err(|_| failed("there are no random numbers for a session id"))?;
+            new_id().map_err(|_| failed("the system has no random numbers for a session id"))?;
         let requested_revision = message.params().protocol_version;
         let streams = inner.store.begin(
             &session_id,
@@ -98,7 +98,7 @@ impl Stdio {
                 standalone.ok_or_else(|| no_room("there is no room for another session"))?;
             let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
                 if is_resource_exhausted(&error) {
-                    tracing::error!("no process can be started now: {error}");
+                    tracing::error!("cannot start a process for a session, the system is out of resources: {error}");
                     return no_room("the proxy cannot start another process now");
                 }
                 inner.restart_backoff().record_crash(Instant::now());
@@ -155,10 +155,7 @@ impl Inner {
         *last = Some(now);
         drop(last);
         let max_sessions = self.options.max_sessions;
-        tracing::warn!(
-            max_sessions,
-            "a client got 503: there are as many sessions as --max-sessions allows"
-        );
+        tracing::warn!("session limit reached (--max-sessions {max_sessions}), a client got 503");
     }
 }
 

@@ -257,12 +257,14 @@ impl EndReason {
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Deleted => "the session was deleted",
-            Self::Idle => "the session was not used for too long",
-            Self::Shutdown(_) => "the proxy shuts down",
+            Self::Idle => "the session was idle for too long",
+            Self::Shutdown(_) => "the proxy is shutting down",
             Self::Exited => "the MCP server has exited",
             Self::Closed => "the MCP server has closed its stdin or stdout",
-            Self::Stuck => "the MCP server did not read its stdin, and was killed",
-            Self::Overdue => "the MCP server did not stop a call in time, and was killed",
+            Self::Stuck => "the MCP server did not read its stdin for 30s and was killed",
+            Self::Overdue => {
+                "the MCP server did not answer a cancelled call in time and was killed"
+            }
         }
     }
 }

@@ -78,7 +78,7 @@ impl Session {
     /// Runs the session to its end: nothing of its process is left then.
     pub(super) async fn run(&self, mut group: Group, pipes: Pipes, waiting: Waiting) -> SessionEnd {
         let session = &self.name;
-        info!(mcp.session.id = %session, pid = group.pid(), "session begun");
+        info!(mcp.session.id = %session, pid = group.pid(), "session started");
         let mut reading = pin!(maybe_done(self.read(pipes.stdout)));
         let mut logging = pin!(maybe_done(stderr_log::log_stderr(
             session.clone(),
@@ -127,11 +127,19 @@ impl Session {
             why => format!("{} ({status})", why.text()),
         };
         self.finish(why, &text);
+        let text = match why {
+            EndReason::Idle if self.state().is_begun => {
+                format!("idle for {:?} (--session-timeout)", self.timeout)
+            }
+            EndReason::Idle => format!("unused for {UNUSED_TIMEOUT:?} after initialize"),
+            EndReason::Overdue => format!("{text} (--kill-after)"),
+            _ => text,
+        };
         match why {
             EndReason::Deleted | EndReason::Idle | EndReason::Shutdown(_) => {
-                info!(mcp.session.id = %session, "session over: {text}")
+                info!(mcp.session.id = %session, "session ended: {text}")
             }
-            _ => warn!(mcp.session.id = %session, "session over: {text}"),
+            _ => warn!(mcp.session.id = %session, "session ended: {text}"),
         }
         let was_killed = ended == ProcessEnd::Killed;
         SessionEnd {
@@ -215,7 +223,7 @@ impl Session {
             Route::Call(stream) => (stream, false),
             Route::Standalone => (&self.standalone, false),
             Route::Dropped => {
-                return debug!(mcp.session.id = %self.name, "the MCP server sent what is for nobody");
+                return debug!(mcp.session.id = %self.name, "dropped a message of the MCP server that belongs to no open call");
             }
         };
         let _end = is_answer.then(|| EndOnDrop(stream));

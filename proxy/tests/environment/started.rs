@@ -320,7 +320,7 @@ impl Started {
         let log = self.logged();
         let begun: Vec<&str> = log
             .lines()
-            .filter(|line| line.contains("session begun"))
+            .filter(|line| line.contains("session started"))
             .collect();
         assert!(!begun.is_empty(), "{log}");
         for line in begun {

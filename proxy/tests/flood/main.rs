@@ -14,7 +14,7 @@ use peak_alloc::PeakAlloc;
 use tokio::runtime::Builder;
 
 mod event_store;
-mod whole;
+mod program;
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;

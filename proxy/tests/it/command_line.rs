@@ -56,31 +56,37 @@ fn a_wrong_option_is_named_with_the_nearest() {
         ),
         ("--grace=9000h", "more than a year"),
         ("--grace=always=9000h", "more than a year"),
-        ("--grace=0s", "a time of nothing"),
+        ("--grace=0s", "longer than zero"),
         ("--tool-grace=x=9000h", "more than a year"),
         ("--keep-alive=soon", "20s, 500ms, 30m or 1h"),
         ("--buffer=1MB", "64MiB"),
         ("--tool-grace=report", "TOOL=GRACE"),
         ("--listen=here", "such as 8000 or 127.0.0.1:8000"),
-        ("--host=example.com", "its name goes to --allow-host"),
+        ("--host=example.com", "host names belong to --allow-host"),
         ("--session-timeout=1e19s", "more than a year"),
-        ("--allow-host=*", "stands for no host"),
-        ("--allow-host=*.example.com", "stands for no host"),
-        ("--allow-origin=*", "stands for no origin"),
+        ("--allow-host=*", "name each host"),
+        ("--allow-host=*.example.com", "name each host"),
+        ("--allow-origin=*", "name each origin"),
         ("http://127.0.0.1:9000/mcp", "a URL comes after --upstream"),
         ("npx", "a command comes after `--`"),
         ("--upstream=127.0.0.1:9000", "http://127.0.0.1:9000/mcp"),
         ("--upstream=http://me:secret@host/mcp", "--header"),
         ("--allow-origin=example.com", "https://app.example.com"),
-        ("--upstream=http://127.0.0.1:99999/mcp", "this is no URL"),
-        ("--upstream=http://127.0.0.1:9000x/mcp", "this is no URL"),
-        ("--upstream=http://127.0.0.1:/mcp", "this is no URL"),
-        ("--upstream=http://[::1]:99999/mcp", "this is no URL"),
-        ("--upstream=http://:9000/mcp", "this is no URL"),
-        ("--allow-host=example.com:99999", "is no host"),
-        ("--allow-host=:80", "is no host"),
-        ("--allow-origin=https://a:99999", "is no origin"),
-        ("--commit-after=100ms", "250ms at least"),
+        (
+            "--upstream=http://127.0.0.1:99999/mcp",
+            "this is not the URL",
+        ),
+        (
+            "--upstream=http://127.0.0.1:9000x/mcp",
+            "this is not the URL",
+        ),
+        ("--upstream=http://127.0.0.1:/mcp", "this is not the URL"),
+        ("--upstream=http://[::1]:99999/mcp", "this is not the URL"),
+        ("--upstream=http://:9000/mcp", "this is not the URL"),
+        ("--allow-host=example.com:99999", "is not a host"),
+        ("--allow-host=:80", "is not a host"),
+        ("--allow-origin=https://a:99999", "is not an origin"),
+        ("--commit-after=100ms", "at least 250ms"),
         ("--kill-after=5s", "for a command"),
         ("--listen=0.0.0.0:0", "--allow-host"),
         (
@@ -176,7 +182,7 @@ fn a_variable_that_is_wrong_is_named_by_its_own_name() {
     for (variable, value, hint) in [
         ("MCP_PROXY_GRACE", "20", "auto, immediate, never, a time"),
         ("MCP_PROXY_NO_RESUMABLE", "perhaps", "true or false"),
-        ("MCP_PROXY_LISTEN", "here", "no address"),
+        ("MCP_PROXY_LISTEN", "here", "not an address"),
         (
             "MCP_PROXY_CONFIG",
             "/nowhere.toml",
@@ -242,7 +248,7 @@ async fn a_grace_that_clients_cannot_meet_is_warned_of() {
         program.signal(Signal::TERM);
         let (_, line) = program.ended().await;
         assert_eq!(
-            line.contains("of 3s is short"),
+            line.contains("of 3s is shorter than 4s"),
             is_short,
             "{option}: {line}"
         );
@@ -293,12 +299,12 @@ fn a_command_in_the_file_may_be_a_text_of_words() {
     let line = program.line();
     assert!(line.contains("in front of `sh some-server`"), "{line}");
     let line = program.line();
-    let words = "was read as [\"sh\", \"some-server\"]";
+    let words = "was split into [\"sh\", \"some-server\"]";
     assert!(line.contains(words), "{line}");
     let file = File::new("shell", "command = \"sh -c 'exit'\"\n");
     let said = complaint(&[&file.option()]);
     assert!(
-        said.contains("no shell runs `command`: write a list"),
+        said.contains("`command` is not run by a shell: write a list"),
         "{said}"
     );
 }
@@ -409,7 +415,7 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
         (
             "# ours\n\ngraec = \"20s\"\n",
             3,
-            "there is no `graec`, did you mean `grace`?",
+            "unknown option `graec`, did you mean `grace`?",
         ),
         ("keep_alive = \"15s\"\n", 1, "did you mean `keep-alive`?"),
         (
@@ -421,23 +427,23 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
         (
             "no-such-option-at-all = []\n",
             1,
-            "there is no `no-such-option-at-all`",
+            "unknown option `no-such-option-at-all`",
         ),
         (
             "keep-alive = false\n",
             1,
-            "(a time that may be off is \"off\")",
+            "(to turn a time off, write \"off\")",
         ),
-        ("call-timeout = true\n", 1, "`call-timeout` has a value"),
-        ("exempt = [\"a\", false]\n", 1, "`exempt` has a value"),
-        ("command = [false]\n", 1, "`command` has a value"),
-        ("\nbuffer = \"1023KiB\"\n", 2, "1MiB at least"),
-        ("commit-after = \"1ms\"\n", 1, "250ms at least"),
-        ("max-sessions = 0\n", 1, "1 at least"),
-        ("drain = [[1]]\n", 1, "`drain` must be a text"),
+        ("call-timeout = true\n", 1, "`call-timeout` takes a value"),
+        ("exempt = [\"a\", false]\n", 1, "`exempt` takes a value"),
+        ("command = [false]\n", 1, "`command` takes a value"),
+        ("\nbuffer = \"1023KiB\"\n", 2, "at least 1MiB"),
+        ("commit-after = \"1ms\"\n", 1, "at least 250ms"),
+        ("max-sessions = 0\n", 1, "at least 1"),
+        ("drain = [[1]]\n", 1, "`drain` must be a string"),
         ("drain = \"8s\"\ndrain = \"9s\"\n", 2, "duplicate key"),
         ("\n\nlisten = 127.0.0.1\n", 3, ""),
-        ("config = \"other.toml\"\n", 1, "for the command line alone"),
+        ("config = \"other.toml\"\n", 1, "on the command line only"),
     ] {
         let file = File::new("typo", text);
         let said = complaint(&[UPSTREAM, &file.option()]);
@@ -481,19 +487,19 @@ fn a_flag_comes_before_the_environment_and_that_before_the_file() {
         }
         let line = Program::start(command).line();
         assert!(line.contains(&format!("in front of {expected};")), "{line}");
-        assert!(line.contains("a hang-up cancels nothing"), "{line}");
+        assert!(line.contains("a disconnect cancels no call"), "{line}");
     }
 }
 
 #[test]
-fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means() {
+fn the_first_line_has_the_address_the_server_and_what_a_disconnect_does() {
     for (grace, meaning) in [
-        ("auto", "at once, or after 20s if its client may come back"),
-        ("immediate", "a hang-up cancels its call at once"),
-        ("5s", "at once, or after 5s if its client may come back"),
+        ("auto", "at once, or after 20s if its client can resume it"),
+        ("immediate", "a disconnect cancels its call at once"),
+        ("5s", "at once, or after 5s if its client can resume it"),
         (
             "always=5s",
-            "a hang-up cancels its call after 5s, or at once if it has no session, unless",
+            "a disconnect cancels its call after 5s unless its client resumes it, or at once without a session",
         ),
     ] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
@@ -501,12 +507,12 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
         let line = Program::start(command).line();
         assert!(line.contains("listening on http://127.0.0.1:"), "{line}");
         assert!(
-            line.contains("/mcp in front of http://127.0.0.1:1/mcp; "),
+            line.contains("/mcp (--listen) in front of http://127.0.0.1:1/mcp; "),
             "{line}"
         );
         assert!(line.contains(meaning), "{line}");
         assert!(
-            line.contains("; what a client misses of its calls is kept here"),
+            line.contains("; events are kept for clients that resume (--buffer)"),
             "{line}"
         );
     }
@@ -518,17 +524,20 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
     let mut command = Program::command(&options);
     command.arg(UPSTREAM);
     let line = Program::start(command).line();
-    assert!(line.contains(", but as configured for a, b, c; "), "{line}");
+    assert!(
+        line.contains(", except for a, b, c (--exempt, --tool-grace); "),
+        "{line}"
+    );
     let bare = Program::command(&["--listen=127.0.0.1:0", UPSTREAM, "--no-resumable"]);
     let line = Program::start(bare).line();
     assert!(
-        line.contains("; what a client misses of its calls is not kept here"),
+        line.contains("; events are not kept (--no-resumable)"),
         "{line}"
     );
     let command = Program::command(&["--listen=127.0.0.1:0", "--", "sh", "-c", "exit"]);
     let line = Program::start(command).line();
     assert!(
-        line.contains("/mcp in front of `sh -c exit`, a process for each session; "),
+        line.contains("/mcp (--listen) in front of `sh -c exit`, a process for each session; "),
         "{line}"
     );
 }
@@ -544,7 +553,7 @@ fn a_command_with_line_breaks_is_on_the_first_line() {
     ];
     let line = Program::start(Program::command(&args)).line();
     assert!(line.contains("`sh -c exit\u{fffd}2026 forged`"), "{line}");
-    assert!(line.contains("a hang-up"), "{line}");
+    assert!(line.contains("a disconnect"), "{line}");
 }
 
 #[test]
@@ -626,7 +635,7 @@ async fn one_session_has_one_name_in_all_lines_and_among_the_calls() {
         let mut lines = Vec::new();
         while !lines
             .last()
-            .is_some_and(|line: &String| line.contains("answer waits"))
+            .is_some_and(|line: &String| line.contains("answer is kept"))
         {
             lines.push(program.line());
         }
@@ -635,10 +644,10 @@ async fn one_session_has_one_name_in_all_lines_and_among_the_calls() {
     let lines = tokio::task::spawn_blocking(read).await.expect("no panic");
     let session = row["mcp.session.id"].as_str().expect("a hash");
     for text in [
-        "session begun",
-        "client gone",
+        "session started",
+        "client disconnected",
         "mcp_server: line 0",
-        "answer waits",
+        "answer is kept",
     ] {
         let line = lines.iter().find(|line| line.contains(text)).expect(text);
         assert_eq!(value(line, "mcp.session.id="), session, "{lines:?}");
@@ -665,7 +674,7 @@ async fn each_call_that_is_abandoned_or_cancelled_is_logged_and_what_clients_say
     let args = ["--listen=127.0.0.1:0", "--upstream", &url, "--grace=100ms"];
     let mut program = Program::start(Program::command(&args));
     let addr = program.addr();
-    assert!(program.line().contains("is short"));
+    assert!(program.line().contains("is shorter than 4s"));
     let call =
         r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a\nb\u001b[31m"}}"#;
     let mut client = Connection::open(addr).await;
@@ -685,7 +694,7 @@ async fn each_call_that_is_abandoned_or_cancelled_is_logged_and_what_clients_say
     .await
     .expect("no panic");
     assert!(
-        lines[0].contains("client gone, its call waits for it"),
+        lines[0].contains("client disconnected, its call waits for a resume"),
         "{lines:?}"
     );
     assert!(
@@ -725,9 +734,7 @@ async fn a_call_that_is_not_cancelled_for_its_id_is_logged() {
     // Once: a client may send many of these.
     program.signal(rustix::process::Signal::TERM);
     let (_, log) = program.ended().await;
-    let lines = log
-        .lines()
-        .filter(|line| line.contains("no integer of 64 bits"));
+    let lines = log.lines().filter(|line| line.contains("64-bit integer"));
     assert_eq!(lines.count(), 1, "{log}");
 }
 
@@ -748,11 +755,18 @@ async fn a_call_that_cannot_be_read_beyond_doubt_is_logged_once() {
     }
     program.signal(Signal::TERM);
     let (_, log) = program.ended().await;
-    for what in ["has an escape in the name", "no message of JSON-RPC 2.0"] {
+    for what in [
+        "has an escaped member name",
+        "is not a JSON-RPC 2.0 message",
+    ] {
         let lines = log.lines().filter(|line| line.contains(what));
         assert_eq!(lines.count(), 1, "{log}");
     }
-    assert_eq!(log.matches("does not cancel it").count(), 2, "{log}");
+    assert_eq!(
+        log.matches("does not cancel such a request").count(),
+        2,
+        "{log}"
+    );
 }
 
 #[test]
