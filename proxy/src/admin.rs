@@ -39,10 +39,10 @@ use crate::{
     server::Server,
 };
 
-// A link to the page of the library's example, so that there is one of it.
+// A link to the page of the library's example, so that there is only one copy.
 mod calls_page;
 
-/// How often samples are taken out of their buffers, if nobody scrapes: 5 s.
+/// Interval at which metrics are moved out of their buffers: 5 s. A scrape does the same.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum number of connections of operators: 64.
@@ -51,21 +51,21 @@ const MAX_CONNECTIONS: usize = 64;
 /// Maximum size of a request of operators: 64 KiB. The button of a call sends less than 100 bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// How long a connection of operators may be open: 60 s. A client that does not read keeps its place no longer.
+/// Maximum lifetime of a connection of operators: 60 s. So a client that does not read frees its place.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
-/// Whether the program takes requests, as load balancers ask. Clones share it.
+/// Whether the program accepts calls, for load balancers. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<AtomicBool>);
 
-/// What is shown.
+/// The state that the pages show.
 #[derive(Debug, Clone)]
 pub struct AdminState {
     /// The calls in flight.
     pub calls: Calls,
-    /// Whether requests are taken.
+    /// Whether the program accepts calls.
     pub readiness: Readiness,
-    /// How much there is.
+    /// The server, for its metrics.
     pub server: Server,
 }
 
@@ -80,7 +80,7 @@ pub struct Admin {
 // === impl Readiness ===
 
 impl Readiness {
-    /// From now on the answer is no.
+    /// Marks the program as not ready, for good.
     pub fn set_not_ready(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
@@ -99,7 +99,7 @@ impl Default for Readiness {
 // === impl Admin ===
 
 impl Admin {
-    /// Listens on an address, and installs the recorder of metrics in this process.
+    /// Listens on an address, and installs the metrics recorder of this process.
     pub async fn bind(
         address: SocketAddr,
         filter: RequestFilter,
@@ -123,12 +123,12 @@ impl Admin {
         })
     }
 
-    /// The address that it listens on.
+    /// Returns the address that it listens on.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.frontend.local_addr()
     }
 
-    /// Serves without end.
+    /// Serves until it is dropped.
     pub async fn serve(self) {
         let upkeep = async {
             let mut ticks = tokio::time::interval(METRICS_UPKEEP_INTERVAL);
@@ -138,7 +138,7 @@ impl Admin {
             }
         };
         tokio::select! {
-            // It only ends with the program.
+            // Ends with the program only.
             () = self.frontend.serve(self.router, pending()) => {}
             () = upkeep => {}
         }
@@ -185,7 +185,7 @@ async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str)
     }
 }
 
-/// The proxy's own metrics, as Prometheus reads them. They are looked up when that asks.
+/// Returns the proxy's own metrics in Prometheus' text format.
 fn own_metrics(server: &Server) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let mut text = own_metric(
@@ -249,7 +249,7 @@ fn own_metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
     format!("# HELP mcp_proxy_{name} {help}\n# TYPE mcp_proxy_{name} {kind}\n{lines}")
 }
 
-/// The recorder of this process, installed once.
+/// Returns the metrics recorder of this process, which is installed once.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     static RECORDER: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
     let mut installed = lock(&RECORDER);

@@ -30,18 +30,17 @@ pub use self::{
     value::{Limit, LogFormat},
 };
 
-/// How long a client is asked to wait before it comes back, at most: 3 s.
+/// Maximum reconnect delay that clients are sent: 3 s.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
-/// The part of a grace that a client may be asked to wait before it comes back: a quarter. It may have to try twice, and its
-/// requests take time as well.
+/// The part of a grace that the reconnect delay takes: a quarter. A client may need two attempts, and its requests take
+/// time.
 const RETRY_DIVISOR: u32 = 4;
 
-/// The shortest grace that clients can meet: 4 s. Those that are sent no `retry` come back after 1 s, which is the default of
-/// the SDKs.
+/// Minimum grace that clients can meet: 4 s. Without a `retry`, the SDKs resume after 1 s.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
-/// Options that mean nothing to a server that speaks HTTP, and why.
+/// Options that do not apply to an upstream, and why.
 const COMMAND_ONLY: &[(&str, &str)] = &[
     (
         "max-sessions",
@@ -65,7 +64,7 @@ const COMMAND_ONLY: &[(&str, &str)] = &[
     ),
 ];
 
-/// Options that mean nothing to a command, and why.
+/// Options that do not apply to a command, and why.
 const UPSTREAM_ONLY: &[(&str, &str)] = &[
     ("header", "is for --upstream: a command receives no headers"),
     (
@@ -78,7 +77,7 @@ const UPSTREAM_ONLY: &[(&str, &str)] = &[
     ),
 ];
 
-/// Everything that may be set.
+/// The options of the program.
 #[derive(Clone, Parser)]
 #[command(
     name = "mcp-cancel-proxy",
@@ -106,11 +105,11 @@ pub struct Config {
     )]
     pub listen: SocketAddr,
 
-    /// The port of `listen`, as other programs call it.
+    /// The port of `listen`, for users of other programs.
     #[arg(long, hide = true)]
     port: Option<u16>,
 
-    /// The host of `listen`, as other programs call it.
+    /// The host of `listen`, for users of other programs.
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
@@ -223,28 +222,28 @@ pub struct Config {
     #[arg(long, exclusive = true)]
     pub demo: bool,
 
-    /// What was understood, and is still to be said.
+    /// Warnings that are still to be logged.
     #[arg(skip)]
     warnings: Vec<String>,
 }
 
-/// What the program stands in front of.
+/// The server that the program stands in front of.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Target<'a> {
     /// A server that speaks HTTP.
     Http(&'a Uri),
-    /// One that is started, with its arguments.
+    /// A program to start, with its arguments.
     Command(&'a [OsString]),
 }
 
 // === impl Config ===
 
 impl Config {
-    /// Reads the program's arguments, its environment, and the file that they name.
+    /// Reads the command line, the environment, and the configuration file.
     pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
         let args = args.into_iter().collect();
-        // What is wrong with the command line is said first.
+        // Errors of the command line are reported first.
         let _checked = parse_args(&args)?;
         let environment = environment::Environment::read(std::env::vars_os())?;
         let args = with_defaults(args, &environment.entries)?;
@@ -263,14 +262,14 @@ impl Config {
         Ok(config)
     }
 
-    /// How long clients are asked to wait before they come back. It follows the shortest of the graces, because a client keeps
-    /// one for all its streams.
+    /// Returns the reconnect delay of clients. It follows the shortest grace, because a client has one delay for all
+    /// its streams.
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
     }
 
-    /// The graces that are times, and the tool that each is for, if not for all.
+    /// Returns the graces that are times, each with its tool unless it is the default.
     fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
         let own = self.tool_grace.iter();
         let own = own.map(|(tool, grace)| (Some(&**tool), *grace));
@@ -296,12 +295,12 @@ impl Config {
         texts.collect()
     }
 
-    /// What a person should hear before it is of harm.
+    /// Returns the warnings to log at the start.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// What it stands in front of.
+    /// Returns the server to stand in front of.
     pub fn target(&self) -> Target<'_> {
         match &self.upstream {
             Some(upstream) => Target::Http(upstream),
@@ -355,14 +354,14 @@ fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
         Err(error) => error,
     };
     match (error.kind(), entry::hint(&error)) {
-        // Help has the variables as well.
+        // The help includes the variables.
         (ErrorKind::DisplayHelp, _) => Ok(Config::command().try_get_matches_from(args)?),
         (_, Some(hint)) => Err(ConfigError::Conflict(hint.to_owned())),
         (_, None) => Err(entry::without_secrets(error).into()),
     }
 }
 
-/// Shows the addresses only: the upstream, the command, its environment and the headers may contain secrets.
+/// Shows the addresses only. The upstream, the command, its environment and the headers may contain secrets.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
@@ -372,7 +371,7 @@ impl fmt::Debug for Config {
     }
 }
 
-/// The arguments with those entries of another place that they say nothing of.
+/// Adds the entries of another source to the arguments, unless these set the same options.
 fn with_defaults(
     args: Vec<OsString>,
     entries: &[entry::Entry],
@@ -391,7 +390,7 @@ fn with_defaults(
     Ok(all)
 }
 
-/// Whether an argument says it, or names the other kind of server.
+/// Returns `true` if an argument sets the option, or names the other kind of server.
 fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
         let source = matches.value_source(&option.replace('-', "_"));
@@ -404,18 +403,18 @@ fn is_set(matches: &ArgMatches, option: &str) -> bool {
     }
 }
 
-/// Whether it is a switch, and is not on.
+/// Returns `true` if the option is a switch that is off.
 fn is_off(matches: &ArgMatches, option: &str) -> bool {
     let value = matches.try_get_one::<bool>(&option.replace('-', "_"));
     matches!(value, Ok(Some(false)))
 }
 
-/// The same options, without the environment.
+/// Returns the options without the environment.
 fn bare_command() -> Command {
     Config::command().mut_args(|arg| arg.env(None))
 }
 
-/// What clap says of one option alone.
+/// Checks an option alone.
 fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
     let name = iter::once(OsString::from("mcp-cancel-proxy"));
     bare_command()
@@ -424,7 +423,7 @@ fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Err
         .map_err(entry::without_secrets)
 }
 
-/// Whether the values of an option are not to be shown.
+/// Returns `true` if the values of an option must not be shown.
 fn value_is_secret(option: &str) -> bool {
     let command = Config::command();
     let mut arguments = command.get_arguments();

@@ -26,19 +26,19 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How long all of it may take: 9.5 s. Those who start programs kill them 10 s after they asked, or later.
+/// Maximum time of a shutdown: 9.5 s. Process managers kill a program 10 s after its signal, or later.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
-/// How long the processes of sessions have at least, after a drain that took all the time that there was: 1.5 s.
+/// Minimum time for the processes of sessions to end, after a drain that took all the time: 1.5 s.
 pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// How long connections may take to close after the last call: 500 ms. They end with the process anyway.
+/// Time for connections to close after the last call: 500 ms. They end with the process anyway.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often it is looked whether clients have read their answers: every 20 ms.
+/// Interval of the checks whether clients have read their answers: 20 ms.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The signals that mean something to the program.
+/// The signals that the program handles.
 #[derive(Debug)]
 pub struct Signals(Vec<SignalStream>);
 
@@ -49,25 +49,25 @@ struct SignalStream {
     signal: Signal,
 }
 
-/// What a signal means.
+/// The effect of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SignalEffect {
-    /// The end. Received once more, an immediate one.
+    /// Begins the shutdown. A second one stops the program at once.
     End,
-    /// The end, however often it is received.
+    /// Begins the shutdown. A second one has no effect.
     Hangup,
-    /// Nothing. By default it would kill the program, and leave the processes of sessions.
+    /// None. Its default action would kill the program, and leave the processes of sessions.
     Nothing,
 }
 
-/// Is ready when the program is to end.
+/// Ready once the program is to shut down.
 #[derive(Debug)]
 pub struct ShutdownSignal(oneshot::Receiver<()>);
 
 // === impl Signals ===
 
 impl Signals {
-    /// Listens for them from now on. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
+    /// Handles the signals from now on. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
     pub fn listen() -> io::Result<Self> {
         let mut signals = vec![
             ("SIGTERM", SignalEffect::End, SignalKind::terminate()),
@@ -97,7 +97,7 @@ impl Signals {
         Ok(Self(listened.collect::<io::Result<_>>()?))
     }
 
-    /// Waits for the next signal, and logs what it does not wait for.
+    /// Waits for the next signal with a wanted effect, and logs the others.
     async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
             for listened in &mut self.0 {
@@ -114,8 +114,8 @@ impl Signals {
         .await
     }
 
-    /// Awaits what `serve` gives, which is to end after a signal: the future that it gets is ready then. Returns at once at
-    /// the second.
+    /// Runs the future that `serve` returns. Its argument is ready at the first signal. Returns at once at the second.
+    /// `drain` is the time that the log line names.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,
@@ -130,7 +130,7 @@ impl Signals {
                 info!("{signal}: waiting up to {drain:?} for calls (--drain); {second} to stop now");
             }
         }
-        // Fails if nobody waits for it.
+        // Fails if the receiver was dropped.
         let _served = begin.send(());
         tokio::select! {
             () = serving => info!("stopped"),
@@ -155,7 +155,7 @@ fn ignored_signals(status: &str) -> Option<u64> {
     u64::from_str_radix(set.trim(), 16).ok()
 }
 
-/// Where there is no `/proc`: a child inherits which signals are ignored.
+/// Used where there is no `/proc`: a child inherits the set of ignored signals.
 fn child_survives_hangup() -> bool {
     let mut child = Command::new("/bin/sh");
     child.args(["-c", "kill -HUP $$"]);
@@ -172,7 +172,7 @@ impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // The sender lives as long as this is awaited.
+        // The sender exists while this is awaited.
         Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

@@ -1,7 +1,8 @@
-//! Calls without a session that a hang-up does not cancel.
+//! Keeps calls without a session running that no disconnect cancels.
 //!
-//! To a server without sessions the end of a connection is the cancel of its call. So the connection of a call that may run on
-//! without its client is kept, and its response is read to the end. Only the call's token closes it before that.
+//! A server without sessions takes the end of a connection for the cancel of its call. So the connection of a call that
+//! may continue without its client is kept, and its response is read to the end. Only the call's token closes it
+//! earlier.
 
 use std::{
     convert::Infallible,
@@ -35,23 +36,23 @@ use crate::{
     refusal,
 };
 
-/// What a hang-up means for the calls of each tool.
+/// The grace of each tool's calls.
 #[derive(Debug, Clone)]
 pub(crate) struct Graces(Arc<Config>);
 
-/// A stage that keeps the connections of the calls that run on.
+/// A service that keeps the connections of calls that no disconnect cancels.
 #[derive(Debug, Clone)]
 pub(crate) struct KeepRunning<S> {
     inner: S,
-    /// `None` if no call runs on without a session.
+    /// `None` if there is no such call without a session.
     graces: Option<Graces>,
 }
 
-/// The response of a call that runs on, for its client as long as that is there.
+/// The response of such a call, which its client may read.
 struct DetachedCall {
     token: CallToken,
     answering: ResponseFuture,
-    /// How long it may last. The layer does not see the end of a call whose client left before the head.
+    /// The call timeout. The layer does not see the end of a call whose client disconnected before the head.
     call_timeout: Option<Duration>,
     head: oneshot::Sender<Response<Body>>,
 }
@@ -73,12 +74,12 @@ impl Graces {
         tool.is_some_and(|tool| self.0.exempt.iter().any(|name| name == tool))
     }
 
-    /// Whether no hang-up cancels the calls of a tool.
+    /// Returns `true` if no disconnect cancels the calls of a tool.
     fn keep_running(&self, tool: Option<&str>) -> bool {
         self.is_exempt(tool) || self.of(tool) == Grace::Never
     }
 
-    /// The response of a call that runs on.
+    /// Reads the response of a call in a task of its own, and returns it for the client.
     async fn detach(&self, token: CallToken, answering: ResponseFuture) -> Response<Body> {
         let (head, response) = oneshot::channel();
         let detached = DetachedCall {
@@ -89,7 +90,7 @@ impl Graces {
         };
         tokio::spawn(detached.read().in_current_span());
         response.await.unwrap_or_else(|_| {
-            // The layer answers for a call whose token has fired.
+            // The layer answers a call whose token has fired.
             refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
         })
     }
@@ -104,7 +105,7 @@ impl Graces {
 // === impl KeepRunning ===
 
 impl<S> KeepRunning<S> {
-    /// `inner` is a server that speaks HTTP, or one whose calls do not end with their connections.
+    /// Wraps a server. Only calls of an upstream end with their connections.
     pub(crate) fn new(inner: S, graces: Graces) -> Self {
         let is_needed = graces.0.upstream.is_some() && graces.any_keeps_running();
         let graces = is_needed.then_some(graces);
@@ -131,7 +132,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
         }
         let (graces, token) = (graces.clone(), token.clone());
         let inner = self.inner.clone();
-        // The readied one is the one to be called.
+        // The service that is ready is the one to call.
         let mut inner = mem::replace(&mut self.inner, inner);
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
@@ -155,7 +156,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
     }
 }
 
-/// Whether a request may be one of a session.
+/// Returns `true` if a request may belong to a session.
 fn has_session(headers: &HeaderMap) -> bool {
     headers.contains_key(SESSION_ID)
         && exactly_one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
@@ -185,7 +186,7 @@ impl DetachedCall {
             Some((received.recv().await?, received))
         });
         let response = Response::from_parts(head, Body::new(StreamBody::new(received)));
-        // Its client may be gone from here on.
+        // Fails if the client has disconnected.
         drop(self.head.send(response));
         while let Some(frame) = body.frame().await {
             let is_last = frame.is_err();
@@ -194,7 +195,7 @@ impl DetachedCall {
                 return;
             }
         }
-        // The last frame was taken, or never will be.
+        // The last frame was taken, or cannot be any more.
         if frames.reserve().await.is_err() {
             self.token.answered();
         }

@@ -1,6 +1,6 @@
-//! Tools that options name and that the server does not list: their names may be misspelt, or of another server.
+//! Warns of tools that options name and the server does not list: misspelt names, or those of another server.
 //!
-//! The first whole list of tools decides, and costs a copy of it. From then on nothing is looked at.
+//! The first complete list of tools decides, and costs a copy of it. Later lists are not read.
 
 use std::{
     collections::BTreeSet,
@@ -25,34 +25,34 @@ use crate::{
     message::{MAX_BODY, Message},
 };
 
-/// The longest request for a list that is recognised: 4 KiB.
+/// Maximum size of a request for a list that is recognized: 4 KiB.
 const MAX_REQUEST: usize = 4 * 1024;
 
-/// A stage whose lists of tools are compared with those that options name.
+/// A service that compares lists of tools with the tools that options name.
 #[derive(Debug, Clone)]
 pub(crate) struct Listing<S> {
     inner: S,
     unlisted: UnlistedTools,
 }
 
-/// Tools that no list has had so far. Empty once there is nothing left to say.
+/// Tools that no list has had so far. Empty after the warning.
 #[derive(Debug, Clone)]
 struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
-/// Bytes of a body, as long as they are not too many.
+/// Bytes of a body, up to a limit.
 #[derive(Debug, Default)]
 struct Copied {
     bytes: Vec<u8>,
     is_cut: bool,
 }
 
-/// A body, and what is done with its data as it passes.
+/// A body whose data is observed while it passes.
 struct Tee<F> {
     body: Body,
     observe: F,
 }
 
-/// A response to `tools/list`, which is looked at when it is dropped.
+/// A response to `tools/list`, which is parsed when it is dropped.
 struct Page {
     copied: Copied,
     unlisted: UnlistedTools,
@@ -82,7 +82,7 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Warns of those of `unlisted` that the server behind `inner` does not list.
+    /// Creates a service that warns of those of `unlisted` that the server behind `inner` does not list.
     pub(crate) fn new(inner: S, unlisted: impl IntoIterator<Item = String>) -> Self {
         let unlisted = UnlistedTools(Arc::new(Mutex::new(unlisted.into_iter().collect())));
         Self { inner, unlisted }
@@ -130,7 +130,7 @@ impl UnlistedTools {
         lock(&self.0).is_empty()
     }
 
-    /// Takes note of a page of a list, and warns if it is the last one.
+    /// Removes the tools of a page, and warns of the rest if it is the last page.
     fn observe(&self, page: &Tools<'_>) {
         let mut unlisted = lock(&self.0);
         for tool in &page.tools {

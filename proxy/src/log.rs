@@ -32,23 +32,23 @@ use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
-/// What is logged unless `RUST_LOG` names another level for it. `mcp_server` is what a command writes to its stderr. The layer's
-/// remarks are for callers of its methods, and not for users of a program.
+/// Default filter, unless `RUST_LOG` has another level for a target.
+/// `mcp_server` is the stderr of a command. The layer's setup hints are for Rust code, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::remarks=off,mcp_server=info";
 
-/// How many bytes of a name from a client are logged: 128.
+/// Maximum number of logged bytes of a name from a client: 128.
 const MAX_NAME: usize = 128;
 
 /// Maximum number of bytes of a panic's message that are logged: 1 KiB.
 const MAX_PANIC: usize = 1024;
 
-/// How long the last lines may take to be written: 200 ms.
+/// Time for the last lines to be written: 200 ms.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The target of what a command writes to its standard error.
+/// The target of the stderr of a command.
 const SERVER_TARGET: &str = "mcp_server";
 
-/// Lines for people. Those of a command are marked as such.
+/// The text format. Lines of a command show their target.
 struct Lines {
     own: Format,
     of_server: Format,
@@ -59,11 +59,11 @@ struct Lines {
 #[must_use]
 pub struct Log(Queue);
 
-/// Logs from now on.
+/// Installs the log of this process.
 ///
 /// # Errors
 ///
-/// If `RUST_LOG` cannot be read, or if the thread that writes cannot be started.
+/// If `RUST_LOG` cannot be parsed, or if the thread that writes cannot be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match from_env {
@@ -84,7 +84,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     let writer = queue.clone();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // They are printed with `eprintln!`, which panics where standard error cannot be written.
+        // Internal errors are printed with `eprintln!`, which panics where standard error cannot be written.
         .log_internal_errors(false)
         .with_writer(move || writer.clone());
     match format {
@@ -97,7 +97,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
             .init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
-    // The default hook waits for standard error.
+    // The default hook blocks on standard error.
     panic::set_hook(Box::new(|info| {
         let text = info.to_string();
         error!(
@@ -108,7 +108,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     Ok(Log(queue))
 }
 
-/// A filter with what is logged by default. One with a level for all targets is complete without that.
+/// Adds the default filter. A filter with a level for all targets needs none.
 fn with_default(filter: &str) -> String {
     let is_for_all = |part: &str| {
         let part = part.trim();
@@ -121,7 +121,7 @@ fn with_default(filter: &str) -> String {
     }
 }
 
-/// Returns the number of lines that were dropped so far.
+/// Returns the number of dropped lines.
 #[must_use]
 pub fn dropped() -> u64 {
     queue::dropped()
@@ -136,10 +136,10 @@ impl Log {
     }
 }
 
-/// Logs what the layer itself logs at debug only: clients that disconnect and resume. The layer logs cancels at info. The answer
-/// of a call in a session is kept for its client as long as `kept_for`, if at all.
+/// Logs events that the layer logs at debug only: clients that disconnect and resume. The layer logs cancels at info.
+/// `kept_for` is how long the answer of a call in a session is kept for its client, if at all.
 pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
-    // With the names and the values of the layer's own lines.
+    // The fields are those of the layer's own lines.
     macro_rules! log_call {
         ($call:ident, $($rest:tt)+) => {
             info!(
@@ -220,7 +220,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
     }
 }
 
-/// What is wrong with a request that the layer does not watch, although a server may take it for a call.
+/// Describes a request that the layer cannot read, although a server may take it for a call.
 fn describe_unparsed(why: Unreadable) -> Option<&'static str> {
     Some(match why {
         Unreadable::BadId => "a request id is neither a string nor a 64-bit integer",

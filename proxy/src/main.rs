@@ -17,14 +17,14 @@ use mcp_cancel_proxy::{
 };
 use tokio::runtime::Runtime;
 
-/// What is wrong is what the program was told.
+/// The exit code for errors of the configuration.
 const USAGE: u8 = 2;
 
-/// How long the last line to standard error may take: 1 s.
+/// Time for the last line to be written to standard error: 1 s.
 const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the runtime may take to drop its tasks: 200 ms. With them what was started is killed. A name that is looked up
-/// cannot be dropped, and is not waited for.
+/// Time for the runtime to drop its tasks, which kills the processes of sessions: 200 ms.
+/// A name lookup cannot be dropped, and is not waited for.
 const RUNTIME_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
@@ -82,7 +82,7 @@ async fn run() -> ExitCode {
     }
 }
 
-/// Writes a line to standard error. If that is a pipe that is full, the program ends without it.
+/// Writes a line to standard error, unless that is a pipe that is full.
 fn print_error(line: impl fmt::Display) {
     let line = line.to_string();
     let (done, written) = mpsc::channel();

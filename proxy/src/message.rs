@@ -32,18 +32,18 @@ mod scan;
 
 pub(crate) use self::scan::Scanner;
 
-/// The largest body of a request: 4 MiB, as with the servers of the SDKs, and the most that the layer reads.
+/// Maximum size of the body of a request: 4 MiB, as for the servers of the SDKs, and the limit of the layer.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// Maximum number of messages of a batch that is read. Chosen as the number of calls that a session of a command may have open.
+/// Maximum number of messages of a batch: 1,024, the number of calls of a command's session that may be open.
 const MAX_BATCH: usize = 1024;
 
 /// One JSON-RPC message.
 #[derive(Debug, Clone)]
 pub struct Message<'a> {
-    /// What kind of message it is.
+    /// The kind of the message.
     pub kind: Kind,
-    /// Its `id`, as JSON text. `null` is an id of this kind: it stands for one that could not be read.
+    /// Its `id`, as JSON text. `null` counts as an id: it stands for one that could not be read.
     pub id: Option<&'a str>,
     /// Its `method`, which a response does not have.
     pub method: Option<Cow<'a, str>>,
@@ -61,16 +61,16 @@ pub enum Kind {
     Response,
 }
 
-/// What the proxy reads of a message's `params`. Ids and tokens are JSON text.
+/// The `params` of a message that the proxy reads. Ids and tokens are JSON text.
 #[derive(Debug, Clone, Default)]
 pub struct Params<'a> {
-    /// `requestId`: what a `notifications/cancelled` cancels.
+    /// `requestId`: the call that `notifications/cancelled` cancels.
     pub request_id: Option<&'a str>,
     /// `progressToken` of a `notifications/progress`, or `_meta.progressToken` of a request.
     pub progress_token: Option<&'a str>,
     /// `protocolVersion` of an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
-    /// The revision that `_meta` names, from 2026-07-28 on.
+    /// The revision in `_meta`, from 2026-07-28 on.
     pub revision: Option<Cow<'a, str>>,
 }
 
@@ -90,13 +90,12 @@ pub struct IdKey(Value);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Value {
     Integer(i128),
-    /// A number that is no integer beyond doubt, as it was written.
+    /// A number that is not certainly an integer, as it was written.
     Number(Box<str>),
     Text(Box<str>),
 }
 
-/// What ids have in common that a server may take for one another: to JavaScript `9007199254740993` is
-/// `9007199254740992`.
+/// The key of ids that a server may take for the same: to JavaScript `9007199254740993` is `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LooseIdKey(LooseValue);
 
@@ -121,12 +120,12 @@ struct Members<'a> {
     error: Presence,
 }
 
-/// Whether a member is there.
+/// Whether a member is present, and is `null`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Presence {
     #[default]
     Absent,
-    /// It is there, and is `null`.
+    /// Present, and `null`.
     Null,
     Value,
 }
@@ -165,7 +164,8 @@ fn presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
     Ok(value.map_or(Presence::Null, |_| Presence::Value))
 }
 
-/// Whether these members make a response: one of them, beside which the other may be `null`, as some servers write it.
+/// Returns `true` if these members make a response: one of them, beside which the other may be `null`, as some servers
+/// write it.
 fn is_response(result: Presence, error: Presence) -> bool {
     result != error
 }
@@ -173,7 +173,7 @@ fn is_response(result: Presence, error: Presence) -> bool {
 // === impl Message ===
 
 impl<'a> Message<'a> {
-    /// Reads a whole message. `None` if it is not one beyond doubt; a batch is none.
+    /// Reads a whole message. Returns `None` for any other text, a batch among them.
     pub fn read(text: &'a [u8]) -> Option<Self> {
         // A struct can be read from an array, which would be a batch here.
         let first = text.trim_ascii_start().first();
@@ -195,33 +195,33 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Whether it is a notification that may be lost without harm: progress, or a log line.
+    /// Returns `true` for a notification that may be lost without harm: progress, or a log message.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
 
-    /// Whether it answers the request with this id.
+    /// Returns `true` if it answers the request with this id.
     pub fn answers(&self, request: &IdKey) -> bool {
         self.answered_id().is_some_and(|id| id == *request)
     }
 
-    /// The id of the request that it answers.
+    /// Returns the id of the request that it answers.
     pub(crate) fn answered_id(&self) -> Option<IdKey> {
         let id = self.id.filter(|_| self.kind == Kind::Response);
         id.and_then(IdKey::of)
     }
 
-    /// The same message with another `requestId`, of its `params`. `text` is the message itself. `None` if it has no such
-    /// parameter, or this very one.
+    /// Returns the message with another `requestId` in its `params`. `text` is the message itself.
+    /// Returns `None` if it has no such parameter, or already this one.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let own = self.params().request_id.filter(|own| *own != id)?;
-        // It is borrowed from the text.
+        // The id is borrowed from the text.
         let start = (own.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
         let (before, after) = (text.get(..start)?, text.get(start + own.len()..)?);
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// The tool that a `tools/call` names.
+    /// Returns the tool that a `tools/call` names.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
         if self.method.as_deref() == Some("tools/call") {
             string(object::<ParamMembers<'a>>(self.params)?.name)
@@ -230,11 +230,11 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Reads its `params`. What is missing or of another type is `None`.
+    /// Reads its `params`. Members that are missing or of another type are `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
-        // What a request has there is its own, and no token.
+        // A `progressToken` directly in the params of a request is not a token.
         let progress_token = match self.kind {
             Kind::Request => meta.progress_token,
             _ => members.progress_token,
@@ -248,8 +248,8 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Returns the messages of a batch, which revision 2025-03-26 has, as they stand in its text. `None` if it is no batch: an array
-/// of one value at least, and of [`MAX_BATCH`] at most.
+/// Returns the messages of a batch of revision 2025-03-26, as they were written.
+/// Returns `None` if the text is not an array of at least one value and at most [`MAX_BATCH`].
 pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     let mut rest = text.trim_ascii().strip_prefix(b"[")?;
     let mut messages = Vec::new();
@@ -266,7 +266,7 @@ pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-/// Whether notifications with this method may be lost without harm.
+/// Returns `true` if notifications with this method may be lost without harm.
 fn is_droppable(method: &str) -> bool {
     matches!(method, "notifications/progress" | "notifications/message")
 }
@@ -290,7 +290,7 @@ fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
 // === impl IdKey ===
 
 impl IdKey {
-    /// The value of an id that was sent as this text. `None` if it is neither a string nor a number.
+    /// Returns the value of an id with this text. Returns `None` if it is neither a string nor a number.
     pub fn of(text: &str) -> Option<Self> {
         let text = text.trim_ascii();
         let value = match text.as_bytes().first()? {
@@ -301,13 +301,13 @@ impl IdKey {
         Some(Self(value))
     }
 
-    /// Whether it is a string, and no number.
+    /// Returns `true` if it is a string.
     pub(crate) fn is_text(&self) -> bool {
         matches!(self.0, Value::Text(_))
     }
 
-    /// The number that is written in this string, or the string of this integer: some servers answer `7` with `"7"`, and
-    /// clients take that.
+    /// Returns the number in this string, or this number as a string.
+    /// Some servers answer `7` with `"7"`, and clients accept that.
     pub(crate) fn counterpart(&self) -> Option<Self> {
         Some(Self(match &self.0 {
             Value::Text(text) => match text.as_bytes().first()? {
@@ -319,14 +319,14 @@ impl IdKey {
         }))
     }
 
-    /// Whether they are the same, or one is the [counterpart](Self::counterpart) of the other.
+    /// Returns `true` if they are the same, or one is the [counterpart](Self::counterpart) of the other.
     pub(crate) fn resembles(&self, other: &Self) -> bool {
         self == other
             || self.counterpart().as_ref() == Some(other)
             || other.counterpart().as_ref() == Some(self)
     }
 
-    /// The value of an id as the layer has read it.
+    /// Returns the value of an id that the layer has read.
     pub fn of_call(id: &RequestId) -> Self {
         Self(match id {
             RequestId::Number(number) => Value::Integer((*number).into()),
@@ -334,12 +334,12 @@ impl IdKey {
         })
     }
 
-    /// The same for every id that a server may take for this one.
+    /// Returns the key that all ids share that a server may take for this one.
     pub fn loose(&self) -> LooseIdKey {
         let float = match &self.0 {
             Value::Text(text) => return LooseIdKey(LooseValue::Text(text.clone())),
             Value::Integer(integer) => *integer as f64,
-            // Every number of JSON is one of these, and -0 is 0.
+            // Every JSON number is one of these, and -0 is 0.
             Value::Number(text) => text.parse().unwrap_or(f64::NAN) + 0.0,
         };
         LooseIdKey(LooseValue::Number(float.to_bits()))
@@ -366,7 +366,7 @@ impl Value {
     }
 }
 
-/// The same JSON on one line: a line break outside of strings is white space, and inside it is not JSON.
+/// Returns the JSON on one line. A line break outside of strings is white space, and inside it is invalid.
 pub fn single_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -378,7 +378,7 @@ pub fn single_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// The beginning of a text on one line, without control characters.
+/// Returns the beginning of a text on one line, without control characters.
 pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
     let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {

@@ -1,4 +1,4 @@
-//! All parts together: from the configuration to a program that serves.
+//! Assembles the program from its configuration.
 
 use std::{
     collections::BTreeSet,
@@ -37,7 +37,7 @@ use crate::{
     server::{Server, ServerError},
 };
 
-/// A proxy that listens, and serves once it is told to.
+/// A proxy that listens, and serves when [`serve`](Self::serve) is called.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,
@@ -49,33 +49,33 @@ pub struct Proxy {
     ended: EndedCalls,
 }
 
-/// How many calls have ended. Clones share it.
+/// Number of ended calls. Clones share it.
 #[derive(Debug, Clone, Default)]
 struct EndedCalls(Arc<AtomicUsize>);
 
-/// Why a proxy does not start. As text it is what a person should read.
+/// Why a proxy does not start. Its text is for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// An address cannot be listened on.
+    /// The proxy cannot listen on an address.
     Listen {
-        /// Which option names it.
+        /// The option with the address.
         option: &'static str,
-        /// Which it is.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         error: io::Error,
     },
-    /// There is nothing to stand in front of.
+    /// The server is invalid.
     Server(ServerError),
-    /// The system refuses something else.
+    /// Another error of the system.
     Io(io::Error),
 }
 
 // === impl Proxy ===
 
 impl Proxy {
-    /// Listens where the configuration says.
+    /// Listens on the configured addresses.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
         let server = Server::new(&config)?;
         let readiness = Readiness::default();
@@ -105,7 +105,7 @@ impl Proxy {
                     RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
                 let bound = Admin::bind(address, filter, state).await;
                 let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
-                // Its numbers go to the recorder that was installed just now.
+                // Created after the recorder was installed, because its metrics are registered there.
                 layer = layer.observe(Metrics::new());
                 Some(bound)
             }
@@ -131,22 +131,22 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.frontend.local_addr()
     }
 
-    /// Where operators look, if anywhere.
+    /// Returns the address for operators, if there is one.
     pub fn admin_addr(&self) -> io::Result<Option<SocketAddr>> {
         self.admin.as_ref().map(Admin::local_addr).transpose()
     }
 
-    /// The calls in flight.
+    /// Returns the calls in flight.
     pub fn calls(&self) -> Calls {
         self.layer.calls()
     }
 
-    /// The first lines: where it listens, what it fronts, and what a hang-up means.
+    /// Logs the address, the server, and what a disconnect does.
     fn log_startup(&self) -> io::Result<()> {
         let at = self.local_addr()?;
         info!(
@@ -176,7 +176,7 @@ impl Proxy {
         Ok(())
     }
 
-    /// Serves until `stop` is ready. Then calls may end, and after them what runs here, for a limited time.
+    /// Serves until `stop` is ready. Then drains the calls, and ends what the proxy has started, in bounded time.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
         let named = named_tools(&self.config).map(str::to_owned);
@@ -189,13 +189,14 @@ impl Proxy {
             let (begun, before) = (Instant::now(), self.ended.count());
             self.readiness.set_not_ready();
             let left = || self.config.drain.saturating_sub(begun.elapsed());
-            // An answer that is here ends its call, and a drain that finds no call left closes the stream on which it is read.
+            // An answer ends its call. A drain that finds no call would close the stream on which the answer is being
+            // read.
             let _in_time = timeout(left(), wait_until_answers_read(&self.server)).await;
             let cancelled = calls.drain(left()).await.cancelled;
-            // Those that were cancelled have ended as well.
+            // Cancelled calls have ended as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
-            // The front waits for it. Answers that are no streams may still be read.
+            // The frontend waits for this. Answers that are not streams may still be read.
             let _sent = begin_close.send(left());
             let left = SHUTDOWN_TIMEOUT
                 .saturating_sub(begun.elapsed())
@@ -203,14 +204,14 @@ impl Proxy {
             self.server.shutdown(left).await;
         };
         let closing = async {
-            // The sender is not dropped before it has sent.
+            // The sender is dropped only after it has sent.
             closing.await.unwrap_or_default()
         };
         let admin = async {
             if let Some(admin) = self.admin {
                 admin.serve().await;
             }
-            // Clients are served also without it.
+            // Clients are served without the pages for operators as well.
             pending().await
         };
         tokio::select! {
@@ -220,9 +221,9 @@ impl Proxy {
     }
 }
 
-/// Waits until no answer is still to come, or to be read by a client that is there.
+/// Waits until no answer is pending or being read.
 async fn wait_until_answers_read(server: &Server) {
-    // Nothing tells of it: a client reads without a word.
+    // Polled, because nothing signals that a client has read an answer.
     while server.is_in_progress() {
         sleep(POLL_INTERVAL).await;
     }
@@ -234,7 +235,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     let exempt = graces.clone();
     layer = layer.policy(move |call| {
         match graces.of(call.tool()) {
-            // An upstream sees the end of the connection, which cancels such a call: nothing waits for its client.
+            // The end of the connection cancels such a call at the upstream, so it does not wait for its client.
             Grace::After(_) if is_upstream && call.session().is_none() => {
                 Policy::new().grace(Grace::Auto)
             }
@@ -253,7 +254,8 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     if let Some(timeout) = config.stall_timeout.0 {
         layer = layer.stall_timeout(timeout);
     }
-    // A command has its own streams, which begin at once, and is never asked two things with ids that it may take for one.
+    // A command has streams of its own, which begin at once. It is never sent two calls whose ids it may take for the
+    // same.
     if config.upstream.is_some() {
         layer = layer.commit_after(config.commit_after).exempt(|call| {
             call.session().is_some() && is_ambiguous_in_javascript(call.request_id())
@@ -265,13 +267,13 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     layer
 }
 
-/// Whether a server that is written in JavaScript reads the same number from the ids of other calls.
+/// Returns `true` if a server in JavaScript reads the same number from the ids of other calls.
 fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
 }
 
-/// What a hang-up means.
+/// Describes what a disconnect does.
 fn effect(grace: Grace, is_upstream: bool) -> String {
     let after = |grace| {
         format!(
@@ -295,7 +297,7 @@ fn effect(grace: Grace, is_upstream: bool) -> String {
     }
 }
 
-/// For which tools it means something else.
+/// Names the tools with another grace.
 fn describe_tool_exceptions(config: &Config) -> String {
     let tools: BTreeSet<&str> = named_tools(config).collect();
     if tools.is_empty() {
@@ -306,7 +308,7 @@ fn describe_tool_exceptions(config: &Config) -> String {
     }
 }
 
-/// The tools that options name.
+/// Returns the tools that options name.
 fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
     let exempt = config.exempt.iter().map(String::as_str);
     exempt.chain(config.tool_grace.iter().map(|(tool, _)| tool.as_str()))
@@ -315,7 +317,7 @@ fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
 // === impl EndedCalls ===
 
 impl EndedCalls {
-    /// What the layer is to tell its events.
+    /// Returns the observer of the layer's events.
     fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static + use<> {
         let count = self.0.clone();
         move |event| {

@@ -1,4 +1,4 @@
-//! The environment: each variable that begins with `MCP_PROXY_` is the option of that name.
+//! The environment: each variable that begins with `MCP_PROXY_` sets the option with its name.
 
 use std::ffi::{OsStr, OsString};
 
@@ -11,11 +11,11 @@ use super::{
 
 const PREFIX: &str = "MCP_PROXY_";
 
-/// What the environment says.
+/// The options in the environment.
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     pub(super) entries: Vec<Entry>,
-    /// What a person should hear of variables that are no options.
+    /// Warnings about variables that are not options.
     pub(super) warnings: Vec<String>,
 }
 
@@ -63,7 +63,7 @@ fn switch(value: &OsStr) -> Result<bool, String> {
     }
 }
 
-/// No error: other programs have variables that begin like these.
+/// A warning and not an error, because variables of other programs may have the same prefix.
 fn unknown(variable: &str, value: &OsStr) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
     if is_of_kubernetes(name, value) {
@@ -71,7 +71,7 @@ fn unknown(variable: &str, value: &OsStr) -> Option<String> {
     }
     let option = name.to_lowercase().replace('_', "-");
     let nearest = match name {
-        // Flags, which are parts of another option.
+        // Hidden flags, which are parts of another option.
         "HOST" | "PORT" => Some("listen".to_owned()),
         _ => nearest(&option),
     };
@@ -84,8 +84,8 @@ fn unknown(variable: &str, value: &OsStr) -> Option<String> {
     ))
 }
 
-/// Whether Kubernetes gives it to each pod beside a service that is called `mcp-proxy`. Its `PORT` is a URL, such as
-/// `tcp://10.0.0.1:8000`.
+/// Returns `true` if Kubernetes sets the variable for a service that is named `mcp-proxy`.
+/// Its `PORT` is a URL, such as `tcp://10.0.0.1:8000`.
 fn is_of_kubernetes(name: &str, value: &OsStr) -> bool {
     let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
     (name == "PORT" && is_url()) || name.starts_with("PORT_") || name.starts_with("SERVICE_")

@@ -1,4 +1,4 @@
-//! The file: each of its entries is the option of that name.
+//! The configuration file: each of its entries sets the option with its name.
 
 use std::{ffi::OsString, fs, ops::Range, path::Path};
 
@@ -9,22 +9,22 @@ use super::{
     entry::{COMMAND, Entry, Value},
 };
 
-/// Options that are for the command line alone.
+/// Options that are allowed on the command line only.
 const NOT_IN_FILES: [&str; 4] = ["config", "demo", "help", "version"];
 
-/// Options that may be a table, and what stands between a name and its value where they are a list.
+/// Options that may be a table, and the separator of name and value where they are a list.
 const TABLES: [(&str, &str); 3] = [("env", "="), ("header", ": "), ("tool-grace", "=")];
 
-/// Characters that mean something to a shell, and nothing here.
+/// Characters that are special to a shell.
 const SHELL_CHARACTERS: &[char] = &[
     '\'', '"', '\\', '$', '`', '|', '&', ';', '<', '>', '(', ')', '*', '?', '~',
 ];
 
-/// What a file says.
+/// The options in a file.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) entries: Vec<Entry>,
-    /// What a person should hear of what was understood all the same.
+    /// Warnings about entries that were accepted.
     pub(super) warnings: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ impl File {
     }
 }
 
-/// The words of a command that is written as a text.
+/// Splits a command that is a string.
 fn words(text: &str) -> Result<Vec<&str>, String> {
     if text.contains(SHELL_CHARACTERS) {
         return Err(
@@ -89,7 +89,7 @@ fn words(text: &str) -> Result<Vec<&str>, String> {
     Ok(text.split_whitespace().collect())
 }
 
-/// The entries of a table, as they would be written in a list.
+/// Returns the entries of a table as they are written in a list.
 fn named(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     let (_, between) = TABLES.iter().find(|(name, _)| *name == option)?;
     let entries = table.iter().map(|(name, value)| {
@@ -100,7 +100,7 @@ fn named(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     entries.collect()
 }
 
-/// The values of a list, or the one that it is.
+/// Returns the values of a list, or a single value.
 fn all(value: &DeValue<'_>) -> Option<Vec<Value>> {
     match value {
         DeValue::Array(values) => values.iter().map(|value| one(value.get_ref())).collect(),

@@ -9,28 +9,28 @@ use clap::ValueEnum;
 use http::{HeaderName, HeaderValue, Uri, header, uri::Authority};
 use mcp_cancel_on_disconnect::Grace;
 
-/// How lines are logged.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[non_exhaustive]
 pub enum LogFormat {
     /// For people.
     Text,
-    /// An object a line.
+    /// One JSON object a line.
     Json,
 }
 
-/// A time after which something happens, or never.
+/// A time limit, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// The longest time that can be said: a year. Clocks overflow somewhere beyond.
+/// Maximum time: a year. Clocks overflow somewhere above.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Minimum time that an upstream may be silent before its call is answered with a stream: 250 ms. Chosen so that a refusal, which
-/// is faster, passes as it is.
+/// Minimum silence of an upstream before its call gets an event stream: 250 ms.
+/// Chosen because refusals are faster, and pass unchanged.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
-/// Minimum number of bytes that may be kept in all: 1 MiB, as many as one stream may need.
+/// Minimum number of bytes that may be kept in all: 1 MiB, the limit of one stream.
 const MIN_BUFFER: usize = 1024 * 1024;
 
 type Parsed<T> = Result<T, String>;
@@ -101,7 +101,7 @@ pub(super) fn tool(text: &str) -> Parsed<String> {
 }
 
 pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
-    // Names may have a `=`, of graces only this one.
+    // Names may contain `=`, graces only this one.
     let at = text.rfind("=always=").or_else(|| text.rfind('='));
     let (tool_name, rest) = at
         .and_then(|at| text.split_at_checked(at))
@@ -126,7 +126,7 @@ pub(super) fn size(text: &str) -> Parsed<usize> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// How much may be kept in all.
+/// Parses the number of bytes that may be kept in all.
 pub(super) fn buffer(text: &str) -> Parsed<usize> {
     let size = size(text)?;
     if size < MIN_BUFFER {
@@ -152,7 +152,7 @@ pub(super) fn sessions(text: &str) -> Parsed<usize> {
 }
 
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
-    // It may have a secret, and is not repeated.
+    // The error does not repeat it, because it may contain a secret.
     let wrong = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
@@ -170,15 +170,15 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     }
 }
 
-/// Returns `true` if an authority without a user has a host, and nothing after it but a port that there can be. [`Authority`]
-/// takes others, and a connector takes the default port then.
+/// Returns `true` if an authority without a user has a host, and nothing after it but a valid port.
+/// [`Authority`] accepts others, for which a connector takes the default port.
 fn is_complete(authority: &Authority) -> bool {
     let host = authority.host();
     let has_port = authority.port_u16().is_some();
     !host.is_empty() && (authority.as_str() == host || has_port)
 }
 
-/// An address to listen on. A port alone is one of this machine.
+/// Parses an address to listen on. A port alone is one of 127.0.0.1.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     let wrong =
         || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");
@@ -194,7 +194,7 @@ pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     Ok(SocketAddr::new(ip, port))
 }
 
-/// The address of a host to listen on.
+/// Parses the IP address of a host to listen on.
 pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
     let bare = text.trim_start_matches('[').trim_end_matches(']');
     if text.eq_ignore_ascii_case("localhost") {
@@ -205,7 +205,7 @@ pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
     })
 }
 
-/// In lower case, as hosts are compared.
+/// Parses a host, and returns it in lower case.
 pub(super) fn host(text: &str) -> Parsed<String> {
     let text = text.trim();
     let wrong =
@@ -229,7 +229,7 @@ pub(super) fn host(text: &str) -> Parsed<String> {
     })
 }
 
-/// As origins are compared.
+/// Parses an origin, and returns its normal form.
 pub(super) fn origin(text: &str) -> Parsed<String> {
     let text = text.trim();
     if text.contains('*') {
@@ -245,7 +245,7 @@ pub(super) fn origin(text: &str) -> Parsed<String> {
     }
 }
 
-/// An origin as it is compared: in lower case, and without the default port of its scheme, which browsers leave out.
+/// Returns an origin in lower case, without the default port of its scheme, which browsers omit.
 pub(crate) fn normal_origin(origin: &Uri) -> String {
     let scheme = origin.scheme_str().unwrap_or_default();
     let authority = origin

@@ -1,8 +1,8 @@
-//! The room for events: its limit, and the streams that have a share of it.
+//! Budgets of bytes, and the reservations that are taken from them.
 //!
-//! 1. What is granted is never more than the limit of the budget, nor of the one around it: a grant that would be is
-//!    refused, and takes nothing.
-//! 2. A [`Reservation`] gives back what it has when it is dropped, to every budget it was taken from.
+//! 1. All reservations together never exceed the limit of their budget, nor that of its parent. A reservation that
+//!    would is refused, and takes nothing.
+//! 2. A [`Reservation`] releases what it has when it is dropped, in every budget that it was taken from.
 
 use std::{
     sync::{
@@ -12,30 +12,32 @@ use std::{
     time::Duration,
 };
 
-/// How much an event store keeps, and for how long.
+/// Limits of an event store.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// How many sessions are known: 4,096. Past that, of those without a stream the half that was not used for longest is
-    /// forgotten: their streams are no longer primed.
+    /// Maximum number of known sessions: 4,096.
+    /// Above it, half of those without a stream are removed, the longest unused ones: their streams are not primed from
+    /// then on.
     pub sessions: usize,
-    /// How many streams a session has, with those that have ended and are kept: 2,048, twice as many as a command may have
-    /// calls. What a stream itself costs counts for [`bytes`](Self::bytes) only.
+    /// Maximum number of streams of a session, including ended ones that are kept: 2,048.
+    /// Chosen as twice the number of calls of a command. The cost of a stream itself counts for [`bytes`](Self::bytes)
+    /// only.
     pub streams: usize,
-    /// How many events a stream keeps: 256.
+    /// Maximum number of events of a stream: 256.
     pub events: usize,
-    /// How many bytes a stream keeps before it takes no more: 1 MiB. Its last event may go beyond.
+    /// Number of bytes from which on a stream accepts no event: 1 MiB. Its last event may exceed it.
     pub stream_bytes: usize,
-    /// How many bytes the events of a session take: 4 MiB.
+    /// Maximum number of bytes of the events of a session: 4 MiB.
     pub session_bytes: usize,
-    /// How many bytes are kept in all: 64 MiB.
+    /// Maximum number of bytes of all sessions: 64 MiB.
     pub bytes: usize,
     /// How long a stream is kept after its end: 60 s.
     pub retention: Duration,
-    /// How long a client is asked to wait before it comes back: 3 s.
+    /// Reconnect delay that clients are sent: 3 s.
     pub retry: Duration,
 }
 
-/// So many bytes may be kept.
+/// A limit on reserved bytes.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: usize,
@@ -43,19 +45,19 @@ pub(crate) struct Budget {
     parent: Option<Arc<Self>>,
 }
 
-/// Bytes of a budget, until it is dropped.
+/// Reserved bytes of a budget, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     budget: Arc<Budget>,
     bytes: usize,
 }
 
-/// Which budget had no room.
+/// The budget that had no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exhausted {
-    /// That of the session.
+    /// The budget of the session.
     Session,
-    /// The one around all sessions.
+    /// The budget of all sessions.
     All,
 }
 
@@ -87,7 +89,7 @@ impl Budget {
         })
     }
 
-    /// A part of this one, for one session.
+    /// Returns a budget within this one, for a session.
     pub(crate) fn child(self: &Arc<Self>, limit: usize) -> Arc<Self> {
         Arc::new(Self {
             limit,
@@ -107,7 +109,7 @@ impl Budget {
         }
     }
 
-    /// One of the budget around this one.
+    /// Returns an empty reservation of the outermost budget.
     pub(crate) fn global_reservation(self: &Arc<Self>) -> Reservation {
         match &self.parent {
             Some(parent) => parent.global_reservation(),
@@ -146,7 +148,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Gives back `by` of them, or all if these are fewer.
+    /// Releases `by` bytes, or all if there are fewer.
     pub(crate) fn shrink(&mut self, by: usize) {
         let by = by.min(self.bytes);
         self.bytes -= by;
@@ -159,7 +161,7 @@ impl Reservation {
         self.grow(bytes - self.bytes)
     }
 
-    /// Another one of the same budget, which has nothing yet.
+    /// Returns an empty reservation of the same budget.
     pub(crate) fn sibling(&self) -> Self {
         self.budget.reservation()
     }

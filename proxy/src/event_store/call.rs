@@ -1,4 +1,4 @@
-//! A call, as far as its stream has to know it.
+//! The properties of a call that its stream needs.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use mcp_cancel_on_disconnect::CallToken;
 use super::credentials::Credentials;
 use crate::message::IdKey;
 
-/// The call that a stream is for.
+/// The call that a stream belongs to.
 #[derive(Debug)]
 pub struct Call {
     pub(super) id: Box<str>,
     pub(super) key: IdKey,
     pub(super) token: Option<CallToken>,
     pub(super) credentials: Option<Arc<Credentials>>,
-    /// What else is kept for it, in bytes.
+    /// Size of the other things that are kept for it, in bytes.
     pub(super) with_extra: usize,
 }
 
 // === impl Call ===
 
 impl Call {
-    /// The call with this id, which is JSON text. `None` if that is no id.
+    /// Creates a call with this id, which is JSON text. Returns `None` if that is not an id.
     pub fn new(id: &str) -> Option<Self> {
         Some(Self {
             key: IdKey::of(id)?,
@@ -32,20 +32,21 @@ impl Call {
         })
     }
 
-    /// How many bytes are kept for it besides its stream.
+    /// Sets the number of bytes that are kept for it besides its stream.
     pub(super) fn with_extra(mut self, bytes: usize) -> Self {
         self.with_extra = bytes;
         self
     }
 
-    /// The token of the request that it came with. It is told when the answer is here.
+    /// Sets the token of its request, which is notified of the answer.
     pub fn token(mut self, token: Option<CallToken>) -> Self {
         self.token = token;
         self
     }
 
-    /// With which credentials it came. The server behind [`Resumable`](super::Resumable) is asked about a client that resumes
-    /// it with others. A command knows no credentials, so its calls have none.
+    /// Sets the credentials of its request.
+    /// The server behind [`Resumable`](super::Resumable) is asked about a client that resumes with others. The calls of
+    /// a command have none.
     pub(super) fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(Arc::new(credentials));
         self

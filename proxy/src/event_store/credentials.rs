@@ -1,15 +1,16 @@
-//! The header fields by which a server may know who sent a request, and the path and query of its URL.
+//! The parts of a request by which a server may authenticate its client: header fields, and path and query of the URL.
 //!
-//! A server authenticates by any field: `Authorization`, a key of its own, a cookie, what a gateway in front adds. So every
-//! field counts, except for those of [`HARMLESS`], which say nothing of a client or differ between its requests. Other servers
-//! have their keys in the path or in the query.
+//! A server authenticates by any field: `Authorization`, a key of its own, a cookie, a field of a gateway. So every
+//! field counts, except for those of [`HARMLESS`], which do not identify a client or differ between its requests. Other
+//! servers have keys in the path or in the query.
 
 use std::fmt;
 
 use http::{HeaderName, HeaderValue, Request, Uri, uri::PathAndQuery};
 
-/// The fields that are no credentials: of one connection, of one body, of a browser, of a trace, and of MCP itself. A field
-/// is listed only if no server can be expected to tell two clients apart by it. The session is compared elsewhere.
+/// Fields that are not credentials: of one connection, of one body, of a browser, of a trace, and of MCP itself.
+/// A field is listed only if no server can be expected to distinguish two clients by it. Sessions are compared
+/// elsewhere.
 const HARMLESS: [&str; 45] = [
     "accept",
     "accept-encoding",
@@ -58,7 +59,7 @@ const HARMLESS: [&str; 45] = [
     "x-request-id",
 ];
 
-/// Fields that are credentials of one message alone: they are compared, and not sent with another message.
+/// Credentials of a single message: they are compared, and not sent with another message.
 const OF_ONE_MESSAGE: [&str; 8] = [
     "content-digest",
     "content-md5",
@@ -77,7 +78,7 @@ pub(super) struct Credentials {
     fields: Box<[(HeaderName, HeaderValue)]>,
 }
 
-/// Returns `true` if a field says nothing of who sent it.
+/// Returns `true` if a field does not identify the client.
 pub(super) fn is_harmless(name: &HeaderName) -> bool {
     HARMLESS.binary_search(&name.as_str()).is_ok()
 }
@@ -91,7 +92,7 @@ impl Credentials {
         let mut fields: Vec<_> = fields
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
-        // The order of fields with one name means something, and no other order does.
+        // Only the order of fields with the same name matters.
         fields.sort_by(|one, other| one.0.as_str().cmp(other.0.as_str()));
         Self {
             // HTTP/2 has the host in the URL as well.
@@ -100,7 +101,7 @@ impl Credentials {
         }
     }
 
-    /// Gives a request these credentials in place of its own.
+    /// Replaces the credentials of a request by these.
     pub(super) fn put_on<B>(&self, request: &mut Request<B>) {
         let mut parts = request.uri().clone().into_parts();
         parts.path_and_query.clone_from(&self.target);
@@ -124,7 +125,7 @@ impl Credentials {
     }
 }
 
-/// Without the values, and without the names of what a server calls its keys.
+/// Shows neither the values nor the names, which may be those of keys.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Credentials({} fields)", self.fields.len())

@@ -1,10 +1,10 @@
-//! The events of the event store's streams, and their ids.
+//! Events and their ids.
 //!
 //! An id is `mcp-<server>-<stream>.<seq>`:
 //!
 //! 1. `server` is the same for every start of a proxy in front of the same server. So an id of an earlier start is
-//!    recognized and refused: a server that ignores an id that it does not know would answer with its standalone stream.
-//! 2. `stream` has 128 random bits of its own. No id of one stream tells anything about the ids of another.
+//!    recognized and refused. A server that ignores unknown ids would answer it with its standalone stream.
+//! 2. `stream` has 128 random bits of its own. No id of a stream reveals the ids of another.
 
 use std::{fmt, time::Duration};
 
@@ -13,51 +13,52 @@ use bytes::Bytes;
 use super::budget::Reservation;
 use crate::message::{IdKey, Kind, Message, Scanner, batch};
 
-/// One event, without its id.
+/// An event without its id.
 #[derive(Debug)]
 pub struct Event {
-    /// Its lines, each with its line feed, and without the blank one.
+    /// Its lines with their line feeds, without the blank one.
     pub(super) lines: Vec<u8>,
     pub(super) weight: Weight,
-    /// What was granted for it. The first event of a stream and its error need nothing: the stream has paid for them.
+    /// Covers its bytes. The stream itself covers its first event and its error.
     pub(super) reservation: Option<Reservation>,
 }
 
-/// The bytes of an event, and what was granted for them: the last who has a part of them gives it back.
+/// The bytes of an event and their reservation, which is released with the last reference to the bytes.
 struct OwnedLines {
     bytes: Vec<u8>,
     _reservation: Reservation,
 }
 
-/// What may become of an event where room is short.
+/// What may happen to an event where there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// Progress, or a log line. The oldest of these are dropped first, and a comment says so.
+    /// Progress, or a log message. The oldest of these are dropped first, and a comment counts them.
     Droppable,
-    /// Must reach the client: any other notification, or what cannot be read.
+    /// Must reach the client: any other notification, or a message that cannot be read.
     Kept,
     /// A request of the server. It must reach the client as well, and its sender waits for an answer.
     Request,
-    /// The answer of the call, which must be kept as well. Once it is, the call is completed.
+    /// The answer of the call. It must be kept as well, and completes the call.
     Answer,
 }
 
-/// What the ids of an event store begin with.
+/// The prefix of the ids of an event store.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin(Box<str>);
 
-/// What names a stream in the ids of its events: 128 random bits.
+/// Identifies a stream in the ids of its events: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StreamName(u128);
 
-/// The id of an event of this event store, or of an event store that was here before. `None` if no event has such an id.
+/// The id of an event of this event store, or of an earlier one. `None` if it cannot be the id of an event.
 pub(crate) type EventId = Option<(StreamName, u64)>;
 
 // === impl Event ===
 
 impl Event {
-    /// A message of the server as an event. `json` is the whole message; `call` is the id of the call that the stream is
-    /// for, as JSON text, and `None` on a stream that is for no call.
+    /// Creates an event of a message of the server.
+    ///
+    /// `json` is the whole message. `call` is the id of the call of the stream, and `None` on a standalone stream.
     ///
     /// ```
     /// use mcp_cancel_proxy::{event_store::{Event, Weight}, message::IdKey};
@@ -73,7 +74,7 @@ impl Event {
         Self::of_lines(data_lines(json), weight)
     }
 
-    /// An event of these lines, which end with a line feed.
+    /// Creates an event of these lines, each of which ends with a line feed.
     pub(crate) fn of_lines(lines: Vec<u8>, weight: Weight) -> Self {
         Self {
             lines,
@@ -82,24 +83,24 @@ impl Event {
         }
     }
 
-    /// The same event, for whose lines so much was granted.
+    /// Adds the reservation that covers its lines.
     pub(crate) fn with_reservation(mut self, reservation: Reservation) -> Self {
         self.reservation = Some(reservation);
         self
     }
 
-    /// The first event of a stream: it has no message, and names the point from which its client may resume, after so long.
+    /// Creates the first event of a stream: it has no message, an id to resume from, and the reconnect delay.
     pub(crate) fn priming(retry: Duration) -> Self {
         let lines = format!("retry: {}\ndata:\n", retry.as_millis());
         Self::of_lines(lines.into_bytes(), Weight::Kept)
     }
 
-    /// What may become of it.
+    /// Returns what may happen to it where there is no room.
     pub fn weight(&self) -> Weight {
         self.weight
     }
 
-    /// Its lines, which have its room for as long as anybody has a part of them.
+    /// Returns its lines. Its reservation lasts until the last reference to them is dropped.
     pub(super) fn into_bytes(self) -> Bytes {
         let bytes = self.lines;
         match self.reservation {
@@ -112,10 +113,10 @@ impl Event {
     }
 }
 
-/// How much an id and its line may take, so that it is appended without a copy of the event.
+/// Capacity for an id and its line, so that the id is appended without a copy of the event.
 pub(super) const ROOM_FOR_ID: usize = 72;
 
-/// A message as `data` lines. Line ends stand between the tokens of JSON, where each is as good as another.
+/// Returns a message as `data` lines. Line breaks of JSON are white space between its tokens.
 fn data_lines(json: &[u8]) -> Vec<u8> {
     const FRAME_OVERHEAD: usize = "data: \n".len();
     let mut lines = Vec::with_capacity(json.len() + FRAME_OVERHEAD + ROOM_FOR_ID);
@@ -129,13 +130,13 @@ fn data_lines(json: &[u8]) -> Vec<u8> {
     lines
 }
 
-/// A JSON-RPC error as the answer to a call, whose id is JSON text.
+/// Returns an event with a JSON-RPC error as the answer to a call, whose id is JSON text.
 pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
     let message = serde_json::Value::from(message);
     answer_with(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
 }
 
-/// The same of an error that is JSON text.
+/// Returns an event with an error that is JSON text.
 pub(crate) fn answer_with(id: &str, error: &str) -> Event {
     let json = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
     Event::of_lines(data_lines(json.as_bytes()), Weight::Answer)
@@ -152,9 +153,9 @@ impl AsRef<[u8]> for OwnedLines {
 // === impl Weight ===
 
 impl Weight {
-    /// What may become of this message on the stream of this call. What cannot be read is kept, and is the answer if it passes
-    /// for it: the client may read more than the proxy does, and an answer has no second one. A batch is the answer if one of its
-    /// messages is.
+    /// Returns the weight of this message on the stream of this call.
+    /// A message that cannot be read is kept. It counts as the answer if it may be one: the client may read more than
+    /// the proxy does, and there is no second answer. A batch is the answer if one of its messages is.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
         let Some(messages) = batch(json) else {
             return Self::of_one(json, call);
@@ -180,7 +181,7 @@ impl Weight {
         Self::of_answer(answered, call)
     }
 
-    /// The same of one that was read as it passed.
+    /// Returns the weight of a message that was scanned.
     pub(super) fn of_scanned(scanner: Scanner, call: Option<&IdKey>) -> Self {
         if scanner.is_droppable() {
             Self::Droppable
@@ -191,7 +192,7 @@ impl Weight {
         }
     }
 
-    /// The same of one that answers this request. No other call has this stream, so an id is also compared by its text.
+    /// Returns the weight of an answer to this request. A stream has one call, so ids are also compared by their text.
     fn of_answer(answered: Option<IdKey>, call: Option<&IdKey>) -> Self {
         match answered.zip(call) {
             Some((answered, call)) if answered.resembles(call) => Self::Answer,
@@ -205,7 +206,7 @@ impl Weight {
 impl StreamName {
     const DIGITS: usize = 32;
 
-    /// A new name. `None` if the system has no random numbers.
+    /// Returns a new name. Returns `None` if the system has no random numbers.
     pub(crate) fn random() -> Option<Self> {
         let mut bits = [0; 16];
         getrandom::fill(&mut bits).ok()?;
@@ -219,7 +220,7 @@ impl StreamName {
     }
 }
 
-/// Without the bits: whoever has them can read the stream.
+/// The bits are a credential, so they are not shown.
 impl fmt::Debug for StreamName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StreamName")
@@ -229,14 +230,14 @@ impl fmt::Debug for StreamName {
 // === impl Origin ===
 
 impl Origin {
-    /// The origin of an event store in front of the server of this name. The name is hashed (FNV-1a), and may be guessed from that.
+    /// Returns the origin for the server with this name. The name is hashed (FNV-1a), and may be guessed from the hash.
     pub(crate) fn of(server: &str) -> Self {
         let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
         let hash = server.bytes().fold(0x811c_9dc5, add);
         Self(format!("mcp-{hash:08x}-").into())
     }
 
-    /// What the ids of a stream begin with.
+    /// Returns the prefix of the ids of a stream.
     pub(crate) fn prefix(&self, stream: StreamName) -> Box<str> {
         format!("{}{:032x}.", self.0, stream.0).into()
     }
@@ -251,7 +252,7 @@ impl Origin {
     }
 }
 
-/// A number as it is written in ids, and no other way.
+/// Parses a number in the one form that ids have.
 fn number(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     let first = text.as_bytes().first()?;

@@ -1,7 +1,8 @@
-//! The answer of a server to the `ping` that has it judge a client.
+//! The server's answer to the `ping` by which it accepts a client.
 //!
-//! A status of 200 alone accepts no client: servers refuse with a JSON-RPC error in it, and gateways with a page to log in. What
-//! counts as accepted is a response to this very `ping`, with a result or with the error of a server that has no `ping`.
+//! A status of 200 alone accepts no client: some servers refuse with a JSON-RPC error in it, and some gateways with a
+//! login page. A client is accepted by a response to this very `ping`, with a result, or with the error of a server
+//! that has no `ping`.
 
 use std::time::Duration;
 
@@ -24,13 +25,13 @@ pub(super) const ID: &str = r#""mcp-cancel-proxy""#;
 /// Maximum number of bytes of an answer that are read: 64 KiB.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// How long an answer may take after its head: 10 s.
+/// Time for an answer after its head: 10 s.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// JSON-RPC's code for a method that does not exist.
 const NO_SUCH_METHOD: i64 = -32601;
 
-/// Returns what the client gets if the server has not accepted it.
+/// Returns the response to the client if the server has not accepted it.
 pub(super) async fn refused(answer: Response<Body>) -> Option<Response<Body>> {
     if !answer.status().is_success() {
         return Some(answer);
@@ -82,7 +83,7 @@ async fn accepts(answer: Response<Body>) -> bool {
     is_accepted(&whole) == Some(true)
 }
 
-/// Returns whether this message accepts the client. `None` if it is no response.
+/// Returns whether this message accepts the client. Returns `None` if it is not a response.
 fn is_accepted(json: &[u8]) -> Option<bool> {
     #[derive(Deserialize)]
     struct Response {

@@ -1,11 +1,11 @@
-//! The events of a server's stream, read for what is handed on of them.
+//! Parses the events of a server's stream, as far as they are forwarded.
 //!
 //! 1. Events are those of the standard (WHATWG HTML, section 9.2.6): any of three line ends, a byte order mark at the
-//!    start, comments, several data lines. How the body is cut into frames changes nothing.
-//! 2. Of an event its `event` and `data` lines are handed on as they came, but for their ends. Its `id` and its `retry` are the
-//!    server's word to whoever reads it, which is the event store. Comments and fields that the standard does not know go.
-//! 3. What a line or an event may take is for the caller to say: it is told what the next bytes need, and takes what has
-//!    come whenever it likes.
+//!    start, comments, several data lines. The frames of the body do not matter.
+//! 2. Of an event its `event` and `data` lines are forwarded unchanged, but for their ends. Its `id` and its `retry`
+//!    are for the event store. Comments and unknown fields are removed.
+//! 3. The caller bounds the length of lines and events. It asks what the next bytes need, and may take the bytes so far
+//!    at any time.
 
 use std::{mem, time::Duration};
 
@@ -15,26 +15,27 @@ use memchr::memchr2;
 use super::event::ROOM_FOR_ID;
 use crate::message::Scanner;
 
-/// How long an id may be to be remembered: 512 bytes. It is sent back in a header, and every stream may have three of them.
+/// Maximum length of an id that is remembered: 512 bytes.
+/// It is sent back in a header, and every stream may have three of them.
 pub(super) const MAX_ID: usize = 512;
 
-/// How long a `retry` may be.
+/// Maximum length of a `retry`.
 const MAX_RETRY: usize = 16;
 
 /// A byte order mark.
 pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Reads one stream.
+/// The parser of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
-    /// The lines of the event so far that are handed on.
+    /// The forwarded lines of the current event, as far as they were read.
     lines: Vec<u8>,
     line: Line,
     after_cr: bool,
-    /// How much of the byte order mark has come; more than that, once it cannot come any more.
+    /// Number of bytes of the byte order mark that were read. `BOM.len()` once it cannot follow any more.
     bom_read: usize,
     has_data: bool,
-    /// Reads the data of an event whose lines are taken before its end.
+    /// Scans the data of an event whose lines are taken before its end.
     scan: Option<Box<Scanner>>,
     /// The value of an `id` or a `retry` line.
     value: Vec<u8>,
@@ -44,17 +45,17 @@ pub(crate) struct Reader {
     retry: Option<Duration>,
 }
 
-/// How far the current line has come.
+/// The state of the current line.
 #[derive(Debug, Clone, Copy, Default)]
 enum Line {
     #[default]
     Start,
-    /// So many bytes of this name have come.
+    /// This many bytes of this name were read.
     Name(Field, usize),
-    /// The colon has come, and nothing after it.
+    /// The colon was read, and nothing after it.
     Space(Field),
     Value(Field),
-    /// It is of no interest.
+    /// The line is ignored.
     Other,
 }
 
@@ -66,19 +67,19 @@ enum Field {
     Retry,
 }
 
-/// What has come to its end.
+/// The reason why the parser returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Read {
-    /// The bytes.
+    /// All bytes were read.
     Bytes,
-    /// An event with data. [`Reader::take`] has its lines.
+    /// An event with data has ended. [`Reader::take`] returns its lines.
     Event,
 }
 
 // === impl Reader ===
 
 impl Reader {
-    /// Reads on, up to the end of the next event that has data. `bytes` is what is left then.
+    /// Reads up to the end of the next event with data. `bytes` keeps the rest.
     pub(crate) fn read(&mut self, bytes: &mut &[u8]) -> Read {
         while let Some((first, rest)) = bytes.split_first() {
             if self.skip_bom(*first) || (mem::take(&mut self.after_cr) && *first == b'\n') {
@@ -105,29 +106,29 @@ impl Reader {
         Read::Bytes
     }
 
-    /// Takes the lines of the event so far that are handed on.
+    /// Takes the forwarded lines of the current event.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         mem::take(&mut self.lines)
     }
 
-    /// Begins to read what the event is, whose lines are taken from here on as they come.
+    /// Begins to scan the current event, whose lines are taken before its end from here on.
     pub(crate) fn begin_scan(&mut self) {
         self.scan = Some(Box::new(scanned(&self.lines)));
     }
 
-    /// What has come of it.
+    /// Returns the scan of the current event.
     pub(crate) fn scan(&self) -> Option<&Scanner> {
         self.scan.as_deref()
     }
 
-    /// All of it.
+    /// Ends the scan of the current event and returns it.
     pub(crate) fn end_scan(&mut self) -> Scanner {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }
 
-    /// How much is allocated for these lines once `bytes` more have come. It doubles, but not past `max`.
+    /// Returns the capacity of the lines after `bytes` more are read. It doubles, but not above `max`.
     pub(crate) fn needs(&self, bytes: usize, max: usize) -> usize {
-        // What has come of a name is a line's once the rest has.
+        // The bytes of a name become a part of the line once the rest of the name is read.
         let begun = match self.line {
             Line::Name(_, matched) => matched,
             _ => 0,
@@ -140,23 +141,23 @@ impl Reader {
         }
     }
 
-    /// Allocates that.
+    /// Allocates this capacity.
     pub(crate) fn reserve(&mut self, needed: usize) {
         self.lines
             .reserve_exact(needed.saturating_sub(self.lines.len()));
     }
 
-    /// The id from which the server would go on, if it gave one that can be sent back.
+    /// Returns the id from which the server can resume, if it can be sent in a header.
     pub(crate) fn last_id(&self) -> Option<&[u8]> {
         self.last_id.as_deref()
     }
 
-    /// How long the server asked to be left alone first.
+    /// Returns the reconnect delay that the server sent.
     pub(crate) fn retry(&self) -> Option<Duration> {
         self.retry
     }
 
-    /// Begins another body of the same stream. What has come of an event is dropped.
+    /// Begins another body of the same stream. An incomplete event is dropped.
     pub(crate) fn begin_again(&mut self) {
         *self = Self {
             last_id: self.last_id.take(),
@@ -165,14 +166,14 @@ impl Reader {
         };
     }
 
-    /// Whether this byte is one of the mark.
+    /// Returns `true` if this byte belongs to the byte order mark.
     fn skip_bom(&mut self, byte: u8) -> bool {
         if BOM.get(self.bom_read) == Some(&byte) {
             self.bom_read += 1;
             return true;
         }
         if (1..BOM.len()).contains(&self.bom_read) {
-            // A line that begins with a part of the mark is no field.
+            // A line that begins with a part of the mark is not a field.
             self.line = Line::Other;
         }
         self.bom_read = BOM.len();
@@ -233,7 +234,7 @@ impl Reader {
             }
             Field::Event => {}
             Field::Id | Field::Retry => {
-                // One byte more than may be tells that it was too long.
+                // One byte above the limit marks the value as too long.
                 let max = field.max() + 1 - self.value.len().min(field.max() + 1);
                 let text = text.get(..max).unwrap_or(text);
                 self.value.reserve_exact(text.len());
@@ -248,7 +249,7 @@ impl Reader {
         }
     }
 
-    /// Ends a line. `true` if that ends an event with data.
+    /// Ends a line. Returns `true` if that ends an event with data.
     fn end_line(&mut self) -> bool {
         match mem::take(&mut self.line) {
             Line::Start => return self.end_event(),
@@ -269,7 +270,7 @@ impl Reader {
         match field {
             Field::Data => self.continue_scan(b"\n"),
             Field::Event => {}
-            // The standard says what a zero means.
+            // The standard ignores an id with a zero byte.
             Field::Id => {
                 let id = text.filter(|id| !id.contains(&0)).map(Vec::into);
                 self.id = id.or(self.id.take());
@@ -295,8 +296,8 @@ impl Reader {
     }
 }
 
-/// Skips the byte order mark at the beginning of a body, which clients skip where they read it as JSON. `mark` is what may still
-/// follow of it.
+/// Skips the byte order mark at the beginning of a JSON body, as clients do. `mark` is the part of it that may still
+/// follow.
 pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
     while let (Some((first, rest)), Some(byte)) = (mark.split_first(), bytes.first()) {
         if first == byte {
@@ -311,7 +312,7 @@ pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
 // === impl Field ===
 
 impl Field {
-    /// Its name and the colon.
+    /// Returns its name and the colon.
     fn name(self) -> &'static [u8] {
         match self {
             Self::Data => b"data:",
@@ -329,12 +330,12 @@ impl Field {
     }
 }
 
-/// The message in the lines of an event: their data, in one piece if it was on one line.
+/// Returns the data lines of an event.
 pub(crate) fn data(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
     lines.split(|byte| *byte == b'\n').filter_map(data_of)
 }
 
-/// What that message is, or what has come of it.
+/// Returns the scan of the message in these lines, which may be incomplete.
 pub(crate) fn scanned(lines: &[u8]) -> Scanner {
     let mut scan = Scanner::default();
     let lines = lines.split_inclusive(|byte| *byte == b'\n');

@@ -1,21 +1,21 @@
-//! The service that gives resumability to a server that has none.
+//! A service that adds resumability to a server that has none.
 //!
-//! | request | what becomes of it |
+//! | request | effect |
 //! |---|---|
-//! | POST of a call in a session, before revision 2026-07-28 | its stream of events is read here, and the client reads from the event store |
+//! | POST of a call in a session, before revision 2026-07-28 | its event stream is read here, and the client reads from the event store |
 //! | POST of `initialize` | passes; begins the session |
-//! | POST of `notifications/cancelled` | passes; if the server took it, its stream of that call is let go a second later |
+//! | POST of `notifications/cancelled` | passes; if the server accepts it, its stream of that call is closed 1 s later |
 //! | GET with an event id of the event store | answered here |
-//! | DELETE | passes; if the server took it, the streams of its session end |
+//! | DELETE | passes; if the server accepts it, the streams of its session end |
 //! | everything else | passes |
 //!
-//! What passes is not altered. Of a call whose answer is JSON, and fast, the answer passes as well. If it is slow, and the
-//! client can be told of an event id to come back with, an event stream begins without waiting for the server's head.
+//! A passing request is not altered. If the answer to a call is JSON, and fast, the answer passes as well. If it is slow, and
+//! the client supports an event id to resume from, an event stream begins before the server's head arrives.
 //!
-//! A client that resumes with other credentials than the call had (it may have got a fresh token) gets its stream only if
-//! the server answers a `ping` with these, with a result and not with an error. Credentials are the path and the query of
-//! its URL, and all header fields that are not known to be harmless. The latest that were accepted are those with which the
-//! rest of the answer is asked for, and with which the layer's cancel is sent.
+//! A client may resume with other credentials than the call had, for example with a fresh token. It gets its stream only if
+//! the server answers a `ping` with these by a result, and not by an error. Credentials are the path and the query of the URL,
+//! and all header fields that are not known to be harmless. The latest accepted credentials are used to request the rest of
+//! the answer, and to send the layer's cancel.
 
 use std::{
     convert::Infallible,
@@ -52,11 +52,10 @@ use crate::{
     message::{IdKey, Kind, MAX_BODY, Message},
 };
 
-/// The shortest silence before an event stream begins: 250 ms. What a server refuses it refuses faster, and its head
-/// should pass as it is.
+/// Minimum silence before an event stream begins: 250 ms. Chosen because refusals are faster, and pass unchanged.
 pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
-/// Gives resumability to the server behind `S`.
+/// Adds resumability to the server behind `S`.
 ///
 /// ```
 /// use std::{convert::Infallible, time::Duration};
@@ -76,16 +75,16 @@ pub struct Resumable<S> {
     commit_after: Duration,
 }
 
-/// Forgets a stream unless its call turns out to have one.
+/// Removes a stream, unless it is taken for a call.
 struct UnopenedStream(Option<Stream>);
 
-/// Forgets a session of which nobody but a request spoke, unless the server has accepted a call in it.
+/// Removes a session that only this request named, unless the server has accepted a call in it.
 struct UnusedSession<'a>(EventStore, &'a str);
 
 // === impl Resumable ===
 
 impl<S> Resumable<S> {
-    /// Keeps the streams of `inner` in `store`.
+    /// Creates a service that keeps the streams of `inner` in `store`.
     pub fn new(inner: S, store: EventStore) -> Self {
         Self {
             inner,
@@ -94,17 +93,18 @@ impl<S> Resumable<S> {
         }
     }
 
-    /// The server.
+    /// Returns the server.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// Where its streams are kept.
+    /// Returns the event store.
     pub fn event_store(&self) -> &EventStore {
         &self.store
     }
 
-    /// How long a call may be silent before its event stream begins, 1 s by default and [`MIN_COMMIT_AFTER`] at least.
+    /// Sets how long a call may be silent before its event stream begins. The default is 1 s, the minimum
+    /// [`MIN_COMMIT_AFTER`].
     pub fn commit_after(mut self, silence: Duration) -> Self {
         self.commit_after = silence.max(MIN_COMMIT_AFTER);
         self
@@ -126,7 +126,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // The readied one is the one to be called.
+        // The service that is ready is the one to call.
         let inner = self.inner.clone();
         let this = Self {
             inner: mem::replace(&mut self.inner, inner),
@@ -159,7 +159,7 @@ where
         }
     }
 
-    /// Hands a request on, as it is.
+    /// Forwards a request unchanged.
     async fn forward(&mut self, request: Request<Body>) -> Response<Body> {
         match self.inner.call(request).await {
             Ok(response) => response,
@@ -205,7 +205,7 @@ where
                 .await;
         };
         let is = |method: &str| message.method.as_deref() == Some(method);
-        // A cancel that the layer replays is its own, about a call whose client has left.
+        // A cancel that the layer replays belongs to a call whose client has disconnected.
         let token = parts.extensions.get::<CallToken>();
         let is_layers = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
@@ -252,13 +252,14 @@ where
         }
     }
 
-    /// A call in a session.
+    /// Serves a call in a session.
     async fn serve_call(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
             .credentials(Credentials::of(&request))
             .with_extra(head_size(&request));
-        // The proxy may have been started since the session began. A client of this revision knows events without a message.
+        // The proxy may have been started after the session. A client with this revision supports events without a
+        // message.
         let knows_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
             .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
         let known = self.store.session(id);
@@ -275,7 +276,7 @@ where
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
-        // A session that is not known yet may not be one: its server decides.
+        // A session that is not known may not exist: its server decides.
         let (mut unopened, call) = match session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),
@@ -340,7 +341,7 @@ where
     stream.written_by(task.abort_handle());
 }
 
-/// The same cancel with the id of the call as its client wrote it: to a server `1` and `1.0` may differ.
+/// Returns the cancel with the id that the client wrote: a server may distinguish `1` from `1.0`.
 fn with_request_id(
     request: Request<Body>,
     body: &Bytes,
@@ -356,13 +357,13 @@ fn with_request_id(
     request.map(|_| Body::from(body))
 }
 
-/// Has the server judge who comes back.
+/// Returns a `ping` with the credentials of a client that resumes.
 fn ping(resume: Request<Body>) -> Request<Body> {
     let id = pong::ID;
     let ping = Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#));
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;
-    // It is no call of the client's.
+    // It is not a call of the client.
     head.extensions.remove::<CallToken>();
     let headers = &mut head.headers;
     headers.remove(LAST_EVENT_ID);
@@ -378,7 +379,7 @@ fn ping(resume: Request<Body>) -> Request<Body> {
     Request::from_parts(head, Body::from(ping))
 }
 
-/// What the head of a request takes, about.
+/// Returns the approximate size of the head of a request.
 fn head_size(request: &Request<Body>) -> usize {
     let of_header =
         |(name, value): (&HeaderName, &HeaderValue)| 96 + name.as_str().len() + value.len();
@@ -389,7 +390,7 @@ fn head_size(request: &Request<Body>) -> usize {
         + request.uri().query().map_or(0, str::len)
 }
 
-/// Whether a request can be of a revision with sessions. One that names something else than a date is not known to be.
+/// Returns `true` if a request may be of a revision with sessions. A revision that is not a date has none.
 fn may_have_sessions(headers: &HeaderMap) -> bool {
     if !headers.contains_key(PROTOCOL_VERSION) {
         return true;

@@ -1,22 +1,22 @@
-//! The events of one stream, for a reader that may leave and come back.
+//! The events of one stream, for a reader that may disconnect and resume.
 //!
-//! Nothing here waits, sleeps or wakes: the callers do. What is promised:
+//! This type does no I/O and does not wait, sleep or wake: its callers do. Its guarantees:
 //!
-//! 1. **Numbers.** Every event gets the next number, from 0 on, whatever becomes of it.
-//! 2. **Once and in order.** A reader gets every event after the one that it named, once and in order. For those that are
-//!    not there any more it gets a comment that says how many. One that names none, and is not the first, gets those that
-//!    no reader has taken.
-//! 3. **What goes.** Where room is short the oldest droppable event goes first, then, if the reader that is there has taken
-//!    them, the oldest notifications, and after these the oldest of the others. Nothing else goes before the ring does.
-//! 4. **Limits.** A ring has at most so many events. It takes one only while it has less than so many bytes: so it has at
-//!    most one event more than that, however large. All of it is covered by a grant at any time, and what a reader took
-//!    stays covered until nobody has it any more.
-//! 5. **One reader.** The newest. An older one has come to its end.
-//! 6. **The end.** Nothing comes after it.
-//! 7. **Straight through.** An event for which there is no room at all goes through in pieces, to a reader that has taken
-//!    everything before it. If that one leaves before the last piece, nobody gets the event.
-//! 8. **The answer.** A reader that missed such an event, and finds no answer at the end, gets an error in its place: the
-//!    event may have been the answer.
+//! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
+//! 2. **Once and in order.** A reader gets every event after the one that it named, once and in order. A comment stands
+//!    for dropped events and has their number. A reader that names no event, and is not the first, starts at the first
+//!    event that no reader has taken.
+//! 3. **Drop order.** Without room, the oldest droppable event is dropped first. Next are the oldest notifications that
+//!    the attached reader has taken, then the oldest of its other taken events. All others stay until the ring ends.
+//! 4. **Limits.** A ring has at most [`BufferLimits::events`] events. It accepts one only while it has less than
+//!    [`BufferLimits::bytes`], so it exceeds them by one event at most. A reservation covers all of it at any time. It
+//!    covers taken bytes until their last holder drops them.
+//! 5. **One reader.** Only the newest. The stream of an older reader has ended.
+//! 6. **The end.** No event follows it.
+//! 7. **Bypass.** An event without room bypasses the ring in pieces, to a reader that has taken everything before it.
+//!    If that reader detaches before the last piece, no reader gets the event.
+//! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead:
+//!    the event may have been the answer.
 
 use std::{collections::VecDeque, io::Write as _, time::Duration};
 
@@ -27,16 +27,17 @@ use super::{
     event::{Event, ROOM_FOR_ID, Weight},
 };
 
-/// What an event costs besides its bytes: its place in the ring, which has up to twice as many, who owns its bytes, and
-/// what both allocations round up to.
+/// What an event costs besides its bytes.
+/// Its place in the ring, which may allocate twice as many, the owner of its bytes, and the rounding of both
+/// allocations.
 pub(crate) const EVENT_OVERHEAD: usize = 192;
 
-/// The most that a reader takes at a time: 16 KiB. Of an event that goes straight through this much, and what hyper already
-/// had, waits for the network uncounted.
+/// Maximum number of bytes that a reader takes at a time: 16 KiB.
+/// Of a bypassing event this much, and what hyper has buffered before, waits for the network uncounted.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
-/// Ends an event of which its reader has a part, wherever it was cut: as one of a type that no client knows. Where none was begun
-/// it is a comment, and an event without data.
+/// Ends an event of which its reader has a part, wherever it was cut.
+/// Clients read an event of an unknown type. If no event was begun, they read a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;
@@ -45,38 +46,38 @@ mod dropping;
 /// The events of one stream.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    /// What the ids of its events begin with.
+    /// The prefix of the ids of its events.
     prefix: Box<str>,
     events: VecDeque<Entry>,
-    /// What the events cost together.
+    /// The cost of all events.
     cost: usize,
-    /// Covers what the stream itself costs.
+    /// Covers the cost of the stream itself.
     own: Reservation,
-    /// Has nothing. What each event is granted is of the same budget.
+    /// Empty. The reservations of the events are taken from the same budget.
     reservation: Reservation,
     limits: BufferLimits,
     /// The number of the next event.
     next: u64,
     answer: Option<u64>,
     reader: Option<Reader>,
-    /// How many readers there were.
+    /// Number of readers so far.
     readers: u64,
-    /// The number of the first event that none of those that left has taken.
+    /// The first event that no detached reader has taken.
     unread: u64,
     bypass: Bypass,
-    /// The last event that went straight through, and the error for who missed it.
+    /// The last event that bypassed the ring, and the error for a reader that missed it.
     bypassed: Option<(u64, Event)>,
     gaps: u64,
     ended: bool,
     cleared: bool,
 }
 
-/// How much a ring may have.
+/// The limits of a ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BufferLimits {
     pub(crate) events: usize,
     pub(crate) bytes: usize,
-    /// How long its clients are asked to wait before they come back.
+    /// The reconnect delay that clients are sent.
     pub(crate) retry: Duration,
 }
 
@@ -88,68 +89,68 @@ struct Entry {
     cost: usize,
 }
 
-/// Who reads, and how far it is.
+/// The attached reader and its position.
 #[derive(Debug)]
 struct Reader {
     id: ReaderId,
-    /// The number of the first event that it did not have when it came.
+    /// The first event that the reader did not have when it attached.
     from: u64,
-    /// The number of the event that it takes next.
+    /// The event that the reader takes next.
     at: u64,
-    /// How much of that it has taken.
+    /// Number of bytes of that event that the reader has taken.
     taken: usize,
 }
 
-/// Where a reader begins.
+/// Where a reader starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
     Beginning,
-    /// After the event of this number.
+    /// After the event with this number.
     After(u64),
     /// At the first event that no reader has taken.
     Unread,
 }
 
-/// Which reader of a ring it is.
+/// Identifies a reader of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReaderId(u64);
 
-/// The event that goes straight through.
+/// The state of the event that bypasses the ring.
 #[derive(Debug, PartialEq, Eq)]
 enum Bypass {
     Idle,
-    /// The reader takes this piece next, if there is one.
+    /// The piece that the reader takes next, if there is one.
     Piece(Option<Bytes>),
-    /// Its reader left.
+    /// The reader detached.
     Aborted,
 }
 
-/// What became of an event.
+/// The result of a push.
 #[derive(Debug)]
 pub(crate) enum Pushed {
-    /// It is there, or was dropped.
+    /// The event was added or dropped.
     Done,
     /// There is room once the reader takes something.
     Wait(Event),
-    /// A budget has no room for it. If nobody makes some, it can only go straight through.
+    /// A budget has no room for the event. Unless another stream is evicted, the event can only bypass the ring.
     Exhausted(Event, Exhausted),
-    /// There is no room, and nobody to make some.
+    /// There is no room, and no reader that could make some.
     Full,
     /// The ring has ended.
     Ended,
 }
 
-/// What became of the piece that goes straight through.
+/// The state of the piece that bypasses the ring.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Bypassed {
     /// The reader has taken it.
     Taken,
     Wait,
-    /// There is no reader, or another one than there was when the event began.
+    /// There is no reader, or another one than when the event began.
     NoReader,
 }
 
-/// What a reader gets.
+/// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     Frame(Bytes),
@@ -160,7 +161,7 @@ pub(crate) enum Taken {
 // === impl Ring ===
 
 impl Ring {
-    /// `own` covers what the stream itself costs, and `reservation` is of the budget that its events have.
+    /// `own` covers the cost of the stream itself. `reservation` belongs to the budget of its events.
     pub(crate) fn new(
         prefix: Box<str>,
         limits: BufferLimits,
@@ -195,7 +196,7 @@ impl Ring {
         let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
         loop {
             let exhausted = if self.has_place() {
-                // What was granted while it was read is a part of that.
+                // The reservation that covered its reading is a part of this one.
                 let reservation = event
                     .reservation
                     .get_or_insert_with(|| self.reservation.sibling());
@@ -227,7 +228,7 @@ impl Ring {
         }
     }
 
-    /// Adds an event that the stream has paid for: its first one, or an error as its last.
+    /// Adds an event that the stream has already reserved: its first one, or an error as its last.
     pub(crate) fn push_paid(&mut self, mut event: Event) {
         if self.ended || self.answer.is_some() {
             return;
@@ -238,7 +239,7 @@ impl Ring {
         self.append(event);
     }
 
-    /// A reader comes. `None` if there was no such event, or nothing is left.
+    /// Attaches a reader. Returns `None` if there was no such event, or the ring was cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.cleared || seq >= self.next)
@@ -262,7 +263,7 @@ impl Ring {
         Some(id)
     }
 
-    /// The reader takes what comes next for it.
+    /// Returns what the reader gets next.
     pub(crate) fn take(&mut self, id: ReaderId) -> Taken {
         self.replace_missed_answer(id);
         let (next, gaps) = (self.next, &mut self.gaps);
@@ -293,19 +294,20 @@ impl Ring {
         }
     }
 
-    /// The reader leaves.
+    /// Detaches a reader.
     pub(crate) fn detach(&mut self, id: ReaderId) {
         if self.reader.as_ref().is_some_and(|reader| reader.id == id) {
             self.detach_reader();
         }
     }
 
-    /// Adds the event that names a place to resume from before there is any message.
+    /// Adds the priming event: it has no message, and an id to resume from.
     pub(crate) fn prime(&mut self) {
         self.push_paid(Event::priming(self.limits.retry));
     }
 
-    /// An event without a message that names the last one before where this reader is. `None` if there is none.
+    /// Returns an event without a message, whose id is the last one before the position of this reader.
+    /// Returns `None` if there is no such event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id)?;
         let last = reader.at.checked_sub(1)?;
@@ -314,13 +316,13 @@ impl Ring {
         Some(lines.into())
     }
 
-    /// Nothing comes any more.
+    /// Ends the ring. No event is added from here on.
     pub(crate) fn end(&mut self) {
         self.ended = true;
         self.abort_bypass();
     }
 
-    /// Gives back all room. The ring has ended then, and its reader with it.
+    /// Ends the ring and releases everything it has reserved.
     pub(crate) fn clear(&mut self) {
         self.end();
         self.cleared = true;
@@ -335,55 +337,55 @@ impl Ring {
         self.answer.is_some()
     }
 
-    /// Whether its answer is still to come, or to be read by who is there.
+    /// Returns `true` if the answer is still to be added, or to be taken by the attached reader.
     pub(crate) fn is_in_progress(&self) -> bool {
         let is_unread = |reader: &Reader| reader.at < self.next;
         !(self.ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
     }
 
-    /// Returns `true` if there is an answer that no reader has taken, and no reader.
+    /// Returns `true` if no reader is attached, and none has taken the answer.
     pub(crate) fn has_unread_answer(&self) -> bool {
         let is_unread = self.answer.is_some_and(|answer| answer >= self.unread);
         is_unread && self.reader.is_none() && !self.cleared
     }
 
-    /// How long its clients are asked to wait before they resume.
+    /// Returns the reconnect delay that clients are sent.
     pub(crate) fn retry(&self) -> Duration {
         self.limits.retry
     }
 
-    /// Whether somebody reads.
+    /// Returns `true` if a reader is attached.
     pub(crate) fn has_reader(&self) -> bool {
         self.reader.is_some()
     }
 
-    /// Returns `true` if it had readers, and all of them have left.
+    /// Returns `true` if it had readers, and all of them have detached.
     pub(crate) fn lost_all_readers(&self) -> bool {
         self.readers > 0 && self.reader.is_none()
     }
 
-    /// Whether this is who reads, has taken everything, and nothing more comes.
+    /// Returns `true` if this reader is attached and has taken everything, and the ring has ended.
     pub(crate) fn is_over_for(&self, id: ReaderId) -> bool {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id);
         self.ended && reader.is_some_and(|reader| reader.at == self.next)
     }
 
-    /// How often a reader was told that events are missing.
+    /// Returns how often a reader was notified of missing events.
     pub(crate) fn gaps(&self) -> u64 {
         self.gaps
     }
 
-    /// Whether there is an event after this one, or one that is gone.
+    /// Returns `true` if an event follows this one, be it dropped since.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.cleared && after < self.next.saturating_sub(1)
     }
 
-    /// Whether there ever was an event. Only then a client may resume.
+    /// Returns `true` if there ever was an event. Only then can a client resume.
     pub(crate) fn has_events(&self) -> bool {
         self.next > 0
     }
 
-    /// The reader goes, if there is one.
+    /// Detaches the reader, if there is one.
     pub(crate) fn detach_reader(&mut self) {
         if let Some(reader) = self.reader.take() {
             self.unread = self.unread.max(reader.at);
@@ -397,8 +399,8 @@ impl Ring {
         if event.weight == Weight::Answer {
             self.answer = Some(seq);
         }
-        // What it was read with may be more than what it is. What is counted is kept: cut to the byte, places of events that
-        // are gone are too small for those that come.
+        // The buffer may be larger than the event. Its capacity is kept because it is what was reserved: blocks that
+        // are cut to the byte, and freed later, are too small for later events.
         event.lines.shrink_to(event.lines.len() + ROOM_FOR_ID);
         self.end_event(&mut event.lines, seq);
         let cost = event.reservation.as_ref().map_or(0, Reservation::bytes);
@@ -411,13 +413,13 @@ impl Ring {
         });
     }
 
-    /// The event is dropped before it was there.
+    /// Counts an event that is dropped before it is added.
     fn skip(&mut self) {
         self.next += 1;
     }
 
     fn end_event(&self, lines: &mut Vec<u8>, seq: u64) {
-        // Nothing fails that writes to a `Vec`.
+        // Writing to a `Vec` does not fail.
         let _written = write!(lines, "id: {}{seq}\n\n", self.prefix);
     }
 }

@@ -22,12 +22,13 @@ use super::{
 };
 use crate::message::IdKey;
 
-/// What the events of a stream may take while they are read, without asking for room: 4 KiB. So progress can be read, and
-/// dropped, where there is none.
+/// Number of bytes that the parser of a stream may use without a reservation: 4 KiB.
+/// So progress can be read, and dropped, where there is no room.
 pub(super) const READ_ALLOWANCE: usize = 4 * 1024;
 
-/// What a stream costs besides its events: itself, the task that writes it, its places in the maps, and its first event
-/// and its error, for which there is always room.
+/// What a stream costs besides its events.
+/// That is itself, the task that writes it, its entries in the maps, and its first event and its error, for which there
+/// is always room.
 pub(super) const STREAM_OVERHEAD: usize = 4 * 1024 + READ_ALLOWANCE;
 
 /// What a session costs besides its streams.
@@ -40,15 +41,15 @@ pub struct Session(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     id: Arc<str>,
-    /// Its client primes: it asked for a revision that has priming events.
+    /// The client supports priming events: it requested a revision that has them.
     primes: AtomicBool,
     index: Arc<StreamIndex<Stream>>,
     shared: Arc<SharedState>,
-    /// For what the session itself costs.
+    /// Covers the cost of the session itself.
     _reservation: Reservation,
 }
 
-/// What the sessions of an event store have in common.
+/// What the sessions of an event store share.
 #[derive(Debug)]
 pub(super) struct SharedState {
     pub(super) origin: Origin,
@@ -75,13 +76,13 @@ impl Session {
         }))
     }
 
-    /// Its id.
+    /// Returns its id.
     pub fn id(&self) -> &str {
         &self.0.id
     }
 
-    /// Whether its streams may be [primed](Stream::prime). Clients that are older than revision 2025-11-25 break at events
-    /// without a message.
+    /// Returns `true` if its streams may be [primed](Stream::prime).
+    /// Clients that are older than revision 2025-11-25 break at events without a message.
     pub fn primes(&self) -> bool {
         self.0.primes.load(Ordering::Relaxed)
     }
@@ -90,23 +91,24 @@ impl Session {
         self.0.primes.store(primes, Ordering::Relaxed);
     }
 
-    /// Opens a stream for a call. `None` if there is no room, or the session was closed.
+    /// Opens a stream for a call. Returns `None` if there is no room, or the session was closed.
     pub fn open(&self, call: Call) -> Option<Stream> {
         self.open_stream(Some(call))
     }
 
-    /// Opens a stream that is for no call.
+    /// Opens a stream that belongs to no call.
     pub fn open_standalone(&self) -> Option<Stream> {
         self.open_stream(None)
     }
 
-    /// The response to a client that listens to one of its streams and does not say what it has: it gets what no client has
-    /// taken yet. One that may be primed, and is not the first, also gets the place from which it could come back.
+    /// Returns the response to a client that opens one of its streams without an event id.
+    /// The client gets what no client has taken yet. If it may be primed, and is not the first, it also gets the id
+    /// from which it could resume.
     pub fn listen(&self, stream: &Stream) -> Response<Body> {
         stream.respond_unread(self.primes())
     }
 
-    /// The stream of the call with this id, by its value: the newest, if an id was used again.
+    /// Returns the stream of the call with this id, by its value. If an id was used again, that is the newest.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }
@@ -157,7 +159,7 @@ impl Session {
         self.0.index.close();
     }
 
-    /// When it was last used, if it has no stream.
+    /// Returns when it was last used, if it has no stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         self.0.index.idle_since()
     }
@@ -173,7 +175,7 @@ impl Session {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Who knows the id of a session can use it.
+        // The id is a credential, so it is not shown.
         f.debug_struct("Session")
             .field("primes", &self.primes())
             .field("streams", &self.streams())

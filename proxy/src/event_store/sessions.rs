@@ -1,4 +1,4 @@
-//! All sessions, and what is asked of them from outside.
+//! All sessions of a server.
 
 use std::{
     collections::HashMap,
@@ -27,32 +27,32 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How long a call is put off while its server is asked who came back: 1 s. Then it is looked at again.
+/// How long a call is postponed while its server is asked about a client: 1 s. Then it is checked again.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
-/// All sessions. It is a handle: clones are the same hub.
+/// All sessions. It is a handle: clones are the same store.
 #[derive(Debug, Clone)]
 pub struct EventStore(Arc<Shared>);
 
-/// How much there is, to be shown.
+/// Current numbers, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Sessions that are known.
+    /// Number of known sessions.
     pub sessions: usize,
-    /// Streams, those that have ended and are kept included.
+    /// Number of streams, including ended ones that are kept.
     pub streams: usize,
-    /// Bytes that are kept, with what it costs to keep them.
+    /// Number of bytes that are kept, including the cost to keep them.
     pub buffer_bytes: usize,
-    /// How often a client came back to a stream.
+    /// How often a client resumed a stream.
     pub resumes: u64,
-    /// How often a client was told that events are missing, on streams that are gone.
+    /// How often a client was notified of missing events, on streams that were removed.
     pub gaps: u64,
 }
 
-/// What an event id names.
+/// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The event of that number, if the stream ever had one.
+    /// The event with this number, if the stream ever had one.
     Stream(Stream, u64),
     Unknown,
 }
@@ -69,13 +69,14 @@ struct Shared {
 // === impl EventStore ===
 
 impl EventStore {
-    /// An event store without a session.
+    /// Creates an event store without a session.
     pub fn new(limits: Limits) -> Self {
         Self::for_server("", limits)
     }
 
-    /// The same, for a server of this name. An event id of another event store in front of that server, such as one before a
-    /// restart, is [unknown](Self::resume), and is not taken for an id of the server.
+    /// Creates an event store for the server with this name.
+    /// An event id of another store for that server, such as one before a restart, is [unknown](Self::resume). It is
+    /// not taken for an id of the server.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new(Shared {
             shared: Arc::new(SharedState::new(server, limits)),
@@ -86,8 +87,9 @@ impl EventStore {
         }))
     }
 
-    /// The session with this id, which is made known if it is not. `requested_revision` is the revision that its client's own
-    /// `initialize` asked for, if that is what begins it. `None` if there is no room for another session.
+    /// Returns the session with this id, and creates it if it is not known.
+    /// `requested_revision` is the revision in the client's own `initialize`, if that begins the session. Returns
+    /// `None` if there is no room for another session.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
         let session = self.0.insert(session)?;
         if let Some(revision) = requested_revision {
@@ -96,12 +98,12 @@ impl EventStore {
         Some(session)
     }
 
-    /// The session with this id, if it is known.
+    /// Returns the session with this id, if it is known.
     pub fn session(&self, id: &str) -> Option<Session> {
         self.0.sessions().get(id).cloned()
     }
 
-    /// Ends all streams of a session, and forgets it.
+    /// Ends all streams of a session, and removes it.
     pub fn close(&self, session: &str) {
         let session = self.0.sessions().remove(session);
         if let Some(session) = session {
@@ -109,7 +111,7 @@ impl EventStore {
         }
     }
 
-    /// Forgets a session that has no stream.
+    /// Removes a session that has no stream.
     pub(super) fn remove_unused(&self, id: &str) {
         let mut sessions = self.0.sessions();
         let is_unused = |session: &Session| session.idle_since().is_some();
@@ -118,8 +120,8 @@ impl EventStore {
         }
     }
 
-    /// The response to a client that resumes for what is after an event. `None` if the id is not one of this event store's,
-    /// and the server may know it.
+    /// Returns the response to a client that resumes after an event.
+    /// Returns `None` if the id is not one of this event store, so that the server may know it.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_ours = self.owns(last_event_id);
         is_ours.then(|| match self.look_up(session, last_event_id) {
@@ -128,7 +130,7 @@ impl EventStore {
         })
     }
 
-    /// Whether there is an event after this one.
+    /// Returns `true` if there is an event after this one.
     pub(crate) fn has_more(&self, session: &str, last_event_id: &str) -> bool {
         match self.look_up(session, last_event_id) {
             Lookup::Stream(stream, seq) => stream.has_more(seq),
@@ -136,14 +138,14 @@ impl EventStore {
         }
     }
 
-    /// Whether the answer of any call is still to come, or to be read by a client that is there.
+    /// Returns `true` if the answer of any call is still pending, or being read by its client.
     pub fn is_in_progress(&self) -> bool {
         self.all().iter().any(Session::is_in_progress)
     }
 
-    /// Whether an orphan may be cancelled, for the layer's
-    /// [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm): not while the server is asked whether the client
-    /// that came back may have its stream.
+    /// Decides whether an orphan may be cancelled, for the layer's
+    /// [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm).
+    /// It is postponed while the server is asked whether a client that resumes may have the stream.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -157,7 +159,7 @@ impl EventStore {
         }
     }
 
-    /// How much there is.
+    /// Returns the current numbers.
     pub fn stats(&self) -> Stats {
         let sessions = self.all();
         Stats {
@@ -173,7 +175,7 @@ impl EventStore {
         self.0.sessions().values().cloned().collect()
     }
 
-    /// Returns `true` if an event id is of this event store, or of another one in front of the same server.
+    /// Returns `true` if an event id is of this event store, or of another one for the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
         self.0.shared.origin.read(event_id).is_some()
     }
@@ -196,7 +198,7 @@ impl EventStore {
     }
 }
 
-/// Says that an event id is not of this session, or no longer.
+/// Returns the response for an event id that this session does not have, or not any more.
 pub(super) fn unknown_event() -> Response<Body> {
     let text = "Last-Event-ID names no event that this session has, or still has";
     refusal::error(StatusCode::BAD_REQUEST, None, SERVER_ERROR, text)
@@ -246,7 +248,7 @@ impl Drop for Shared {
     }
 }
 
-/// Forgets the half of the sessions without streams that was not used for longest.
+/// Removes the half of the sessions without streams that was unused for longest.
 fn evict_idle(sessions: &mut HashMap<Arc<str>, Session>) {
     let mut idle: Vec<Instant> = sessions.values().filter_map(Session::idle_since).collect();
     if idle.is_empty() {

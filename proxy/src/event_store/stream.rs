@@ -1,4 +1,4 @@
-//! One stream of events: its writer puts them in, and the response that its client reads takes them out.
+//! A stream of events: its writer adds them, and the response to its client takes them.
 
 use std::{
     fmt,
@@ -28,19 +28,20 @@ mod eviction;
 mod queries;
 mod reader_body;
 
-/// JSON-RPC's code for an error of the server's own.
+/// JSON-RPC's code for an internal error.
 pub(super) const INTERNAL_ERROR: i32 = -32603;
 
 const NO_ROOM: &str = "the proxy has no room for the events of a client that is away";
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once, and was too large for the proxy to keep";
 
-/// How long a call that was cancelled, or answered, may still have its server's stream: 1 s. Some servers never end it.
+/// How long the upstream's stream of a call is read after the call was cancelled or answered: 1 s.
+/// Some servers never end it.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 
 /// A stream of events that outlives its clients.
 ///
-/// It is a handle: clones are the same stream. Whoever writes it ends it.
+/// It is a handle: clones are the same stream. Its writer ends it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -56,7 +57,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 /// stream.push(answer).await.unwrap();
 /// stream.end();
 ///
-/// // Its client reads it from the start; one that comes back reads what is after the event that it names.
+/// // Its client reads from the start. A client that resumes reads after the event that it names.
 /// let body = stream.respond().into_body().collect().await.unwrap().to_bytes();
 /// let text = String::from_utf8(body.into()).unwrap();
 /// let (_, id) = text.trim_end().rsplit_once("id: ").unwrap();
@@ -68,7 +69,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
-/// The event did not go on the stream: it has ended, or there was no room. A stream for a call has ended in both cases.
+/// The event was refused: the stream has ended, or had no room. A stream of a call has ended in both cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
@@ -76,18 +77,18 @@ struct Inner {
     number: u64,
     /// The id of its call, as JSON text and by its value.
     call: Option<(Box<str>, IdKey)>,
-    /// Where it stands, with the others of its session.
+    /// The index of its session.
     index: Weak<StreamIndex<Stream>>,
-    /// For how long after its end.
+    /// How long it is kept after its end.
     retention: Duration,
     state: Mutex<State>,
-    /// The reader took something, came or left.
+    /// Notified when a reader takes something, attaches or detaches.
     reader_progress: Notify,
-    /// The time changed when the stream is to be let go.
+    /// Notified when the time is set at which the upstream's stream is closed.
     close_due: Notify,
-    /// The server has accepted other credentials.
+    /// Notified when the server has accepted other credentials.
     credentials_renewed: Notify,
-    /// How many questions to the server are open about who came back.
+    /// Number of clients whose credentials the server is being asked about.
     pending_checks: AtomicUsize,
 }
 
@@ -95,20 +96,20 @@ struct State {
     ring: Ring,
     reader: Option<Waker>,
     token: Option<CallToken>,
-    /// The latest with which the server accepted a request for its call.
+    /// The latest credentials with which the server accepted a request for the call.
     credentials: Option<Arc<Credentials>>,
-    /// The server has refused them since.
+    /// The server has refused these credentials since.
     credentials_refused: bool,
     is_cancelled: bool,
     close_soon: Option<Instant>,
-    /// Whether it was told that the answer is here.
+    /// The token was notified of the answer.
     answered: bool,
     writer: Option<AbortHandle>,
-    /// When it is forgotten, once it has ended.
+    /// When the stream expires, once it has ended.
     until: Option<Instant>,
-    /// Whether it was reported that its reader has everything.
+    /// The index knows that this stream may be evicted.
     is_evictable: bool,
-    /// Whether it was logged that there was no room.
+    /// A refusal for lack of room was logged.
     logged_full: bool,
 }
 
@@ -152,18 +153,19 @@ impl Stream {
         }))
     }
 
-    /// The id of the call that it is for, by its value.
+    /// Returns the id of its call, by its value.
     pub fn call(&self) -> Option<&IdKey> {
         self.0.call.as_ref().map(|(_, key)| key)
     }
 
-    /// The id of that call, as it was written.
+    /// Returns the id of its call, as it was written.
     pub(crate) fn call_text(&self) -> Option<&str> {
         self.0.call.as_ref().map(|(text, _)| &**text)
     }
 
-    /// Sends the event that gives the client a place to resume from before there is any message. Only for clients whose
-    /// session says so ([`Session::primes`](super::Session::primes)). There is always room for one.
+    /// Adds the priming event: it has no message, and an id to resume from.
+    /// Only for clients whose session allows it ([`Session::primes`](super::Session::primes)). There is always room for
+    /// one.
     pub fn prime(&self) {
         let reader = {
             let mut state = self.state();
@@ -175,18 +177,18 @@ impl Stream {
         }
     }
 
-    /// Sends an event. Waits while there is no room for one that must be kept and a client is there to make some by
-    /// reading. If there is none, the call ends with an error, and so does this.
+    /// Adds an event. Waits for room while a client is attached and may make some by reading.
     ///
-    /// An event that no room can be made for goes straight through to a client that reads, and cannot be resumed.
+    /// Without a client, the call ends with an error, and so does this. An event that finds no room in the budget
+    /// bypasses the ring to a client that reads, and cannot be resumed.
     ///
     /// # Errors
     ///
-    /// [`Refused`], if the stream has ended, or does because of this.
+    /// [`Refused`], if the stream has ended, or ends because of this.
     ///
     /// # Cancel safety
     ///
-    /// If this is dropped while it waits, the event may be lost. The stream is to be ended then.
+    /// If this is dropped while it waits, the event may be lost. End the stream then.
     pub async fn push(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             let reader_progress = self.0.reader_progress.notified();
@@ -206,12 +208,12 @@ impl Stream {
         }
     }
 
-    /// The same without waiting: an event that must be kept and for which there is no room ends the call with an error,
-    /// also when a client is there. For a writer that others wait behind.
+    /// Adds an event without waiting. Without room the call ends with an error, also if a client is attached.
+    /// Use this where other work waits for the writer.
     ///
     /// # Errors
     ///
-    /// [`Refused`], if the stream has ended, or does because of this.
+    /// [`Refused`], if the stream has ended, or ends because of this.
     pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
         loop {
             event = match self.offer(event) {
@@ -225,14 +227,14 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error of the proxy's own, for which there is always room, and ends the stream. Its server
-    /// may still be at it: the call counts as answered only once its client has read that.
+    /// Answers the call with an error of the proxy, for which there is always room, and ends the stream.
+    /// The server may still work on the call, so the call counts as answered only once its client has read the error.
     pub fn end_with_error(&self, code: i32, message: &str) {
         let call = self.0.call.as_ref();
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
-    /// Answers the call with an error in place of the answer, which came and cannot be handed on, and ends the stream.
+    /// Answers the call with an error in place of an answer that cannot be forwarded, and ends the stream.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()
@@ -241,7 +243,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error of the server's, which is JSON text, and ends the stream.
+    /// Answers the call with an error of the server, which is JSON text, and ends the stream.
     pub(super) fn end_with(&self, error: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(answer_with(id, error)).is_ok()
@@ -250,12 +252,12 @@ impl Stream {
         }
     }
 
-    /// Nothing more comes. Its events are kept for a while, for a client that resumes.
+    /// Ends the stream. Its events are kept for a client that resumes.
     pub fn end(&self) {
         self.finish(None);
     }
 
-    /// The same of a call that was cancelled. Its client does not want what it has, so it makes room for others.
+    /// Ends the stream of a cancelled call. Its client does not want it, so it may be evicted.
     pub(crate) fn end_cancelled(&self) {
         self.state().is_cancelled = true;
         self.end();
@@ -291,23 +293,23 @@ impl Stream {
         }
     }
 
-    /// The response that reads it from the start.
+    /// Returns the response that reads from the start.
     pub fn respond(&self) -> Response<Body> {
         self.read(Start::Beginning, false).unwrap_or_default()
     }
 
-    /// The response that reads what no client has taken yet. If it is `with_position` it begins with an event that names where
-    /// that is.
+    /// Returns the response that reads what no client has taken yet.
+    /// If `with_position` is set, it begins with an event whose id is that position.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }
 
-    /// The response that reads what comes after event `after`. `None` if there was no such event.
+    /// Returns the response that reads after the event `after`. Returns `None` if there was no such event.
     pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
         self.read(Start::After(after), false)
     }
 
-    /// Has [`close_due`](Self::released) return [soon](LET_GO_AFTER): the call was cancelled, or answered.
+    /// Lets [`close_due`](Self::close_due) return after [`UPSTREAM_LINGER`]: the call was cancelled or answered.
     pub fn close_soon(&self) {
         let until = Instant::now() + UPSTREAM_LINGER;
         {
@@ -318,8 +320,8 @@ impl Stream {
         self.0.close_due.notify_waiters();
     }
 
-    /// Waits until its server has had its time after the call was cancelled, or answered. That the call was cancelled its
-    /// token says, whatever the server makes of the cancel.
+    /// Waits until [`UPSTREAM_LINGER`] after the call was cancelled or answered.
+    /// A cancel counts from when its token fires, whether the server accepts it or not.
     ///
     /// # Cancel safety
     ///
@@ -348,14 +350,14 @@ impl Stream {
         }
     }
 
-    /// How much it takes without its events.
+    /// Its size without its events.
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Inner>();
 
-    /// A task writes it, which ends when the stream is closed.
+    /// Registers the task that writes the stream. It is aborted when the stream is closed.
     pub(super) fn written_by(&self, writer: AbortHandle) {
         let mut state = self.state();
-        // It may have been closed meanwhile, or the task may be through.
+        // The stream may have been closed meanwhile, or the task may have ended.
         match state.until {
             None => state.writer = Some(writer),
             Some(_) => {
@@ -377,12 +379,12 @@ impl Stream {
         pushed
     }
 
-    /// Drops its oldest event that may be dropped. `false` if there is none.
+    /// Drops its oldest droppable event. Returns `false` if there is none.
     fn drop_droppable(&self) -> bool {
         self.state().ring.drop_droppable()
     }
 
-    /// Says once that the answer is here, as soon as it is.
+    /// Notifies the token of the answer, once.
     fn notify_answered(&self) {
         let (first, token) = {
             let mut state = self.state();
@@ -398,7 +400,7 @@ impl Stream {
     }
 
     fn fail(&self, message: &str) -> Result<(), Refused> {
-        // A stream that is for no call goes on, and its server may say a lot.
+        // A standalone stream continues, and its server may send many events.
         let first = !std::mem::replace(&mut self.state().logged_full, true);
         if first {
             tracing::warn!(

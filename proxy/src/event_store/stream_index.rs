@@ -1,7 +1,7 @@
-//! The streams of each session, and those of all that have ended.
+//! The streams of each session, and the ended streams of all sessions.
 //!
-//! What stands here knows nothing of a stream but its number and its call. So a stream may know the [`StreamIndex`] that it stands
-//! in, and ask for what needs the others: room.
+//! The index knows only the number and the call of a stream. So a stream can hold the [`StreamIndex`] that has it, and
+//! can ask it to evict other streams.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -22,7 +22,7 @@ use crate::{lock::lock, message::IdKey};
 /// The streams of one session.
 #[derive(Debug)]
 pub(super) struct StreamIndex<S> {
-    /// What they may keep.
+    /// The budget of their events.
     budget: Arc<Budget>,
     ended_streams: Weak<EndedStreams<S>>,
     state: Mutex<IndexState<S>>,
@@ -31,11 +31,11 @@ pub(super) struct StreamIndex<S> {
 #[derive(Debug)]
 struct IndexState<S> {
     streams: HashMap<u64, Entry<S>>,
-    /// What their event ids call them.
+    /// The number of each stream by the name in its event ids.
     names: HashMap<StreamName, u64>,
-    /// The newest stream of each id.
+    /// The newest stream of each call id.
     calls: HashMap<Arc<IdKey>, u64>,
-    /// Streams that have ended and whose client has all of them.
+    /// Ended streams that may be evicted: their client has read them, or their call was cancelled.
     evictable: BTreeSet<u64>,
     closed: bool,
     used: Instant,
@@ -48,7 +48,7 @@ struct Entry<S> {
     call: Option<Arc<IdKey>>,
 }
 
-/// The streams of all sessions that have ended, by the time when they are forgotten.
+/// The ended streams of all sessions, by the time when they expire.
 #[derive(Debug)]
 pub(super) struct EndedStreams<S> {
     state: Mutex<EndedState<S>>,
@@ -58,19 +58,19 @@ pub(super) struct EndedStreams<S> {
 #[derive(Debug)]
 struct EndedState<S> {
     by_deadline: BTreeMap<(Instant, u64), Weak<StreamIndex<S>>>,
-    /// Those of them whose client has all of them.
+    /// Those of them that may be evicted.
     evictable: BTreeSet<(Instant, u64)>,
-    /// The task that forgets them, while there are any.
+    /// The task that removes expired streams, while there are ended ones.
     sweeper: Option<AbortHandle>,
 }
 
-/// Which stream is forgotten next.
+/// The next stream to expire.
 pub(super) enum NextExpiry<S> {
-    /// This one, and now. It is known here no longer.
+    /// This stream has expired, and was removed from here.
     Due(Weak<StreamIndex<S>>, u64),
-    /// One whose time is not over. Somebody is to ask again then.
+    /// The next stream expires at this time.
     At(Instant),
-    /// None. Nobody need ask again.
+    /// There is no ended stream.
     None,
 }
 
@@ -92,22 +92,22 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Room for what one of its streams keeps.
+    /// Returns an empty reservation for the events of a stream.
     pub(super) fn reservation(&self) -> Reservation {
         self.budget.reservation()
     }
 
-    /// Room for what a stream itself costs, which no session has a share of.
+    /// Returns an empty reservation for a stream itself. Its budget is shared by all sessions.
     pub(super) fn global_reservation(&self) -> Reservation {
         self.budget.global_reservation()
     }
 
-    /// Where those go that have ended, as long as the event store lives.
+    /// Returns the ended streams, while the event store exists.
     pub(super) fn ended_streams(&self) -> Option<Arc<EndedStreams<S>>> {
         self.ended_streams.upgrade()
     }
 
-    /// Enters a stream. `false` if nothing can be entered any more.
+    /// Inserts a stream. Returns `false` if the session was closed.
     pub(super) fn insert(
         &self,
         number: u64,
@@ -129,14 +129,14 @@ impl<S: Clone> StreamIndex<S> {
         true
     }
 
-    /// The newest stream of the call with this id.
+    /// Returns the newest stream of the call with this id.
     pub(super) fn find(&self, call: &IdKey) -> Option<S> {
         let state = self.state();
         let entry = state.streams.get(state.calls.get(call)?)?;
         Some(entry.stream.clone())
     }
 
-    /// The stream with this name.
+    /// Returns the stream with this name.
     pub(super) fn get(&self, name: StreamName) -> Option<S> {
         let mut state = self.state();
         state.used = Instant::now();
@@ -144,7 +144,7 @@ impl<S: Clone> StreamIndex<S> {
         Some(entry.stream.clone())
     }
 
-    /// A stream has ended, and is forgotten at that time.
+    /// Registers the end of a stream, which expires at `until`.
     pub(super) fn add_ended(self: &Arc<Self>, number: u64, until: Instant) {
         self.state().used = Instant::now();
         if let Some(ended_streams) = self.ended_streams() {
@@ -156,7 +156,7 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// The client of a stream that has ended has all of it.
+    /// Marks an ended stream as one that may be evicted.
     pub(super) fn mark_evictable(&self, number: u64, until: Instant) {
         {
             let mut state = self.state();
@@ -172,7 +172,7 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Takes a stream out.
+    /// Removes a stream.
     pub(super) fn remove(&self, number: u64) -> Option<S> {
         let mut state = self.state();
         let entry = state.streams.remove(&number)?;
@@ -186,7 +186,7 @@ impl<S: Clone> StreamIndex<S> {
         Some(entry.stream)
     }
 
-    /// Takes the oldest stream out whose client has all of it.
+    /// Removes the oldest stream that may be evicted.
     pub(super) fn take_evictable(&self) -> Option<S> {
         loop {
             let number = self.state().evictable.pop_first()?;
@@ -196,7 +196,7 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Takes all streams out. None can be entered from here on.
+    /// Takes all streams. None can be inserted from here on.
     pub(super) fn take_all(&self) -> Vec<S> {
         let mut state = self.state();
         state.closed = true;
@@ -207,20 +207,20 @@ impl<S: Clone> StreamIndex<S> {
         streams.into_values().map(|entry| entry.stream).collect()
     }
 
-    /// When it was last used, if it has no stream.
+    /// Returns when it was last used, if it has no stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         state.streams.is_empty().then_some(state.used)
     }
 
-    /// Its streams as they are now.
+    /// Returns its streams.
     pub(super) fn all(&self) -> Vec<S> {
         let state = self.state();
         let entries = state.streams.values();
         entries.map(|entry| entry.stream.clone()).collect()
     }
 
-    /// How many streams it has.
+    /// Returns the number of its streams.
     pub(super) fn len(&self) -> usize {
         self.state().streams.len()
     }
@@ -246,8 +246,8 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// A stream is closed whose clients were told so often that events are missing. It would have been forgotten at that
-    /// time, if it had ended.
+    /// Removes a closed stream from the ended ones, and adds its `gaps` to the total.
+    /// `until` is when it would have expired, if it had ended.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
         self.gaps.fetch_add(gaps, Ordering::Relaxed);
         if let Some(until) = until {
@@ -257,12 +257,12 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// How often clients were told that events are missing, on streams that are closed.
+    /// Returns how often clients were notified of missing events, on closed streams.
     pub(super) fn gaps(&self) -> u64 {
         self.gaps.load(Ordering::Relaxed)
     }
 
-    /// The oldest of all whose client has all of it. It is known here no longer.
+    /// Removes the oldest of all streams that may be evicted.
     pub(super) fn take_evictable(&self) -> Option<(Weak<StreamIndex<S>>, u64)> {
         let mut state = self.state();
         loop {
@@ -273,11 +273,11 @@ impl<S> EndedStreams<S> {
         }
     }
 
-    /// Which stream is forgotten next.
+    /// Returns the next stream to expire, and removes it if it has expired.
     pub(super) fn next_expiry(&self, now: Instant) -> NextExpiry<S> {
         let mut state = self.state();
         let Some(first) = state.by_deadline.first_entry() else {
-            // Under the same lock: who adds one after this starts another.
+            // Under the same lock, so a stream that is added after this starts another task.
             state.sweeper = None;
             return NextExpiry::None;
         };
@@ -290,7 +290,7 @@ impl<S> EndedStreams<S> {
         NextExpiry::Due(index, number)
     }
 
-    /// Starts the task that forgets them, if there is none.
+    /// Starts the task that removes expired streams, unless it runs.
     pub(super) fn start_sweeper(&self, open_stream: impl FnOnce() -> AbortHandle) {
         let mut state = self.state();
         if state.sweeper.is_none() && !state.by_deadline.is_empty() {

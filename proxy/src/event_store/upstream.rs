@@ -1,12 +1,12 @@
 //! The task that reads a server's answer to a call and writes it to the call's stream.
 //!
-//! 1. It reads on whether the client is there or not, until the server's stream ends, or a while after the call was
-//!    cancelled or answered.
-//! 2. A server that cuts its stream before the answer, and gave ids of its own, is asked for the rest, a few times. Else
-//!    the call ends with an error. If the server refuses the credentials of the call, the client's response ends, so that the
-//!    client resumes with fresh ones; the rest is asked for with these.
-//! 3. An answer that is no stream of events becomes one: JSON as it is, and anything else as an error.
-//! 4. What an event takes while it is read is counted. One that is too large goes straight through, in pieces.
+//! 1. It reads whether a client is attached or not, until the server's stream ends, or until
+//!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) after the call was cancelled or answered.
+//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest,
+//!    [`MAX_ATTEMPTS`] times. Otherwise the call ends with an error. If the server refuses the credentials of the call,
+//!    the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
+//! 3. An answer that is not an event stream becomes one: JSON as it is, and anything else as an error.
+//! 4. The bytes of an event are reserved before they are read. An event that is too large bypasses the ring in pieces.
 
 use std::{convert::Infallible, mem, ops::RangeInclusive, pin::Pin, time::Duration};
 
@@ -32,39 +32,40 @@ use crate::{
     message::{Scanner, single_line},
 };
 
-/// An event that is larger goes straight through: 4 MiB, what a session may keep.
+/// Maximum size of an event in the ring: 4 MiB, the limit of a session. A larger one bypasses it.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 
-/// How large an event may be of which a copy is made: 64 KiB.
+/// Maximum size of an event that is copied to a smaller buffer: 64 KiB.
 const MAX_COPY: usize = 64 * 1024;
 
-/// So much of a frame is read at a time: 2 KiB. Room for it is asked for before.
+/// Number of bytes of a frame that are read at a time: 2 KiB. They are reserved before.
 const READ_STEP: usize = 2 * 1024;
 
-/// How often a server that cut its stream may refuse the rest. One that answers with a stream is asked again for as long as
-/// the call lives, whether anything came or not: some end each stream at once when there is nothing new.
+/// How often a server that cut its stream may refuse to resume it: 3 times.
+/// A server that resumes it is asked again while the call lives, whether the stream had events or not: some servers end
+/// each stream at once if there is nothing new.
 const MAX_ATTEMPTS: u32 = 3;
 
-/// How long to wait before that, if the server did not say: 1 s.
+/// Reconnect delay if the server sent none: 1 s.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
-/// The shortest and the longest that counts of what it says: 250 ms and 30 s.
+/// Range of the reconnect delays that are respected: 250 ms to 30 s.
 const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
 
-/// How much of a refusal is read for a JSON-RPC error: 64 KiB.
+/// Maximum size of a refusal that is read for a JSON-RPC error: 64 KiB.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 const COMPRESSED: &str =
     "the MCP server's answer is compressed, although the proxy asked for one that is not";
 
-/// The answer to come of the server.
+/// The pending response of the server.
 pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-/// How far the server's answer is.
+/// The state of the server's answer.
 pub(super) enum Answer {
-    /// Its head has not come.
+    /// The response head has not arrived.
     Pending(PendingResponse),
-    /// It is a stream of events.
+    /// The response is an event stream.
     Events(Body),
 }
 
@@ -73,30 +74,30 @@ pub(super) struct Writer<S> {
     stream: Stream,
     resume: UpstreamResume<S>,
     reader: Reader,
-    /// For what the reader keeps.
+    /// Covers what the parser buffers.
     reservation: Option<Reservation>,
     mode: EventMode,
 }
 
-/// What becomes of the event that is being read.
+/// How the current event is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum EventMode {
     #[default]
     Buffered,
-    /// It goes straight through.
+    /// It bypasses the ring in pieces.
     Bypass,
-    /// It went, until there was nobody to read it. It may be dropped.
+    /// Its reader detached during the bypass. The rest is discarded.
     Discarded,
 }
 
-/// Ends the stream whatever becomes of the task.
+/// Ends the stream, however the task ends.
 struct EndOnDrop(Stream);
 
-/// Why there is no more to read.
+/// Why reading has ended.
 enum ReadEnd {
     /// The server's stream ended, or was cut.
     Cut,
-    /// The stream takes no more.
+    /// The stream refused an event.
     Refused,
 }
 
@@ -116,7 +117,7 @@ where
         }
     }
 
-    /// Writes all of it, and ends the stream.
+    /// Writes the whole answer, and ends the stream.
     #[expect(
         clippy::manual_async_fn,
         reason = "what an `async fn` is given it keeps twice, and there is one of these for each call in flight"
@@ -140,7 +141,8 @@ where
                 let (head, body) = pending.await.into_parts();
                 let is_answer = head.status.is_success();
                 if is_answer && has_content_coding(&head.headers) {
-                    // A client that waits for the head gets such an answer as it is. This one has a stream already.
+                    // A client that waits for the head gets such an answer unchanged. This client has an event stream
+                    // already.
                     return self.end_with_error(COMPRESSED);
                 }
                 match is_answer {
@@ -168,7 +170,7 @@ where
         }
     }
 
-    /// Reads a stream of events to its end.
+    /// Reads an event stream to its end.
     async fn events(&mut self, mut body: Body) -> ReadEnd {
         self.reader.begin_again();
         loop {
@@ -176,7 +178,8 @@ where
                 Some(Ok(frame)) => frame,
                 Some(Err(_)) | None => break,
             };
-            // Trailers say nothing here. What reading takes is not kept for as long as the server says nothing.
+            // Trailers carry no events. The future of a read is boxed, so that it takes no memory while the server is
+            // silent.
             if let Ok(bytes) = frame.into_data()
                 && Box::pin(self.read(&bytes)).await.is_err()
             {
@@ -184,7 +187,7 @@ where
             }
         }
         if mem::take(&mut self.mode) == EventMode::Bypass {
-            // Its end is missing, so no client has it as an event.
+            // Its end is missing, so no client takes it for an event.
             self.end_with_error(
                 "the MCP server's stream was cut in an event too large for the proxy to keep",
             );
@@ -195,7 +198,7 @@ where
         ReadEnd::Cut
     }
 
-    /// Reads bytes of a stream of events.
+    /// Reads bytes of an event stream.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
             let max = match self.mode {
@@ -232,9 +235,9 @@ where
         Ok(())
     }
 
-    /// Room for `more` bytes of an event. `false` if there is none.
+    /// Reserves room for `more` bytes of an event. Returns `false` if there is none.
     fn reserve(&mut self, more: usize) -> bool {
-        // What would be doubled past it may still fit.
+        // A capacity that doubling would raise above the allowance may still fit.
         let allowed = self.reader.needs(more, READ_ALLOWANCE);
         if allowed <= READ_ALLOWANCE {
             self.reader.reserve(allowed);
@@ -251,8 +254,8 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // What is doubled is copied rarely. It grows by less where there is no room for that, and what may be dropped goes only
-        // for what is needed.
+        // Doubling makes copies rare. Without room for it the buffer grows by less. Events are dropped only for what is
+        // needed.
         for child in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / child);
             let needed = self.reader.needs(more, max);
@@ -271,7 +274,7 @@ where
         true
     }
 
-    /// Hands on what has come of an event that goes straight through.
+    /// Sends the bytes that were read of a bypassing event.
     async fn forward_bypass(&mut self) -> Result<(), Refused> {
         let lines = self.reader.take();
         self.shrink_reservation();
@@ -289,7 +292,7 @@ where
         Ok(())
     }
 
-    /// Ends it.
+    /// Ends a bypassing event.
     async fn end_bypass(&mut self) -> Result<(), Refused> {
         let weight = Weight::of_scanned(self.reader.end_scan(), self.stream.call());
         let passed =
@@ -301,7 +304,7 @@ where
         }
     }
 
-    /// The event that was read.
+    /// Returns the event that was read.
     fn event(&mut self) -> Event {
         let lines = self.reader.take();
         let weight = self.weight(&lines);
@@ -320,12 +323,12 @@ where
         let mut data = data(lines);
         match (data.next(), data.next()) {
             (first, None) => Weight::of(first.unwrap_or_default(), call),
-            // It need not be put together for this.
+            // The lines need not be joined for a scan.
             _ => Weight::of_scanned(scanned(lines), call),
         }
     }
 
-    /// Gives back what the reader does not need.
+    /// Releases what the parser does not need.
     fn shrink_reservation(&mut self) {
         let needed = self.reader.needs(0, 0);
         if let Some(reservation) = &mut self.reservation {
@@ -333,7 +336,7 @@ where
         }
     }
 
-    /// Asks the server for what comes after the last event that it gave an id.
+    /// Requests the events after the last one with an id.
     async fn rest(&mut self) -> Option<Body> {
         let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
         for _ in 0..MAX_ATTEMPTS {
@@ -353,7 +356,7 @@ where
         None
     }
 
-    /// A JSON answer, as one event.
+    /// Writes a JSON answer as one event.
     async fn json(&mut self, mut body: Body) {
         if self.read(b"data: ").await.is_err() {
             return;
@@ -379,7 +382,7 @@ where
         }
     }
 
-    /// Anything else, as an error.
+    /// Writes any other answer as an error.
     async fn refusal(&mut self, status: StatusCode, mut body: Body) {
         let mut read = BytesMut::new();
         while let Some(Ok(frame)) = body.frame().await
@@ -403,8 +406,9 @@ where
     }
 }
 
-/// The lines of an event in as much memory as they need. It is another piece of that, unless they are large: where one is cut off,
-/// what is left lies between events, and fits the next one rarely.
+/// Returns the lines of an event in a buffer of their size.
+/// Small lines are copied. A large buffer is shrunk in place, although the rest of its block then rarely fits another
+/// event.
 fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
     let needed = lines.len() + ROOM_FOR_ID;
     if needed > MAX_COPY {
@@ -416,7 +420,7 @@ fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
     copy
 }
 
-/// The error in the body of a refusal, as JSON text.
+/// Returns the JSON-RPC error in the body of a refusal, as JSON text.
 fn json_rpc_error(body: &[u8]) -> Option<&str> {
     #[derive(Deserialize)]
     struct Refusal<'a> {

@@ -1,4 +1,4 @@
-//! The request that asks a server for the rest of what it answers to a call.
+//! The request for the rest of a server's answer to a call.
 
 use std::{convert::Infallible, future::poll_fn, time::Duration};
 
@@ -9,10 +9,10 @@ use tower_service::Service;
 use super::credentials::{Credentials, is_harmless};
 use crate::headers::{EVENT_STREAM, LAST_EVENT_ID, is_of_type};
 
-/// How long it may take to answer: 10 s.
+/// Time for its answer: 10 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a call says of its body, and of what it takes.
+/// Headers of a call that describe its body, and what it accepts.
 const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::CONTENT_LENGTH,
@@ -21,19 +21,19 @@ const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::ACCEPT,
 ];
 
-/// What a request to go on looks like: that of the call.
+/// The head of such a request, taken from the call.
 pub(super) struct UpstreamResume<S> {
     service: S,
     uri: Uri,
-    /// Without those of its body and without its credentials, which the stream has. Smaller than a map of them: there is one
-    /// for each call in flight.
+    /// Without the headers of the body and without the credentials, which the stream has. A list is smaller than a map,
+    /// and there is one for each call in flight.
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// How the server answers.
+/// The server's answer.
 pub(super) enum Rest {
     Events(Body),
-    /// It does not accept the credentials.
+    /// The server does not accept the credentials.
     Unauthorized,
     Refused,
 }
@@ -79,7 +79,7 @@ impl<S> UpstreamResume<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
-    /// Asks for what comes after the event with this id.
+    /// Requests the events after the one with this id.
     pub(super) async fn ask(
         &mut self,
         last: &HeaderValue,

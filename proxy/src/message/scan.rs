@@ -11,17 +11,17 @@ use memchr::memchr2;
 
 use super::{IdKey, Presence, is_droppable, is_response};
 
-/// How much of a name or an id is kept: more than an id may have.
+/// Maximum size of a name or an id that is kept. Longer than an id may be.
 const MAX_TEXT: usize = 2 * 1024;
 
-/// What of a message has passed.
+/// The state of a scan.
 #[derive(Debug, Default)]
 pub(crate) struct Scanner {
-    /// How many brackets are open.
+    /// Number of open brackets.
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// The name that has passed, while its value does.
+    /// The member whose value is being read.
     member: Option<Member>,
     /// The name or the id so far.
     text: Vec<u8>,
@@ -33,7 +33,7 @@ pub(crate) struct Scanner {
     is_ambiguous: bool,
 }
 
-/// The value of a member that says nothing.
+/// The value of an absent member.
 const NULL: &[u8] = b"null";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ enum Member {
 // === impl Scanner ===
 
 impl Scanner {
-    /// What a whole message is.
+    /// Scans a whole message.
     pub(crate) fn of(message: &[u8]) -> Self {
         let mut scanner = Self::default();
         scanner.read(message);
@@ -72,7 +72,7 @@ impl Scanner {
         }
     }
 
-    /// The id of the call that it answers, once all of it has passed.
+    /// Returns the id of the call that it answers, once all of it was read.
     pub(crate) fn answers(self) -> Option<IdKey> {
         let is_answer = self.ended
             && !self.is_ambiguous
@@ -82,7 +82,7 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
-    /// Whether it is a notification that [may be lost](super::Message::is_droppable), as far as it has passed.
+    /// Returns `true` if it is a notification that [may be lost](super::Message::is_droppable), as far as it was read.
     pub(crate) fn is_droppable(&self) -> bool {
         let method: Option<String> = self
             .method
@@ -92,7 +92,7 @@ impl Scanner {
         !is_other && method.is_some_and(|method| is_droppable(&method))
     }
 
-    /// Returns `true` if it is a request, once all of it has passed.
+    /// Returns `true` if it is a request, once all of it was read.
     pub(crate) fn is_request(&self) -> bool {
         self.ended && !self.is_ambiguous && self.id.is_some() && self.method.is_some()
     }
@@ -130,7 +130,7 @@ impl Scanner {
         }
     }
 
-    /// Keeps the bytes if they are of a name, the id or the method, and enough of a result or an error to know `null`.
+    /// Keeps the bytes of a name, the id or the method, and of a result or an error enough to recognize `null`.
     fn keep(&mut self, bytes: &[u8]) {
         match self.member {
             Some(Member::Other) => return,
@@ -147,7 +147,7 @@ impl Scanner {
         if self.text.len() + bytes.len() <= MAX_TEXT {
             self.text.extend_from_slice(bytes)
         } else {
-            // A name or a method that is none of ours, or an id that no call has.
+            // The name or the method is unknown, or no call has such an id.
             self.text = vec![0; MAX_TEXT]
         }
     }
@@ -177,7 +177,7 @@ impl Scanner {
     }
 }
 
-/// A member has this value. `true` if it was there already.
+/// Sets a member. Returns `true` if it was set before.
 fn add(member: &mut Presence, value: &[u8]) -> bool {
     let value = match value {
         NULL => Presence::Null,

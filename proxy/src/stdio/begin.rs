@@ -1,4 +1,4 @@
-//! The beginning of a session: its id, its streams, its process, and the task that owns them.
+//! Starts sessions: the id, the streams and the process of each, and the task that owns them.
 
 use std::{
     fmt::Write as _,
@@ -31,16 +31,16 @@ use crate::{
     refusal::{self, RETRY_AFTER, SERVER_ERROR},
 };
 
-/// How long a late client still gets what a session has sent, after its end: 60 s.
+/// How long a client can resume the streams of a session after its end: 60 s.
 const RETENTION: Duration = Duration::from_secs(60);
 
-/// Time for which no second line says that sessions are refused: 10 s.
+/// Minimum time between two log lines about refused sessions: 10 s.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a session may be unused that may be so for ever.
+/// The timeout of a session that has none.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A session that runs. Dropped, however its task ended, nothing of it is left open.
+/// A running session. Its drop ends everything of the session, however its task ended.
 struct RunningSession {
     stdio: Weak<Inner>,
     id: Arc<str>,
@@ -51,7 +51,7 @@ struct RunningSession {
 // === impl Stdio ===
 
 impl Stdio {
-    /// Begins a session with the request `initialize`.
+    /// Starts a session with the request `initialize`.
     pub(super) fn begin(
         &self,
         message: &Message<'_>,
@@ -60,7 +60,7 @@ impl Stdio {
     ) -> Result<Response<Body>, Box<Response<Body>>> {
         let inner = &self.0;
         let id = message.id;
-        // Before anything is started for it.
+        // Checked before anything is started for the request.
         if id.and_then(key).is_none() {
             return Err(Box::new(send_error_response(None, SendError::BadId)));
         }
@@ -145,7 +145,7 @@ impl Stdio {
 // === impl Inner ===
 
 impl Inner {
-    /// A session was refused for want of a place. It is logged every 10 s at most.
+    /// Logs that a session was refused because of the session limit, every 10 s at most.
     fn log_refused(&self) {
         let now = Instant::now();
         let mut last = lock(&self.refused);
@@ -170,7 +170,7 @@ impl RunningSession {
         });
         let (id, why) = (self.id.clone(), end.why);
         drop(self);
-        // What was sent before is kept for a client that comes late, but not longer than its streams.
+        // The streams are kept for a client that resumes late.
         if let Some(store) = store.filter(|_| why != EndReason::Deleted) {
             sleep(RETENTION).await;
             store.close(&id);
@@ -189,7 +189,7 @@ impl Drop for RunningSession {
     }
 }
 
-/// Returns `true` if the system has no descriptor, process or memory left. That is no crash of the server.
+/// Returns `true` if the system has no descriptor, process or memory left. That is not a crash of the server.
 fn is_resource_exhausted(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| {
@@ -197,13 +197,13 @@ fn is_resource_exhausted(error: &io::Error) -> bool {
     })
 }
 
-/// An id of 128 random bits.
+/// Returns an id of 128 random bits.
 fn new_id() -> Result<Arc<str>, getrandom::Error> {
     let mut bits = [0; 16];
     getrandom::fill(&mut bits)?;
     let mut id = String::with_capacity(32);
     for byte in bits {
-        // Writing to a string does not fail.
+        // Writing to a `String` does not fail.
         let _written = write!(id, "{byte:02x}");
     }
     Ok(id.into())

@@ -1,4 +1,4 @@
-//! The messages that wait to be written to a process's stdin.
+//! The queue of messages for a process's stdin.
 
 use std::{
     sync::{
@@ -17,76 +17,77 @@ use tokio::{
 
 use super::routing::MAX_OPEN;
 
-/// How many messages may wait: 1,024, as many as calls may be open, so that a client may make them all at once.
+/// Maximum number of queued messages: 1,024, the number of calls that may be open, so that a client may send them all
+/// at once.
 const MAX_MESSAGES: usize = MAX_OPEN;
 
-/// How many more, if they are cancels: one for each call that may be open. A full queue must not keep a call from being
-/// cancelled, and a client that goes leaves all of its calls at once.
+/// Maximum number of additional cancels: one for each call that may be open.
+/// A full queue must not prevent a cancel, and a client that disconnects abandons all its calls at once.
 const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
-/// How many bytes may wait: 8 MiB, which is two of the largest messages.
+/// Maximum number of queued bytes: 8 MiB, the size of two of the largest messages.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// How many more, if they are cancels: 256 KiB. Cancels are short, and large messages must not keep them out.
+/// Maximum number of bytes of additional cancels: 256 KiB. Large messages must not keep short cancels out.
 const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
-/// How long a process may not read its stdin before it is given up: 30 s.
+/// How long a process may leave its stdin unread before it is killed: 30 s.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The end of the queue where messages are put in.
+/// The sending end of the queue.
 #[derive(Debug)]
 pub(super) struct Input {
-    /// It has a place for whatever has room.
+    /// Its capacity is the sum of both limits.
     queue: mpsc::Sender<QueuedLine>,
     messages: Capacity,
-    /// For cancels that find none there.
+    /// For cancels that exceed the capacity for messages.
     cancels: Capacity,
 }
 
-/// The end where they are written.
+/// The receiving end of the queue.
 #[derive(Debug)]
 pub(super) struct Waiting(mpsc::Receiver<QueuedLine>);
 
-/// How much may wait.
+/// The free capacity.
 #[derive(Debug)]
 struct Capacity {
     permits: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
 }
 
-/// What one message takes of it, until it is dropped.
+/// The capacity that a message takes, until it is dropped.
 #[derive(Debug)]
 struct UsedCapacity {
     _permit: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
 }
 
-/// A place in the queue.
+/// The permit to send a message.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     permit: mpsc::Permit<'a, QueuedLine>,
     taken: UsedCapacity,
 }
 
-/// There is no place.
+/// Why there is no permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Full {
     Busy,
-    /// Nobody writes any more.
+    /// The receiving end was dropped.
     Closed,
 }
 
-/// Why nothing is written any more.
+/// Why writing has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stopped {
     /// The process has closed its stdin.
     Closed,
-    /// It does not read.
+    /// The process does not read.
     Stuck,
 }
 
-/// Whether the process is kept from writing: a client does not read what it wrote. Then it may not read either, and that
-/// is not its fault.
+/// Whether the process is blocked because a client does not read its output.
+/// Such a process may leave its stdin unread as well, and must not be killed for it.
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
@@ -99,7 +100,7 @@ struct QueuedLine {
     _taken: UsedCapacity,
 }
 
-/// A queue without a message.
+/// Creates an empty queue.
 pub(super) fn queue() -> (Input, Waiting) {
     let (queue, waiting) = mpsc::channel(MAX_MESSAGES + MAX_EXTRA_CANCELS);
     let input = Input {
@@ -113,7 +114,7 @@ pub(super) fn queue() -> (Input, Waiting) {
 // === impl Input ===
 
 impl Input {
-    /// A place for a message of so many bytes.
+    /// Reserves capacity for a message of this length.
     pub(super) fn reserve(&self, length: usize, is_cancel: bool) -> Result<Permit<'_>, Full> {
         if self.queue.is_closed() {
             return Err(Full::Closed);
@@ -138,7 +139,7 @@ impl Capacity {
         }
     }
 
-    /// Takes a place and so many bytes, if both are there.
+    /// Takes a permit and this number of bytes, if both are free.
     fn try_take(&self, bytes: usize) -> Option<UsedCapacity> {
         let bytes = bytes.try_into().ok()?;
         Some(UsedCapacity {
@@ -151,7 +152,7 @@ impl Capacity {
 // === impl Permit ===
 
 impl Permit<'_> {
-    /// Puts in a message, which must be on one line.
+    /// Sends a message, which must be on one line.
     pub(super) fn send(self, line: Bytes) {
         let _taken = self.taken;
         self.permit.send(QueuedLine { line, _taken });
@@ -161,7 +162,7 @@ impl Permit<'_> {
 // === impl Waiting ===
 
 impl Waiting {
-    /// Writes what waits, until that is not possible any more.
+    /// Writes queued messages, until the process stops to read them.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,
@@ -186,7 +187,7 @@ impl Waiting {
 // === impl Backpressure ===
 
 impl Backpressure {
-    /// Waits for what may keep the process from writing.
+    /// Waits for a future, and counts as blocked while it is pending.
     pub(super) async fn wait<T>(&self, until: impl Future<Output = T>) -> T {
         let mut until = std::pin::pin!(until);
         if let Some(done) = futures_util::future::poll_immediate(until.as_mut()).await {

@@ -1,44 +1,45 @@
-//! Bytes in, lines out, in bounded memory.
+//! Splits bytes into lines, in bounded memory.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use memchr::memchr;
 
 use crate::message::{IdKey, Scanner};
 
-/// The longest line: 16 MiB, which is more than clients take.
+/// Maximum length of a line: 16 MiB, which is more than clients accept.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// How much of a line that is no message is logged.
+/// Maximum number of bytes that are kept of a line that is too long.
 const MAX_EXCERPT: usize = 200;
 
-/// How much memory is kept after a line.
+/// Maximum capacity that is kept after a line.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// How much is read at a time.
+/// Number of bytes that are read at a time.
 const READ_SIZE: usize = 16 * 1024;
 
-/// A byte order mark, with which servers in .NET and PowerShell begin their output. It is no part of a line.
+/// A byte order mark, with which servers in .NET and PowerShell begin their output. It is not part of a line.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Cuts what a process writes into lines. It keeps at most one line of [`MAX_LINE`] and what was read with its end.
+/// Splits the output of a process into lines.
+/// It keeps at most one line of [`MAX_LINE`] and what was read with its end.
 #[derive(Debug)]
 pub struct Lines {
     max: usize,
     buffer: BytesMut,
-    /// So much of the buffer has no line break.
+    /// Number of bytes of the buffer that were scanned and have no line break.
     scanned: usize,
-    /// A line that is too long is thrown away as it comes.
+    /// The current line is too long, and is discarded while it is read.
     skipped: Option<Skipped>,
 }
 
 /// A line, without white space around it and never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// A whole line, in the memory that it was read into: who keeps it for longer than for a moment makes a copy.
+    /// A whole line, in the memory that it was read into. Copy it to keep it for long.
     Whole(Bytes),
-    /// A line that was too long, and is gone.
+    /// A line that was too long, and was discarded.
     TooLong {
-        /// How it began.
+        /// Its first bytes.
         beginning: Bytes,
         /// The id of the call that it answers, if it is an answer.
         answers: Option<IdKey>,
@@ -55,7 +56,7 @@ struct Skipped {
 // === impl Lines ===
 
 impl Lines {
-    /// Lines of at most so many bytes.
+    /// Splits lines of at most this length.
     #[must_use]
     pub fn new(max: usize) -> Self {
         Self {
@@ -66,7 +67,7 @@ impl Lines {
         }
     }
 
-    /// Where to put what comes next. All lines must be taken before.
+    /// Returns the buffer for the next bytes. All lines must be taken before.
     pub fn buffer(&mut self) -> &mut BytesMut {
         self.buffer.reserve(READ_SIZE);
         if self.buffer.capacity() > KEPT_CAPACITY && self.buffer.len() <= READ_SIZE {
@@ -77,7 +78,7 @@ impl Lines {
         &mut self.buffer
     }
 
-    /// The next line that is there.
+    /// Returns the next complete line.
     pub fn next_line(&mut self) -> Option<Line> {
         loop {
             let new = self.buffer.get(self.scanned..).unwrap_or_default();
@@ -96,14 +97,14 @@ impl Lines {
         }
     }
 
-    /// The last line, if it has no end.
+    /// Returns the last line, if it has no line break.
     pub fn last_line(&mut self) -> Option<Line> {
         self.scanned = 0;
         let text = self.buffer.split().freeze();
         self.line(text)
     }
 
-    /// What is there has no end yet.
+    /// Discards an unterminated line that is too long.
     fn on_unterminated(&mut self) {
         if self.skipped.is_none() && self.buffer.len() > self.max {
             self.skipped = Some(Skipped::new(&self.buffer));

@@ -1,15 +1,14 @@
-//! A process and everything that it has started, as one process group.
+//! A process and its descendants, as one process group.
 //!
-//! 1. **No signal meets a stranger.** A group is signalled only while its leader is not reaped. Until then nobody else can
-//!    get the leader's number, which is that of the group as well: a zombie keeps it. So the leader's exit is watched
-//!    without reaping it, and [`Group::reap`] kills the rest of the group before it does.
-//! 2. **A dropped group is killed**: whatever becomes of its task, and of the runtime.
-//! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep those open.
+//! 1. **No signal reaches an unrelated process.** A group is signalled only while its leader is not reaped. Until then the id
+//!    of the leader, which is that of the group as well, cannot be reused: a zombie keeps it. So the leader's exit is watched
+//!    without reaping it, and [`Group::reap`] kills the rest of the group before it reaps.
+//! 2. **A dropped group is killed**, however its task and the runtime end.
+//! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep pipes open.
 //!
-//! Two things no group can do. A process that leaves it (`setsid`) is not found any more. And if the proxy itself is
-//! killed by a signal that it cannot handle, all that its children see is the end of their stdin: to tie them to it
-//! (`PR_SET_PDEATHSIG`) takes code between fork and exec, which is unsafe, and the kernel would then also kill them
-//! whenever the *thread* that started them ends.
+//! A group has two limits. A process that leaves it (`setsid`) is not found any more. And if the proxy itself is killed by a
+//! signal that it cannot handle, its children see only the end of their stdin. To tie them to the proxy (`PR_SET_PDEATHSIG`)
+//! takes code between fork and exec, which is unsafe. The kernel would also kill them when the *thread* that started them ends.
 
 use std::{
     ffi::OsString, fmt, io, os::unix::process::ExitStatusExt as _, path::PathBuf,
@@ -27,16 +26,16 @@ use tokio::{
 
 use crate::message::sanitize;
 
-/// What is started for each session: never through a shell.
+/// The program of each session. It is never run by a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// A path, or a name that is looked for in `PATH`.
+    /// A path, or a name that is searched in `PATH`.
     pub name: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// What its environment has besides the proxy's own, or in place of it.
+    /// Additional variables of its environment, which replace those of the proxy.
     pub environment: Vec<(OsString, OsString)>,
-    /// Where it starts, if not where the proxy did.
+    /// Its working directory, if it is not that of the proxy.
     pub directory: Option<PathBuf>,
 }
 
@@ -48,20 +47,20 @@ pub(crate) struct Pipes {
     pub(crate) stderr: ChildStderr,
 }
 
-/// A process and its offspring.
+/// A process and its descendants.
 #[derive(Debug)]
 pub(crate) struct Group {
     leader: Child,
-    /// The number of the leader and of the group, until the leader is reaped.
+    /// The id of the leader and of the group, until the leader is reaped.
     id: Option<Pid>,
-    /// Comes after some child of this program has ended.
+    /// Notified when a child of this program has ended.
     ended: unix::Signal,
 }
 
 // === impl Program ===
 
 impl Program {
-    /// A program with these arguments.
+    /// Creates a program with these arguments.
     pub fn new(name: impl Into<OsString>, arguments: impl IntoIterator<Item = OsString>) -> Self {
         Self {
             name: name.into(),
@@ -71,11 +70,11 @@ impl Program {
         }
     }
 
-    /// Whether it can be found now.
+    /// Checks that it can be found.
     ///
     /// # Errors
     ///
-    /// Says what is missing, fit for who started the proxy.
+    /// Names what is missing, for the person who starts the proxy.
     pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
@@ -83,7 +82,7 @@ impl Program {
             let text = format!("there is no directory {}", directory.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
-        // A relative path is relative to where the program starts.
+        // A relative path is relative to the working directory of the program.
         let name = PathBuf::from(&self.name);
         let from = self.directory.clone().unwrap_or_default();
         if name.components().count() > 1 {
@@ -130,7 +129,7 @@ impl Program {
     }
 }
 
-/// The command line on one line, to be read and not to be run.
+/// The command line on one line, for people and not for shells.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = |word: &OsString| sanitize(word.as_encoded_bytes(), usize::MAX);
@@ -145,8 +144,8 @@ impl fmt::Display for Program {
 
 impl Group {
     pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
-        // Before the process is there, so that its end is not missed, and so that the kernel does not reap it: it
-        // would, if this program was started with SIGCHLD ignored.
+        // Registered before the spawn, so that the exit is not missed. It also keeps the kernel from reaping the
+        // process, which it does if this program was started with SIGCHLD ignored.
         let ended = unix::signal(SignalKind::child())?;
         let mut leader = program.command().spawn()?;
         let id = leader
@@ -171,7 +170,7 @@ impl Group {
         ))
     }
 
-    /// The number of the leader.
+    /// Returns the id of the leader.
     pub(super) fn pid(&self) -> Option<i32> {
         self.id.map(Pid::as_raw_pid)
     }
@@ -196,22 +195,22 @@ impl Group {
             Ok(exit) => exit.is_some(),
             Err(Errno::INTR) => false,
             Err(_) => {
-                // It is not our child any more, and its number may be another's.
+                // It is not a child any more, and its id may belong to another process.
                 self.id = None;
                 true
             }
         }
     }
 
-    /// Sends a signal to all of the group.
+    /// Sends a signal to the group.
     pub(super) fn signal(&self, signal: Signal) {
         if let Some(id) = self.id {
-            // Nobody may be left.
+            // Fails if the group is empty.
             let _sent = kill_process_group(id, signal);
         }
     }
 
-    /// Kills what is left of the group, and reaps the leader.
+    /// Kills the rest of the group, and reaps the leader.
     pub(super) async fn reap(&mut self) -> io::Result<ExitStatus> {
         self.signal(Signal::KILL);
         self.id = None;
@@ -226,7 +225,7 @@ impl Drop for Group {
     }
 }
 
-/// How a process ended, in words.
+/// Returns the exit status as text.
 pub(super) fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),

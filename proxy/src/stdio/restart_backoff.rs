@@ -1,16 +1,17 @@
-//! A count of failed starts, after which sessions are refused for a while.
+//! The backoff after failed starts, during which sessions are refused.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// So many crashes within a [`PERIOD`] are too many: 3.
+/// Number of crashes within a [`PERIOD`] that begin the backoff: 3.
 const MAX_CRASHES: usize = 3;
 
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// The latest crashes. What counts is a server that ended before it answered anything: one that ends later does so because of
-/// what a client asked, and other clients must not suffer from that.
+/// The latest crashes.
+/// Only a server that ended before its first answer counts. A later end may be caused by one client's request, and must
+/// not affect other clients.
 #[derive(Debug, Default)]
 pub(super) struct RestartBackoff(VecDeque<Instant>);
 
@@ -24,7 +25,7 @@ impl RestartBackoff {
         self.0.push_back(now);
     }
 
-    /// How long no server is started, if there were too many.
+    /// Returns the remaining backoff, if there is one.
     pub(super) fn delay(&self, now: Instant) -> Option<Duration> {
         let first = self.0.front().filter(|_| self.0.len() == MAX_CRASHES)?;
         let last = self.0.back()?;

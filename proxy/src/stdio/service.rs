@@ -1,4 +1,4 @@
-//! Streamable HTTP in front of the sessions.
+//! Streamable HTTP for the sessions.
 
 use std::{
     collections::HashMap,
@@ -41,26 +41,26 @@ use crate::{
     refusal::{self, INVALID_REQUEST, PARSE_ERROR, RETRY_AFTER, SERVER_ERROR, SESSION_NOT_FOUND},
 };
 
-/// No system has so many processes.
+/// Maximum number of processes. No system has more.
 const MAX_PERMITS: usize = 1 << 24;
 
 /// A server that speaks stdio, as a service. Clones are the same server.
 #[derive(Clone, Debug)]
 pub struct Stdio(pub(super) Arc<Inner>);
 
-/// How much there is, to be shown.
+/// Current numbers, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Sessions that can be used.
+    /// Number of sessions that can be used.
     pub sessions: usize,
-    /// Processes, with those that are about to end.
+    /// Number of processes, including those that are stopping.
     pub children: usize,
-    /// How often one had to be killed.
+    /// Number of processes that had to be killed.
     pub kills: u64,
 }
 
-/// What the head of a request names.
+/// The session and the revision that the head of a request names.
 struct Head<'a> {
     session: Option<&'a str>,
     revision: Option<&'a str>,
@@ -71,12 +71,12 @@ pub(super) struct Inner {
     pub(super) options: Options,
     pub(super) store: EventStore,
     live: Mutex<Live>,
-    /// One for each process that there may be.
+    /// One for each process.
     pub(super) permits: Arc<Semaphore>,
     restart_backoff: Mutex<RestartBackoff>,
-    /// The last time that a session was refused for want of a place, and logged.
+    /// When a session was last refused because of the limit, and logged.
     pub(super) refused: Mutex<Option<Instant>>,
-    /// Not what `permits` lacks: who waits for all of them has them.
+    /// Not derived from `permits`: a shutdown acquires all of them.
     pub(super) children: AtomicUsize,
     kills: AtomicU64,
 }
@@ -90,11 +90,11 @@ pub(super) struct Live {
 // === impl Stdio ===
 
 impl Stdio {
-    /// Starts nothing yet: the first `initialize` does.
+    /// Creates the service. The first `initialize` starts a process.
     ///
     /// # Errors
     ///
-    /// If there is no such program.
+    /// If the program cannot be found.
     pub fn new(options: Options, store: EventStore) -> io::Result<Self> {
         options.program.check()?;
         Ok(Self(Arc::new(Inner {
@@ -109,19 +109,19 @@ impl Stdio {
         })))
     }
 
-    /// What is started for each session.
+    /// Returns the program that is started for each session.
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.0.options.program
     }
 
-    /// Where the streams of its sessions are kept.
+    /// Returns the store of the sessions' streams.
     #[must_use]
     pub fn event_store(&self) -> &EventStore {
         &self.0.store
     }
 
-    /// How much there is.
+    /// Returns the current numbers.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let inner = &self.0;
@@ -132,8 +132,9 @@ impl Stdio {
         }
     }
 
-    /// Ends all sessions, and waits until their processes are gone, but not for longer than `within`. None can be begun from
-    /// here on. A process has a third of that to end after its stdin was closed, and another after SIGTERM, 2 s each at most.
+    /// Ends all sessions, and waits for the end of their processes, for `within` at most.
+    /// No session can be started from here on. A process has a third of that time to exit after its stdin was closed,
+    /// and another third after SIGTERM, 2 s each at most.
     pub async fn shutdown(&self, within: Duration) {
         let inner = &self.0;
         let sessions = {
@@ -176,7 +177,7 @@ impl Stdio {
         }
         let body = match Limited::new(body, MAX_BODY).collect().await {
             Ok(body) => body.to_bytes(),
-            // The front may have noticed first.
+            // The frontend may have refused the body first.
             Err(error) => {
                 let cut = || {
                     let text = "the body was cut off";
@@ -224,7 +225,7 @@ impl Stdio {
             let text = "the session is initialized already";
             return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
         }
-        // The layer itself replays cancels.
+        // The layer marks the cancels that it replays.
         let token = parts.extensions.get::<CallToken>();
         let is_layers = token.is_none_or(CallToken::is_replay);
         let sent = match message.kind {
@@ -253,7 +254,7 @@ impl Stdio {
             Err(text) => return bad(text),
         };
         let session = self.0.session(id).filter(|session| session.mark_used());
-        // An empty id is none (WHATWG HTML, section 9.2.6).
+        // An empty id is no id (WHATWG HTML, section 9.2.6).
         let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
         let Some(last) = last else {
             return session.map_or_else(
@@ -261,7 +262,7 @@ impl Stdio {
                 |session| session.streams.listen(&session.standalone),
             );
         };
-        // The streams of a session outlive its process, as long as they have something to read.
+        // The streams of a session outlive its process, while they have events that the client has not seen.
         let has_more = || {
             let last = last.to_str().ok();
             last.is_some_and(|last| self.0.store.has_more(id, last))
@@ -333,7 +334,7 @@ impl Inner {
         lock(&self.restart_backoff)
     }
 
-    /// A session's process has ended.
+    /// Records the end of a session's process.
     pub(super) fn ended(&self, end: &SessionEnd) {
         if end.failed_to_start {
             self.restart_backoff().record_crash(Instant::now());
@@ -344,7 +345,7 @@ impl Inner {
     }
 }
 
-/// The sessions end with the last handle.
+/// Ends the sessions with the last handle.
 impl Drop for Inner {
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut self.live().sessions);
@@ -387,7 +388,7 @@ pub(super) fn send_request(
 pub(super) fn send_error_response(id: Option<&str>, why: SendError) -> Response<Body> {
     let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match why {
-        // It must not be repeated: it may have any length.
+        // The id is not repeated, because it may have any length.
         SendError::BadId => bad(
             None,
             "the id must be a string or a number, and not longer than 1 KiB",

@@ -1,4 +1,4 @@
-//! A session: what the requests that use it share with the task that runs it.
+//! The state of a session that its requests share with its task.
 
 use std::{
     fmt,
@@ -21,20 +21,20 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// The longest id or token: 1 KiB. They are kept as long as their calls, and longer than their messages.
+/// Maximum length of an id or a token: 1 KiB. They are kept as long as their calls, and longer than their messages.
 const MAX_ID: usize = 1024;
 
-/// A session, shared by the requests that use it and its task.
+/// A session, shared by its requests and its task.
 pub(super) struct Session {
     pub(super) name: SessionLogId,
     /// Its streams.
     pub(super) streams: event_store::Session,
-    /// The stream for what belongs to no call.
+    /// The stream for messages that belong to no call.
     pub(super) standalone: Stream,
     input: Input,
     pub(super) backpressure: Backpressure,
     state: Mutex<State>,
-    /// A deadline may have come nearer.
+    /// Notified when a deadline may be earlier than before.
     pub(super) changed: Notify,
     pub(super) stop: Notify,
     pub(super) timeout: Duration,
@@ -43,9 +43,9 @@ pub(super) struct Session {
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) used: Instant,
-    /// The client has sent something besides the first request.
+    /// The client has sent something after `initialize`.
     pub(super) is_begun: bool,
-    /// The server has answered something.
+    /// The server has sent an answer.
     pub(super) has_answered: bool,
     pub(super) stopped: Option<EndReason>,
 }
@@ -53,33 +53,33 @@ pub(super) struct State {
 /// Why a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
-    /// The client deleted it, or never got it.
+    /// The client deleted it, or never received its id.
     Deleted,
-    /// It was not used for long.
+    /// It was idle for too long.
     Idle,
-    /// The program ends. A process has this long to end after its stdin was closed, and again after SIGTERM.
+    /// The proxy shuts down. A process has this long to exit after its stdin was closed, and again after SIGTERM.
     Shutdown(Duration),
     /// The leader of the process group has exited.
     Exited,
     /// The process has closed its stdin or its stdout.
     Closed,
-    /// It does not read its stdin.
+    /// The process does not read its stdin.
     Stuck,
-    /// A call that was told to stop has not answered in time.
+    /// A cancelled call was not answered in time.
     Overdue,
 }
 
-/// Why a request or a notification is not for the server.
+/// Why a message is not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendError {
-    /// It has an id that cannot be.
+    /// The id is missing, too long, or of a wrong type.
     BadId,
     IdInUse,
-    /// Too much waits, or too many calls are open.
+    /// The queue is full, or too many calls are open.
     Busy,
-    /// The buffers have no room for another stream.
+    /// The event store has no room for another stream.
     NoRoom,
-    /// The session is over.
+    /// The session has ended.
     Gone,
 }
 
@@ -135,7 +135,7 @@ impl Session {
         if !is_first {
             self.prime(&stream);
         }
-        // Under the same lock as its begin: who cancels it finds it only when it is in the queue.
+        // Sent under the lock that registers the call. So a cancel finds the call only once its request is queued.
         permit.send(line);
         drop(state);
         Ok(stream)
@@ -160,7 +160,7 @@ impl Session {
                 .filter(|_| is_cancel)
                 .and_then(key);
             let evicted = cancelled.and_then(|id| state.routes.cancelled(&id, now));
-            // Before a request that uses the id again, if that is over.
+            // Sent before a request that reuses the id, if the call has ended.
             permit.send(line);
             drop(state);
             evicted
@@ -174,8 +174,8 @@ impl Session {
         Ok(())
     }
 
-    /// The line of a notification or an answer. A cancel that `is_layers` names the call as the client wrote it: to a server
-    /// `1` and `1.0` may differ.
+    /// Returns the line of a notification or an answer.
+    /// A cancel of the layer gets the id that the client wrote: a server may distinguish `1` from `1.0`.
     pub(super) fn notification_line(
         &self,
         message: &Message<'_>,
@@ -188,7 +188,7 @@ impl Session {
         own.unwrap_or_else(|| line.clone())
     }
 
-    /// The client is there. `false` if the session is not any more.
+    /// Records that the client uses the session. Returns `false` if the session has ended.
     pub(super) fn mark_used(&self) -> bool {
         let mut state = self.state();
         state.used = Instant::now();
@@ -196,14 +196,14 @@ impl Session {
         state.stopped.is_none()
     }
 
-    /// Gives the client a place from which to resume, if it is one that understands that.
+    /// Sends the priming event, if the client supports it.
     pub(super) fn prime(&self, stream: &Stream) {
         if self.streams.primes() {
             stream.prime();
         }
     }
 
-    /// Begins its end. No call can be begun from here on, and those that are open end with an error.
+    /// Begins the end of the session. No call can be started from here on, and open calls end with an error.
     pub(super) fn stop(&self, why: EndReason) {
         let open = {
             let mut state = self.state();
@@ -217,7 +217,7 @@ impl Session {
         self.stop.notify_one();
     }
 
-    /// Ends everything that is still open.
+    /// Ends all open streams.
     pub(super) fn finish(&self, why: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
@@ -239,7 +239,7 @@ impl Session {
     }
 }
 
-/// The value of an id or a token, if it may be kept.
+/// Returns the value of an id or a token, if it is short enough to be kept.
 pub(super) fn key(text: &str) -> Option<IdKey> {
     let is_short = text.len() <= MAX_ID;
     is_short.then(|| IdKey::of(text))?

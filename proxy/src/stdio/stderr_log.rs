@@ -1,4 +1,4 @@
-//! Log lines of what a process writes besides its messages: not too many, and not too long.
+//! Logs what a process writes besides its messages, bounded in rate and length.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -13,22 +13,22 @@ use tracing::{debug, info, warn};
 use super::lines::{Line, Lines};
 use crate::message::sanitize;
 
-/// How many lines of one process are logged in a [`PERIOD`]: 100.
+/// Maximum number of logged lines of a process in a [`PERIOD`]: 100.
 const MAX_LINES: u32 = 100;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The longest line of stderr that is logged whole: 4 KiB.
+/// Maximum length of a line of stderr that is logged whole: 4 KiB.
 const MAX_LINE: usize = 4 * 1024;
 
-/// How much of a line is logged that is no message.
+/// Maximum number of logged bytes of a line that is not a message.
 const MAX_EXCERPT: usize = 200;
 
-/// A session in the log, as the layer logs it. Its id must not stand there: a client that knows the id can use it.
+/// Identifies a session in the log, like the layer does. The session id itself is a credential, so it is not logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionLogId(Arc<str>);
 
-/// Allows so many lines in a period, and counts the others.
+/// Admits a number of lines in each period, and counts the others.
 #[derive(Debug, Default)]
 pub(super) struct LineRateLimit {
     since: Option<Instant>,
@@ -39,7 +39,7 @@ pub(super) struct LineRateLimit {
 // === impl SessionLogId ===
 
 impl SessionLogId {
-    /// The same for the same id, in this process only.
+    /// Returns the hash of a session id. It is stable within this process only.
     pub(super) fn of(id: &str) -> Self {
         Self(SessionIds::Hashed.shown(id).unwrap_or_default().into())
     }
@@ -54,7 +54,7 @@ impl fmt::Display for SessionLogId {
 // === impl LineRateLimit ===
 
 impl LineRateLimit {
-    /// Whether one more line may be logged, and how many were left out before it.
+    /// Admits a line, and returns how many lines were omitted before it. Returns `None` if this line must be omitted.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now >= since + PERIOD) {
             self.since = Some(now);
@@ -68,7 +68,7 @@ impl LineRateLimit {
         Some(std::mem::take(&mut self.left_out))
     }
 
-    /// Logs a line that is no message, if it may.
+    /// Logs a line that is not a message, unless the rate is exceeded.
     pub(super) fn log_unparsed(&mut self, session: &SessionLogId, why: &str, line: &[u8]) {
         if let Some(left_out) = self.admit(Instant::now()) {
             let excerpt = sanitize(line, MAX_EXCERPT);
@@ -78,7 +78,7 @@ impl LineRateLimit {
     }
 }
 
-/// Logs the lines of a stderr until its end.
+/// Logs the lines of stderr until its end.
 pub(super) async fn log_stderr(session: SessionLogId, mut from: impl AsyncRead + Unpin) {
     let (mut lines, mut rate) = (Lines::new(MAX_LINE), LineRateLimit::default());
     loop {

@@ -1,4 +1,4 @@
-//! The task of a session: it owns the process, reads what that writes, and keeps time.
+//! The task of a session: it owns the process, reads its output, and enforces deadlines.
 
 use std::{convert::Infallible, pin::pin, time::Duration};
 
@@ -26,19 +26,19 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// How long a process has to end after its stdin was closed, and again after SIGTERM: 2 s.
+/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long is read on after the leader's end, what somebody outside of the group may still hold the pipes of: 0.5 s.
+/// How long output is read after the leader's exit: 0.5 s. A process outside the group may still hold the pipes.
 const PIPE_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a session is kept whose client never came back after `initialize`: 60 s.
+/// How long a session may be unused after `initialize`: 60 s.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// From how long on it counts that a process cannot write: 1 ms.
+/// Minimum time for which a process counts as blocked: 1 ms.
 const MIN_BLOCKED: Duration = Duration::from_millis(1);
 
-/// How often a session is looked at whose process cannot write: every 100 ms.
+/// Interval of the checks of a session whose process is blocked: 100 ms.
 const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 const ANSWER_NOT_READ: &str = "the session ended before its client had taken the answer";
@@ -52,13 +52,13 @@ const TOO_LONG: &str =
 #[derive(Debug)]
 pub(super) struct SessionEnd {
     pub(super) why: EndReason,
-    /// The process failed before it answered anything.
+    /// The process ended before its first answer.
     pub(super) failed_to_start: bool,
-    /// It was killed by us.
+    /// The proxy killed the process.
     pub(super) was_killed: bool,
 }
 
-/// The stream of a call whose answer came, which no route leads to any more. Ends it, whatever becomes of the answer.
+/// The stream of a call that is being answered and has no route any more. Its drop ends the stream.
 struct EndOnDrop<'a>(&'a Stream);
 
 /// What it took to end a process.
@@ -75,7 +75,7 @@ enum ProcessEnd {
 // === impl Session ===
 
 impl Session {
-    /// Runs the session to its end: nothing of its process is left then.
+    /// Runs the session to its end. Nothing of its process is left then.
     pub(super) async fn run(&self, mut group: Group, pipes: Pipes, waiting: Waiting) -> SessionEnd {
         let session = &self.name;
         info!(mcp.session.id = %session, pid = group.pid(), "session started");
@@ -85,11 +85,11 @@ impl Session {
             pipes.stderr
         )));
         let why = {
-            // Its end closes stdin.
+            // The end of this future closes stdin.
             let writing = waiting.write(pipes.stdin, &self.backpressure);
             let mut logging = pin!(then_pending(logging.as_mut()));
             tokio::select! {
-                // What waits, such as a cancel, is written before stdin is closed.
+                // Queued messages, such as a cancel, are written before stdin is closed.
                 biased;
                 () = group.exited() => EndReason::Exited,
                 stopped = writing => EndReason::from(stopped),
@@ -118,7 +118,7 @@ impl Session {
             state.stopped.is_none() && !state.has_answered
         };
         let why = match (why, ended) {
-            // Its pipes have ended a little before it.
+            // The pipes of a process end a little before the process.
             (EndReason::Closed, ProcessEnd::Exited) => EndReason::Exited,
             _ => why,
         };
@@ -149,7 +149,7 @@ impl Session {
         }
     }
 
-    /// Reads what the server writes, until the end of it.
+    /// Reads the output of the server to its end.
     async fn read(&self, mut stdout: ChildStdout) {
         let (mut lines, mut rate) = (Lines::default(), LineRateLimit::default());
         loop {
@@ -192,7 +192,7 @@ impl Session {
         }
     }
 
-    /// One message. A client gets those of a batch one by one: they may be for several of its calls.
+    /// Handles one message. The messages of a batch are handled one by one, because they may belong to several calls.
     async fn message(&self, text: Bytes, rate: &mut LineRateLimit) {
         let message = str::from_utf8(&text)
             .ok()
@@ -212,7 +212,8 @@ impl Session {
         let is_progress = message.method.as_deref() == Some("notifications/progress");
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
-            // It is for the session. The client has left this stream, and listens elsewhere or cannot resume it.
+            // The message belongs to the session. The client has disconnected from this stream, and has another one or
+            // cannot resume this one.
             Route::Call(stream)
                 if !is_progress
                     && stream.lost_all_readers()
@@ -228,9 +229,9 @@ impl Session {
         };
         let _end = is_answer.then(|| EndOnDrop(stream));
         let event = Event::message(&text, stream.call());
-        // It may take long until the event has room, and one copy is enough until then.
+        // The event may wait for room for long, with one copy of its text.
         drop(text);
-        // What was refused is said by the event store, and its call has ended.
+        // The event store logs a refused event, and has ended its call.
         let before = Instant::now();
         let _pushed = self.backpressure.wait(stream.push(event)).await;
         self.add_blocked_time(before.elapsed());
@@ -240,7 +241,7 @@ impl Session {
         }
     }
 
-    /// The process could not write for this long.
+    /// Records that the process was blocked for this long.
     fn add_blocked_time(&self, blocked: Duration) {
         if blocked < MIN_BLOCKED {
             return;
@@ -251,7 +252,7 @@ impl Session {
         self.changed.notify_one();
     }
 
-    /// The server has answered this call, with what cannot be handed on.
+    /// Ends the call of an answer that cannot be forwarded.
     fn on_answer_lost(&self, call: &IdKey, why: &str) {
         let route = {
             let mut state = self.state();
@@ -263,7 +264,7 @@ impl Session {
         }
     }
 
-    /// Does what time decides, until it decides that the session ends.
+    /// Enforces the deadlines of calls and of the session. Returns why the session ends.
     async fn enforce_deadlines(&self) -> EndReason {
         loop {
             let next = {
@@ -274,7 +275,7 @@ impl Session {
                 let idle = self.idle_at(&mut state, now);
                 let next = state.routes.next_due().map_or(idle, |due| due.min(idle));
                 let next = if is_blocked {
-                    // What would be overdue now is not, as long as this lasts.
+                    // No call is overdue while the process is blocked.
                     next.max(now + BLOCKED_CHECK_INTERVAL)
                 } else {
                     next
@@ -286,7 +287,7 @@ impl Session {
                 };
                 let mut left = Vec::new();
                 if ends == Some(EndReason::Idle) {
-                    // Under the same lock as what would be begun now.
+                    // Under the lock under which calls are started.
                     state.stopped.get_or_insert(EndReason::Idle);
                     left = state.routes.end();
                 }
@@ -295,7 +296,7 @@ impl Session {
                     stream.end_cancelled();
                 }
                 if let Some(why) = ends {
-                    // What its client had cancelled, or never took.
+                    // The streams of cancelled calls.
                     for stream in left {
                         stream.end_with_error(SERVER_ERROR, why.text());
                     }
@@ -310,22 +311,22 @@ impl Session {
         }
     }
 
-    /// When the session is idle for too long, if nothing happens.
+    /// Returns when the session will have been idle for too long.
     fn idle_at(&self, state: &mut State, now: Instant) -> Instant {
         let timeout = if state.is_begun {
             self.timeout
         } else {
             self.timeout.min(UNUSED_TIMEOUT)
         };
-        // Nobody cancels an `initialize` whose client has left.
+        // An `initialize` is not cancelled when its client disconnects.
         let works = if state.is_begun {
             !state.routes.is_idle()
         } else {
             state.routes.streams().any(Stream::is_attached)
         };
-        // An answer that waits for its client is no open call any more.
+        // A call whose answer waits for its client is not open any more.
         if works || self.backpressure.is_on() || self.standalone.is_attached() {
-            // A quarter of it, so that the end of the use is noticed in time.
+            // Rechecked after a quarter of the timeout, so that the end of the use is noticed in time.
             state.used = now.max(state.used);
             return now + timeout / 4 + Duration::from_millis(1);
         }
@@ -337,22 +338,22 @@ impl Session {
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        // Does nothing to a stream that has its answer, or has ended.
+        // No effect on a stream that is answered or has ended.
         self.0.end_with_error(SERVER_ERROR, ANSWER_NOT_READ);
     }
 }
 
-/// Does its work and then waits for ever.
+/// Completes the work, and then stays pending.
 async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
     work.await;
     std::future::pending().await
 }
 
-/// Ends a process whose stdin is closed.
+/// Stops a process whose stdin is closed.
 async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
     match why {
         EndReason::Exited => return ProcessEnd::Exited,
-        // These did not heed what they were told.
+        // The process ignores its input, or a cancel.
         EndReason::Stuck | EndReason::Overdue => {}
         EndReason::Deleted | EndReason::Idle | EndReason::Shutdown(_) | EndReason::Closed => {
             let stop_timeout = match why {

@@ -1,4 +1,4 @@
-//! Events that go straight through, to a reader that has taken everything before.
+//! Events that bypass the ring, to a reader that has taken everything before them.
 
 use bytes::Bytes;
 
@@ -8,8 +8,9 @@ use crate::event_store::event::{Event, Weight};
 // === impl Ring ===
 
 impl Ring {
-    /// Begins an event that goes straight through. `false` if its reader still has to take what is before. `lost` is for
-    /// who misses it.
+    /// Begins an event that bypasses the ring.
+    /// Returns `false` if the reader still has to take earlier events. `lost` is the error for a reader that misses the
+    /// event.
     pub(in crate::event_store) fn begin_bypass(&mut self, lost: impl FnOnce() -> Event) -> bool {
         let reader = self.reader.as_mut().filter(|_| !self.ended);
         let Some(reader) = reader else {
@@ -29,14 +30,14 @@ impl Ring {
         true
     }
 
-    /// Adds a piece to the event that goes straight through. Its reader has taken the one before.
+    /// Adds a piece of the bypassing event. The reader has taken the previous piece.
     pub(in crate::event_store) fn set_bypass_piece(&mut self, piece: Bytes) {
         if let Bypass::Piece(place) = &mut self.bypass {
             *place = Some(piece);
         }
     }
 
-    /// What became of that piece.
+    /// Returns the state of that piece.
     pub(in crate::event_store) fn bypass_state(&self) -> Bypassed {
         match self.bypass {
             Bypass::Piece(None) => Bypassed::Taken,
@@ -45,7 +46,7 @@ impl Ring {
         }
     }
 
-    /// Ends the event that goes straight through, if its reader has all of it.
+    /// Ends the bypassing event, if its reader has taken all of it.
     pub(in crate::event_store) fn end_bypass(&mut self, weight: Weight) -> Bypassed {
         let state = self.bypass_state();
         if state == Bypassed::Taken {
@@ -57,14 +58,14 @@ impl Ring {
         state
     }
 
-    /// The line that names the event that goes straight through, and the blank one that ends it.
+    /// Returns the `id` line of the bypassing event and the blank line that ends it.
     pub(in crate::event_store) fn bypass_id_line(&self) -> Bytes {
         let mut lines = Vec::new();
         self.end_event(&mut lines, self.next.saturating_sub(1));
         lines.into()
     }
 
-    /// Adds the error for a reader that missed what went straight through, if there is no answer for it in the end.
+    /// Adds the error for a reader that missed a bypassing event, if the ring ended without an answer.
     pub(super) fn replace_missed_answer(&mut self, id: ReaderId) {
         let is_here = |seq| {
             self.events

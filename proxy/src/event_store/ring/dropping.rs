@@ -1,4 +1,4 @@
-//! What goes where room is short.
+//! The events that are dropped when there is no room.
 
 use super::{Entry, Ring};
 use crate::event_store::event::Weight;
@@ -10,9 +10,9 @@ impl Ring {
         self.events.len() < self.limits.events && self.cost < self.limits.bytes
     }
 
-    /// Drops the oldest event that may be dropped. `false` if there is none.
+    /// Drops the oldest droppable event. Returns `false` if there is none.
     pub(in crate::event_store) fn drop_droppable(&mut self) -> bool {
-        // Not the one that the reader has a part of.
+        // An event of which the reader has a part stays.
         let begun = self.reader.as_ref().filter(|reader| reader.taken > 0);
         let begun = begun.map(|reader| reader.at);
         let may_go = |entry: &Entry| entry.weight == Weight::Droppable && Some(entry.seq) != begun;
@@ -20,8 +20,9 @@ impl Ring {
         oldest.is_some_and(|at| self.remove(at))
     }
 
-    /// Drops the oldest notification that the reader has taken, or else the oldest event. `false` if it has taken none. What was
-    /// taken is lost with a connection that breaks, and no server sends a request again.
+    /// Drops the oldest notification that the reader has taken, or else the oldest event that it has taken.
+    /// Returns `false` if it has taken none. Requests stay longer, because no server repeats one that is lost with a
+    /// broken connection.
     pub(super) fn drop_delivered(&mut self) -> bool {
         let at = self.reader.as_ref().map_or(0, |reader| reader.at);
         let taken = self.events.partition_point(|entry| entry.seq < at);
@@ -34,7 +35,7 @@ impl Ring {
         let Some(entry) = self.events.remove(at) else {
             return false;
         };
-        // Its room comes back with the last who has a part of it.
+        // Its reservation is released with the last holder of its bytes.
         self.cost -= entry.cost;
         true
     }

@@ -1,4 +1,4 @@
-//! The ring against a model that is too simple to be wrong, under random operations.
+//! Compares the ring to a simple model, under random operations.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -12,7 +12,7 @@ const LIMITS: BufferLimits = BufferLimits {
 };
 const BUDGET: usize = 2_500;
 
-/// Other streams of the session have this much.
+/// What other streams of the session have reserved.
 const OTHERS: [usize; 3] = [0, 1_000, 2_300];
 
 #[derive(Debug, Clone, Copy)]
@@ -23,25 +23,25 @@ enum Op {
     },
     Attach(Start),
     Take(usize),
-    /// A reader that is not there any more reads.
+    /// A detached reader reads.
     TakeAsBefore,
     Detach,
-    /// An event goes straight through in this many pieces.
+    /// An event bypasses the ring in this number of pieces.
     Pass {
         pieces: usize,
         weight: Weight,
     },
     End,
-    /// Others of the session take or give back room.
+    /// Other streams of the session reserve or release bytes.
     Others(usize),
 }
 
-/// Every event that there ever was.
+/// All events since the start.
 #[derive(Debug, Default)]
 struct Model {
     events: Vec<Item>,
     reader: Option<ReaderModel>,
-    /// The first event that nobody has taken.
+    /// The first event that no reader has taken.
     unread: usize,
     bypassed: Option<usize>,
     answer: Option<usize>,
@@ -80,7 +80,7 @@ impl Model {
             && self.cost() + self.others + cost <= BUDGET
     }
 
-    /// Whether the event is kept or dropped, and not refused.
+    /// Returns `true` if the event is kept or dropped, and `false` if it is refused.
     fn push(&mut self, text: String, weight: Weight, cost: usize) -> bool {
         let droppable = weight == Weight::Droppable;
         while !self.has_room(cost) {
@@ -148,7 +148,7 @@ impl Model {
     }
 }
 
-/// What a reader sees: the data of an event, or how many are missing.
+/// What a reader gets: the data of an event, or the number of missing ones.
 fn seen(frame: &[u8]) -> String {
     let text = std::str::from_utf8(frame).unwrap();
     if let Some(comment) = text.strip_prefix(": ") {
@@ -236,7 +236,7 @@ fn run(ops: Vec<Op>) {
                 if let Some(reader) = attached {
                     id = attached;
                     model.reader = Some(ReaderModel { from: at, at });
-                    // Who names an event has what is before it as well.
+                    // A reader that names an event has the earlier ones as well.
                     model.unread = model.unread.max(at);
                     let position_event = ring
                         .position_event(reader)

@@ -1,7 +1,7 @@
-//! Who may have a stream: the latest credentials that its server accepted for the call.
+//! Checks which clients may resume a stream, by the latest credentials that its server accepted.
 //!
-//! 1. A client with these very credentials has the stream without a question, unless the server has refused them since.
-//! 2. The server is asked about any other. While it is, the call must not be cancelled for the want of a client.
+//! 1. A client with exactly these credentials may resume without a check, unless the server has refused them since.
+//! 2. The server is asked about any other credentials. Meanwhile the call must not be cancelled for its absent client.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -10,7 +10,7 @@ use http::Request;
 use super::Stream;
 use crate::event_store::credentials::Credentials;
 
-/// A question to the server whose answer is still to come.
+/// A check of credentials with the server, until it is dropped.
 pub(in crate::event_store) struct PendingCheck(Stream);
 
 // === impl Stream ===
@@ -30,7 +30,7 @@ impl Stream {
         !credentials_refused && known.is_some_and(|known| *known == Credentials::of(request))
     }
 
-    /// The server has accepted these credentials.
+    /// Records credentials that the server has accepted.
     pub(in crate::event_store) fn accept_credentials(&self, credentials: Credentials) {
         let credentials = Arc::new(credentials);
         {
@@ -41,9 +41,9 @@ impl Stream {
         self.0.credentials_renewed.notify_waiters();
     }
 
-    /// The server has refused these credentials. Ends the response that its client reads, so that the client resumes, and
-    /// waits for credentials that the server accepts. Returns `false` at once if the client cannot come back, because it has no
-    /// event id.
+    /// Records that the server has refused these credentials, and waits for others that it accepts.
+    /// Ends the response that its client reads, so that the client resumes. Returns `false` at once if the client
+    /// cannot resume, because it has no event id.
     ///
     /// # Cancel safety
     ///
@@ -80,13 +80,13 @@ impl Stream {
         }
     }
 
-    /// The server is about to be asked who came back.
+    /// Begins a check of other credentials with the server.
     pub(in crate::event_store) fn begin_check(&self) -> PendingCheck {
         self.0.pending_checks.fetch_add(1, Ordering::Relaxed);
         PendingCheck(self.clone())
     }
 
-    /// Returns `true` while the server is asked who came back.
+    /// Returns `true` while the server is asked about other credentials.
     pub(in crate::event_store) fn is_being_checked(&self) -> bool {
         self.0.pending_checks.load(Ordering::Relaxed) > 0
     }

@@ -1,4 +1,4 @@
-//! An event that goes straight through, because there is no room for it.
+//! An event that bypasses the ring, because there is no room for it.
 
 use bytes::Bytes;
 
@@ -11,7 +11,7 @@ use crate::event_store::{
 // === impl Stream ===
 
 impl Stream {
-    /// Begins an event that goes straight through.
+    /// Begins an event that bypasses the ring.
     pub(in crate::event_store) async fn begin_bypass(&self) {
         let lost = || {
             let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
@@ -21,7 +21,7 @@ impl Stream {
             .await;
     }
 
-    /// Sends a piece of it. Returns when its reader has taken that, or `false` when it has left.
+    /// Sends a piece of it. Returns `true` once the reader has taken it, and `false` if the reader detached.
     pub(in crate::event_store) async fn bypass(&self, mut bytes: Bytes) -> bool {
         while !bytes.is_empty() {
             let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
@@ -38,7 +38,7 @@ impl Stream {
         true
     }
 
-    /// Ends it. `false` if its reader left before it had all of it.
+    /// Ends it. Returns `false` if the reader detached before it had all of it.
     pub(in crate::event_store) async fn end_bypass(&self, weight: Weight) -> bool {
         let id = self.state().ring.bypass_id_line();
         let taken =
@@ -47,7 +47,7 @@ impl Stream {
         taken
     }
 
-    /// An event is lost that had to go straight through: the call ends with an error.
+    /// Ends the call with an error, because an event that had to bypass the ring is lost.
     pub(in crate::event_store) fn fail_lost_event(&self) -> Result<(), Refused> {
         self.fail(NO_ROOM)
     }
@@ -62,7 +62,7 @@ impl Stream {
         }
     }
 
-    /// Does what needs the reader to have moved, once it has.
+    /// Repeats `step` after each progress of the reader, until it returns a value.
     async fn wait_for_progress<T>(&self, mut step: impl FnMut(&mut Ring) -> Option<T>) -> T {
         loop {
             let reader_progress = self.0.reader_progress.notified();

@@ -1,4 +1,4 @@
-//! The end of a stream's time: streams are forgotten when it is over, where room is short, and with their session.
+//! Removes streams: when they expire, when there is no room, and with their session.
 
 use std::{
     sync::{Arc, Weak},
@@ -21,19 +21,20 @@ const SESSION_ENDED: &str = "the session was deleted";
 // === impl Stream ===
 
 impl Stream {
-    /// Forgets it at once.
+    /// Removes it at once.
     pub(in crate::event_store) fn evict(&self) {
         if let Some(index) = self.0.index.upgrade() {
             index.evict(self.0.number);
         }
     }
 
-    /// Room for an event that is being read.
+    /// Returns an empty reservation for an event that is being read.
     pub(in crate::event_store) fn reservation(&self) -> Option<Reservation> {
         self.0.index.upgrade().map(|index| index.reservation())
     }
 
-    /// Makes that room larger. What may be dropped goes for it first. `false` if there is none.
+    /// Grows that reservation. Drops droppable events for it, then evicts other streams. Returns `false` if there is no
+    /// room.
     pub(in crate::event_store) fn grow_reservation(
         &self,
         reservation: &mut Reservation,
@@ -47,13 +48,13 @@ impl Stream {
         true
     }
 
-    /// Forgets another stream, whose client has all of it. `false` if there is none.
+    /// Evicts another stream that was read completely or cancelled. Returns `false` if there is none.
     pub(super) fn evict_for(&self, exhausted: Exhausted) -> bool {
         let index = self.0.index.upgrade();
         index.is_some_and(|index| index.evict_for(exhausted))
     }
 
-    /// It has ended, and is forgotten at that time.
+    /// Registers its end. It expires at this time.
     pub(super) fn expire_at(&self, until: Instant) {
         let Some(index) = self.0.index.upgrade() else {
             return;
@@ -67,14 +68,14 @@ impl Stream {
         }
     }
 
-    /// Its client has all of it.
+    /// Marks it as one that may be evicted.
     pub(super) fn mark_evictable(&self, until: Instant) {
         if let Some(index) = self.0.index.upgrade() {
             index.mark_evictable(self.0.number, until);
         }
     }
 
-    /// Ends it with its session. A client that reads it gets what it has, and an error in place of an answer that has not come.
+    /// Ends it with its session. An attached client gets its events, and an error in place of a missing answer.
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let is_read = self.state().ring.has_reader();
         if !is_read {
@@ -121,7 +122,7 @@ impl Stream {
         }
     }
 
-    /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its book.
+    /// Ends it at once, and releases everything it has. The caller has removed it from its index.
     fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let (reader, token, writer, until, gaps) = {
             let mut state = self.state();
@@ -142,7 +143,7 @@ impl Stream {
 // === impl StreamIndex ===
 
 impl StreamIndex<Stream> {
-    /// Forgets a stream. `false` if it is not there.
+    /// Removes a stream. Returns `false` if there is no such stream.
     pub(in crate::event_store) fn evict(&self, number: u64) -> bool {
         let taken = self.remove(number);
         if let Some(stream) = &taken {
@@ -151,7 +152,7 @@ impl StreamIndex<Stream> {
         taken.is_some()
     }
 
-    /// Forgets a stream whose client has all of it, the oldest of those that would make this room. `false` if there is none.
+    /// Evicts the oldest stream that frees this budget. Returns `false` if there is none.
     pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
         let ended_streams = self.ended_streams();
         match exhausted {
@@ -166,7 +167,7 @@ impl StreamIndex<Stream> {
         }
     }
 
-    /// Ends all its streams, and forgets them. None can be opened from here on.
+    /// Ends and removes all its streams. None can be opened from here on.
     pub(in crate::event_store) fn close(&self) {
         let ended_streams = self.ended_streams();
         for stream in self.take_all() {
@@ -187,7 +188,7 @@ impl EndedStreams<Stream> {
         false
     }
 
-    /// Forgets the streams whose time is over. Returns when that of the next is, if there is one.
+    /// Removes the expired streams. Returns when the next one expires.
     fn expire(&self) -> Option<Instant> {
         loop {
             match self.next_expiry(Instant::now()) {

@@ -6,39 +6,39 @@ use tokio::time::Instant;
 
 use super::Stream;
 
-/// How much longer than it was asked to wait a client may take to resume while the program ends: 1 s.
+/// Additional time for a client to resume during a shutdown, beyond its reconnect delay: 1 s.
 const RESUME_MARGIN: Duration = Duration::from_secs(1);
 
 // === impl Stream ===
 
 impl Stream {
-    /// Whether a client reads it.
+    /// Returns `true` if a client reads it.
     pub fn is_attached(&self) -> bool {
         self.state().ring.has_reader()
     }
 
-    /// Returns `true` if all clients that read it have left.
+    /// Returns `true` if it had clients, and all of them have disconnected.
     pub(crate) fn lost_all_readers(&self) -> bool {
         self.state().ring.lost_all_readers()
     }
 
-    /// Returns `true` if there ever was an event, from which a client may resume.
+    /// Returns `true` if there ever was an event, from which a client can resume.
     pub(crate) fn has_events(&self) -> bool {
         self.state().ring.has_events()
     }
 
-    /// Whether there is an event after this one.
+    /// Returns `true` if there is an event after this one.
     pub(in crate::event_store) fn has_more(&self, after: u64) -> bool {
         self.state().ring.has_more(after)
     }
 
-    /// Whether its call was answered.
+    /// Returns `true` if its call was answered.
     pub fn is_answered(&self) -> bool {
         self.state().ring.is_answered()
     }
 
-    /// Whether it is for a call whose answer is still to come, or to be read by the client that is there, or that has not had
-    /// the time to resume.
+    /// Returns `true` if a shutdown should wait for this stream.
+    /// That is a call whose answer is pending, or is being read, or whose client still has time to resume for it.
     pub(in crate::event_store) fn is_in_progress(&self) -> bool {
         if self.0.call.is_none() {
             return false;

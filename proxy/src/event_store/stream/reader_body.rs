@@ -1,4 +1,4 @@
-//! The body of a response that reads a stream.
+//! The response body that reads a stream.
 
 use std::{
     convert::Infallible,
@@ -14,18 +14,18 @@ use http_body::Frame;
 use super::Stream;
 use crate::event_store::ring::{ReaderId, Start, Taken};
 
-/// Reads a stream until it ends, or until another one takes over.
+/// Reads a stream until it ends, or until another reader replaces this one.
 struct ReaderBody {
     stream: Stream,
     id: ReaderId,
-    /// What it gets before all events.
+    /// Sent before all events.
     position_event: Option<Bytes>,
 }
 
 // === impl Stream ===
 
 impl Stream {
-    /// Has a reader begin there. If it is `with_position` it first gets an event that names where it is.
+    /// Attaches a reader. If `with_position` is set, it first gets an event whose id is that position.
     pub(super) fn read(&self, from: Start, with_position: bool) -> Option<Response<Body>> {
         let (id, position_event, former) = {
             let mut state = self.state();
@@ -46,7 +46,7 @@ impl Stream {
     }
 }
 
-/// A response of events that are never to be stored or held back on the way.
+/// Returns a response of events that intermediaries must not store or buffer.
 fn event_stream(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
@@ -108,7 +108,7 @@ impl Drop for ReaderBody {
             state.ring.detach(self.id);
             state.reader.take()
         };
-        // That of a reader that took over from this one must not be lost.
+        // The waker may be that of a reader that replaced this one, and must not be lost.
         if let Some(waker) = waker {
             waker.wake();
         }
