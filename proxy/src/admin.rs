@@ -1,14 +1,15 @@
-//! The pages of operators, on an address of their own: health, metrics, and the calls in flight.
+//! The pages for operators, on an address of their own: health, metrics, and the calls in flight.
 //!
 //! | path | |
 //! |---|---|
-//! | `/healthz` | 200 as long as the program runs |
-//! | `/readyz` | 200, and 503 from when it is to end |
-//! | `/metrics` | for Prometheus: the metrics of the layer, and how much there is of the proxy's own |
+//! | `/healthz` | 200 while the program runs |
+//! | `/readyz` | 200, and 503 during the shutdown |
+//! | `/metrics` | for Prometheus: the metrics of the layer and those of the proxy |
 //! | `/` | links to these |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
 //!
-//! Nothing here asks who it is. A `Host` must be a name of this host or an IP address, and connections have limits. The calls are there only on a loopback address: to cancel them is for this machine.
+//! There is no authentication. `Host` must be a name of this host or an IP address, and connections have limits. The calls are
+//! shown on a loopback address only, because only this machine may cancel them.
 
 use std::{
     future::pending,

@@ -1,7 +1,7 @@
 //! Options, from the command line, the environment, and a file.
 //!
-//! An option is declared once, in [`Config`]. The environment has it as `MCP_PROXY_` and its name, the file by its name. A
-//! flag comes before the environment, and that before the file.
+//! An option is declared once, in [`Config`]. In the environment its name has the prefix `MCP_PROXY_`, in the file it has none.
+//! A flag overrides the environment, and the environment overrides the file.
 
 use std::{
     ffi::OsString,

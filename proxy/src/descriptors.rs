@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Descriptors of the program itself: listeners, runtime, standard streams, and a process that is being started.
 const RESERVED: usize = 48;
 
-/// Descriptors of a session's process: its three pipes, and one on average while it starts.
+/// Descriptors of a session's process: its three pipes, and further ones while it starts.
 const PER_SESSION: usize = 4;
 
 /// Number of connections for which the limit of the process is raised: 4,096.

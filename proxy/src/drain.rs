@@ -1,14 +1,15 @@
-//! The end of the program: in bounded time, whatever its clients and servers do.
+//! The shutdown of the program, in bounded time whatever its clients and servers do.
 //!
-//! 1. It says that it is not ready any more. Clients may still come back for their answers.
-//! 2. Calls may go on for `--drain`, and so may clients that read what was kept for them, or were asked to wait before they
-//!    resume, and have an answer since. Then the calls that are left are cancelled, and their clients and servers are told.
-//! 3. No connection is accepted any more, and those that are open may close: soon, or in what is left of `--drain` where a request
-//!    other than a GET is under way, or an answer has begun. At the same time the processes of sessions end: the less time the
-//!    calls have left of `SHUTDOWN_TIMEOUT`, the sooner they are signalled.
+//! 1. `/readyz` returns 503. Clients may still resume for their answers.
+//! 2. Calls may continue for `--drain`. The same time is for clients that read kept events, and for clients that were sent a
+//!    reconnect delay and have an answer since. Then the other calls are cancelled, with an error to their clients and a cancel
+//!    to their servers.
+//! 3. No connection is accepted any more, and open ones are closed. A connection has the rest of `--drain` if a request other
+//!    than a GET is in flight, or an answer has begun. At the same time the processes of sessions are stopped, within the rest of
+//!    `SHUTDOWN_TIMEOUT`.
 //!
-//! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal ends it at once, and what is left then is killed with the
-//! runtime. A second SIGHUP does not: a terminal that closes sends several.
+//! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal stops the program at once, and the runtime kills what is left.
+//! A second SIGHUP does not, because a terminal that closes sends several.
 
 use std::{
     fs,

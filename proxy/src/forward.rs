@@ -1,13 +1,13 @@
-//! Hands requests on to a server that speaks HTTP, and its responses back: bytes in, bytes out.
+//! Forwards requests to a server that speaks HTTP, and its responses back: bytes in, bytes out.
 //!
-//! 1. Where a request goes is configured: its endpoint, what lies below it, and `/.well-known/` at its origin, where clients
-//!    look for its authorization. Nothing in a request chooses another host.
-//! 2. Bodies, paths, status and headers pass as they are, but for the headers that are of one connection alone. `Host` is the
-//!    server's own: it may check that. Streams of events are asked for without a coding, because they are read on the way:
-//!    in one that nobody can read, a call that was answered looks like one that was not.
-//! 3. A server that cannot be reached is answered for with 502 and a JSON-RPC error to the request.
-//! 4. A redirect leads to the proxy again, or is answered with 502: a client that follows it must not go past the proxy.
-//! 5. What is dropped here ends at the server: the connection of a call without its answer is closed.
+//! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
+//!    authorization. Nothing in a request chooses another host.
+//! 2. Bodies, paths, status and headers pass unchanged, except for headers of one connection. `Host` is the server's own,
+//!    because the server may check it. Event streams are requested without a content coding, because the proxy parses them: in
+//!    an encoded one it could not see the answer of a call.
+//! 3. If the server cannot be reached, the request gets 502 and a JSON-RPC error.
+//! 4. A redirect leads to the proxy again, or is answered with 502, so that no client bypasses the proxy.
+//! 5. A dropped response ends at the server: the connection of a call without its answer is closed.
 
 use std::{
     convert::Infallible,
@@ -48,17 +48,18 @@ mod redirect;
 mod replayable_body;
 mod small_reads;
 
-/// How long an unused connection is kept: 4 s. Node and uvicorn close theirs after 5 s, and a request that crosses with that is
-/// lost.
+/// How long an unused connection is kept: 4 s.
+///
+/// Node and uvicorn close theirs after 5 s, and a request at the same moment is lost.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How often the kernel asks after a silent server: every 60 s.
+/// Interval of TCP keep-alives to a silent server: 60 s.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// Below this path of an origin its metadata is, of authorization among others (RFC 8615).
+/// The path of the metadata of an origin, of authorization among others (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
 
-/// Headers of one connection, beside those that `Connection` names. `Expect` was met here.
+/// Headers of one connection, in addition to those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -71,7 +72,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// A server that speaks HTTP, as a [stage](crate::stage::Stage).
+/// A server that speaks HTTP, as an [`HttpService`](crate::http_service::HttpService).
 #[derive(Clone)]
 pub struct Forward(Arc<Upstream>);
 
@@ -84,23 +85,23 @@ struct Upstream {
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// What a response redirects to.
+/// The target of a response.
 enum Redirected {
-    /// Nothing that the proxy has to change.
+    /// None, or one that is not changed.
     Unchanged,
     /// To the proxy.
     ToProxy,
-    /// Past the proxy.
+    /// To another origin.
     External,
 }
 
 enum Client {
     Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Only where it is needed: it reads the certificates of this machine, which may have none.
+    /// Created only for https, because it reads the certificates of this machine, which may have none.
     Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 
-/// What keeps a server from being one to hand on to.
+/// Why an upstream is invalid.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UpstreamError {
@@ -113,7 +114,7 @@ pub enum UpstreamError {
 // === impl Forward ===
 
 impl Forward {
-    /// A server, and the headers of every request to it.
+    /// Creates the service of a server. `headers` are sent with every request.
     pub fn new(
         upstream: &Uri,
         headers: Vec<(HeaderName, HeaderValue)>,
@@ -137,7 +138,7 @@ impl Forward {
         })))
     }
 
-    /// The path at which clients find the server.
+    /// Returns the path of the endpoint.
     pub fn path(&self) -> &str {
         self.0.endpoint.path()
     }
@@ -158,7 +159,7 @@ impl Service<Request<Body>> for Forward {
     }
 }
 
-/// As a URL, without what may be secret.
+/// The URL without its query, which may be secret.
 impl fmt::Display for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Upstream {
@@ -224,7 +225,7 @@ impl Upstream {
         let (body, returned) = ReplayableBody::new(body);
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
-        // They are of this process, and would live as long as the request.
+        // Extensions belong to this process, and would exist as long as the request.
         parts.extensions.clear();
         remove_hop_by_hop(&mut parts.headers);
         parts.headers.remove(header::EXPECT);
@@ -254,13 +255,13 @@ impl Upstream {
         }
     }
 
-    /// Turns the `Location` of a redirect into one of the proxy.
+    /// Changes the `Location` of a redirect to one of the proxy.
     fn redirected(&self, requested: &Uri, head: &mut response::Parts) -> Redirected {
         let Some(redirect) = Redirect::of(head) else {
             return Redirected::Unchanged;
         };
         let Some(at_origin) = redirect.at_origin(requested) else {
-            // Metadata of authorization may be at another server, which the client asks itself.
+            // Metadata of authorization may be at another server, which the client contacts itself.
             return if self.serves_endpoint(requested.path()) {
                 Redirected::External
             } else {
@@ -288,8 +289,9 @@ impl Upstream {
         Redirected::ToProxy
     }
 
-    /// A place at the origin of the server as clients are told of it: without the configured query, which the next request
-    /// gets again. Returns `None` if the proxy does not serve it.
+    /// Returns a path at the origin of the server as clients see it.
+    ///
+    /// It is without the configured query, which the next request gets again. Returns `None` if the proxy does not serve it.
     fn location(&self, at_origin: &PathAndQuery) -> Option<HeaderValue> {
         let path = self.forwarded_path(at_origin.path())?;
         let query = match (self.endpoint.query(), at_origin.query()) {
@@ -338,7 +340,7 @@ impl Upstream {
         refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
-    /// Where a request for `requested` goes, if anywhere.
+    /// Returns the target of a request for `requested`, if it is forwarded.
     fn target(&self, requested: &Uri) -> Option<Uri> {
         let path = self.forwarded_path(requested.path())?;
         // A server may redirect from the one to the other.
@@ -357,7 +359,7 @@ impl Upstream {
             .ok()
     }
 
-    /// Returns the path if requests for it are handed on.
+    /// Returns the path if requests for it are forwarded.
     fn forwarded_path<'a>(&self, path: &'a str) -> Option<&'a str> {
         if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
             return None;
@@ -367,7 +369,7 @@ impl Upstream {
         (!has_parent_segment).then_some(path)
     }
 
-    /// Whether a path is the endpoint or below it, and is not metadata of the origin.
+    /// Returns `true` if a path is the endpoint or below it, and is not metadata of the origin.
     fn serves_endpoint(&self, path: &str) -> bool {
         let endpoint = self.endpoint.path();
         let is_metadata = path.starts_with(WELL_KNOWN) && !endpoint.starts_with(WELL_KNOWN);
@@ -375,13 +377,13 @@ impl Upstream {
     }
 }
 
-/// The id of a request, as it was written. A notification has none, and neither has what is unclear.
+/// Returns the id of a request, as it was written. Returns `None` for a notification, or if it is ambiguous.
 fn request_id(text: &[u8]) -> Option<&str> {
     let message = Message::read(text)?;
     message.id.filter(|_| message.kind == Kind::Request)
 }
 
-/// Whether a path is the endpoint's, or begins with it and a slash.
+/// Returns `true` if a path is that of the endpoint, or begins with it and a slash.
 fn is_below(endpoint: &str, path: &str) -> bool {
     let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -404,7 +406,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether the head of the answer was more than the HTTP client reads: 100 fields, or its buffer.
+/// Returns `true` if the head of the answer was larger than the HTTP client reads: 100 fields, or its buffer.
 fn is_head_too_large(error: &legacy::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
@@ -417,7 +419,7 @@ fn causes(error: &legacy::Error) -> impl Iterator<Item = &(dyn Error + 'static)>
     })
 }
 
-/// What a person should hear of an error: its first cause.
+/// Returns the text of the first cause of an error.
 fn root_cause(error: &legacy::Error) -> String {
     causes(error)
         .last()

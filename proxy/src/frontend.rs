@@ -1,13 +1,13 @@
-//! Takes connections, and refuses what is none of the server's business.
+//! Accepts connections, and refuses requests that must not reach the server.
 //!
-//! 1. Only requests for a path pass: no absolute URI, and of the methods only `GET`, `POST`, `DELETE`, `OPTIONS` and `HEAD`.
-//!    Where they go is not theirs to say.
-//! 2. `Host` is a name of this host, else a web site could have its own name resolve here and read all answers (DNS
-//!    rebinding). Neither does a page of a foreign `Origin` get past here.
-//! 3. A head may have 64 KiB and take 10 s to come, a body may have 4 MiB and must not stand still. All bodies together and all
-//!    connections have limits ([`FrontendLimits`]).
-//! 4. The connection of each request is in its extensions, so that a hang-up shows also where hyper does not read.
-//! 5. What comes by HTTP/2 leaves here as HTTP/1 would have it.
+//! 1. Only requests for a path pass: no absolute URI, and of the methods only `GET`, `POST`, `DELETE`, `OPTIONS` and
+//!    `HEAD`. So a request cannot choose its server.
+//! 2. `Host` must be a name of this host. Otherwise a web site could make its own name resolve to this host and read
+//!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.
+//! 3. A head may have 64 KiB and take 10 s, and a body may have 4 MiB and must make progress. All bodies together and
+//!    all connections have limits ([`FrontendLimits`]).
+//! 4. The connection of each request is in its extensions, so that a disconnect is seen also where hyper does not read.
+//! 5. Requests of HTTP/2 are changed to what HTTP/1 would have.
 
 use std::{
     convert::Infallible,
@@ -46,36 +46,37 @@ mod request_filter;
 
 pub use self::request_filter::RequestFilter;
 
-/// The largest head of a request: 64 KiB.
+/// Maximum size of the head of a request: 64 KiB.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// How long a head may take to come: 10 s. A connection that has none for so long is closed.
+/// Time for a head to arrive: 10 s. A connection without one is closed then.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a head may take while other clients wait for a connection: 1 s.
+/// Time for a head to arrive while other clients wait for a connection: 1 s.
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
-/// How long a connection of HTTP/2 may be without a request after its first one: 60 s. To HTTP/1 the limit of the next head
-/// applies.
+/// How long a connection of HTTP/2 may be without a request after its first one: 60 s.
+/// To HTTP/1 the limit of the next head applies.
 const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How many requests may be under way on a connection of HTTP/2: 2,048. These are all calls that a session of a command may have
-/// open, and an answer or a cancel for each.
+/// Maximum number of concurrent requests on a connection of HTTP/2: 2,048.
+/// Chosen as all calls of a command's session that may be open, and an answer or a cancel for each.
 const MAX_HTTP2_REQUESTS: u32 = 2_048;
 
-/// How long the body of a request that is refused is read: 5 s.
+/// How long the body of a refused request is read: 5 s.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of connections, however many descriptors there are: 1,048,576.
 const MAX_CONNECTIONS: usize = 1 << 20;
 
-/// The lifetime of a connection whose lifetime is not limited.
+/// The lifetime of a connection that has no limit.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// How much longer than the stall timeout the kernel waits for a client to read: 30 s, so that the layer ends such a client first.
+/// How much longer than the stall timeout the kernel waits for a client to read: 30 s, so that the layer ends such a
+/// client first.
 const STALL_MARGIN: Duration = Duration::from_secs(30);
 
-/// A listener and what it lets pass.
+/// A listener with its filter and its limits.
 #[derive(Debug)]
 pub struct Frontend {
     listener: WatchedListener,
@@ -83,7 +84,7 @@ pub struct Frontend {
     limits: FrontendLimits,
 }
 
-/// What the clients of a listener may have.
+/// Limits for the clients of a listener.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct FrontendLimits {
@@ -91,11 +92,11 @@ pub struct FrontendLimits {
     pub connections: usize,
     /// Maximum size of a request's body.
     pub body: usize,
-    /// Maximum size of all bodies that are being received. A request beyond it is answered with 503.
+    /// Maximum size of all bodies that are being received. A request above it gets 503.
     pub bodies: usize,
-    /// How long a connection may be open, if that is limited. Requests under way may take `CLOSE_TIMEOUT` longer.
+    /// Maximum lifetime of a connection, if there is one. Requests in flight may take `CLOSE_TIMEOUT` longer.
     pub lifetime: Option<Duration>,
-    /// How long a client may leave a stream unread, if that is limited. The kernel gives up a connection 30 s later.
+    /// How long a client may leave a stream unread, if that is limited. The kernel closes a connection 30 s later.
     pub stall_timeout: Option<Duration>,
 }
 
@@ -105,14 +106,14 @@ struct Shared {
     filter: Arc<RequestFilter>,
     limits: FrontendLimits,
     capacity: Capacity,
-    /// One for each connection that there may be.
+    /// One permit for each connection.
     permits: Arc<Semaphore>,
 }
 
 // === impl FrontendLimits ===
 
 impl Default for FrontendLimits {
-    /// For clients: bodies of 4 MiB, 64 MiB of them at once, and as many connections as there may be.
+    /// The limits for clients: bodies of 4 MiB, 64 MiB of them at once, and [`MAX_CONNECTIONS`].
     fn default() -> Self {
         Self {
             connections: MAX_CONNECTIONS,
@@ -134,7 +135,7 @@ impl Frontend {
         limits: FrontendLimits,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
-        // What the kernel does not know it goes on without.
+        // Socket options that the kernel does not support are skipped.
         let applied = dead_peer(limits.stall_timeout).apply(&listener)?;
         debug!("{applied}");
         Ok(Self {
@@ -144,13 +145,14 @@ impl Frontend {
         })
     }
 
-    /// The address that it listens on.
+    /// Returns the address that it listens on.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop` is ready. It says how long clients may still wait for answers, and read them. Connections without a
-    /// request, and with a GET that has no head, have 500 ms to end.
+    /// Serves until `stop` is ready.
+    /// Its output is how long clients may still wait for answers, and read them. Connections without a request, and
+    /// with a GET that has no head, have 500 ms to close.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
@@ -173,7 +175,7 @@ impl Frontend {
                 );
             }
             was_full = is_full;
-            // The kernel keeps the others until there is a place.
+            // The kernel queues other connections until there is a permit.
             let accepted = async {
                 let permit = shared.permits.clone().acquire_owned().await;
                 (permit, self.listener.accept().await)
@@ -224,15 +226,15 @@ impl Shared {
     }
 }
 
-/// The socket options for clients that may leave a stream unread for `stall_timeout`, or for ever. The kernel does not tell a client
-/// that does not read from one that has vanished, so it must wait for longer.
+/// Returns the socket options for clients that may leave a stream unread for `stall_timeout`, or without a limit.
+/// The kernel cannot distinguish a client that does not read from one that has vanished, so it must wait for longer.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
         stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));
     DeadPeer::new().user_timeout(user_timeout)
 }
 
-/// Serves a connection, until it ends or the sender of `closed` is dropped and it has no request under way.
+/// Serves a connection until it ends. Ends it once the sender of `closed` is dropped and no request is in flight.
 async fn connection(
     stream: WatchedStream,
     shared: Arc<Shared>,
@@ -240,7 +242,7 @@ async fn connection(
     started: Weak<()>,
     mut closed: watch::Receiver<()>,
 ) {
-    // Events are small, and are not to wait for one another.
+    // Events are small, and must not be delayed for one another.
     let _best_effort = stream.tcp().set_nodelay(true);
     let peer = stream.peer();
     let in_flight = InFlight::default();
@@ -251,7 +253,7 @@ async fn connection(
         let in_flight_request = requests.start();
         request.extensions_mut().insert(peer.clone());
         let (shared, mut service, started) = (shared.clone(), service.clone(), started.clone());
-        // A GET listens. Some servers have no head for it before there is an event.
+        // A GET opens a stream. Some servers send no head for it before the first event.
         let early = started
             .upgrade()
             .filter(|_| request.method() != Method::GET);
@@ -273,7 +275,7 @@ async fn connection(
         .max_concurrent_streams(MAX_HTTP2_REQUESTS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // hyper's own limit only begins when it is known which version of HTTP this is.
+    // hyper's own limit begins once the version of HTTP is known.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
     let mut expired = std::pin::pin!(sleep(lifetime));
@@ -298,7 +300,7 @@ async fn connection(
                     if !is_open {
                         return;
                     }
-                    // A request that crosses with this is answered, or may be sent again.
+                    // A request that was sent before the client sees the shutdown is answered, or may be sent again.
                     is_open = false;
                     connection.as_mut().graceful_shutdown();
                 }
@@ -353,14 +355,14 @@ async fn answer(
     service.call(request).await
 }
 
-/// Reads the body of a request that is refused, for 5 s at most. A connection that is closed with bytes unread is reset, and its
-/// client may lose the refusal (RFC 9112, section 9.6).
+/// Reads the body of a refused request, for 5 s at most.
+/// A connection that is closed with unread bytes is reset, and its client may lose the refusal (RFC 9112, section 9.6).
 fn discard(mut body: Incoming) {
     let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
     tokio::spawn(timeout(DISCARD_TIMEOUT, rest));
 }
 
-/// The same body, which has this until it has ended or is dropped.
+/// Returns a body that holds `guard` until it has ended or is dropped.
 fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
     Body::new(body.map_err(move |error| {
         let _guard = &guard;
@@ -368,7 +370,7 @@ fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
     }))
 }
 
-/// HTTP/2 may cut a cookie into several fields, of which HTTP/1 knows one (RFC 9113, section 8.2.3).
+/// Joins the fields of a cookie, which HTTP/2 may split and HTTP/1 has once (RFC 9113, section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let fields = headers.get_all(header::COOKIE).iter();
     let fields: Vec<&[u8]> = fields.map(HeaderValue::as_bytes).collect();

@@ -1,33 +1,33 @@
-//! The fields of heads that mean something here.
+//! The header fields that the proxy reads.
 
 use http::{HeaderMap, HeaderName, header};
 
-/// The field that names a session.
+/// The session of a request.
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// The field that names a revision.
+/// The protocol revision of a request.
 pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// The field that names the event that a client has seen last.
+/// The last event that a client has.
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The first revision whose clients know events without a message, which give them an id to come back with.
+/// The first revision whose clients support priming events: events without a message, with an id to resume from.
 pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
 
-/// The first revision that has neither sessions nor resumes.
+/// The first revision without sessions and resumes.
 pub const FIRST_WITHOUT_SESSIONS: &str = "2026-07-28";
 
-/// A stream of events, as a media type.
+/// The media type of an event stream.
 pub const EVENT_STREAM: &str = "text/event-stream";
 
-/// JSON, as a media type.
+/// The media type of JSON.
 pub const JSON: &str = "application/json";
 
-/// A field that should be there once is there twice, or is no text.
+/// A field that may occur once occurs twice, or is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ambiguous;
 
-/// The value of a field that may be there once.
+/// Returns the value of a field that may occur once.
 pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Ambiguous> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -37,13 +37,13 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'
     }
 }
 
-/// The same, if it says something clear.
+/// Returns the value of a field, if it occurs once, is text, and is not empty.
 pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let value = single(headers, name).ok().flatten();
     value.filter(|value| !value.is_empty())
 }
 
-/// Whether a client takes this media type, whatever its parameters.
+/// Returns `true` if a client accepts this media type. Parameters are ignored.
 pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     let family = wanted.split('/').next().unwrap_or_default();
     let mut ranges = headers
@@ -59,14 +59,14 @@ pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
     })
 }
 
-/// Whether a body is of this media type, whatever its parameters.
+/// Returns `true` if a body has this media type. Parameters are ignored.
 pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
     let value = headers.get(header::CONTENT_TYPE);
     value.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(media_type.as_bytes()))
 }
 
-/// Returns `true` if a body has a coding. `identity` is none, nor is an empty element of the list (RFC 9110, sections 5.6.1 and
-/// 8.4.1).
+/// Returns `true` if a body has a content coding.
+/// `identity` is none, nor is an empty element of the list (RFC 9110, sections 5.6.1 and 8.4.1).
 pub fn has_content_coding(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::CONTENT_ENCODING).iter();
     let mut codings = values
@@ -75,13 +75,13 @@ pub fn has_content_coding(headers: &HeaderMap) -> bool {
     codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
 }
 
-/// A media type without its parameters (RFC 9110, section 8.3.1).
+/// Returns a media type without its parameters (RFC 9110, section 8.3.1).
 fn essence(value: &[u8]) -> &[u8] {
     let essence = value.split(|byte| *byte == b';').next();
     essence.unwrap_or_default().trim_ascii()
 }
 
-/// Whether this revision has sessions. What is no date is not known to have.
+/// Returns `true` if this revision has sessions. A revision that is not a date has none.
 pub fn has_sessions(revision: &str) -> bool {
     let is_date = revision.len() == FIRST_WITHOUT_SESSIONS.len()
         && revision

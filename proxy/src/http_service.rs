@@ -1,4 +1,4 @@
-//! Stages: the services of which the proxy is made, and what they have in common.
+//! The type of the services that the proxy consists of.
 
 use std::{
     convert::Infallible,
@@ -18,7 +18,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use mcp_cancel_on_disconnect::body::TeeBody;
 use tower_service::Service;
 
-/// A service that answers every request, with a body of one kind.
+/// A service that answers every request, with one type of body.
 pub trait HttpService:
     Service<
         Request<Body>,
@@ -45,12 +45,12 @@ impl<S> HttpService for S where
 {
 }
 
-/// What a stage answers, and when.
+/// The response of such a service.
 pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 // === Around the layer ===
 
-/// A stage inside the layer, which changes the type of the request's body.
+/// A service inside the layer, which changes the type of the request's body.
 #[derive(Debug, Clone)]
 pub struct InnerService<S>(pub S);
 
@@ -68,7 +68,7 @@ impl<S: HttpService> Service<Request<TeeBody<Body>>> for InnerService<S> {
     }
 }
 
-/// A service as a stage, whatever body it answers with.
+/// Any service that never fails, as an [`HttpService`].
 #[derive(Debug, Clone)]
 pub struct OuterService<S>(pub S);
 
@@ -94,7 +94,8 @@ where
 
 // === Bodies ===
 
-/// The whole body, or one that goes on as this one would have, if it is longer than `max` bytes or fails.
+/// Returns the whole body.
+/// Returns an equivalent body if it is longer than `max` bytes or fails.
 pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
     let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
     let (mut length, mut plain) = (0, true);
@@ -102,7 +103,7 @@ pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body
         let Some(frame) = body.frame().await else {
             return Ok(join(frames, length));
         };
-        // They are of one connection, as what announces them is.
+        // Trailers belong to one connection, as does the field that announces them.
         if frame.as_ref().is_ok_and(Frame::is_trailers) {
             continue;
         }

@@ -1,7 +1,7 @@
-//! Log lines, for people or for machines, on standard error.
+//! Log lines, as text or as JSON, on standard error.
 //!
-//! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. What
-//! comes from a client or a server is one line, without control characters, and cut.
+//! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. Text of
+//! a client or a server is one line, without control characters, and truncated.
 //!
 //! A thread of its own writes the lines. Where standard error is closed, full or not read, lines are dropped and counted.
 

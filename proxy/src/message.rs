@@ -1,13 +1,13 @@
-//! One JSON-RPC message, read for what routes it.
+//! Reads the parts of a JSON-RPC message by which the proxy routes it.
 //!
-//! The proxy hands messages on as bytes. It reads of them whose they are, in one pass that copies nothing: values that
-//! nobody asks for are stepped over, and ids stay the text that they were sent as.
+//! The proxy forwards messages as bytes. One pass reads the routing members and copies nothing: other values are skipped, and
+//! ids stay the text that was sent.
 //!
-//! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed as they stand in the text. Nothing here writes.
-//! 2. **One reading only.** A member with a meaning that comes twice makes the message unreadable: two parsers may
-//!    disagree about it.
+//! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text. Nothing here writes.
+//! 2. **One interpretation.** A duplicate member with a meaning makes the message unreadable, because two parsers may disagree
+//!    about it.
 //! 3. **An id compares by its value** ([`IdKey`]): a server may answer `1.0` with `1`, and `"\u0061"` with `"a"`. A number
-//!    and a string are never the same.
+//!    and a string are never equal.
 //!
 //! ```
 //! use mcp_cancel_proxy::message::{Kind, Message};

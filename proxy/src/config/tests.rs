@@ -227,7 +227,7 @@ fn every_option_is_documented_and_has_its_variable() {
     }
 }
 
-/// What clap says of each option, as a row of the table in the README.
+/// Returns each option with its help, as a row of the table in the README.
 fn rows() -> Vec<String> {
     let mut command = Config::command();
     command.build();

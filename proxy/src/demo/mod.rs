@@ -1,9 +1,9 @@
-//! A demonstration of what a hang-up means to a server on stdin and stdout, behind a bare bridge and behind the proxy.
+//! A demonstration of what a disconnect does to a server on stdin and stdout, behind a bare bridge and behind the proxy.
 //!
-//! `mcp-cancel-proxy --demo` needs nothing but itself. For every cell of the table that it prints it starts a
+//! `mcp-cancel-proxy --demo` needs no other program. For every cell of the table that it prints it starts a
 //! [scripted server](server) behind one of the two, on the loopback interface. Clients call a tool that works for 4 s, and some
-//! hang up in the middle. A cell says what became of the *tool*, as the server wrote it down, or of the answer.
-//! The exit code is 0 only if all came out as expected.
+//! disconnect during the call. A cell has the outcome of the *tool*, as recorded by the server, or of the answer.
+//! The exit code is 0 only if all outcomes are as expected.
 
 use std::{ffi::OsString, process::ExitCode, time::Duration};
 
@@ -38,13 +38,13 @@ use self::{
     scenario::{Cell, SCENARIOS, SetUp, WORK},
 };
 
-/// The option that asks for it.
+/// The option that requests the demo.
 pub const OPTION: &str = "--demo";
 
 /// The scenarios run side by side, but no two begin at the same time.
 const STAGGER: Duration = Duration::from_millis(75);
 
-/// Does what is asked for in place of a proxy, if anything is: the demo, or its server.
+/// Runs the demo, or its server, if the arguments request it.
 pub async fn run_if_requested(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let first = arguments.next()?;
     match first.to_str() {
@@ -54,7 +54,7 @@ pub async fn run_if_requested(mut arguments: impl Iterator<Item = OsString>) -> 
     }
 }
 
-/// Plays all scenarios, shows what came of them, and judges.
+/// Plays all scenarios, and prints their outcomes.
 pub async fn run() -> ExitCode {
     out!("A tool works for {WORK:?}; clients hang up after 0.3 s. Times count from the hang-up.");
     out!(
@@ -83,7 +83,7 @@ pub async fn run() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Plays every scenario in every set-up, and tells of the cells as they are known.
+/// Plays every scenario in every set-up, and prints each cell once it is known.
 async fn play_all() -> Result<Vec<Cell>, Error> {
     let begun = Instant::now();
     let mut plays = JoinSet::new();

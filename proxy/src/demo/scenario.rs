@@ -1,4 +1,4 @@
-//! A server and its clients: what they do, what becomes of their calls, and what should.
+//! Scenarios: a server, the steps of its clients, and the expected and actual outcomes of their calls.
 
 use std::{
     env, fmt, fs,
@@ -27,22 +27,22 @@ use crate::{
 /// How long the tool works.
 pub(super) const WORK: Duration = Duration::from_secs(4);
 
-/// How long a client stays before it hangs up.
+/// How long a client is connected before it disconnects.
 const HANG_UP_AFTER: Duration = Duration::from_millis(300);
 
-/// How long a client stays away that comes back in time, or after the tool's end.
+/// How long a client waits before it resumes, in time or after the tool's end.
 const RESUME_AFTER: Duration = Duration::from_secs(1);
 
 /// The reconnect delay that the proxy sends. Chosen because the graces here are short.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How much later than due a cancel may come. Ample: the machine may be busy.
+/// How late a cancel may be. Ample, because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
 /// How long a call is watched.
 const LIMIT: Duration = Duration::from_secs(12);
 
-/// How often the notes of a server are looked at.
+/// Interval of the checks of a server's log.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A server, and the clients that call its tool at the same time. Each has a row in the table.
@@ -54,13 +54,13 @@ pub(super) struct Scenario {
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         grace: Grace::Immediate,
-        clients: &[("no grace: client hangs up", ClientStep::Disconnects)],
+        clients: &[("no grace: client disconnects", ClientStep::Disconnects)],
     },
     Scenario {
         grace: Grace::Immediate,
         clients: &[
             (
-                "two sessions, same id 7: one hangs up",
+                "two sessions, same id 7: one disconnects",
                 ClientStep::Disconnects,
             ),
             ("two sessions, same id 7: other stays", ClientStep::Stays),
@@ -69,18 +69,21 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         grace: Grace::After(Duration::from_secs(2)),
         clients: &[(
-            "grace of 2 s: client never comes back",
+            "grace of 2 s: client never resumes",
             ClientStep::Disconnects,
         )],
     },
     Scenario {
         grace: Grace::After(Duration::from_secs(2)),
-        clients: &[("grace of 2 s: client back after 1 s", ClientStep::Resumes)],
+        clients: &[(
+            "grace of 2 s: client resumes after 1 s",
+            ClientStep::Resumes,
+        )],
     },
     Scenario {
         grace: Grace::Auto,
         clients: &[(
-            "default grace: back after the tool's end",
+            "default grace: resumes after tool's end",
             ClientStep::ResumesLate,
         )],
     },
@@ -91,20 +94,20 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 pub(super) enum ClientStep {
     Disconnects,
     Stays,
-    /// Hangs up, and comes back while the tool works.
+    /// Disconnects, and resumes while the tool works.
     Resumes,
-    /// Hangs up, and comes back when the tool has finished.
+    /// Disconnects, and resumes when the tool has finished.
     ResumesLate,
 }
 
-/// What the server stands behind.
+/// The program in front of the server.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum SetUp {
     Bridge,
     Proxy,
 }
 
-/// What became of one client's call.
+/// The outcome of one client's call.
 pub(super) struct Cell {
     pub(super) row: &'static str,
     pub(super) set_up: SetUp,
@@ -114,7 +117,7 @@ pub(super) struct Cell {
 
 #[derive(Clone, Copy)]
 pub(super) enum Expected {
-    /// Cancelled so long after the hang-up.
+    /// Cancelled after this time from the disconnect.
     Cancelled(Duration),
     KeepRunning,
     Answered,
@@ -122,21 +125,21 @@ pub(super) enum Expected {
 }
 
 pub(super) enum CallOutcome {
-    /// The tool was cancelled, so long after the hang-up.
+    /// The tool was cancelled, after this time from the disconnect.
     Cancelled(Duration),
-    /// The tool worked to its end, so long after the hang-up.
+    /// The tool worked to its end, for this time after the disconnect.
     Completed(Duration),
     /// The client got the answer.
     Answered,
     /// The tool worked to its end, but the client did not get the answer.
     Unanswered,
-    /// The tool was cancelled, although the client was there, or came back in time.
+    /// The tool was cancelled, although the client was connected, or resumed in time.
     CancelledWrongly,
-    /// It cannot be said.
+    /// The scenario failed.
     Broken(String),
 }
 
-/// What a server has written down. The file goes with it.
+/// The log that a server writes. Its drop removes the file.
 struct ToolLog(PathBuf);
 
 // === impl Scenario ===
@@ -211,7 +214,7 @@ impl Scenario {
     }
 }
 
-/// What becomes of a call whose client does this.
+/// Returns the outcome of a call whose client does this step.
 async fn outcome(
     addr: SocketAddr,
     step: ClientStep,
@@ -260,7 +263,7 @@ async fn play(
     }
     let text = match last {
         Some(last) => client.resume(&last).await?.rest().await?,
-        // It was given nothing to come back with.
+        // The client has no event id to resume from.
         None => String::new(),
     };
     tool_log.end(label).await?;
@@ -291,7 +294,7 @@ impl ToolLog {
         Ok(Self(env::temp_dir().join(name)))
     }
 
-    /// When this was written down.
+    /// Returns when this was logged.
     fn find_now(&self, what: &str, label: &str) -> Option<Duration> {
         let text = read(&self.0);
         text.lines().find_map(|line| {
@@ -311,7 +314,7 @@ impl ToolLog {
         }
     }
 
-    /// How a call ended, and when.
+    /// Waits for the end of a call, and returns how and when it ended.
     async fn end(&self, label: &str) -> Result<(String, Duration), Error> {
         tokio::select! {
             at = self.find("cancelled", label) => Ok(("cancelled".into(), at?)),
@@ -378,7 +381,7 @@ impl fmt::Display for Expected {
             Self::Cancelled(due) => {
                 write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
             }
-            Self::KeepRunning => f.write_str("runs for nobody"),
+            Self::KeepRunning => f.write_str("keeps running"),
             Self::Answered => f.write_str("gets its answer"),
             Self::Unanswered => f.write_str("gets no answer"),
         }
@@ -394,7 +397,7 @@ impl fmt::Display for CallOutcome {
                 format!("cancelled after {} ms", after.as_millis())
             }
             Self::Cancelled(after) => format!("cancelled after {:.1} s", after.as_secs_f64()),
-            Self::Completed(after) => format!("ran {:.1} s for nobody", after.as_secs_f64()),
+            Self::Completed(after) => format!("kept running {:.1} s", after.as_secs_f64()),
             Self::Answered => "got its answer".into(),
             Self::Unanswered => "got no answer".into(),
             Self::CancelledWrongly => "cancelled for no reason".into(),

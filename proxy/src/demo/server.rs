@@ -1,7 +1,7 @@
-//! A server on stdin and stdout that does what it is told: to be shown, and to be tested with.
+//! A scripted server on stdin and stdout, for the demo and for tests.
 //!
-//! It is this program under another name ([`COMMAND`]), so that the demo needs nothing else. The arguments say how it
-//! behaves from the start, the tools what it does then. It writes down what its tools do, because who hangs up does not hear of it.
+//! It is this program under another name ([`COMMAND`]), so that the demo needs nothing else. Its arguments set how it
+//! behaves from the start, the tools what it does then. It logs what its tools do, because a disconnected client cannot see it.
 
 use std::{
     collections::HashMap,
@@ -44,7 +44,7 @@ struct Behaviour {
     is_deaf: bool,
     /// `--crash`: it ends before it listens.
     crashes: bool,
-    /// `--stubborn`: it goes on after the end of its stdin and after SIGTERM.
+    /// `--stubborn`: it ignores the end of its stdin and SIGTERM.
     is_stubborn: bool,
 }
 
@@ -128,7 +128,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             }
         }
     }
-    // Whoever listens for a signal does not end by it.
+    // A process that handles a signal is not ended by it.
     let _listening = behaviour
         .is_stubborn
         .then(|| signal(SignalKind::terminate()));
@@ -296,7 +296,7 @@ impl Server {
         self.text(&call.id, "done")
     }
 
-    /// Works for a while, says how far it is, and stops if it is told to.
+    /// Works for a while, reports progress, and stops if it is cancelled.
     fn work(&self, call: &Call) -> io::Result<()> {
         let Arguments {
             seconds,
@@ -316,7 +316,7 @@ impl Server {
                 }
                 Ok(()) => self.note("told", label),
                 Err(RecvTimeoutError::Timeout) => done += step,
-                // Nobody can cancel it any more.
+                // The sender is dropped, so no cancel can follow.
                 Err(RecvTimeoutError::Disconnected) => {
                     thread::park_timeout(step);
                     done += step;

@@ -353,7 +353,7 @@ mod tests {
     use super::*;
     use crate::message::IdKey;
 
-    /// The lines of every event, of a body in frames of so many bytes.
+    /// Returns the lines of every event, of a body in frames of `size` bytes.
     fn events(body: &[u8], size: usize) -> (Vec<String>, Reader) {
         let mut reader = Reader::default();
         let mut events = Vec::new();

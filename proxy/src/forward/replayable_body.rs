@@ -1,4 +1,4 @@
-//! A request body that is lent to the HTTP client, and comes back if the request fails: an error is to name its id.
+//! A request body that the HTTP client sends, and that is returned if the request fails, so that the error has its id.
 
 use std::{
     pin::Pin,
@@ -11,28 +11,28 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::{sync::oneshot, time::timeout};
 
-/// The longest request whose id an error has: 64 KiB. Longer ones are not kept.
+/// Maximum size of a request whose id the error has: 64 KiB. Longer ones are not kept.
 const MAX_KEPT: usize = 64 * 1024;
 
-/// How long the rest of a request may take to come, if the server cannot be reached: 1 s.
+/// Time for the rest of a request to arrive, if the server cannot be reached: 1 s.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The body. What passes is kept, as references to the same bytes.
+/// The body. Its sent frames are kept, as references to the same bytes.
 pub(super) struct ReplayableBody {
-    /// Until it is given back.
+    /// Taken when it is returned.
     body: Option<Body>,
     sent: SentFrames,
     returned: Option<oneshot::Sender<(SentFrames, Body)>>,
 }
 
-/// What passed of a body, as long as it is not too much.
+/// The sent frames of a body, up to a limit.
 #[derive(Default)]
 struct SentFrames {
     frames: Vec<Bytes>,
     bytes: usize,
 }
 
-/// To where it comes back.
+/// Receives the body.
 pub(super) struct Returned(oneshot::Receiver<(SentFrames, Body)>);
 
 // === impl ReplayableBody ===
@@ -84,7 +84,7 @@ impl HttpBody for ReplayableBody {
 impl Drop for ReplayableBody {
     fn drop(&mut self) {
         if let (Some(body), Some(returned)) = (self.body.take(), self.returned.take()) {
-            // Nobody waits if the request was answered.
+            // Fails if the request was answered.
             let _unwanted = returned.send((std::mem::take(&mut self.sent), body));
         }
     }
@@ -106,7 +106,7 @@ impl SentFrames {
 // === impl Returned ===
 
 impl Returned {
-    /// The whole request body, or nothing if it is too long or does not come.
+    /// Returns the whole request body. Returns an empty one if it is too long or does not arrive.
     pub(super) async fn request(self) -> Vec<u8> {
         let whole = timeout(REST_TIMEOUT, async {
             let (mut sent, mut rest) = self.0.await.ok()?;

@@ -1,10 +1,10 @@
 //! Connections that are opened in bounded time, and read a little at a time.
 //!
-//! The limit of the TCP connector is of the TCP handshake alone. Here it covers the look-up of the name and the TLS handshake too.
+//! The timeout of the TCP connector covers the TCP handshake alone. This one covers the name lookup and the TLS handshake too.
 //!
 //! hyper doubles its buffer each time that a read has filled it, up to 400 KiB. Behind a client that does not read, a connection
-//! to the server holds up to three such buffers. Here no read fills even the smallest, so it stays. How long a head may be is
-//! another matter, and hyper's.
+//! to the server holds up to three such buffers. Here no read fills even the smallest, so it stays small. hyper's own limit for
+//! heads is not affected.
 
 use std::{
     io::{self, IoSlice},
@@ -21,13 +21,13 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// The most that is read at a time: a byte less than hyper's smallest buffer.
+/// Maximum number of bytes of a read: a byte less than hyper's smallest buffer.
 const MAX_READ: usize = 8 * 1024 - 1;
 
-/// How long a connection to the server may take: 5 s.
+/// Time to open a connection to the server: 5 s.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Has connections read a little at a time; and one of those.
+/// A connector whose connections read a little at a time, or such a connection.
 #[derive(Debug, Clone)]
 pub(super) struct SmallReads<T>(pub(super) T);
 

@@ -1,7 +1,7 @@
-//! A request body that comes in time and has room.
+//! A request body with a deadline and a reserved capacity.
 //!
-//! Every byte that is read takes room, which all bodies share, until its body ends. A body without room ends with an error and
-//! does not wait: those that have room may be waiting as well.
+//! Every byte that is read takes capacity, which all bodies share, until its body ends. A body without capacity ends
+//! with an error and does not wait, because the bodies that have the capacity may wait as well.
 
 use std::{
     pin::Pin,
@@ -21,23 +21,23 @@ use tokio::{
 
 use crate::refusal::BodyError;
 
-/// How long a body may take for its next [`BODY_PROGRESS`] bytes, or for its end: 30 s.
+/// Time for the next [`BODY_PROGRESS`] bytes of a body, or for its end: 30 s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of bytes after which a body has [`BODY_TIMEOUT`] again: 64 KiB. Chosen so that a client with 2.2 KB/s is served.
+/// Number of bytes after which [`BODY_TIMEOUT`] begins again: 64 KiB. Chosen so that a client with 2.2 KB/s is served.
 const BODY_PROGRESS: usize = 64 * 1024;
 
-/// Room for the bytes of request bodies. Clones share it.
+/// Capacity for the bytes of request bodies. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Capacity(Arc<Semaphore>);
 
-/// A request body that takes room.
+/// A request body that takes capacity.
 #[derive(Debug)]
 pub(super) struct TimedBody {
     inner: Limited<Incoming>,
     capacity: Capacity,
     taken: Option<OwnedSemaphorePermit>,
-    /// Begins when the body is first waited for.
+    /// Begins when the body is first pending.
     deadline: Option<Pin<Box<Sleep>>>,
     /// Number of bytes since the deadline was set.
     received: usize,
@@ -64,7 +64,7 @@ impl TimedBody {
         }
     }
 
-    /// Takes room for these bytes. Returns `false` if there is none.
+    /// Takes capacity for these bytes. Returns `false` if there is none.
     fn take(&mut self, bytes: usize) -> bool {
         let Ok(permits) = u32::try_from(bytes) else {
             return false;

@@ -1,4 +1,4 @@
-//! The requests of a connection that are under way: from their heads to the ends of their responses.
+//! Counts the requests of a connection that are in flight: from their heads to the ends of their responses.
 
 use std::sync::{
     Arc,
@@ -7,7 +7,7 @@ use std::sync::{
 
 use tokio::sync::Notify;
 
-/// Their number.
+/// The number of requests in flight.
 #[derive(Debug, Clone, Default)]
 pub(super) struct InFlight(Arc<Requests>);
 
@@ -18,7 +18,7 @@ struct Requests {
     none_left: Notify,
 }
 
-/// One of them, until it is dropped.
+/// A request in flight, until it is dropped.
 #[derive(Debug)]
 pub(super) struct InFlightRequest(InFlight);
 
@@ -31,7 +31,7 @@ impl InFlight {
         InFlightRequest(self.clone())
     }
 
-    /// How many there have been.
+    /// Returns the number of requests so far.
     pub(super) fn started(&self) -> usize {
         self.0.started.load(Ordering::Relaxed)
     }
@@ -40,7 +40,7 @@ impl InFlight {
         self.0.count.load(Ordering::Acquire) == 0
     }
 
-    /// Waits until none is left.
+    /// Waits until no request is in flight.
     pub(super) async fn ended(&self) {
         while !self.is_none() {
             self.0.none_left.notified().await;

@@ -1,4 +1,4 @@
-//! The checks that a request passes before anything reads its body.
+//! The checks of a request before its body is read.
 
 use std::{collections::HashSet, net::IpAddr};
 
@@ -6,17 +6,17 @@ use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request::Parts, 
 
 use crate::{config::normal_origin, headers::exactly_one};
 
-/// The names by which clients may call this host, and the web sites whose pages may.
+/// The names of this host, and the origins whose pages may call.
 #[derive(Debug, Default)]
 pub struct RequestFilter {
-    /// In lower case, with a port or without.
+    /// In lower case, with or without a port.
     hosts: HashSet<String>,
     origins: HashSet<String>,
-    /// An IP address passes as `Host`, whichever it is.
+    /// Any IP address passes as `Host`.
     allows_ip_addresses: bool,
 }
 
-/// The methods that pass: those of MCP, and those with which browsers and people look at an endpoint.
+/// The methods that pass: those of MCP, and those with which browsers and people inspect an endpoint.
 const METHODS: [Method; 5] = [
     Method::GET,
     Method::POST,
@@ -25,19 +25,19 @@ const METHODS: [Method; 5] = [
     Method::HEAD,
 ];
 
-/// The same, as a field of the answer to another one.
+/// The same methods, as the field of a refusal.
 pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
 
 /// The default ports of http and https.
 const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
-/// Why a request does not pass: the status and the text of the answer.
+/// The status and the text of a refusal.
 type Refused = (StatusCode, &'static str);
 
 // === impl RequestFilter ===
 
 impl RequestFilter {
-    /// Beside the names of this machine and their pages, these pass. All are in lower case.
+    /// Creates a filter for these hosts and origins. They pass in addition to this machine, and are in lower case.
     pub fn new(
         hosts: impl IntoIterator<Item = String>,
         origins: impl IntoIterator<Item = String>,
@@ -49,17 +49,17 @@ impl RequestFilter {
         }
     }
 
-    /// Requests that name an IP address pass as well, as probes and scrapers send it. A web site that has its own name resolve
-    /// here sends a name.
+    /// Allows IP addresses as `Host`, which probes and scrapers send.
+    /// A web site that makes its own name resolve to this host sends a name.
     #[must_use]
     pub fn allow_ip_addresses(mut self) -> Self {
         self.allows_ip_addresses = true;
         self
     }
 
-    /// Whether a request passes whose body may have so many bytes. The error is what to answer.
+    /// Checks a request whose body may have `body_size` bytes. The error is the response.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
-        // What others make of it is not known, and TRACE would repeat the headers that are configured.
+        // The effect of other methods is not known, and TRACE would repeat the configured headers.
         if !METHODS.contains(&request.method) {
             return Err((
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -97,7 +97,7 @@ impl RequestFilter {
     }
 
     fn is_own_host(&self, authority: &Authority) -> bool {
-        // Clients leave the port out that is the default of their scheme.
+        // Clients omit the default port of their scheme.
         let has_default = |host: &str| {
             let mut ports = DEFAULT_PORTS.iter();
             authority.port().is_none()
@@ -113,7 +113,7 @@ impl RequestFilter {
                 .contains(&authority.as_str().to_ascii_lowercase())
     }
 
-    /// Whether the page that asks is one of those that may, if it is a page that asks.
+    /// Returns `true` if the request is not from a page, or from a page of an allowed origin.
     fn allows_origin(&self, headers: &HeaderMap) -> bool {
         if !headers.contains_key(header::ORIGIN) {
             return true;
@@ -132,7 +132,7 @@ impl RequestFilter {
     }
 }
 
-/// Whether its pages come from a host: other schemes name extensions and programs, whatever they have for a host.
+/// Returns `true` if the pages of an origin are from a host. Other schemes name extensions and programs.
 fn is_web(origin: &Uri) -> bool {
     matches!(origin.scheme_str(), Some("http" | "https"))
 }
@@ -146,7 +146,7 @@ fn address(host: &str) -> Option<IpAddr> {
     address.parse().ok()
 }
 
-/// The host that a request is for. HTTP/2 has it in the URI, and may have it twice.
+/// Returns the host of a request. HTTP/2 has it in the URI, and may have it twice.
 fn host(request: &Parts) -> Option<Authority> {
     let in_header = if request.headers.contains_key(header::HOST) {
         Some(exactly_one(&request.headers, &header::HOST)?.parse().ok()?)

@@ -1,9 +1,9 @@
-//! A message that is too long to keep, read as it passes for what it is.
+//! Scans a message that is too long to keep, while it passes.
 //!
-//! 1. **Little memory.** Of the members of the message, and of nothing inside them, the names are kept one after another, and
-//!    the values of `id` and `method`.
-//! 2. **In doubt, none.** It answers a call if it has one `id`, a `result` or an `error`, and no `method`, and ends where its
-//!    first bracket does. What stands inside the other members is counted in brackets and not checked any further.
+//! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `id` and `method`.
+//!    It keeps nothing inside other members.
+//! 2. **No answer in doubt.** A message answers a call if it has one `id`, a `result` or an `error`, and no `method`, and ends
+//!    with its first bracket. Other members are only checked for matching brackets.
 
 use std::mem;
 
@@ -195,7 +195,7 @@ mod tests {
         *,
     };
 
-    /// What a message answers, if it passes in pieces of so many bytes.
+    /// Returns the call that a message answers, scanned in pieces of `size` bytes.
     fn scanned(message: &[u8], size: usize) -> Option<IdKey> {
         let mut scanner = Scanner::default();
         for piece in message.chunks(size) {
@@ -205,7 +205,7 @@ mod tests {
         scanner.answers()
     }
 
-    /// What a parser says.
+    /// Returns the call that a message answers, by a parser.
     fn parsed(message: &[u8]) -> Option<IdKey> {
         let message = Message::read(message)?;
         let id = message.id.filter(|_| message.kind == Kind::Response);

@@ -163,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// All lines, if the bytes come in these pieces.
+    /// Returns all lines of these pieces.
     fn cut<'a>(max: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Line> {
         let mut lines = Lines::new(max);
         let mut cut = Vec::new();

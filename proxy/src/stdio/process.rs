@@ -258,7 +258,7 @@ mod tests {
         assert!(is_there(leader), "it is not reaped");
         assert!(is_there(grandchild));
         assert_eq!(exit_text(group.reap().await.unwrap()), "exit code 3");
-        // The pipe ends when the last who holds it has gone.
+        // The pipe ends with the last process that holds it.
         assert_eq!(lines.next_line().await.unwrap(), None);
         assert!(!is_there(leader));
         assert_eq!(group.pid(), None, "nobody can be signalled from here on");

@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    /// What is written for a request and a cancel that comes as soon as the call is known.
+    /// Returns what is written for a request and a cancel that is sent once the call is known.
     async fn written() -> String {
         let store = EventStore::new(Limits::default());
         let streams = store.begin("s", Some("2025-11-25")).unwrap();
