@@ -292,7 +292,6 @@ where
         Ok(())
     }
 
-    /// Ends a bypassing event.
     async fn end_bypass(&mut self) -> Result<(), Refused> {
         let weight = Weight::of_scanned(self.reader.end_scan(), self.stream.call());
         let passed =

@@ -1,4 +1,4 @@
-//! The event store between a server that does what the test says and the layer that cancels.
+//! The event store between a server that the test controls and the layer that cancels.
 
 #![allow(
     clippy::expect_used,
@@ -28,7 +28,7 @@ const NEW: &str = "2025-11-25";
 /// Its clients do not.
 const OLD: &str = "2025-06-18";
 
-/// Longer than the grace of a call whose client can come back.
+/// Longer than the grace of a call whose client can resume.
 const PAST_THE_GRACE: Duration = Duration::from_secs(60);
 
 const GONE: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
@@ -134,7 +134,7 @@ async fn of_two_that_come_back_at_once_the_last_reads_on() {
     assert_eq!(client.event().await, None, "the first was taken over");
     let mut two = setup.resumed(&primed).await;
     assert_eq!(one.event().await, None);
-    // Whoever was taken over has not hung up.
+    // A client whose stream was taken over has not disconnected.
     tokio::time::sleep(PAST_THE_GRACE).await;
     assert!(setup.arrived.is_empty());
     server.message(&answer(1)).await;
@@ -321,7 +321,7 @@ async fn an_event_too_large_to_keep_goes_through_to_a_client_that_reads() {
         assert_eq!(client.event().await, None);
     };
     tokio::join!(sent, read);
-    // It was not kept. Who did not get it is told.
+    // It was not kept. A client that did not get it gets an error.
     let rest = setup.resumed(&primed).await.rest().await;
     assert_eq!(rest.len(), 1);
     assert!(rest[0].contains("-32603"), "{rest:?}");
@@ -468,7 +468,7 @@ async fn event_ids_of_other_sessions_and_ids_never_given_are_refused_and_others_
         passed.status(405);
         assert_eq!(in_time(waiting).await.unwrap().status, 405);
     }
-    // Nobody took the stream from its client.
+    // No other client took over the stream.
     assert_eq!(setup.store.stats().resumes, 0);
 }
 
@@ -976,7 +976,7 @@ struct Log(std::sync::mpsc::Sender<()>);
 
 impl std::io::Write for Log {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        // Nobody reads after the test.
+        // No client reads after the test.
         let _ = self.0.send(());
         Ok(line.len())
     }

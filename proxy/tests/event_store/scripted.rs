@@ -1,4 +1,4 @@
-//! A server that does what the test says, and a client in front of the layer and the event store.
+//! A server that the test controls, and a client in front of the layer and the event store.
 
 use std::{
     convert::Infallible,
@@ -24,7 +24,7 @@ pub const SESSION: &str = "s";
 #[derive(Clone)]
 pub struct Server(mpsc::UnboundedSender<Arrived>);
 
-/// A request that has come to the server.
+/// A request that the server has received.
 pub struct Arrived {
     pub method: Method,
     pub uri: Uri,
@@ -133,7 +133,7 @@ impl Arrived {
         Events(events)
     }
 
-    /// Waits until nobody waits for its answer.
+    /// Waits until its answer is not awaited any more.
     pub async fn given_up(mut self) {
         self.answer.closed().await;
     }
@@ -160,7 +160,7 @@ impl Events {
         self.0.send(Err(error)).await.expect("somebody reads");
     }
 
-    /// Waits until nobody reads.
+    /// Waits until the reader is dropped.
     pub async fn closed(&self) {
         self.0.closed().await;
     }
@@ -245,7 +245,7 @@ impl Setup {
         setup
     }
 
-    /// The next request that comes to the server.
+    /// The next request that the server receives.
     pub async fn next(&mut self) -> Arrived {
         in_time(self.arrived.recv())
             .await
@@ -275,7 +275,7 @@ impl Setup {
         self.send(resumed(SESSION, last))
     }
 
-    /// Comes back for what is after an event.
+    /// Resumes after an event.
     pub async fn resumed(&self, last: &Seen) -> Stream {
         let last = last.id.as_deref().expect("it has an id");
         in_time(self.resume(last)).await.unwrap()
@@ -352,7 +352,7 @@ impl Stream {
         rest
     }
 
-    /// Some of what comes next, wherever it ends.
+    /// The next bytes, wherever they end.
     pub async fn some(&mut self) {
         let frame = self.body.frame().await.unwrap().unwrap();
         let bytes = frame.into_data().unwrap();
@@ -384,7 +384,7 @@ impl Stream {
     }
 }
 
-/// Fails instead of waiting for what never comes. The limit is on the paused clock, and longer than any grace.
+/// Fails instead of waiting for ever. The limit is on the paused clock, and longer than any grace.
 pub async fn in_time<T>(what: impl IntoFuture<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(3600), what)
         .await

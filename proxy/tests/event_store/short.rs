@@ -1,4 +1,4 @@
-//! Where room is short: what goes first, and what must not.
+//! Without room: which events are dropped first, and which are kept.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn a_question_of_the_server_is_not_lost_with_the_connection() {
     assert_eq!(rest[rest.len() - 1], answer(1));
 }
 
-/// Calls fill what a session may keep with log lines; then an answer comes.
+/// Calls fill the limit of a session with log lines; then an answer arrives.
 #[tokio::test(start_paused = true)]
 async fn log_lines_go_before_an_answer_whatever_its_length() {
     for size in [1_000, 20_000] {
@@ -111,7 +111,7 @@ async fn a_log_line_for_which_there_is_no_room_does_not_end_its_call() {
     assert_eq!(rest.last(), Some(&answer(1)));
 }
 
-/// Of a log line that is too large to keep, its client takes a part and leaves.
+/// The client takes a part of a log line that is too large to keep, and disconnects.
 #[tokio::test(start_paused = true)]
 async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
     let mut setup = Setup::begun(NEW).await;
@@ -168,7 +168,7 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
     assert_eq!(client.rest().await, [answer(1)]);
 }
 
-/// The same of a server that gave no id: the client is told.
+/// The same for a server without event ids: the client gets an error.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
     let mut setup = Setup::begun(NEW).await;

@@ -104,7 +104,7 @@ async fn kept() {
     assert_eq!(store.stats().buffer_bytes, 0);
 }
 
-/// Calls, reads a little, and leaves.
+/// Calls, reads a little, and disconnects.
 async fn client<S>(service: S, session: &str)
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,

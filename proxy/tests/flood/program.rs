@@ -44,7 +44,7 @@ const EVENT: usize = 16 * 1024;
 /// Of a client that does not read, so that the kernel keeps little for it.
 const SMALL: u32 = 4 * 1024;
 
-/// So long nothing moves when all is over: nobody says so.
+/// Time without progress after which the flood has ended: there is no event for it.
 const STILL: Duration = Duration::from_secs(1);
 
 /// A server over HTTP that answers each call with the flood.
@@ -53,7 +53,7 @@ struct Server {
     written: Arc<AtomicUsize>,
 }
 
-/// A file with the flood, for a server on stdin and stdout. It goes with this.
+/// A file with the flood, for a server on stdin and stdout. Its drop removes the file.
 struct File(PathBuf);
 
 #[test]
@@ -181,7 +181,7 @@ impl Server {
     }
 }
 
-/// Answers one request. `None` if its client goes before the end.
+/// Answers one request. `None` if its client disconnects before the end.
 async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) -> Option<()> {
     let mut received = BytesMut::new();
     let (_, headers) = loop {
@@ -257,7 +257,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // Somebody may have cleaned up.
+        // It may have been removed already.
         let _removed = fs::remove_file(&self.0);
     }
 }

@@ -9,7 +9,7 @@ use crate::support::*;
 
 const UPSTREAM: &str = "--upstream=http://127.0.0.1:1/mcp";
 
-/// A configuration file that is gone with the test.
+/// A configuration file that is removed with the test.
 struct File(PathBuf);
 
 impl File {
@@ -27,12 +27,12 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // It may have gone.
+        // It may have been removed.
         let _removed = fs::remove_file(&self.0);
     }
 }
 
-/// What it says to arguments that are wrong.
+/// Returns the error for wrong arguments.
 fn complaint(args: &[&str]) -> String {
     let (code, text) = Program::run(Program::command(args));
     assert_eq!(code, Some(2), "{text}");
@@ -281,7 +281,7 @@ fn an_address_may_be_a_port_a_name_of_this_machine_or_two_options() {
             "{pattern}: {line}"
         );
     }
-    // The flag comes first, whichever it is.
+    // The flag overrides the file, whichever it is.
     let file = File::new("port", "port = 1\nhost = \"127.0.0.2\"\n");
     for (option, ip) in [("--listen", "127.0.0.1"), ("--port", "127.0.0.2")] {
         let port = free();

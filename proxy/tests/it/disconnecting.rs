@@ -1,4 +1,4 @@
-//! Hang-ups, as the server hears of them.
+//! Disconnects, as the server sees them.
 
 use std::time::Duration;
 
@@ -192,7 +192,7 @@ async fn a_timeout_closes_the_connection_of_what_runs_on() {
     proxy.calls_reach(0).await;
 }
 
-/// A time is how long clients are waited for that may come back, and no call without event ids has such a client.
+/// A time is for clients that can resume, and no call without event ids has such a client.
 #[tokio::test]
 async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_does() {
     for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {

@@ -1,4 +1,4 @@
-//! The end of the program, which comes in time.
+//! The shutdown of the program, in bounded time.
 
 use std::time::Duration;
 

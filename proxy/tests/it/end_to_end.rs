@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::*;
 
-/// A revision whose clients know events without a message, to come back with.
+/// A revision whose clients support priming events.
 const PRIMED: &str = "2025-11-25";
 
 /// The program in front of the scripted server, and what that writes down.
@@ -19,7 +19,7 @@ struct Started {
     notes: Notes,
 }
 
-/// What the scripted server wrote down. The file goes with it.
+/// The log of the scripted server. Its drop removes the file.
 struct Notes(PathBuf);
 
 // === impl Started ===
@@ -44,7 +44,7 @@ impl Started {
         }
     }
 
-    /// What a tool says.
+    /// The text that a tool returns.
     async fn text(&self, tool: &str) -> String {
         let mut call = self.client.call("text", tool, json!({})).await;
         let answer = call.answer().await.expect("an answer");
@@ -85,7 +85,7 @@ impl Notes {
 
     async fn reach(&self, what: &str) {
         let reached = async {
-            // Nothing tells of it.
+            // There is no event for it.
             while !self.have(what) {
                 sleep(Duration::from_millis(5)).await;
             }
@@ -101,7 +101,7 @@ impl Drop for Notes {
     }
 }
 
-/// Waits until processes are gone. What has ended may wait for the init process to take it.
+/// Waits until processes do not exist any more. An ended one may wait for the init process to reap it.
 async fn gone(processes: &[Pid]) {
     let is_there = |pid: &Pid| {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));

@@ -185,7 +185,7 @@ async fn a_client_that_is_silent_and_waits_for_nothing_does_not_hold_up_the_end(
 
     proxy.stop();
 
-    // It never says that it has got what tells it to go.
+    // It never acknowledges the GOAWAY.
     proxy.ended().await;
 }
 

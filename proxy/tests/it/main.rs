@@ -1,4 +1,4 @@
-//! The proxy over real sockets, in front of servers that do what a test says.
+//! The proxy over real sockets, in front of servers that a test controls.
 //!
 //! | module | question |
 //! |---|---|
