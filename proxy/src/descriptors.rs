@@ -5,7 +5,9 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors of the program itself: listeners, runtime, standard streams, and a process that is being started.
+/// Number of descriptors of the program itself: 48.
+///
+/// These are for listeners, runtime, standard streams, and a process that is being started.
 const RESERVED: usize = 48;
 
 /// Descriptors of a session's process: its three pipes, and further ones while it starts.
@@ -62,7 +64,7 @@ impl Descriptors {
         beside_sessions.max(available / 4).max(1)
     }
 
-    /// Returns the number of sessions that the limit is enough for, if that is less than configured.
+    /// Returns the number of sessions that the limit allows, if that is less than configured.
     pub(crate) fn fewer_sessions(self) -> Option<usize> {
         let available = self.limit.saturating_sub(RESERVED + self.connections());
         let fits = available / PER_SESSION;

@@ -30,7 +30,7 @@ use tracing::{info, warn};
 /// Maximum time of a shutdown: 9.5 s. Process managers kill a program 10 s after its signal, or later.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
-/// Minimum time for the processes of sessions to end, after a drain that took all the time: 1.5 s.
+/// Minimum time for the processes of sessions to end after the drain: 1.5 s.
 pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// Time for connections to close after the last call: 500 ms. They end with the process anyway.

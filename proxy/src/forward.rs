@@ -3,7 +3,7 @@
 //! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
 //!    authorization. Nothing in a request chooses another host.
 //! 2. Bodies, paths, status and headers pass unchanged, except for headers of one connection. `Host` is the server's own,
-//!    because the server may check it. Event streams are requested without a content coding, because the proxy parses them: in
+//!    because the server may check it. Event streams are requested without a content coding, because the proxy parses them. In
 //!    an encoded one it could not see the answer of a call.
 //! 3. If the server cannot be reached, the request gets 502 and a JSON-RPC error.
 //! 4. A redirect leads to the proxy again, or is answered with 502, so that no client bypasses the proxy.
@@ -97,7 +97,7 @@ enum Redirected {
 
 enum Client {
     Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Created only for https, because it reads the certificates of this machine, which may have none.
+    /// Created only for https, because it reads the certificates of this machine.
     Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 
@@ -406,7 +406,9 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Returns `true` if the head of the answer was larger than the HTTP client reads: 100 fields, or its buffer.
+/// Returns `true` if the head of the answer was too large for the HTTP client.
+///
+/// Its limits are 100 fields, and its buffer.
 fn is_head_too_large(error: &legacy::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<hyper::Error>())

@@ -56,10 +56,12 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
 /// How long a connection of HTTP/2 may be without a request after its first one: 60 s.
+///
 /// To HTTP/1 the limit of the next head applies.
 const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of concurrent requests on a connection of HTTP/2: 2,048.
+///
 /// Chosen as all calls of a command's session that may be open, and an answer or a cancel for each.
 const MAX_HTTP2_REQUESTS: u32 = 2_048;
 
@@ -72,8 +74,9 @@ const MAX_CONNECTIONS: usize = 1 << 20;
 /// The lifetime of a connection that has no limit.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// How much longer than the stall timeout the kernel waits for a client to read: 30 s, so that the layer ends such a
-/// client first.
+/// Time to read that the kernel gives a client beyond the stall timeout: 30 s.
+///
+/// So the layer ends a stalled client first.
 const STALL_MARGIN: Duration = Duration::from_secs(30);
 
 /// A listener with its filter and its limits.
@@ -151,6 +154,7 @@ impl Frontend {
     }
 
     /// Serves until `stop` is ready.
+    ///
     /// Its output is how long clients may still wait for answers, and read them. Connections without a request, and
     /// with a GET that has no head, have 500 ms to close.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
@@ -226,8 +230,10 @@ impl Shared {
     }
 }
 
-/// Returns the socket options for clients that may leave a stream unread for `stall_timeout`, or without a limit.
-/// The kernel cannot distinguish a client that does not read from one that has vanished, so it must wait for longer.
+/// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
+///
+/// `None` is no limit. The kernel cannot distinguish a client that does not read from one that has vanished, so it must
+/// wait for longer.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
         stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));
@@ -356,6 +362,7 @@ async fn answer(
 }
 
 /// Reads the body of a refused request, for 5 s at most.
+///
 /// A connection that is closed with unread bytes is reset, and its client may lose the refusal (RFC 9112, section 9.6).
 fn discard(mut body: Incoming) {
     let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
@@ -370,7 +377,9 @@ fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
     }))
 }
 
-/// Joins the fields of a cookie, which HTTP/2 may split and HTTP/1 has once (RFC 9113, section 8.2.3).
+/// Joins the fields of a cookie.
+///
+/// HTTP/2 may split it, and HTTP/1 has one field (RFC 9113, section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let fields = headers.get_all(header::COOKIE).iter();
     let fields: Vec<&[u8]> = fields.map(HeaderValue::as_bytes).collect();

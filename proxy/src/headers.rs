@@ -11,7 +11,9 @@ pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-v
 /// The last event that a client has.
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The first revision whose clients support priming events: events without a message, with an id to resume from.
+/// The first revision whose clients support priming events.
+///
+/// These are events without a message, with an id to resume from.
 pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
 
 /// The first revision without sessions and resumes.
@@ -66,6 +68,7 @@ pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
 }
 
 /// Returns `true` if a body has a content coding.
+///
 /// `identity` is none, nor is an empty element of the list (RFC 9110, sections 5.6.1 and 8.4.1).
 pub fn has_content_coding(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::CONTENT_ENCODING).iter();

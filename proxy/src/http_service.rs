@@ -95,6 +95,7 @@ where
 // === Bodies ===
 
 /// Returns the whole body.
+///
 /// Returns an equivalent body if it is longer than `max` bytes or fails.
 pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
     let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();

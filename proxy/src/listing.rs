@@ -82,7 +82,7 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Creates a service that warns of those of `unlisted` that the server behind `inner` does not list.
+    /// Creates a service that warns of tools of `unlisted` that no list of `inner` has.
     pub(crate) fn new(inner: S, unlisted: impl IntoIterator<Item = String>) -> Self {
         let unlisted = UnlistedTools(Arc::new(Mutex::new(unlisted.into_iter().collect())));
         Self { inner, unlisted }

@@ -33,6 +33,7 @@ use crate::{config::LogFormat, lock::lock, message::sanitize};
 mod queue;
 
 /// Default filter, unless `RUST_LOG` has another level for a target.
+///
 /// `mcp_server` is the stderr of a command. The layer's setup hints are for Rust code, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::remarks=off,mcp_server=info";
 

@@ -24,6 +24,7 @@ const USAGE: u8 = 2;
 const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time for the runtime to drop its tasks, which kills the processes of sessions: 200 ms.
+///
 /// A name lookup cannot be dropped, and is not waited for.
 const RUNTIME_TIMEOUT: Duration = Duration::from_millis(200);
 

@@ -32,10 +32,14 @@ mod scan;
 
 pub(crate) use self::scan::Scanner;
 
-/// Maximum size of the body of a request: 4 MiB, as for the servers of the SDKs, and the limit of the layer.
+/// Maximum size of the body of a request: 4 MiB.
+///
+/// That is the limit of the layer, and of the servers of the SDKs.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// Maximum number of messages of a batch: 1,024, the number of calls of a command's session that may be open.
+/// Maximum number of messages of a batch: 1,024.
+///
+/// Chosen as the number of calls of a command's session that may be open.
 const MAX_BATCH: usize = 1024;
 
 /// One JSON-RPC message.
@@ -95,7 +99,9 @@ enum Value {
     Text(Box<str>),
 }
 
-/// The key of ids that a server may take for the same: to JavaScript `9007199254740993` is `9007199254740992`.
+/// The key of ids that a server may take for the same.
+///
+/// To JavaScript `9007199254740993` is `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LooseIdKey(LooseValue);
 
@@ -164,8 +170,9 @@ fn presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
     Ok(value.map_or(Presence::Null, |_| Presence::Value))
 }
 
-/// Returns `true` if these members make a response: one of them, beside which the other may be `null`, as some servers
-/// write it.
+/// Returns `true` if these members make a response.
+///
+/// It has one of them. The other may be `null`, as some servers write it.
 fn is_response(result: Presence, error: Presence) -> bool {
     result != error
 }
@@ -195,7 +202,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Returns `true` for a notification that may be lost without harm: progress, or a log message.
+    /// Returns `true` for a notification that may be lost: progress, or a log message.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
@@ -212,6 +219,7 @@ impl<'a> Message<'a> {
     }
 
     /// Returns the message with another `requestId` in its `params`. `text` is the message itself.
+    ///
     /// Returns `None` if it has no such parameter, or already this one.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let own = self.params().request_id.filter(|own| *own != id)?;
@@ -249,6 +257,7 @@ impl<'a> Message<'a> {
 }
 
 /// Returns the messages of a batch of revision 2025-03-26, as they were written.
+///
 /// Returns `None` if the text is not an array of at least one value and at most [`MAX_BATCH`].
 pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     let mut rest = text.trim_ascii().strip_prefix(b"[")?;
@@ -307,6 +316,7 @@ impl IdKey {
     }
 
     /// Returns the number in this string, or this number as a string.
+    ///
     /// Some servers answer `7` with `"7"`, and clients accept that.
     pub(crate) fn counterpart(&self) -> Option<Self> {
         Some(Self(match &self.0 {
@@ -319,7 +329,7 @@ impl IdKey {
         }))
     }
 
-    /// Returns `true` if they are the same, or one is the [counterpart](Self::counterpart) of the other.
+    /// Returns `true` if they are equal, or one is the [counterpart](Self::counterpart) of the other.
     pub(crate) fn resembles(&self, other: &Self) -> bool {
         self == other
             || self.counterpart().as_ref() == Some(other)

@@ -267,7 +267,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     layer
 }
 
-/// Returns `true` if a server in JavaScript reads the same number from the ids of other calls.
+/// Returns `true` if a server in JavaScript reads the same number from other ids.
 fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)

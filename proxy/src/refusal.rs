@@ -60,6 +60,7 @@ pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
 }
 
 /// Returns the error for a revision without sessions.
+///
 /// Clients fall back to `initialize` then: those of Python and TypeScript check this code and this list.
 pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body> {
     let data = json!({ "supported": REVISIONS, "requested": requested });

@@ -154,7 +154,7 @@ impl Server {
         })
     }
 
-    /// Returns `true` if the answer of any call is known to be pending, or being read by its client.
+    /// Returns `true` if an answer is known to be pending, or being read by its client.
     pub fn is_in_progress(&self) -> bool {
         match self {
             Self::Forward(_) => false,

@@ -27,6 +27,7 @@ pub struct Limit(pub Option<Duration>);
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Minimum silence of an upstream before its call gets an event stream: 250 ms.
+///
 /// Chosen because refusals are faster, and pass unchanged.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
@@ -170,7 +171,8 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     }
 }
 
-/// Returns `true` if an authority without a user has a host, and nothing after it but a valid port.
+/// Returns `true` if an authority without a user has a host, and then only a valid port.
+///
 /// [`Authority`] accepts others, for which a connector takes the default port.
 fn is_complete(authority: &Authority) -> bool {
     let host = authority.host();
@@ -245,7 +247,9 @@ pub(super) fn origin(text: &str) -> Parsed<String> {
     }
 }
 
-/// Returns an origin in lower case, without the default port of its scheme, which browsers omit.
+/// Returns an origin in lower case, without the default port of its scheme.
+///
+/// Browsers omit that port.
 pub(crate) fn normal_origin(origin: &Uri) -> String {
     let scheme = origin.scheme_str().unwrap_or_default();
     let authority = origin

@@ -16,10 +16,12 @@ use std::{
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Maximum number of known sessions: 4,096.
+    ///
     /// Above it, half of those without a stream are removed, the longest unused ones: their streams are not primed from
     /// then on.
     pub sessions: usize,
     /// Maximum number of streams of a session, including ended ones that are kept: 2,048.
+    ///
     /// Chosen as twice the number of calls of a command. The cost of a stream itself counts for [`bytes`](Self::bytes)
     /// only.
     pub streams: usize,

@@ -45,6 +45,7 @@ impl Call {
     }
 
     /// Sets the credentials of its request.
+    ///
     /// The server behind [`Resumable`](super::Resumable) is asked about a client that resumes with others. The calls of
     /// a command have none.
     pub(super) fn credentials(mut self, credentials: Credentials) -> Self {

@@ -8,9 +8,10 @@ use std::fmt;
 
 use http::{HeaderName, HeaderValue, Request, Uri, uri::PathAndQuery};
 
-/// Fields that are not credentials: of one connection, of one body, of a browser, of a trace, and of MCP itself.
-/// A field is listed only if no server can be expected to distinguish two clients by it. Sessions are compared
-/// elsewhere.
+/// Fields that are not credentials.
+///
+/// They are of one connection, of one body, of a browser, of a trace, or of MCP itself. A field is listed only if no
+/// server can be expected to distinguish two clients by it. Sessions are compared elsewhere.
 const HARMLESS: [&str; 45] = [
     "accept",
     "accept-encoding",
@@ -71,7 +72,7 @@ const OF_ONE_MESSAGE: [&str; 8] = [
     "x-idempotency-key",
 ];
 
-/// The credentials of a request: its path and query, and all its fields but the harmless ones.
+/// The credentials of a request: path, query, and all fields but the harmless ones.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Credentials {
     target: Option<PathAndQuery>,

@@ -23,7 +23,9 @@ pub struct Event {
     pub(super) reservation: Option<Reservation>,
 }
 
-/// The bytes of an event and their reservation, which is released with the last reference to the bytes.
+/// The bytes of an event and their reservation.
+///
+/// It is released with the last reference to the bytes.
 struct OwnedLines {
     bytes: Vec<u8>,
     _reservation: Reservation,
@@ -89,7 +91,9 @@ impl Event {
         self
     }
 
-    /// Creates the first event of a stream: it has no message, an id to resume from, and the reconnect delay.
+    /// Creates the first event of a stream.
+    ///
+    /// It has no message, an id to resume from, and the reconnect delay.
     pub(crate) fn priming(retry: Duration) -> Self {
         let lines = format!("retry: {}\ndata:\n", retry.as_millis());
         Self::of_lines(lines.into_bytes(), Weight::Kept)
@@ -154,6 +158,7 @@ impl AsRef<[u8]> for OwnedLines {
 
 impl Weight {
     /// Returns the weight of this message on the stream of this call.
+    ///
     /// A message that cannot be read is kept. It counts as the answer if it may be one: the client may read more than
     /// the proxy does, and there is no second answer. A batch is the answer if one of its messages is.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {

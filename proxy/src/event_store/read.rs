@@ -16,6 +16,7 @@ use super::event::ROOM_FOR_ID;
 use crate::message::Scanner;
 
 /// Maximum length of an id that is remembered: 512 bytes.
+///
 /// It is sent back in a header, and every stream may have three of them.
 pub(super) const MAX_ID: usize = 512;
 

@@ -78,7 +78,9 @@ pub struct Resumable<S> {
 /// Removes a stream, unless it is taken for a call.
 struct UnopenedStream(Option<Stream>);
 
-/// Removes a session that only this request named, unless the server has accepted a call in it.
+/// Removes a session that only this request named.
+///
+/// It stays if the server accepts a call in it.
 struct UnusedSession<'a>(EventStore, &'a str);
 
 // === impl Resumable ===
@@ -341,7 +343,9 @@ where
     stream.written_by(task.abort_handle());
 }
 
-/// Returns the cancel with the id that the client wrote: a server may distinguish `1` from `1.0`.
+/// Returns the cancel with the id that the client wrote.
+///
+/// A server may distinguish `1` from `1.0`.
 fn with_request_id(
     request: Request<Body>,
     body: &Bytes,

@@ -15,8 +15,8 @@
 //! 6. **The end.** No event follows it.
 //! 7. **Bypass.** An event without room bypasses the ring in pieces, to a reader that has taken everything before it.
 //!    If that reader detaches before the last piece, no reader gets the event.
-//! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead:
-//!    the event may have been the answer.
+//! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead.
+//!    The event may have been the answer.
 
 use std::{collections::VecDeque, io::Write as _, time::Duration};
 
@@ -28,15 +28,18 @@ use super::{
 };
 
 /// What an event costs besides its bytes.
-/// Its place in the ring, which may allocate twice as many, the owner of its bytes, and the rounding of both
+///
+/// That is its place in the ring, which may allocate twice as many, the owner of its bytes, and the rounding of both
 /// allocations.
 pub(crate) const EVENT_OVERHEAD: usize = 192;
 
 /// Maximum number of bytes that a reader takes at a time: 16 KiB.
+///
 /// Of a bypassing event this much, and what hyper has buffered before, waits for the network uncounted.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Ends an event of which its reader has a part, wherever it was cut.
+///
 /// Clients read an event of an unknown type. If no event was begun, they read a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
@@ -228,7 +231,9 @@ impl Ring {
         }
     }
 
-    /// Adds an event that the stream has already reserved: its first one, or an error as its last.
+    /// Adds an event that the stream has already reserved.
+    ///
+    /// That is its first one, or an error as its last.
     pub(crate) fn push_paid(&mut self, mut event: Event) {
         if self.ended || self.answer.is_some() {
             return;
@@ -306,7 +311,8 @@ impl Ring {
         self.push_paid(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event without a message, whose id is the last one before the position of this reader.
+    /// Returns an event without a message, whose id is the last one before this reader.
+    ///
     /// Returns `None` if there is no such event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id)?;
@@ -364,7 +370,7 @@ impl Ring {
         self.readers > 0 && self.reader.is_none()
     }
 
-    /// Returns `true` if this reader is attached and has taken everything, and the ring has ended.
+    /// Returns `true` if the ring has ended and this attached reader has taken everything.
     pub(crate) fn is_over_for(&self, id: ReaderId) -> bool {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id);
         self.ended && reader.is_some_and(|reader| reader.at == self.next)
@@ -399,8 +405,8 @@ impl Ring {
         if event.weight == Weight::Answer {
             self.answer = Some(seq);
         }
-        // The buffer may be larger than the event. Its capacity is kept because it is what was reserved: blocks that
-        // are cut to the byte, and freed later, are too small for later events.
+        // The buffer may be larger than the event. Its whole capacity was reserved, and is kept. Blocks that are cut to
+        // the byte are too small for later events once they are freed.
         event.lines.shrink_to(event.lines.len() + ROOM_FOR_ID);
         self.end_event(&mut event.lines, seq);
         let cost = event.reservation.as_ref().map_or(0, Reservation::bytes);

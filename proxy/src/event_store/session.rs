@@ -23,12 +23,14 @@ use super::{
 use crate::message::IdKey;
 
 /// Number of bytes that the parser of a stream may use without a reservation: 4 KiB.
+///
 /// So progress can be read, and dropped, where there is no room.
 pub(super) const READ_ALLOWANCE: usize = 4 * 1024;
 
 /// What a stream costs besides its events.
-/// That is itself, the task that writes it, its entries in the maps, and its first event and its error, for which there
-/// is always room.
+///
+/// That is itself, the task that writes it, and its entries in the maps. There is always room for its first event and
+/// its error, which are included.
 pub(super) const STREAM_OVERHEAD: usize = 4 * 1024 + READ_ALLOWANCE;
 
 /// What a session costs besides its streams.
@@ -82,6 +84,7 @@ impl Session {
     }
 
     /// Returns `true` if its streams may be [primed](Stream::prime).
+    ///
     /// Clients that are older than revision 2025-11-25 break at events without a message.
     pub fn primes(&self) -> bool {
         self.0.primes.load(Ordering::Relaxed)
@@ -102,6 +105,7 @@ impl Session {
     }
 
     /// Returns the response to a client that opens one of its streams without an event id.
+    ///
     /// The client gets what no client has taken yet. If it may be primed, and is not the first, it also gets the id
     /// from which it could resume.
     pub fn listen(&self, stream: &Stream) -> Response<Body> {

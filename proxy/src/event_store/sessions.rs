@@ -75,6 +75,7 @@ impl EventStore {
     }
 
     /// Creates an event store for the server with this name.
+    ///
     /// An event id of another store for that server, such as one before a restart, is [unknown](Self::resume). It is
     /// not taken for an id of the server.
     pub fn for_server(server: &str, limits: Limits) -> Self {
@@ -88,6 +89,7 @@ impl EventStore {
     }
 
     /// Returns the session with this id, and creates it if it is not known.
+    ///
     /// `requested_revision` is the revision in the client's own `initialize`, if that begins the session. Returns
     /// `None` if there is no room for another session.
     pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
@@ -121,6 +123,7 @@ impl EventStore {
     }
 
     /// Returns the response to a client that resumes after an event.
+    ///
     /// Returns `None` if the id is not one of this event store, so that the server may know it.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_ours = self.owns(last_event_id);
@@ -143,9 +146,10 @@ impl EventStore {
         self.all().iter().any(Session::is_in_progress)
     }
 
-    /// Decides whether an orphan may be cancelled, for the layer's
-    /// [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm).
-    /// It is postponed while the server is asked whether a client that resumes may have the stream.
+    /// Decides for the layer whether an orphan may be cancelled.
+    ///
+    /// It is for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed while
+    /// the server is asked whether a client that resumes may have the stream.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {
@@ -175,7 +179,7 @@ impl EventStore {
         self.0.sessions().values().cloned().collect()
     }
 
-    /// Returns `true` if an event id is of this event store, or of another one for the same server.
+    /// Returns `true` if an event id is of this store, or of another one for the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
         self.0.shared.origin.read(event_id).is_some()
     }

@@ -35,7 +35,8 @@ const NO_ROOM: &str = "the proxy has no room for the events of a client that is 
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once, and was too large for the proxy to keep";
 
-/// How long the upstream's stream of a call is read after the call was cancelled or answered: 1 s.
+/// How long the upstream's stream of a cancelled or answered call is read: 1 s.
+///
 /// Some servers never end it.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 
@@ -164,6 +165,7 @@ impl Stream {
     }
 
     /// Adds the priming event: it has no message, and an id to resume from.
+    ///
     /// Only for clients whose session allows it ([`Session::primes`](super::Session::primes)). There is always room for
     /// one.
     pub fn prime(&self) {
@@ -209,6 +211,7 @@ impl Stream {
     }
 
     /// Adds an event without waiting. Without room the call ends with an error, also if a client is attached.
+    ///
     /// Use this where other work waits for the writer.
     ///
     /// # Errors
@@ -227,14 +230,15 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error of the proxy, for which there is always room, and ends the stream.
+    /// Answers the call with an error of the proxy, and ends the stream. There is always room for it.
+    ///
     /// The server may still work on the call, so the call counts as answered only once its client has read the error.
     pub fn end_with_error(&self, code: i32, message: &str) {
         let call = self.0.call.as_ref();
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
-    /// Answers the call with an error in place of an answer that cannot be forwarded, and ends the stream.
+    /// Replaces an answer that cannot be forwarded by an error, and ends the stream.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()
@@ -299,6 +303,7 @@ impl Stream {
     }
 
     /// Returns the response that reads what no client has taken yet.
+    ///
     /// If `with_position` is set, it begins with an event whose id is that position.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
@@ -309,7 +314,9 @@ impl Stream {
         self.read(Start::After(after), false)
     }
 
-    /// Lets [`close_due`](Self::close_due) return after [`UPSTREAM_LINGER`]: the call was cancelled or answered.
+    /// Lets [`close_due`](Self::close_due) return after [`UPSTREAM_LINGER`].
+    ///
+    /// The call was cancelled or answered.
     pub fn close_soon(&self) {
         let until = Instant::now() + UPSTREAM_LINGER;
         {
@@ -321,6 +328,7 @@ impl Stream {
     }
 
     /// Waits until [`UPSTREAM_LINGER`] after the call was cancelled or answered.
+    ///
     /// A cancel counts from when its token fires, whether the server accepts it or not.
     ///
     /// # Cancel safety

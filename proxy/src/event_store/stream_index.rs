@@ -35,7 +35,7 @@ struct IndexState<S> {
     names: HashMap<StreamName, u64>,
     /// The newest stream of each call id.
     calls: HashMap<Arc<IdKey>, u64>,
-    /// Ended streams that may be evicted: their client has read them, or their call was cancelled.
+    /// Ended streams that may be evicted: read by their client, or of a cancelled call.
     evictable: BTreeSet<u64>,
     closed: bool,
     used: Instant,
@@ -247,6 +247,7 @@ impl<S> EndedStreams<S> {
     }
 
     /// Removes a closed stream from the ended ones, and adds its `gaps` to the total.
+    ///
     /// `until` is when it would have expired, if it had ended.
     pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
         self.gaps.fetch_add(gaps, Ordering::Relaxed);

@@ -42,7 +42,7 @@ const MAX_COPY: usize = 64 * 1024;
 const READ_STEP: usize = 2 * 1024;
 
 /// How often a server that cut its stream may refuse to resume it: 3 times.
-/// A server that resumes it is asked again while the call lives, whether the stream had events or not: some servers end
+/// A server that resumes it is asked again while the call lives, whether the stream had events or not. Some servers end
 /// each stream at once if there is nothing new.
 const MAX_ATTEMPTS: u32 = 3;
 

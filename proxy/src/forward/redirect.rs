@@ -18,8 +18,10 @@ impl<'a> Redirect<'a> {
             .map(Self)
     }
 
-    /// Returns the target as a path at the origin of `requested`, the URI that the server was sent.
-    /// Returns `None` if the target has another origin, or an ambiguous one.
+    /// Returns the target as a path at the origin of `requested`.
+    ///
+    /// That is the URI that was sent to the server. Returns `None` if the target has another origin, or an ambiguous
+    /// one.
     pub(super) fn at_origin(self, requested: &Uri) -> Option<PathAndQuery> {
         let text = self.0.to_str().ok()?.trim();
         let text = text.split('#').next().unwrap_or_default();

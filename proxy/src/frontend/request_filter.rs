@@ -16,7 +16,7 @@ pub struct RequestFilter {
     allows_ip_addresses: bool,
 }
 
-/// The methods that pass: those of MCP, and those with which browsers and people inspect an endpoint.
+/// The methods that pass: those of MCP, and those to inspect an endpoint.
 const METHODS: [Method; 5] = [
     Method::GET,
     Method::POST,
@@ -50,6 +50,7 @@ impl RequestFilter {
     }
 
     /// Allows IP addresses as `Host`, which probes and scrapers send.
+    ///
     /// A web site that makes its own name resolve to this host sends a name.
     #[must_use]
     pub fn allow_ip_addresses(mut self) -> Self {

@@ -25,7 +25,7 @@ const MAX_QUEUED: usize = 1024 * 1024;
 /// Capacity that an empty buffer keeps: 64 KiB.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Time until the next attempt on a standard error that is in non-blocking mode and full: 10 ms.
+/// Time until the next attempt on a full standard error in non-blocking mode: 10 ms.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Number of lines that this process has dropped.

@@ -2,8 +2,8 @@
 //!
 //! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `id` and `method`.
 //!    It keeps nothing inside other members.
-//! 2. **No answer in doubt.** A message answers a call if it has one `id`, a `result` or an `error`, and no `method`, and ends
-//!    with its first bracket. Other members are only checked for matching brackets.
+//! 2. **No answer in doubt.** A message answers a call if it has one `id`, a `result` or an `error`, and no `method`. It must
+//!    end with the bracket of its object. Other members are only checked for matching brackets.
 
 use std::mem;
 
@@ -82,7 +82,9 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
-    /// Returns `true` if it is a notification that [may be lost](super::Message::is_droppable), as far as it was read.
+    /// Returns `true` if it is a notification that [may be lost](super::Message::is_droppable).
+    ///
+    /// Based on what was read so far.
     pub(crate) fn is_droppable(&self) -> bool {
         let method: Option<String> = self
             .method
@@ -130,7 +132,9 @@ impl Scanner {
         }
     }
 
-    /// Keeps the bytes of a name, the id or the method, and of a result or an error enough to recognize `null`.
+    /// Keeps the bytes of a name, the id or the method.
+    ///
+    /// Of a result or an error it keeps enough to recognize `null`.
     fn keep(&mut self, bytes: &[u8]) {
         match self.member {
             Some(Member::Other) => return,

@@ -17,11 +17,13 @@ use tokio::{
 
 use super::routing::MAX_OPEN;
 
-/// Maximum number of queued messages: 1,024, the number of calls that may be open, so that a client may send them all
-/// at once.
+/// Maximum number of queued messages: 1,024.
+///
+/// Chosen as the number of calls that may be open, so that a client may send them all at once.
 const MAX_MESSAGES: usize = MAX_OPEN;
 
 /// Maximum number of additional cancels: one for each call that may be open.
+///
 /// A full queue must not prevent a cancel, and a client that disconnects abandons all its calls at once.
 const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
@@ -87,6 +89,7 @@ pub(super) enum Stopped {
 }
 
 /// Whether the process is blocked because a client does not read its output.
+///
 /// Such a process may leave its stdin unread as well, and must not be killed for it.
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {

@@ -21,6 +21,7 @@ const READ_SIZE: usize = 16 * 1024;
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Splits the output of a process into lines.
+///
 /// It keeps at most one line of [`MAX_LINE`] and what was read with its end.
 #[derive(Debug)]
 pub struct Lines {

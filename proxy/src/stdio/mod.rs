@@ -38,6 +38,7 @@ pub struct Options {
     /// How long a session may be unused: 30 minutes. `None` for no limit.
     pub session_timeout: Option<Duration>,
     /// How long a cancelled call may stay unanswered. `None` for no limit, which is the default.
+    ///
     /// After that time the process of its session is killed, and with it all other calls of the session. Many servers
     /// never answer a cancelled call, also if they stopped it. So this is for servers that do answer, or that nothing
     /// else stops.

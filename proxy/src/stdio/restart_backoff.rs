@@ -10,6 +10,7 @@ const MAX_CRASHES: usize = 3;
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// The latest crashes.
+///
 /// Only a server that ended before its first answer counts. A later end may be caused by one client's request, and must
 /// not affect other clients.
 #[derive(Debug, Default)]

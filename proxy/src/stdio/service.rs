@@ -133,6 +133,7 @@ impl Stdio {
     }
 
     /// Ends all sessions, and waits for the end of their processes, for `within` at most.
+    ///
     /// No session can be started from here on. A process has a third of that time to exit after its stdin was closed,
     /// and another third after SIGTERM, 2 s each at most.
     pub async fn shutdown(&self, within: Duration) {

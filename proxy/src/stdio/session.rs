@@ -175,6 +175,7 @@ impl Session {
     }
 
     /// Returns the line of a notification or an answer.
+    ///
     /// A cancel of the layer gets the id that the client wrote: a server may distinguish `1` from `1.0`.
     pub(super) fn notification_line(
         &self,

@@ -9,6 +9,7 @@ use crate::event_store::event::{Event, Weight};
 
 impl Ring {
     /// Begins an event that bypasses the ring.
+    ///
     /// Returns `false` if the reader still has to take earlier events. `lost` is the error for a reader that misses the
     /// event.
     pub(in crate::event_store) fn begin_bypass(&mut self, lost: impl FnOnce() -> Event) -> bool {
@@ -65,7 +66,7 @@ impl Ring {
         lines.into()
     }
 
-    /// Adds the error for a reader that missed a bypassing event, if the ring ended without an answer.
+    /// Adds the error for a reader that missed a bypassing event, unless the ring has an answer.
     pub(super) fn replace_missed_answer(&mut self, id: ReaderId) {
         let is_here = |seq| {
             self.events

@@ -20,7 +20,8 @@ impl Ring {
         oldest.is_some_and(|at| self.remove(at))
     }
 
-    /// Drops the oldest notification that the reader has taken, or else the oldest event that it has taken.
+    /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
+    ///
     /// Returns `false` if it has taken none. Requests stay longer, because no server repeats one that is lost with a
     /// broken connection.
     pub(super) fn drop_delivered(&mut self) -> bool {

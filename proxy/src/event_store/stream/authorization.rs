@@ -41,9 +41,10 @@ impl Stream {
         self.0.credentials_renewed.notify_waiters();
     }
 
-    /// Records that the server has refused these credentials, and waits for others that it accepts.
-    /// Ends the response that its client reads, so that the client resumes. Returns `false` at once if the client
-    /// cannot resume, because it has no event id.
+    /// Records that the server has refused these credentials, and waits for others.
+    ///
+    /// Ends the response that its client reads, so that the client resumes. Returns `true` once the server has accepted
+    /// other credentials. Returns `false` at once if the client cannot resume, because it has no event id.
     ///
     /// # Cancel safety
     ///

@@ -38,6 +38,7 @@ impl Stream {
     }
 
     /// Returns `true` if a shutdown should wait for this stream.
+    ///
     /// That is a call whose answer is pending, or is being read, or whose client still has time to resume for it.
     pub(in crate::event_store) fn is_in_progress(&self) -> bool {
         if self.0.call.is_none() {

@@ -4,7 +4,7 @@
 //!
 //! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A request is refused while an
 //!    earlier one is unanswered whose id the server may take for the same. So there is one such call at most, and a second
-//!    answer is dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the other kind: otherwise
+//!    answer is dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the other kind. Otherwise
 //!    it may be a second answer.
 //! 2. **Progress** is sent to the call with its token. A token of two calls belongs to neither, until both have ended.
 //! 3. **Any other message** is sent to the only open call, and to the standalone stream if there is not exactly one. The task
@@ -125,6 +125,7 @@ impl<S: Clone> Routes<S> {
     }
 
     /// Registers a request that is about to be sent to the server.
+    ///
     /// `stream` creates its stream, if the request may be sent. Without a stream the request is not registered.
     pub fn begin<E: From<Refused>>(
         &mut self,
@@ -234,6 +235,7 @@ impl<S: Clone> Routes<S> {
     }
 
     /// Registers that the client has cancelled the call with this id.
+    ///
     /// Returns the stream of an older cancelled call that is evicted for it, if that was still open.
     pub fn cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
@@ -279,6 +281,7 @@ impl<S: Clone> Routes<S> {
     }
 
     /// Registers that the process was blocked until now, for this long, and so could not answer.
+    ///
     /// That time does not count for [`Due::overdue`].
     pub fn add_blocked_time(&mut self, now: Instant, blocked: Duration) {
         for unanswered in self.unanswered.values_mut() {
@@ -287,6 +290,7 @@ impl<S: Clone> Routes<S> {
     }
 
     /// Returns the actions whose deadline has passed, each of them once.
+    ///
     /// No call is overdue while the process is blocked. [Add](Self::add_blocked_time) that time when it is not blocked
     /// any more.
     pub fn due(&mut self, now: Instant, is_blocked: bool) -> Due<S> {
