@@ -227,7 +227,7 @@ async fn a_gap_is_counted_once_its_stream_is_forgotten() {
 }
 
 #[tokio::test]
-async fn a_hub_has_room_for_as_many_sessions_as_there_may_be() {
+async fn an_event_store_has_room_for_its_maximum_of_sessions() {
     let limits = Limits {
         sessions: 5_000,
         bytes: 1 << 30,
