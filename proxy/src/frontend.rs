@@ -116,7 +116,7 @@ struct Shared {
 // === impl FrontendLimits ===
 
 impl Default for FrontendLimits {
-    /// The limits for clients: bodies of 4 MiB, 64 MiB of them at once, and [`MAX_CONNECTIONS`].
+    /// The limits for clients: bodies of 4 MiB, 64 MiB of them at once, and 1,048,576 connections.
     fn default() -> Self {
         Self {
             connections: MAX_CONNECTIONS,
