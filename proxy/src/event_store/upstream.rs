@@ -25,7 +25,7 @@ use super::{
     ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
-    upstream_resume::{Rest, UpstreamResume},
+    upstream_resume::{ResumeAnswer, UpstreamResume},
 };
 use crate::{
     headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
@@ -161,7 +161,7 @@ where
                 ReadEnd::Cut if self.stream.is_answered() => return,
                 ReadEnd::Cut => {}
             }
-            match Box::pin(self.rest()).await {
+            match Box::pin(self.request_rest()).await {
                 Some(rest) => body = rest,
                 None => {
                     return self.end_with_error("the MCP server's stream ended before its answer");
@@ -336,16 +336,16 @@ where
     }
 
     /// Requests the events after the last one with an id.
-    async fn rest(&mut self) -> Option<Body> {
+    async fn request_rest(&mut self) -> Option<Body> {
         let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
         for _ in 0..MAX_ATTEMPTS {
             let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
             tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
             let credentials = self.stream.credentials();
-            match self.resume.ask(&last, credentials.as_deref()).await {
-                Rest::Events(rest) => return Some(rest),
-                Rest::Refused => {}
-                Rest::Unauthorized => {
+            match self.resume.send(&last, credentials.as_deref()).await {
+                ResumeAnswer::Events(rest) => return Some(rest),
+                ResumeAnswer::Refused => {}
+                ResumeAnswer::Unauthorized => {
                     if !self.stream.credentials_renewed(credentials.as_ref()).await {
                         return None;
                     }

@@ -31,7 +31,7 @@ pub(super) struct UpstreamResume<S> {
 }
 
 /// The server's answer.
-pub(super) enum Rest {
+pub(super) enum ResumeAnswer {
     Events(Body),
     /// The server does not accept the credentials.
     Unauthorized,
@@ -80,22 +80,22 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
     /// Requests the events after the one with this id.
-    pub(super) async fn ask(
+    pub(super) async fn send(
         &mut self,
         last: &HeaderValue,
         credentials: Option<&Credentials>,
-    ) -> Rest {
+    ) -> ResumeAnswer {
         let request = self.request(last, credentials);
         let answer = tokio::time::timeout(RESUME_TIMEOUT, call(&mut self.service, request)).await;
         let Ok(Ok(answer)) = answer else {
-            return Rest::Refused;
+            return ResumeAnswer::Refused;
         };
         match answer.status() {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Rest::Unauthorized,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ResumeAnswer::Unauthorized,
             status if status.is_success() && is_of_type(answer.headers(), EVENT_STREAM) => {
-                Rest::Events(answer.into_body())
+                ResumeAnswer::Events(answer.into_body())
             }
-            _ => Rest::Refused,
+            _ => ResumeAnswer::Refused,
         }
     }
 }

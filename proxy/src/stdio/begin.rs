@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    input::Waiting,
+    input::InputWriter,
     process::{Group, Pipes},
     service::{Inner, Stdio, send_error_response, send_request},
     session::{EndReason, SendError, Session, key},
@@ -107,9 +107,9 @@ impl Stdio {
             })?;
             let timeout = inner.options.session_timeout.unwrap_or(UNLIMITED);
             let kill_after = inner.options.kill_after;
-            let name = SessionLogId::of(&session_id);
+            let log_id = SessionLogId::of(&session_id);
             let (session, waiting) =
-                Session::new(name, streams.clone(), standalone, kill_after, timeout);
+                Session::new(log_id, streams.clone(), standalone, kill_after, timeout);
             session.prime(&session.standalone);
             let response = send_request(&session, message, parts, line)
                 .map_err(|why| Box::new(send_error_response(id, why)))?;
@@ -162,7 +162,7 @@ impl Inner {
 // === impl RunningSession ===
 
 impl RunningSession {
-    async fn run(self, (group, pipes, waiting): (Group, Pipes, Waiting)) {
+    async fn run(self, (group, pipes, waiting): (Group, Pipes, InputWriter)) {
         let end = self.session.run(group, pipes, waiting).await;
         let store = self.stdio.upgrade().map(|stdio| {
             stdio.ended(&end);

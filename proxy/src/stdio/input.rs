@@ -48,7 +48,7 @@ pub(super) struct Input {
 
 /// The receiving end of the queue.
 #[derive(Debug)]
-pub(super) struct Waiting(mpsc::Receiver<QueuedLine>);
+pub(super) struct InputWriter(mpsc::Receiver<QueuedLine>);
 
 /// The free capacity.
 #[derive(Debug)]
@@ -104,14 +104,14 @@ struct QueuedLine {
 }
 
 /// Creates an empty queue.
-pub(super) fn queue() -> (Input, Waiting) {
+pub(super) fn queue() -> (Input, InputWriter) {
     let (queue, waiting) = mpsc::channel(MAX_MESSAGES + MAX_EXTRA_CANCELS);
     let input = Input {
         queue,
         messages: Capacity::new(MAX_MESSAGES, MAX_BYTES),
         cancels: Capacity::new(MAX_EXTRA_CANCELS, MAX_EXTRA_CANCEL_BYTES),
     };
-    (input, Waiting(waiting))
+    (input, InputWriter(waiting))
 }
 
 // === impl Input ===
@@ -162,9 +162,9 @@ impl Permit<'_> {
     }
 }
 
-// === impl Waiting ===
+// === impl InputWriter ===
 
-impl Waiting {
+impl InputWriter {
     /// Writes queued messages, until the process stops to read them.
     pub(super) async fn write(
         mut self,

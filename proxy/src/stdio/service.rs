@@ -404,7 +404,7 @@ pub(super) fn send_error_response(id: Option<&str>, why: SendError) -> Response<
             RETRY_AFTER,
         ),
         SendError::NoRoom => refusal::busy(id, "there is no room for another call", RETRY_AFTER),
-        SendError::Gone => not_found(id),
+        SendError::SessionEnded => not_found(id),
     }
 }
 

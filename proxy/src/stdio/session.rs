@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    input::{self, Backpressure, Full, Input, Stopped, Waiting},
+    input::{self, Backpressure, Full, Input, InputWriter, Stopped},
     routing::{Refused, Routes},
     stderr_log::SessionLogId,
 };
@@ -26,7 +26,7 @@ const MAX_ID: usize = 1024;
 
 /// A session, shared by its requests and its task.
 pub(super) struct Session {
-    pub(super) name: SessionLogId,
+    pub(super) log_id: SessionLogId,
     /// Its streams.
     pub(super) streams: event_store::Session,
     /// The stream for messages that belong to no call.
@@ -80,19 +80,19 @@ pub(super) enum SendError {
     /// The event store has no room for another stream.
     NoRoom,
     /// The session has ended.
-    Gone,
+    SessionEnded,
 }
 
 // === impl Session ===
 
 impl Session {
     pub(super) fn new(
-        name: SessionLogId,
+        log_id: SessionLogId,
         streams: event_store::Session,
         standalone: Stream,
         kill_after: Option<Duration>,
         timeout: Duration,
-    ) -> (Self, Waiting) {
+    ) -> (Self, InputWriter) {
         let (input, waiting) = input::queue();
         let state = State {
             routes: Routes::new(kill_after),
@@ -102,7 +102,7 @@ impl Session {
             stopped: None,
         };
         let session = Self {
-            name,
+            log_id,
             streams,
             standalone,
             input,
@@ -149,7 +149,7 @@ impl Session {
         let evicted = {
             let mut state = self.state();
             if state.stopped.is_some() {
-                return Err(SendError::Gone);
+                return Err(SendError::SessionEnded);
             }
             let now = Instant::now();
             state.used = now;
@@ -248,7 +248,7 @@ pub(super) fn key(text: &str) -> Option<IdKey> {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({})", self.name)
+        write!(f, "Session({})", self.log_id)
     }
 }
 
@@ -286,7 +286,7 @@ impl From<Refused> for SendError {
         match refused {
             Refused::IdInUse => Self::IdInUse,
             Refused::TooMany => Self::Busy,
-            Refused::Ended => Self::Gone,
+            Refused::Ended => Self::SessionEnded,
         }
     }
 }
@@ -295,7 +295,7 @@ impl From<Full> for SendError {
     fn from(full: Full) -> Self {
         match full {
             Full::Busy => Self::Busy,
-            Full::Closed => Self::Gone,
+            Full::Closed => Self::SessionEnded,
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    input::Waiting,
+    input::InputWriter,
     lines::{Line, Lines},
     process::{Group, Pipes, exit_text},
     routing::Route,
@@ -76,8 +76,13 @@ enum ProcessEnd {
 
 impl Session {
     /// Runs the session to its end. Nothing of its process is left then.
-    pub(super) async fn run(&self, mut group: Group, pipes: Pipes, waiting: Waiting) -> SessionEnd {
-        let session = &self.name;
+    pub(super) async fn run(
+        &self,
+        mut group: Group,
+        pipes: Pipes,
+        waiting: InputWriter,
+    ) -> SessionEnd {
+        let session = &self.log_id;
         info!(mcp.session.id = %session, pid = group.pid(), "session started");
         let mut reading = pin!(maybe_done(self.read(pipes.stdout)));
         let mut logging = pin!(maybe_done(stderr_log::log_stderr(
@@ -170,7 +175,7 @@ impl Session {
         let text = match line {
             Line::Whole(text) => single_line(text),
             Line::TooLong { beginning, answers } => {
-                rate.log_unparsed(&self.name, "a line that is too long", &beginning);
+                rate.log_unparsed(&self.log_id, "a line that is too long", &beginning);
                 if let Some(call) = answers {
                     self.on_answer_lost(&call, TOO_LONG);
                 }
@@ -198,7 +203,7 @@ impl Session {
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
         let Some(message) = message else {
-            rate.log_unparsed(&self.name, "a line that is not a message", &text);
+            rate.log_unparsed(&self.log_id, "a line that is not a message", &text);
             if let Some(call) = Scanner::of(&text).answers() {
                 self.on_answer_lost(&call, UNREADABLE);
             }
@@ -224,7 +229,7 @@ impl Session {
             Route::Call(stream) => (stream, false),
             Route::Standalone => (&self.standalone, false),
             Route::Dropped => {
-                return debug!(mcp.session.id = %self.name, "dropped a message of the MCP server that belongs to no open call");
+                return debug!(mcp.session.id = %self.log_id, "dropped a message of the MCP server that belongs to no open call");
             }
         };
         let _end = is_answer.then(|| EndOnDrop(stream));
