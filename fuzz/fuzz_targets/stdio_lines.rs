@@ -101,7 +101,7 @@ fn route(calls: &[&str], lines: &[Line]) {
                 assert!(is_its || open.len() == 1, "it is a guess");
             }
             Route::Standalone => assert_ne!(message.kind, Kind::Response),
-            Route::Nobody => {}
+            Route::Dropped => {}
         }
     }
     let mut left = routes.end();

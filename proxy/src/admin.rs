@@ -1,14 +1,15 @@
-//! The pages of operators, on an address of their own: health, metrics, and the calls in flight.
+//! The pages for operators, on an address of their own: health, metrics, and the calls in flight.
 //!
 //! | path | |
 //! |---|---|
-//! | `/healthz` | 200 as long as the program runs |
-//! | `/readyz` | 200, and 503 from when it is to end |
-//! | `/metrics` | for Prometheus: the metrics of the layer, and how much there is of the proxy's own |
+//! | `/healthz` | 200 while the program runs |
+//! | `/readyz` | 200, and 503 during the shutdown |
+//! | `/metrics` | for Prometheus: the metrics of the layer and those of the proxy |
 //! | `/` | links to these |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
 //!
-//! Nothing here asks who it is. A `Host` must be a name of this host or an IP address, and connections have limits. The calls are there only on a loopback address: to cancel them is for this machine.
+//! There is no authentication. `Host` must be a name of this host or an IP address, and connections have limits. The calls are
+//! shown on a loopback address only, because only this machine may cancel them.
 
 use std::{
     future::pending,
@@ -33,46 +34,46 @@ use mcp_cancel_on_disconnect::{Calls, observe::Metrics};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::{
-    front::{Front, FrontLimits, Gate},
+    frontend::{Frontend, FrontendLimits, RequestFilter},
     lock::lock,
     log,
     server::Server,
 };
 
-// A link to the page of the library's example, so that there is one of it.
+// A link to the page of the library's example, so that there is only one copy.
 mod calls_page;
 
-/// How often samples are taken out of their buffers, if nobody scrapes: 5 s.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// Interval at which metrics are moved out of their buffers: 5 s. A scrape does the same.
+const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum number of connections of operators: 64.
-const CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 
 /// Maximum size of a request of operators: 64 KiB. The button of a call sends less than 100 bytes.
-const BODY: usize = 64 * 1024;
+const MAX_BODY: usize = 64 * 1024;
 
-/// How long a connection of operators may be open: 60 s. A client that does not read keeps its place no longer.
-const LIFETIME: Duration = Duration::from_secs(60);
+/// Maximum lifetime of a connection of operators: 60 s. So a client that does not read frees its place.
+const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
-/// Whether the program takes requests, as load balancers ask. Clones share it.
+/// Whether the program accepts calls, for load balancers. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<AtomicBool>);
 
-/// What is shown.
+/// The state that the pages show.
 #[derive(Debug, Clone)]
-pub struct Shown {
+pub struct AdminState {
     /// The calls in flight.
     pub calls: Calls,
-    /// Whether requests are taken.
+    /// Whether the program accepts calls.
     pub readiness: Readiness,
-    /// How much there is.
+    /// The server, for its metrics.
     pub server: Server,
 }
 
 /// The listener of the routes.
 #[derive(Debug)]
 pub struct Admin {
-    front: Front,
+    frontend: Frontend,
     router: Router,
     prometheus: PrometheusHandle,
 }
@@ -80,8 +81,8 @@ pub struct Admin {
 // === impl Readiness ===
 
 impl Readiness {
-    /// From now on the answer is no.
-    pub fn end(&self) {
+    /// Marks the program as not ready, for good.
+    pub fn set_not_ready(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
@@ -99,59 +100,63 @@ impl Default for Readiness {
 // === impl Admin ===
 
 impl Admin {
-    /// Listens on an address, and installs the recorder of metrics in this process.
-    pub async fn bind(address: SocketAddr, gate: Gate, shown: Shown) -> io::Result<Self> {
-        let limits = FrontLimits {
-            connections: CONNECTIONS,
-            body: BODY,
-            bodies: CONNECTIONS * BODY,
-            lifetime: Some(LIFETIME),
-            ..FrontLimits::default()
+    /// Listens on an address, and installs the metrics recorder of this process.
+    pub async fn bind(
+        address: SocketAddr,
+        filter: RequestFilter,
+        state: AdminState,
+    ) -> io::Result<Self> {
+        let limits = FrontendLimits {
+            connections: MAX_CONNECTIONS,
+            body: MAX_BODY,
+            bodies: MAX_CONNECTIONS * MAX_BODY,
+            lifetime: Some(CONNECTION_LIFETIME),
+            ..FrontendLimits::default()
         };
-        let front = Front::bind(address, gate.or_addresses(), limits).await?;
+        let frontend = Frontend::bind(address, filter.allow_ip_addresses(), limits).await?;
         let prometheus = recorder().map_err(io::Error::other)?;
-        let is_local = front.local_addr()?.ip().is_loopback();
-        let router = router(shown, prometheus.clone(), is_local);
+        let is_local = frontend.local_addr()?.ip().is_loopback();
+        let router = router(state, prometheus.clone(), is_local);
         Ok(Self {
-            front,
+            frontend,
             router,
             prometheus,
         })
     }
 
-    /// The address that it listens on.
+    /// Returns the address that it listens on.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.front.local_addr()
+        self.frontend.local_addr()
     }
 
-    /// Serves without end.
+    /// Serves until it is dropped.
     pub async fn serve(self) {
-        let keep_up = async {
-            let mut ticks = tokio::time::interval(UPKEEP);
+        let upkeep = async {
+            let mut ticks = tokio::time::interval(METRICS_UPKEEP_INTERVAL);
             loop {
                 ticks.tick().await;
                 self.prometheus.run_upkeep();
             }
         };
         tokio::select! {
-            // It only ends with the program.
-            () = self.front.serve(self.router, pending()) => {}
-            () = keep_up => {}
+            // Ends with the program only.
+            () = self.frontend.serve(self.router, pending()) => {}
+            () = upkeep => {}
         }
     }
 }
 
-fn router(shown: Shown, prometheus: PrometheusHandle, is_local: bool) -> Router {
+fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Router {
     let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-    let server = shown.server;
+    let server = state.server;
     let metrics = async move || (text, prometheus.render() + &own_metrics(&server));
     let router = Router::new()
         .route("/", get(async move || Html(index(is_local))))
         .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready).with_state(shown.readiness))
+        .route("/readyz", get(ready).with_state(state.readiness))
         .route("/metrics", get(metrics));
     if is_local {
-        let page = calls_page::routes(shown.calls);
+        let page = calls_page::routes(state.calls);
         router.merge(page.layer(from_fn(calls_page::local_names_only)))
     } else {
         router
@@ -177,11 +182,11 @@ async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str)
     if readiness.is_ready() {
         (StatusCode::OK, "ready\n")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "about to end\n")
+        (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n")
     }
 }
 
-/// The proxy's own metrics, as Prometheus reads them. They are looked up when that asks.
+/// Returns the proxy's own metrics in Prometheus' text format.
 fn own_metrics(server: &Server) -> String {
     let version = env!("CARGO_PKG_VERSION");
     let mut text = own_metric(
@@ -202,10 +207,10 @@ fn own_metrics(server: &Server) -> String {
     );
     if let Some(stats) = server.stats() {
         let counts = [
-            ("sessions", "Sessions that are known", stats.sessions),
+            ("sessions", "Sessions of the server", stats.sessions),
             (
                 "children",
-                "Processes of sessions, with those about to end",
+                "Processes of sessions, including those that are stopping",
                 stats.children,
             ),
             (
@@ -225,7 +230,7 @@ fn own_metrics(server: &Server) -> String {
             ),
             (
                 "gaps_total",
-                "Times that a client was told of missing events",
+                "Times that a client was notified of missing events",
                 stats.gaps,
             ),
             (
@@ -245,10 +250,10 @@ fn own_metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
     format!("# HELP mcp_proxy_{name} {help}\n# TYPE mcp_proxy_{name} {kind}\n{lines}")
 }
 
-/// The recorder of this process, installed once.
+/// Returns the metrics recorder of this process, which is installed once.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
-    static INSTALLED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
-    let mut installed = lock(&INSTALLED);
+    static RECORDER: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+    let mut installed = lock(&RECORDER);
     if let Some(handle) = &*installed {
         return Ok(handle.clone());
     }

@@ -1,7 +1,7 @@
 //! Options, from the command line, the environment, and a file.
 //!
-//! An option is declared once, in [`Config`]. The environment has it as `MCP_PROXY_` and its name, the file by its name. A
-//! flag comes before the environment, and that before the file.
+//! An option is declared once, in [`Config`]. In the environment its name has the prefix `MCP_PROXY_`, in the file it has none.
+//! A flag overrides the environment, and the environment overrides the file.
 
 use std::{
     ffi::OsString,
@@ -30,22 +30,21 @@ pub use self::{
     value::{Limit, LogFormat},
 };
 
-/// How long a client is asked to wait before it comes back, at most: 3 s.
-const RETRY: Duration = Duration::from_secs(3);
+/// Maximum reconnect delay that clients are sent: 3 s.
+const MAX_RETRY: Duration = Duration::from_secs(3);
 
-/// The part of a grace that a client may be asked to wait before it comes back: a quarter. It may have to try twice, and its
-/// requests take time as well.
-const PART_TO_WAIT: u32 = 4;
+/// The part of a grace that the reconnect delay takes: a quarter. A client may need two attempts, and its requests take
+/// time.
+const RETRY_DIVISOR: u32 = 4;
 
-/// The shortest grace that clients can meet: 4 s. Those that are sent no `retry` come back after 1 s, which is the default of
-/// the SDKs.
-const MIN_MET: Duration = Duration::from_secs(4);
+/// Minimum grace that clients can meet: 4 s. Without a `retry`, the SDKs resume after 1 s.
+const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
-/// Options that mean nothing to a server that speaks HTTP, and why.
-const OF_A_COMMAND: &[(&str, &str)] = &[
+/// Options that do not apply to an upstream, and why.
+const COMMAND_ONLY: &[(&str, &str)] = &[
     (
         "max-sessions",
-        "is for a command: those of an upstream are its own, and of 4,096 is kept what was sent",
+        "is for a command: an upstream limits its own sessions, and events of up to 4,096 are kept",
     ),
     (
         "session-timeout",
@@ -53,50 +52,50 @@ const OF_A_COMMAND: &[(&str, &str)] = &[
     ),
     (
         "kill-after",
-        "is for a command, and --upstream has no process here",
+        "is for a command: with --upstream the proxy starts no process",
     ),
     (
         "env",
-        "is for a command, and --upstream has no process here",
+        "is for a command: with --upstream the proxy starts no process",
     ),
     (
         "cwd",
-        "is for a command, and --upstream has no process here",
+        "is for a command: with --upstream the proxy starts no process",
     ),
 ];
 
-/// Options that mean nothing to a command, and why.
-const OF_AN_UPSTREAM: &[(&str, &str)] = &[
-    ("header", "is for --upstream, and a command gets no headers"),
+/// Options that do not apply to a command, and why.
+const UPSTREAM_ONLY: &[(&str, &str)] = &[
+    ("header", "is for --upstream: a command receives no headers"),
     (
         "commit-after",
         "is for --upstream: the calls of a command have a stream at once",
     ),
     (
         "no-resumable",
-        "is for --upstream: with a command, --grace immediate has no call wait for its client",
+        "is for --upstream: with a command, --grace immediate cancels every call at once",
     ),
 ];
 
-/// Everything that may be set.
+/// The options of the program.
 #[derive(Clone, Parser)]
 #[command(
     name = "mcp-cancel-proxy",
     version,
-    about = "Stands in front of an MCP server: abandoned calls stop, and clients that come back get their answer",
+    about = "Stands in front of an MCP server: abandoned calls stop, and clients that resume get their answer",
     override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>...\n       mcp-cancel-proxy --demo"
 )]
 #[non_exhaustive]
 pub struct Config {
-    /// The MCP endpoint of the server, over http or https
+    /// URL of the MCP endpoint of the server, http or https
     #[arg(long, env = "MCP_PROXY_UPSTREAM", hide_env_values = true, value_name = "URL", value_parser = value::upstream)]
     pub upstream: Option<Uri>,
 
-    /// A server that speaks MCP on its standard input and output, started once for each session
+    /// Command of a server that speaks MCP on stdin and stdout, started once for each session
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 
-    /// Where clients connect; a port alone is one of this machine
+    /// Address to listen on; a port alone listens on 127.0.0.1
     #[arg(
         long,
         env = "MCP_PROXY_LISTEN",
@@ -106,23 +105,23 @@ pub struct Config {
     )]
     pub listen: SocketAddr,
 
-    /// The port of `listen`, as other programs call it.
+    /// The port of `listen`, for users of other programs.
     #[arg(long, hide = true)]
     port: Option<u16>,
 
-    /// The host of `listen`, as other programs call it.
+    /// The host of `listen`, for users of other programs.
     #[arg(long, hide = true, value_parser = value::ip)]
     host: Option<IpAddr>,
 
-    /// How long a call waits for a client that hung up: auto, immediate, never, a time such as 20s (auto, with this time), or always=20s (for every call)
+    /// How long a call waits for a client that disconnected: auto, immediate, never, a time such as 20s (auto, with this time), or always=20s (for every call)
     #[arg(long, env = "MCP_PROXY_GRACE", default_value = "auto", value_parser = value::grace)]
     pub grace: Grace,
 
-    /// How long a call may last in all
+    /// Maximum duration of a call
     #[arg(long, env = "MCP_PROXY_CALL_TIMEOUT", value_name = "TIME", value_parser = value::time)]
     pub call_timeout: Option<Duration>,
 
-    /// A tool whose calls are never cancelled for a hang-up
+    /// Tool whose calls no disconnect cancels
     #[arg(
         long,
         env = "MCP_PROXY_EXEMPT",
@@ -132,23 +131,23 @@ pub struct Config {
     )]
     pub exempt: Vec<String>,
 
-    /// Another grace for one tool, such as report=1h
+    /// Grace of one tool, such as report=1h
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
-    /// Keep nothing for clients that resume, which then only an upstream may do (with --upstream)
+    /// Keep no events; clients can then resume only if the upstream keeps them (with --upstream)
     #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
     pub no_resumable: bool,
 
-    /// How long the server may be silent before its client gets a stream to wait on (with --upstream)
+    /// How long the server may be silent before its client gets an event stream (with --upstream)
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::commit_after)]
     pub commit_after: Duration,
 
-    /// How many bytes of events are kept in all for clients that resume
+    /// Maximum size of all events that are kept for clients that resume
     #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::buffer)]
     pub buffer: usize,
 
-    /// How often a quiet stream is probed, or off
+    /// Interval of probes on a quiet stream, or off
     #[arg(long, env = "MCP_PROXY_KEEP_ALIVE", value_name = "TIME", default_value = "15s", value_parser = value::limit)]
     pub keep_alive: Limit,
 
@@ -156,11 +155,11 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_STALL_TIMEOUT", value_name = "TIME", default_value = "60s", value_parser = value::limit)]
     pub stall_timeout: Limit,
 
-    /// How long a session may be idle before its process ends, or off (with a command; an upstream ends its own sessions)
+    /// How long a session may be idle before its process is stopped, or off (with a command; an upstream ends its own sessions)
     #[arg(long, env = "MCP_PROXY_SESSION_TIMEOUT", value_name = "TIME", default_value = "30m", value_parser = value::limit)]
     pub session_timeout: Limit,
 
-    /// How many sessions, and so processes, there may be at once (with a command; an upstream counts its own)
+    /// Maximum number of sessions, each with a process (with a command; an upstream limits its own)
     #[arg(
         long,
         env = "MCP_PROXY_MAX_SESSIONS",
@@ -170,19 +169,19 @@ pub struct Config {
     )]
     pub max_sessions: usize,
 
-    /// End the process of a command that goes on for this long with a cancelled call
+    /// Kill the process of a command that has not answered a cancelled call after this time
     #[arg(long, env = "MCP_PROXY_KILL_AFTER", value_name = "TIME", value_parser = value::time)]
     pub kill_after: Option<Duration>,
 
-    /// A variable in the environment of a command, as NAME=VALUE
+    /// Environment variable of a command, as NAME=VALUE
     #[arg(long, env = "MCP_PROXY_ENV", hide_env_values = true, value_name = "NAME=VALUE", value_parser = value::variable)]
     pub env: Vec<(String, String)>,
 
-    /// The directory in which a command runs
+    /// Directory in which a command runs
     #[arg(long, env = "MCP_PROXY_CWD", value_name = "DIRECTORY")]
     pub cwd: Option<PathBuf>,
 
-    /// A name by which clients call this host, with a port or without; needed to listen for other machines
+    /// Host name that clients use, with or without a port; required to listen on other addresses than loopback
     #[arg(long, env = "MCP_PROXY_ALLOW_HOST", value_name = "HOST", value_delimiter = ',', value_parser = value::host)]
     pub allow_host: Vec<String>,
 
@@ -190,23 +189,23 @@ pub struct Config {
         rustdoc::bare_urls,
         reason = "the doc is the text of `--help`, where angle brackets would be shown"
     )]
-    /// A web site whose pages may call, such as https://app.example.com
+    /// Origin whose pages may call, such as https://app.example.com
     #[arg(long, env = "MCP_PROXY_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', value_parser = value::origin)]
     pub allow_origin: Vec<String>,
 
-    /// A header of every request to the upstream, as NAME: VALUE, in place of what a client sends by that name
+    /// Header of every request to the upstream, as NAME: VALUE, in place of the one that the client sends
     #[arg(long, env = "MCP_PROXY_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = value::header)]
     pub header: Vec<(HeaderName, HeaderValue)>,
 
-    /// Where health, metrics and the calls are shown
+    /// Address of the pages for operators: health, metrics and calls
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]
     pub admin: Option<SocketAddr>,
 
-    /// How long calls may go on when the program is to end, all of which takes 10 s at most, or this and 2 s
+    /// How long calls may continue after a signal; the whole shutdown takes at most 10 s, or this and 2 s
     #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
     pub drain: Duration,
 
-    /// How lines are logged
+    /// Format of log lines
     #[arg(
         long,
         env = "MCP_PROXY_LOG_FORMAT",
@@ -215,63 +214,63 @@ pub struct Config {
     )]
     pub log_format: LogFormat,
 
-    /// A file in TOML with any of these, by their names
+    /// TOML file with any of these options, by their names
     #[arg(long, env = "MCP_PROXY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Show what a hang-up means, with a server that is included (alone)
+    /// Show what a disconnect does, with a built-in server (without other options)
     #[arg(long, exclusive = true)]
     pub demo: bool,
 
-    /// What was understood, and is still to be said.
+    /// Warnings that are still to be logged.
     #[arg(skip)]
     warnings: Vec<String>,
 }
 
-/// What the program stands in front of.
+/// The server that the program stands in front of.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum Target<'a> {
     /// A server that speaks HTTP.
     Http(&'a Uri),
-    /// One that is started, with its arguments.
+    /// A program to start, with its arguments.
     Command(&'a [OsString]),
 }
 
 // === impl Config ===
 
 impl Config {
-    /// Reads the program's arguments, its environment, and the file that they name.
+    /// Reads the command line, the environment, and the configuration file.
     pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
         let args = args.into_iter().collect();
-        // What is wrong with the command line is said first.
-        let _told = matches(&args)?;
+        // Errors of the command line are reported first.
+        let _checked = parse_args(&args)?;
         let environment = environment::Environment::read(std::env::vars_os())?;
-        let args = under(args, &environment.entries)?;
-        let path = matches(&args)?.get_one::<PathBuf>("config").cloned();
+        let args = with_defaults(args, &environment.entries)?;
+        let path = parse_args(&args)?.get_one::<PathBuf>("config").cloned();
         let file = path.as_deref().map(file::File::read).transpose()?;
         let file = file.unwrap_or_default();
-        let told = matches(&under(args, &file.entries)?)?;
+        let matches = parse_args(&with_defaults(args, &file.entries)?)?;
 
-        let mut config = Self::from_arg_matches(&told)?;
+        let mut config = Self::from_arg_matches(&matches)?;
         let ip = config.host.unwrap_or_else(|| config.listen.ip());
         let port = config.port.unwrap_or_else(|| config.listen.port());
         config.listen = SocketAddr::new(ip, port);
-        config.check(&told)?;
+        config.check(&matches)?;
         config.warnings = [environment.warnings, file.warnings].concat();
-        config.warnings.extend(config.short_graces());
+        config.warnings.extend(config.short_grace_warnings());
         Ok(config)
     }
 
-    /// How long clients are asked to wait before they come back. It follows the shortest of the graces, because a client keeps
-    /// one for all its streams.
+    /// Returns the reconnect delay of clients. It follows the shortest grace, because a client has one delay for all
+    /// its streams.
     pub(crate) fn retry(&self) -> Duration {
-        let graces = self.waits().map(|(_, grace)| grace / PART_TO_WAIT);
-        graces.fold(RETRY, Duration::min)
+        let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
+        graces.fold(MAX_RETRY, Duration::min)
     }
 
-    /// The graces that are times, and the tool that each is for, if not for all.
-    fn waits(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
+    /// Returns the graces that are times, each with its tool unless it is the default.
+    fn timed_graces(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
         let own = self.tool_grace.iter();
         let own = own.map(|(tool, grace)| (Some(&**tool), *grace));
         let all = iter::once((None, self.grace)).chain(own);
@@ -281,25 +280,27 @@ impl Config {
         })
     }
 
-    fn short_graces(&self) -> Vec<String> {
-        let short = self.waits().filter(|(_, grace)| *grace < MIN_MET);
+    fn short_grace_warnings(&self) -> Vec<String> {
+        let short = self
+            .timed_graces()
+            .filter(|(_, grace)| *grace < MIN_REACHABLE_GRACE);
         let texts = short.map(|(tool, grace)| {
             let of = tool
                 .map(|tool| format!(" for the tool {tool:?}"))
                 .unwrap_or_default();
             format!(
-                "the grace{of} of {grace:?} is short: many clients come back after 1 s and more, so {MIN_MET:?} is the least that they meet"
+                "the grace{of} of {grace:?} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
             )
         });
         texts.collect()
     }
 
-    /// What a person should hear before it is of harm.
+    /// Returns the warnings to log at the start.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// What it stands in front of.
+    /// Returns the server to stand in front of.
     pub fn target(&self) -> Target<'_> {
         match &self.upstream {
             Some(upstream) => Target::Http(upstream),
@@ -307,33 +308,33 @@ impl Config {
         }
     }
 
-    fn check(&self, told: &ArgMatches) -> Result<(), ConfigError> {
-        let together = |message: &str| Err(ConfigError::Together(message.to_owned()));
+    fn check(&self, matches: &ArgMatches) -> Result<(), ConfigError> {
+        let conflict = |message: &str| Err(ConfigError::Conflict(message.to_owned()));
         if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
-            return together(&format!(
+            return conflict(&format!(
                 "--listen {} and --admin {admin} have the same port: give --admin another one",
                 self.listen
             ));
         }
-        let foreign = match (&self.upstream, self.command.is_empty()) {
+        let inapplicable = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
-                return together(
-                    "nothing to stand in front of: give --upstream with the URL of an MCP server, or -- and the command of one",
+                return conflict(
+                    "no MCP server: give --upstream with the URL of one, or -- and the command of one",
                 );
             }
             (Some(_), false) => {
-                return together("--upstream and a command are two servers: give one of them");
+                return conflict("--upstream and a command exclude one another: give one of them");
             }
-            (Some(_), true) => OF_A_COMMAND,
-            (None, false) => OF_AN_UPSTREAM,
+            (Some(_), true) => COMMAND_ONLY,
+            (None, false) => UPSTREAM_ONLY,
         };
-        let is_given = |option: &str| is_said(told, option) && !is_off(told, option);
-        if let Some((option, why)) = foreign.iter().find(|(option, _)| is_given(option)) {
-            return together(&format!("--{option} {why}"));
+        let is_given = |option: &str| is_set(matches, option) && !is_off(matches, option);
+        if let Some((option, why)) = inapplicable.iter().find(|(option, _)| is_given(option)) {
+            return conflict(&format!("--{option} {why}"));
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
-            return together(&format!(
-                "other machines may reach {}: name the hosts by which clients call it, such as --allow-host mcp.example.com",
+            return conflict(&format!(
+                "--listen {} is reachable from other machines: add the host names that clients use, such as --allow-host mcp.example.com",
                 self.listen
             ));
         }
@@ -347,20 +348,20 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || is_any)
 }
 
-fn matches(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
+fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
     let error = match bare_command().try_get_matches_from(args) {
-        Ok(told) => return Ok(told),
+        Ok(matches) => return Ok(matches),
         Err(error) => error,
     };
     match (error.kind(), entry::hint(&error)) {
-        // Help has the variables as well.
+        // The help includes the variables.
         (ErrorKind::DisplayHelp, _) => Ok(Config::command().try_get_matches_from(args)?),
-        (_, Some(hint)) => Err(ConfigError::Together(hint.to_owned())),
+        (_, Some(hint)) => Err(ConfigError::Conflict(hint.to_owned())),
         (_, None) => Err(entry::without_secrets(error).into()),
     }
 }
 
-/// Shows the addresses only: the upstream, the command, its environment and the headers may contain secrets.
+/// Shows the addresses only. The upstream, the command, its environment and the headers may contain secrets.
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
@@ -370,14 +371,17 @@ impl fmt::Debug for Config {
     }
 }
 
-/// The arguments with those entries of another place that they say nothing of.
-fn under(args: Vec<OsString>, entries: &[entry::Entry]) -> Result<Vec<OsString>, ConfigError> {
-    let told = matches(&args)?;
-    let unsaid = entries
+/// Adds the entries of another source to the arguments, unless these set the same options.
+fn with_defaults(
+    args: Vec<OsString>,
+    entries: &[entry::Entry],
+) -> Result<Vec<OsString>, ConfigError> {
+    let matches = parse_args(&args)?;
+    let unset = entries
         .iter()
-        .filter(|entry| !is_said(&told, entry.option()));
+        .filter(|entry| !is_set(&matches, entry.option()));
     let (commands, options): (Vec<&entry::Entry>, Vec<_>) =
-        unsaid.partition(|entry| entry.is_command());
+        unset.partition(|entry| entry.is_command());
     let mut args = args.into_iter();
     let mut all: Vec<OsString> = args.next().into_iter().collect();
     all.extend(options.into_iter().flat_map(entry::Entry::args));
@@ -386,10 +390,10 @@ fn under(args: Vec<OsString>, entries: &[entry::Entry]) -> Result<Vec<OsString>,
     Ok(all)
 }
 
-/// Whether an argument says it, or names the other kind of server.
-fn is_said(told: &ArgMatches, option: &str) -> bool {
+/// Returns `true` if an argument sets the option, or names the other kind of server.
+fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
-        let source = told.value_source(&option.replace('-', "_"));
+        let source = matches.value_source(&option.replace('-', "_"));
         source.is_some_and(|source| source != ValueSource::DefaultValue)
     };
     match option {
@@ -399,18 +403,18 @@ fn is_said(told: &ArgMatches, option: &str) -> bool {
     }
 }
 
-/// Whether it is a switch, and is not on.
-fn is_off(told: &ArgMatches, option: &str) -> bool {
-    let value = told.try_get_one::<bool>(&option.replace('-', "_"));
+/// Returns `true` if the option is a switch that is off.
+fn is_off(matches: &ArgMatches, option: &str) -> bool {
+    let value = matches.try_get_one::<bool>(&option.replace('-', "_"));
     matches!(value, Ok(Some(false)))
 }
 
-/// The same options, without the environment.
+/// Returns the options without the environment.
 fn bare_command() -> Command {
     Config::command().mut_args(|arg| arg.env(None))
 }
 
-/// What clap says of one option alone.
+/// Checks an option alone.
 fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
     let name = iter::once(OsString::from("mcp-cancel-proxy"));
     bare_command()
@@ -419,7 +423,7 @@ fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Err
         .map_err(entry::without_secrets)
 }
 
-/// Whether the values of an option are not to be shown.
+/// Returns `true` if the values of an option must not be shown.
 fn value_is_secret(option: &str) -> bool {
     let command = Config::command();
     let mut arguments = command.get_arguments();

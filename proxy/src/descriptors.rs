@@ -1,23 +1,25 @@
-//! The descriptors of this process, and what they are for.
+//! The file descriptors of this process, and their distribution.
 //!
-//! Sessions of a command come first: a client that has a process is served on with what is left. Connections may take only a part,
-//! so that a client that opens many does not block the others' processes and upstream connections.
+//! Sessions of a command have priority: a client that has a process keeps it. Connections get only a part. So one
+//! client with many connections does not block the processes and upstream connections of others.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that the program itself needs: listeners, runtime, standard streams, and those of a process that is being started.
-const OWN: usize = 48;
+/// Number of descriptors of the program itself: 48.
+///
+/// These are for listeners, runtime, standard streams, and a process that is being started.
+const RESERVED: usize = 48;
 
-/// Descriptors that a process of a session needs: its three pipes, and some of its kind while it starts.
-const OF_A_SESSION: usize = 4;
+/// Descriptors of a session's process: its three pipes, and further ones while it starts.
+const PER_SESSION: usize = 4;
 
-/// Connections for which the limit of the process is raised: 4,096.
+/// Number of connections for which the limit of the process is raised: 4,096.
 const CONNECTIONS: usize = 4_096;
 
-/// What the descriptors of this process suffice for.
+/// The distribution of the descriptors of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptors {
-    /// All there are.
+    /// All descriptors.
     limit: usize,
     sessions: usize,
     is_upstream: bool,
@@ -26,14 +28,15 @@ pub(crate) struct Descriptors {
 // === impl Descriptors ===
 
 impl Descriptors {
-    /// Raises the soft limit of this process as far as needed and allowed. `sessions` is `None` in front of an upstream.
+    /// Raises the soft limit of this process as far as needed and allowed. `sessions` is `None` in front of an
+    /// upstream.
     pub(crate) fn raise(sessions: Option<usize>) -> Self {
         let is_upstream = sessions.is_none();
         let sessions = sessions.unwrap_or(0);
-        // An upstream connection for each of a client, at most.
+        // One upstream connection for each client connection, at most.
         let of_connections = if is_upstream { 2 } else { 1 } * CONNECTIONS;
-        let wanted = sessions.saturating_mul(OF_A_SESSION);
-        let wanted = wanted.saturating_add(OWN + of_connections);
+        let wanted = sessions.saturating_mul(PER_SESSION);
+        let wanted = wanted.saturating_add(RESERVED + of_connections);
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
         let number = |limit: Option<u64>| {
             limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX))
@@ -51,20 +54,20 @@ impl Descriptors {
         }
     }
 
-    /// Maximum number of connections of clients.
+    /// Returns the maximum number of client connections.
     pub(crate) fn connections(self) -> usize {
-        let left = self.limit.saturating_sub(OWN);
+        let available = self.limit.saturating_sub(RESERVED);
         if self.is_upstream {
-            return (left / 2).max(1);
+            return (available / 2).max(1);
         }
-        let beside_sessions = left.saturating_sub(self.sessions.saturating_mul(OF_A_SESSION));
-        beside_sessions.max(left / 4).max(1)
+        let beside_sessions = available.saturating_sub(self.sessions.saturating_mul(PER_SESSION));
+        beside_sessions.max(available / 4).max(1)
     }
 
-    /// Returns the number of sessions that there is room for, if that is less than was configured.
+    /// Returns the number of sessions that the limit allows, if that is less than configured.
     pub(crate) fn fewer_sessions(self) -> Option<usize> {
-        let left = self.limit.saturating_sub(OWN + self.connections());
-        let fits = left / OF_A_SESSION;
+        let available = self.limit.saturating_sub(RESERVED + self.connections());
+        let fits = available / PER_SESSION;
         (fits < self.sessions).then_some(fits)
     }
 
@@ -87,7 +90,7 @@ mod tests {
 
     #[test]
     fn sessions_come_before_connections_which_keep_a_quarter() {
-        let many = descriptors(OWN + 4 * 256 + 1_000, 256);
+        let many = descriptors(RESERVED + 4 * 256 + 1_000, 256);
         assert_eq!((many.connections(), many.fewer_sessions()), (1_000, None));
         let few = descriptors(1_024, 256);
         assert_eq!((few.connections(), few.fewer_sessions()), (244, Some(183)));
@@ -98,7 +101,7 @@ mod tests {
     #[test]
     fn each_connection_in_front_of_an_upstream_has_one_there() {
         let upstream = Descriptors {
-            limit: OWN + 100,
+            limit: RESERVED + 100,
             sessions: 0,
             is_upstream: true,
         };

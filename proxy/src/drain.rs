@@ -1,14 +1,15 @@
-//! The end of the program: in bounded time, whatever its clients and servers do.
+//! The shutdown of the program, in bounded time whatever its clients and servers do.
 //!
-//! 1. It says that it is not ready any more. Clients may still come back for their answers.
-//! 2. Calls may go on for `--drain`, and so may clients that read what was kept for them, or were asked to wait before they
-//!    resume, and have an answer since. Then the calls that are left are cancelled, and their clients and servers are told.
-//! 3. No connection is accepted any more, and those that are open may close: soon, or in what is left of `--drain` where a request
-//!    other than a GET is under way, or an answer has begun. At the same time the processes of sessions end: the less time the
-//!    calls have left of `WHOLE`, the sooner they are signalled.
+//! 1. `/readyz` returns 503. Clients may still resume for their answers.
+//! 2. Calls may continue for `--drain`. The same time is for clients that read kept events, and for clients that were sent a
+//!    reconnect delay and have an answer since. Then the other calls are cancelled, with an error to their clients and a cancel
+//!    to their servers.
+//! 3. No connection is accepted any more, and open ones are closed. A connection has the rest of `--drain` if a request other
+//!    than a GET is in flight, or an answer has begun. At the same time the processes of sessions are stopped, within the rest of
+//!    `SHUTDOWN_TIMEOUT`.
 //!
-//! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal ends it at once, and what is left then is killed with the
-//! runtime. A second SIGHUP does not: a terminal that closes sends several.
+//! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal stops the program at once, and the runtime kills what is left.
+//! A second SIGHUP does not, because a terminal that closes sends several.
 
 use std::{
     fs,
@@ -26,79 +27,87 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// How long all of it may take: 9.5 s. Those who start programs kill them 10 s after they asked, or later.
-pub(crate) const WHOLE: Duration = Duration::from_millis(9_500);
+/// Maximum time of a shutdown: 9.5 s. Process managers kill a program 10 s after its signal, or later.
+pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
-/// How long the processes of sessions have at least, after a drain that took all the time that there was: 1.5 s.
-pub(crate) const ENDING: Duration = Duration::from_millis(1_500);
+/// Minimum time for the processes of sessions to end after the drain: 1.5 s.
+pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// How long connections may take to close after the last call: 500 ms. They end with the process anyway.
-pub(crate) const CLOSING: Duration = Duration::from_millis(500);
+/// Time for connections to close after the last call: 500 ms. They end with the process anyway.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often it is looked whether clients have read their answers: every 20 ms.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+/// Interval of the checks whether clients have read their answers: 20 ms.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The signals that mean something to the program.
+/// The signals that the program handles.
 #[derive(Debug)]
-pub struct Signals(Vec<Listened>);
+pub struct Signals(Vec<SignalStream>);
 
 #[derive(Debug)]
-struct Listened {
+struct SignalStream {
     name: &'static str,
-    meaning: Meaning,
+    effect: SignalEffect,
     signal: Signal,
 }
 
-/// What a signal means.
+/// The effect of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meaning {
-    /// The end. Received once more, an immediate one.
+enum SignalEffect {
+    /// Begins the shutdown. A second one stops the program at once.
     End,
-    /// The end, however often it is received.
+    /// Begins the shutdown. A second one has no effect.
     Hangup,
-    /// Nothing. By default it would kill the program, and leave the processes of sessions.
+    /// None. Its default action would kill the program, and leave the processes of sessions.
     Nothing,
 }
 
-/// Is ready when the program is to end.
+/// Ready once the program is to shut down.
 #[derive(Debug)]
-pub struct Stop(oneshot::Receiver<()>);
+pub struct ShutdownSignal(oneshot::Receiver<()>);
 
 // === impl Signals ===
 
 impl Signals {
-    /// Listens for them from now on. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
+    /// Handles the signals from now on. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
     pub fn listen() -> io::Result<Self> {
         let mut signals = vec![
-            ("SIGTERM", Meaning::End, SignalKind::terminate()),
-            ("SIGINT", Meaning::End, SignalKind::interrupt()),
-            ("SIGQUIT", Meaning::End, SignalKind::quit()),
-            ("SIGUSR1", Meaning::Nothing, SignalKind::user_defined1()),
-            ("SIGUSR2", Meaning::Nothing, SignalKind::user_defined2()),
+            ("SIGTERM", SignalEffect::End, SignalKind::terminate()),
+            ("SIGINT", SignalEffect::End, SignalKind::interrupt()),
+            ("SIGQUIT", SignalEffect::End, SignalKind::quit()),
+            (
+                "SIGUSR1",
+                SignalEffect::Nothing,
+                SignalKind::user_defined1(),
+            ),
+            (
+                "SIGUSR2",
+                SignalEffect::Nothing,
+                SignalKind::user_defined2(),
+            ),
         ];
         if !ignores_hangups() {
-            signals.push(("SIGHUP", Meaning::Hangup, SignalKind::hangup()));
+            signals.push(("SIGHUP", SignalEffect::Hangup, SignalKind::hangup()));
         }
-        let listened = signals.into_iter().map(|(name, meaning, kind)| {
-            Ok(Listened {
+        let listened = signals.into_iter().map(|(name, effect, kind)| {
+            Ok(SignalStream {
                 name,
-                meaning,
+                effect,
                 signal: signal(kind)?,
             })
         });
         Ok(Self(listened.collect::<io::Result<_>>()?))
     }
 
-    /// Waits for the next signal, and logs what it does not wait for.
-    async fn next(&mut self, counts: fn(Meaning) -> bool) -> &'static str {
+    /// Waits for the next signal with a wanted effect, and logs the others.
+    async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
             for listened in &mut self.0 {
                 while let Poll::Ready(Some(())) = listened.signal.poll_recv(cx) {
                     let name = listened.name;
-                    if counts(listened.meaning) {
+                    if counts(listened.effect) {
                         return Poll::Ready(name);
                     }
-                    info!(signal = name, "the signal changes nothing");
+                    info!(signal = name, "signal ignored");
                 }
             }
             Poll::Pending
@@ -106,23 +115,28 @@ impl Signals {
         .await
     }
 
-    /// Awaits what `serve` gives, which is to end after a signal: the future that it gets is ready then. Returns at once at
-    /// the second.
-    pub async fn serve<S: Future<Output = ()>>(mut self, serve: impl FnOnce(Stop) -> S) {
+    /// Runs the future that `serve` returns. Its argument is ready at the first signal. Returns at once at the second.
+    /// `drain` is the time that the log line names.
+    pub async fn serve<S: Future<Output = ()>>(
+        mut self,
+        drain: Duration,
+        serve: impl FnOnce(ShutdownSignal) -> S,
+    ) {
         let (begin, begun) = oneshot::channel();
-        let mut serving = pin!(serve(Stop(begun)));
+        let mut serving = pin!(serve(ShutdownSignal(begun)));
         tokio::select! {
             () = &mut serving => return,
-            signal = self.next(|meaning| meaning != Meaning::Nothing) => {
-                info!(signal, "a signal: calls may end, a second one does not wait for them");
+            signal = self.next(|effect| effect != SignalEffect::Nothing) => {
+                let second = if signal == "SIGHUP" { "send SIGTERM" } else { "signal again" };
+                info!("{signal}: waiting up to {drain:?} for calls (--drain); {second} to stop now");
             }
         }
-        // Fails if nobody waits for it.
+        // Fails if the receiver was dropped.
         let _served = begin.send(());
         tokio::select! {
-            () = serving => info!("all has ended"),
-            signal = self.next(|meaning| meaning == Meaning::End) => {
-                warn!(signal, "a second signal: what is under way is cut");
+            () = serving => info!("stopped"),
+            signal = self.next(|effect| effect == SignalEffect::End) => {
+                warn!("{signal} while stopping: stopping now, calls in flight are lost");
             }
         }
     }
@@ -142,7 +156,7 @@ fn ignored_signals(status: &str) -> Option<u64> {
     u64::from_str_radix(set.trim(), 16).ok()
 }
 
-/// Where there is no `/proc`: a child inherits which signals are ignored.
+/// Used where there is no `/proc`: a child inherits the set of ignored signals.
 fn child_survives_hangup() -> bool {
     let mut child = Command::new("/bin/sh");
     child.args(["-c", "kill -HUP $$"]);
@@ -153,13 +167,13 @@ fn child_survives_hangup() -> bool {
     child.status().is_ok_and(|status| status.success())
 }
 
-// === impl Stop ===
+// === impl ShutdownSignal ===
 
-impl Future for Stop {
+impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // The sender lives as long as this is awaited.
+        // The sender exists while this is awaited.
         Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

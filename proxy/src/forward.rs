@@ -1,13 +1,13 @@
-//! Hands requests on to a server that speaks HTTP, and its responses back: bytes in, bytes out.
+//! Forwards requests to a server that speaks HTTP, and its responses back: bytes in, bytes out.
 //!
-//! 1. Where a request goes is configured: its endpoint, what lies below it, and `/.well-known/` at its origin, where clients
-//!    look for its authorization. Nothing in a request chooses another host.
-//! 2. Bodies, paths, status and headers pass as they are, but for the headers that are of one connection alone. `Host` is the
-//!    server's own: it may check that. Streams of events are asked for without a coding, because they are read on the way:
-//!    in one that nobody can read, a call that was answered looks like one that was not.
-//! 3. A server that cannot be reached is answered for with 502 and a JSON-RPC error to the request.
-//! 4. A redirect leads to the proxy again, or is answered with 502: a client that follows it must not go past the proxy.
-//! 5. What is dropped here ends at the server: the connection of a call without its answer is closed.
+//! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
+//!    authorization. Nothing in a request chooses another host.
+//! 2. Bodies, paths, status and headers pass unchanged, except for headers of one connection. `Host` is the server's own,
+//!    because the server may check it. Event streams are requested without a content coding, because the proxy parses them. In
+//!    an encoded one it could not see the answer of a call.
+//! 3. If the server cannot be reached, the request gets 502 and a JSON-RPC error.
+//! 4. A redirect leads to the proxy again, or is answered with 502, so that no client bypasses the proxy.
+//! 5. A dropped response ends at the server: the connection of a call without its answer is closed.
 
 use std::{
     convert::Infallible,
@@ -33,33 +33,34 @@ use tower_service::Service;
 use tracing::warn;
 
 use self::{
-    lent::{Back, Lent},
     redirect::Redirect,
-    small_reads::{CONNECT_WITHIN, SmallReads},
+    replayable_body::{ReplayableBody, Returned},
+    small_reads::{CONNECT_TIMEOUT, SmallReads},
 };
 use crate::{
-    head::{EVENT_STREAM, accepts},
+    headers::{EVENT_STREAM, accepts},
+    http_service::ResponseFuture,
     message::{Kind, Message},
     refusal::{self, SERVER_ERROR},
-    stage::Answering,
 };
 
-mod lent;
 mod redirect;
+mod replayable_body;
 mod small_reads;
 
-/// How long an unused connection is kept: 4 s. Node and uvicorn close theirs after 5 s, and a request that crosses with that is
-/// lost.
-const IDLE_FOR: Duration = Duration::from_secs(4);
+/// How long an unused connection is kept: 4 s.
+///
+/// Node and uvicorn close theirs after 5 s, and a request at the same moment is lost.
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// How often the kernel asks after a silent server: every 60 s.
+/// Interval of TCP keep-alives to a silent server: 60 s.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// Below this path of an origin its metadata is, of authorization among others (RFC 8615).
+/// The path of the metadata of an origin, of authorization among others (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
 
-/// Headers of one connection, beside those that `Connection` names. `Expect` was met here.
-const OF_ONE_CONNECTION: [HeaderName; 9] = [
+/// Headers of one connection, in addition to those that `Connection` names.
+const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
@@ -71,7 +72,7 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// A server that speaks HTTP, as a [stage](crate::stage::Stage).
+/// A server that speaks HTTP, as an [`HttpService`](crate::http_service::HttpService).
 #[derive(Clone)]
 pub struct Forward(Arc<Upstream>);
 
@@ -84,23 +85,23 @@ struct Upstream {
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// What a response redirects to.
+/// The target of a response.
 enum Redirected {
-    /// Nothing that the proxy has to change.
-    No,
+    /// None, or one that is not changed.
+    Unchanged,
     /// To the proxy.
-    Here,
-    /// Past the proxy.
-    Elsewhere,
+    ToProxy,
+    /// To another origin.
+    External,
 }
 
 enum Client {
-    Plain(legacy::Client<SmallReads<HttpConnector>, Lent>),
-    /// Only where it is needed: it reads the certificates of this machine, which may have none.
-    Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, Lent>),
+    Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
+    /// Created only for https, because it reads the certificates of this machine.
+    Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 
-/// What keeps a server from being one to hand on to.
+/// Why an upstream is invalid.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UpstreamError {
@@ -113,7 +114,7 @@ pub enum UpstreamError {
 // === impl Forward ===
 
 impl Forward {
-    /// A server, and the headers of every request to it.
+    /// Creates the service of a server. `headers` are sent with every request.
     pub fn new(
         upstream: &Uri,
         headers: Vec<(HeaderName, HeaderValue)>,
@@ -137,7 +138,7 @@ impl Forward {
         })))
     }
 
-    /// The path at which clients find the server.
+    /// Returns the path of the endpoint.
     pub fn path(&self) -> &str {
         self.0.endpoint.path()
     }
@@ -146,19 +147,19 @@ impl Forward {
 impl Service<Request<Body>> for Forward {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answering {
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
         let upstream = self.0.clone();
         Box::pin(async move { Ok(upstream.send(request).await) })
     }
 }
 
-/// As a URL, without what may be secret.
+/// The URL without its query, which may be secret.
 impl fmt::Display for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Upstream {
@@ -183,13 +184,13 @@ impl Client {
     fn new(is_tls: bool) -> Result<Self, UpstreamError> {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_WITHIN));
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_keepalive(Some(TCP_KEEPALIVE));
         connector.enforce_http(!is_tls);
         let mut builder = legacy::Client::builder(TokioExecutor::new());
         builder
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_FOR);
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT);
         if !is_tls {
             return Ok(Self::Plain(builder.build(SmallReads(connector))));
         }
@@ -202,7 +203,7 @@ impl Client {
         Ok(Self::Tls(builder.build(SmallReads(connector))))
     }
 
-    fn request(&self, request: Request<Lent>) -> legacy::ResponseFuture {
+    fn request(&self, request: Request<ReplayableBody>) -> legacy::ResponseFuture {
         match self {
             Self::Plain(client) => client.request(request),
             Self::Tls(client) => client.request(request),
@@ -221,10 +222,10 @@ impl Upstream {
             );
         };
         let (mut parts, body) = request.into_parts();
-        let (body, back) = Lent::new(body);
+        let (body, returned) = ReplayableBody::new(body);
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
-        // They are of this process, and would live as long as the request.
+        // Extensions belong to this process, and would exist as long as the request.
         parts.extensions.clear();
         remove_hop_by_hop(&mut parts.headers);
         parts.headers.remove(header::EXPECT);
@@ -245,35 +246,35 @@ impl Upstream {
                 remove_hop_by_hop(&mut head.headers);
                 head.version = Version::default();
                 match self.redirected(&uri, &mut head) {
-                    Redirected::No => Response::from_parts(head, Body::new(body)),
-                    Redirected::Here => Response::from_parts(head, Body::empty()),
-                    Redirected::Elsewhere => self.redirected_elsewhere(back).await,
+                    Redirected::Unchanged => Response::from_parts(head, Body::new(body)),
+                    Redirected::ToProxy => Response::from_parts(head, Body::empty()),
+                    Redirected::External => self.refuse_external_redirect(returned).await,
                 }
             }
-            Err(error) => self.failed(&error, back).await,
+            Err(error) => self.error_response(&error, returned).await,
         }
     }
 
-    /// Turns the `Location` of a redirect into one of the proxy.
-    fn redirected(&self, asked: &Uri, head: &mut response::Parts) -> Redirected {
+    /// Changes the `Location` of a redirect to one of the proxy.
+    fn redirected(&self, requested: &Uri, head: &mut response::Parts) -> Redirected {
         let Some(redirect) = Redirect::of(head) else {
-            return Redirected::No;
+            return Redirected::Unchanged;
         };
-        let Some(at_origin) = redirect.at_origin(asked) else {
-            // Metadata of authorization may be at another server, which the client asks itself.
-            return if self.serves_endpoint(asked.path()) {
-                Redirected::Elsewhere
+        let Some(at_origin) = redirect.at_origin(requested) else {
+            // Metadata of authorization may be at another server, which the client contacts itself.
+            return if self.serves_endpoint(requested.path()) {
+                Redirected::External
             } else {
-                Redirected::No
+                Redirected::Unchanged
             };
         };
         let Some(location) = self.location(&at_origin) else {
-            return Redirected::Elsewhere;
+            return Redirected::External;
         };
         let before = head.headers.insert(header::LOCATION, location);
         if self.endpoint.query().is_none() && before.as_ref() == head.headers.get(header::LOCATION)
         {
-            return Redirected::No;
+            return Redirected::Unchanged;
         }
         // These may repeat the address, with the configured query.
         for name in [
@@ -285,13 +286,14 @@ impl Upstream {
         ] {
             head.headers.remove(name);
         }
-        Redirected::Here
+        Redirected::ToProxy
     }
 
-    /// A place at the origin of the server as clients are told of it: without the configured query, which the next request
-    /// gets again. Returns `None` if the proxy does not serve it.
+    /// Returns a path at the origin of the server as clients see it.
+    ///
+    /// It is without the configured query, which the next request gets again. Returns `None` if the proxy does not serve it.
     fn location(&self, at_origin: &PathAndQuery) -> Option<HeaderValue> {
-        let path = self.served(at_origin.path())?;
+        let path = self.forwarded_path(at_origin.path())?;
         let query = match (self.endpoint.query(), at_origin.query()) {
             (Some(own), Some(query)) => redirect::without(query, own),
             (_, query) => query.map(str::to_owned),
@@ -301,16 +303,17 @@ impl Upstream {
             None => path.to_owned(),
         };
         let own = self.endpoint.query();
-        if own.is_some_and(|own| redirect::shows(&text, own)) {
+        if own.is_some_and(|own| redirect::contains_value_of(&text, own)) {
             return None;
         }
         text.parse().ok()
     }
 
-    async fn redirected_elsewhere(&self, back: Back) -> Response<Body> {
-        let message = "the MCP server behind this proxy redirects elsewhere: --upstream must name its new address";
+    async fn refuse_external_redirect(&self, returned: Returned) -> Response<Body> {
+        let message =
+            "the MCP server behind this proxy redirects to another origin (set --upstream to it)";
         warn!(upstream = %self.authority, "{message}");
-        let request = back.request().await;
+        let request = returned.request().await;
         refusal::error(
             StatusCode::BAD_GATEWAY,
             request_id(&request),
@@ -319,32 +322,32 @@ impl Upstream {
         )
     }
 
-    async fn failed(&self, error: &legacy::Error, back: Back) -> Response<Body> {
-        if let Some(refused) = refusal::of_body(error) {
+    async fn error_response(&self, error: &legacy::Error, returned: Returned) -> Response<Body> {
+        if let Some(refused) = refusal::for_body_error(error) {
             return refused;
         }
-        let cause = innermost(error);
+        let cause = root_cause(error);
         let message = if error.is_connect() {
-            "the MCP server behind this proxy cannot be reached"
+            "the MCP server behind this proxy cannot be reached (--upstream)"
         } else if is_head_too_large(error) {
             "the MCP server behind this proxy answered with more than 100 header fields, or with a larger head than this proxy takes"
         } else {
             "the MCP server behind this proxy did not answer"
         };
         warn!(upstream = %self.authority, error = %cause, "{message}");
-        let request = back.request().await;
+        let request = returned.request().await;
         let id = request_id(&request);
         refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
-    /// Where a request for `asked` goes, if anywhere.
-    fn target(&self, asked: &Uri) -> Option<Uri> {
-        let path = self.served(asked.path())?;
+    /// Returns the target of a request for `requested`, if it is forwarded.
+    fn target(&self, requested: &Uri) -> Option<Uri> {
+        let path = self.forwarded_path(requested.path())?;
         // A server may redirect from the one to the other.
         let is_endpoint = path.trim_end_matches('/') == self.endpoint.path().trim_end_matches('/');
         let own = self.endpoint.query().filter(|_| is_endpoint);
-        let query = match (own, asked.query()) {
-            (Some(own), Some(asked)) => format!("?{own}&{asked}"),
+        let query = match (own, requested.query()) {
+            (Some(own), Some(requested)) => format!("?{own}&{requested}"),
             (Some(one), None) | (None, Some(one)) => format!("?{one}"),
             (None, None) => String::new(),
         };
@@ -356,17 +359,17 @@ impl Upstream {
             .ok()
     }
 
-    /// Returns the path if requests for it are handed on.
-    fn served<'a>(&self, path: &'a str) -> Option<&'a str> {
+    /// Returns the path if requests for it are forwarded.
+    fn forwarded_path<'a>(&self, path: &'a str) -> Option<&'a str> {
         if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
             return None;
         }
         // It is not known how a server resolves these.
-        let climbs = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
-        (!climbs).then_some(path)
+        let has_parent_segment = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
+        (!has_parent_segment).then_some(path)
     }
 
-    /// Whether a path is the endpoint or below it, and is not metadata of the origin.
+    /// Returns `true` if a path is the endpoint or below it, and is not metadata of the origin.
     fn serves_endpoint(&self, path: &str) -> bool {
         let endpoint = self.endpoint.path();
         let is_metadata = path.starts_with(WELL_KNOWN) && !endpoint.starts_with(WELL_KNOWN);
@@ -374,13 +377,13 @@ impl Upstream {
     }
 }
 
-/// The id of a request, as it was written. A notification has none, and neither has what is unclear.
+/// Returns the id of a request, as it was written. Returns `None` for a notification, or if it is ambiguous.
 fn request_id(text: &[u8]) -> Option<&str> {
     let message = Message::read(text)?;
     message.id.filter(|_| message.kind == Kind::Request)
 }
 
-/// Whether a path is the endpoint's, or begins with it and a slash.
+/// Returns `true` if a path is that of the endpoint, or begins with it and a slash.
 fn is_below(endpoint: &str, path: &str) -> bool {
     let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -398,12 +401,14 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
 }
 
-/// Whether the head of the answer was more than the HTTP client reads: 100 fields, or its buffer.
+/// Returns `true` if the head of the answer was too large for the HTTP client.
+///
+/// Its limits are 100 fields, and its buffer.
 fn is_head_too_large(error: &legacy::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
@@ -416,8 +421,8 @@ fn causes(error: &legacy::Error) -> impl Iterator<Item = &(dyn Error + 'static)>
     })
 }
 
-/// What a person should hear of an error: its first cause.
-fn innermost(error: &legacy::Error) -> String {
+/// Returns the text of the first cause of an error.
+fn root_cause(error: &legacy::Error) -> String {
     causes(error)
         .last()
         .map(ToString::to_string)
@@ -433,10 +438,7 @@ impl fmt::Display for UpstreamError {
                 f.write_str("the upstream must be a URL such as http://127.0.0.1:9000/mcp")
             }
             Self::Certificates(error) => {
-                write!(
-                    f,
-                    "the certificates of this machine cannot be used: {error}"
-                )
+                write!(f, "cannot read the certificates of this machine: {error}")
             }
         }
     }

@@ -1,29 +1,29 @@
 //! The parts of the program `mcp-cancel-proxy`, which puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
 //!
-//! A request takes this way, and its response the way back:
+//! The path of a request, which its response takes back:
 //!
 //! ```text
-//! client ─▶ front ─▶ CancelOnDisconnectLayer ─▶ hub ─▶ forward ─▶ a server that speaks HTTP
-//!                                            └─▶ stdio ─────────▶ one that is started, with the hub's streams
+//! client ─▶ frontend ─▶ CancelOnDisconnectLayer ─▶ event_store ─▶ forward ─▶ a server that speaks HTTP
+//!                                               └─▶ stdio ─────────────────▶ a command, with streams of the event store
 //! ```
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`config`] | what the program is told, by flags, the environment and a file |
-//! | [`front`] | takes connections, and refuses what is none of the server's business |
-//! | [`forward`] | hands requests on to a server that speaks HTTP |
-//! | [`stdio`] | starts servers that speak on stdin and stdout, and speaks HTTP for them |
-//! | [`hub`] | keeps what a server sent, for clients that resume |
-//! | [`message`], [`head`] | read of a message and of a head what routes them |
-//! | [`server`] | one of these, as it is configured |
+//! | [`config`] | reads options from flags, the environment and a file |
+//! | [`frontend`] | accepts connections, and refuses requests that must not reach the server |
+//! | [`forward`] | forwards requests to a server that speaks HTTP |
+//! | [`stdio`] | starts servers that use stdin and stdout, and speaks HTTP for them |
+//! | [`event_store`] | keeps events of a server, for clients that resume |
+//! | [`message`], [`headers`] | read what routes a message or a request |
+//! | [`server`] | one of these servers, as it is configured |
 //! | [`admin`] | shows health, metrics and calls, on another address |
-//! | [`drain`] | ends in bounded time |
-//! | [`log`] | what is logged, and how |
-//! | [`refusal`] | the answers that are the proxy's own |
-//! | [`demo`] | shows it all, with a server of its own |
-//! | [`stage`] | what all these services have in common |
+//! | [`drain`] | shuts down in bounded time |
+//! | [`log`] | writes log lines |
+//! | [`refusal`] | the responses of the proxy itself |
+//! | [`demo`] | demonstrates the proxy with a built-in server |
+//! | [`http_service`] | the type of all these services |
 //!
-//! [`Proxy`] puts them together.
+//! [`Proxy`] assembles them.
 
 #[cfg(feature = "program")]
 pub mod admin;
@@ -35,12 +35,15 @@ pub mod demo;
 mod descriptors;
 #[cfg(feature = "program")]
 pub mod drain;
+pub mod event_store;
 #[cfg(feature = "program")]
 pub mod forward;
 #[cfg(feature = "program")]
-pub mod front;
-pub mod head;
-pub mod hub;
+pub mod frontend;
+pub mod headers;
+pub mod http_service;
+#[cfg(feature = "program")]
+mod keep_running;
 #[cfg(feature = "program")]
 mod listing;
 mod lock;
@@ -51,10 +54,7 @@ pub mod message;
 mod proxy;
 pub mod refusal;
 #[cfg(feature = "program")]
-mod runs_on;
-#[cfg(feature = "program")]
 pub mod server;
-pub mod stage;
 pub mod stdio;
 
 #[cfg(feature = "program")]

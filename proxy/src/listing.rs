@@ -1,6 +1,6 @@
-//! Tools that options name and that the server does not list: their names may be misspelt, or of another server.
+//! Warns of tools that options name and the server does not list: misspelt names, or those of another server.
 //!
-//! The first whole list of tools decides, and costs a copy of it. From then on nothing is looked at.
+//! The first complete list of tools decides, and costs a copy of it. Later lists are not read.
 
 use std::{
     collections::BTreeSet,
@@ -20,42 +20,42 @@ use tower_service::Service;
 use tracing::warn;
 
 use crate::{
+    http_service::{HttpService, ResponseFuture},
     lock::lock,
     message::{MAX_BODY, Message},
-    stage::{Answering, Stage},
 };
 
-/// The longest request for a list that is recognised: 4 KiB.
-const LONGEST_REQUEST: usize = 4 * 1024;
+/// Maximum size of a request for a list that is recognized: 4 KiB.
+const MAX_REQUEST: usize = 4 * 1024;
 
-/// A stage whose lists of tools are compared with those that options name.
+/// A service that compares lists of tools with the tools that options name.
 #[derive(Debug, Clone)]
 pub(crate) struct Listing<S> {
     inner: S,
-    named: Named,
+    unlisted: UnlistedTools,
 }
 
-/// Tools that no list has had so far. Empty once there is nothing left to say.
+/// Tools that no list has had so far. Empty after the warning.
 #[derive(Debug, Clone)]
-struct Named(Arc<Mutex<BTreeSet<String>>>);
+struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
-/// Bytes of a body, as long as they are not too many.
+/// Bytes of a body, up to a limit.
 #[derive(Debug, Default)]
 struct Copied {
     bytes: Vec<u8>,
     is_cut: bool,
 }
 
-/// A body, and what is done with its data as it passes.
+/// A body whose data is observed while it passes.
 struct Tee<F> {
     body: Body,
-    see: F,
+    observe: F,
 }
 
-/// A response to `tools/list`, which is looked at when it is dropped.
+/// A response to `tools/list`, which is parsed when it is dropped.
 struct Page {
     copied: Copied,
-    named: Named,
+    unlisted: UnlistedTools,
 }
 
 /// A response with a list of tools.
@@ -82,56 +82,56 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Warns of those of `named` that the server behind `inner` does not list.
-    pub(crate) fn new(inner: S, named: impl IntoIterator<Item = String>) -> Self {
-        let named = Named(Arc::new(Mutex::new(named.into_iter().collect())));
-        Self { inner, named }
+    /// Creates a service that warns of tools of `unlisted` that no list of `inner` has.
+    pub(crate) fn new(inner: S, unlisted: impl IntoIterator<Item = String>) -> Self {
+        let unlisted = UnlistedTools(Arc::new(Mutex::new(unlisted.into_iter().collect())));
+        Self { inner, unlisted }
     }
 }
 
-impl<S: Stage> Service<Request<Body>> for Listing<S> {
+impl<S: HttpService> Service<Request<Body>> for Listing<S> {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Either<S::Future, Answering>;
+    type Future = Either<S::Future, ResponseFuture>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        if request.method() != Method::POST || self.named.is_over() {
+        if request.method() != Method::POST || self.unlisted.is_empty() {
             return Either::Left(self.inner.call(request));
         }
         let copied = Arc::new(Mutex::new(Copied::default()));
         let copy = copied.clone();
-        let see = move |data: &Bytes| lock(&copy).add(data, LONGEST_REQUEST);
+        let observe = move |data: &Bytes| lock(&copy).add(data, MAX_REQUEST);
         let answering = self
             .inner
-            .call(request.map(|body| Body::new(Tee { body, see })));
-        let named = self.named.clone();
+            .call(request.map(|body| Body::new(Tee { body, observe })));
+        let unlisted = self.unlisted.clone();
         Either::Right(Box::pin(async move {
             let response = answering.await?;
-            let asked = mem::take(&mut *lock(&copied));
-            if !asked.is_for_tools() {
+            let request = mem::take(&mut *lock(&copied));
+            if !request.is_for_tools() {
                 return Ok(response);
             }
             let copied = Copied::default();
-            let mut page = Page { copied, named };
-            let see = move |data: &Bytes| page.copied.add(data, MAX_BODY);
-            Ok(response.map(|body| Body::new(Tee { body, see })))
+            let mut page = Page { copied, unlisted };
+            let observe = move |data: &Bytes| page.copied.add(data, MAX_BODY);
+            Ok(response.map(|body| Body::new(Tee { body, observe })))
         }))
     }
 }
 
-// === impl Named ===
+// === impl UnlistedTools ===
 
-impl Named {
-    fn is_over(&self) -> bool {
+impl UnlistedTools {
+    fn is_empty(&self) -> bool {
         lock(&self.0).is_empty()
     }
 
-    /// Takes note of a page of a list, and warns if it is the last one.
-    fn see(&self, page: &Tools<'_>) {
+    /// Removes the tools of a page, and warns of the rest if it is the last page.
+    fn observe(&self, page: &Tools<'_>) {
         let mut unlisted = lock(&self.0);
         for tool in &page.tools {
             unlisted.remove(&*tool.name);
@@ -151,8 +151,8 @@ impl Named {
 // === impl Copied ===
 
 impl Copied {
-    fn add(&mut self, data: &Bytes, most: usize) {
-        self.is_cut |= self.bytes.len() + data.len() > most;
+    fn add(&mut self, data: &Bytes, max: usize) {
+        self.is_cut |= self.bytes.len() + data.len() > max;
         if self.is_cut {
             self.bytes = Vec::new();
         } else {
@@ -175,7 +175,7 @@ impl Drop for Page {
         let events = lines.filter_map(|line| line.strip_prefix(b"data:"));
         for json in std::iter::once(text.as_slice()).chain(events) {
             if let Ok(listed) = serde_json::from_slice::<Listed<'_>>(json) {
-                self.named.see(&listed.result);
+                self.unlisted.observe(&listed.result);
                 return;
             }
         }
@@ -196,7 +196,7 @@ impl<F: FnMut(&Bytes) + Unpin> HttpBody for Tee<F> {
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
-            (self.see)(data);
+            (self.observe)(data);
         }
         polled
     }

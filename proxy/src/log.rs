@@ -1,7 +1,7 @@
-//! Log lines, for people or for machines, on standard error.
+//! Log lines, as text or as JSON, on standard error.
 //!
-//! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. What
-//! comes from a client or a server is one line, without control characters, and cut.
+//! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. Text of
+//! a client or a server is one line, without control characters, and truncated.
 //!
 //! A thread of its own writes the lines. Where standard error is closed, full or not read, lines are dropped and counted.
 
@@ -28,27 +28,28 @@ use tracing_subscriber::{
 };
 
 use self::queue::Queue;
-use crate::{config::LogFormat, lock::lock, message::shown};
+use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
-/// What is logged unless `RUST_LOG` names another level for it. `mcp_server` is what a command writes to its stderr. The layer's
-/// remarks are for callers of its methods, and not for users of a program.
+/// Default filter, unless `RUST_LOG` has another level for a target.
+///
+/// `mcp_server` is the stderr of a command. The layer's setup hints are for Rust code, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::remarks=off,mcp_server=info";
 
-/// How many bytes of a name from a client are logged: 128.
-const LONGEST: usize = 128;
+/// Maximum number of logged bytes of a name from a client: 128.
+const MAX_NAME: usize = 128;
 
 /// Maximum number of bytes of a panic's message that are logged: 1 KiB.
-const LONGEST_PANIC: usize = 1024;
+const MAX_PANIC: usize = 1024;
 
-/// How long the last lines may take to be written: 200 ms.
-const LAST_LINES: Duration = Duration::from_millis(200);
+/// Time for the last lines to be written: 200 ms.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The target of what a command writes to its standard error.
-const SERVER: &str = "mcp_server";
+/// The target of the stderr of a command.
+const SERVER_TARGET: &str = "mcp_server";
 
-/// Lines for people. Those of a command are marked as such.
+/// The text format. Lines of a command show their target.
 struct Lines {
     own: Format,
     of_server: Format,
@@ -59,14 +60,14 @@ struct Lines {
 #[must_use]
 pub struct Log(Queue);
 
-/// Logs from now on.
+/// Installs the log of this process.
 ///
 /// # Errors
 ///
-/// If `RUST_LOG` cannot be read, or if the thread that writes cannot be started.
+/// If `RUST_LOG` cannot be parsed, or if the thread that writes cannot be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
-    let told = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
-    let filter = match told {
+    let from_env = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
+    let filter = match from_env {
         Some(text) => {
             EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
                 let text = format!("RUST_LOG in the environment: {error}");
@@ -78,13 +79,13 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     let queue = Queue::start(io::stderr(), |lines| {
         warn!(
             lines,
-            "log lines were dropped: standard error was closed, full or not read"
+            "log lines dropped: standard error was closed, full or not read"
         );
     })?;
     let writer = queue.clone();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // They are printed with `eprintln!`, which panics where standard error cannot be written.
+        // Internal errors are printed with `eprintln!`, which panics where standard error cannot be written.
         .log_internal_errors(false)
         .with_writer(move || writer.clone());
     match format {
@@ -97,15 +98,18 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
             .init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
-    // The default hook waits for standard error.
+    // The default hook blocks on standard error.
     panic::set_hook(Box::new(|info| {
         let text = info.to_string();
-        error!("a bug: {}", shown(text.as_bytes(), LONGEST_PANIC));
+        error!(
+            "internal error, please report it: {}",
+            sanitize(text.as_bytes(), MAX_PANIC)
+        );
     }));
     Ok(Log(queue))
 }
 
-/// A filter with what is logged by default. One with a level for all targets is complete without that.
+/// Adds the default filter. A filter with a level for all targets needs none.
 fn with_default(filter: &str) -> String {
     let is_for_all = |part: &str| {
         let part = part.trim();
@@ -118,7 +122,7 @@ fn with_default(filter: &str) -> String {
     }
 }
 
-/// Returns the number of lines that were dropped so far.
+/// Returns the number of dropped lines.
 #[must_use]
 pub fn dropped() -> u64 {
     queue::dropped()
@@ -129,14 +133,14 @@ pub fn dropped() -> u64 {
 impl Log {
     /// Waits until the last lines are written, for 200 ms at most.
     pub fn end(self) {
-        self.0.flush(LAST_LINES);
+        self.0.flush(FLUSH_TIMEOUT);
     }
 }
 
-/// Logs what the layer itself logs at debug only: clients that disconnect and resume. The layer logs cancels at info. The answer
-/// of a call in a session is kept for its client as long as `kept_for`, if at all.
-pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
-    // With the names and the values of the layer's own lines.
+/// Logs events that the layer logs at debug only: clients that disconnect and resume. The layer logs cancels at info.
+/// `kept_for` is how long the answer of a call in a session is kept for its client, if at all.
+pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
+    // The fields are those of the layer's own lines.
     macro_rules! log_call {
         ($call:ident, $($rest:tt)+) => {
             info!(
@@ -157,13 +161,22 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
             let cause = cause.to_string();
             match grace {
                 Some(grace) => {
-                    log_call!(call, cause, ?grace, "client gone, its call waits for it");
+                    log_call!(
+                        call,
+                        cause,
+                        ?grace,
+                        "client disconnected, its call waits for a resume (--grace, --tool-grace)"
+                    );
                 }
-                None => log_call!(call, cause, "client gone, its call runs on"),
+                None => log_call!(
+                    call,
+                    cause,
+                    "client disconnected, its call keeps running (--grace, --tool-grace, --exempt)"
+                ),
             }
         }
         Event::Unwatched { why, .. } => {
-            let Some(what) = unwatched(*why) else {
+            let Some(what) = describe_unparsed(*why) else {
                 return;
             };
             // A client may send many of these.
@@ -176,14 +189,14 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
                 is_first
             };
             if is_first {
-                warn!("{what}: a hang-up does not cancel it, nor any other of the kind");
+                warn!("{what}: a disconnect does not cancel such a request (logged once)");
             }
         }
         Event::Resumed {
             call, detachment, ..
         } => {
             let away = detachment.map(|detachment| debug(detachment.lasted()));
-            log_call!(call, away, "client is back");
+            log_call!(call, away, "client resumed");
         }
         Event::Ended {
             call,
@@ -198,27 +211,25 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
                         call,
                         ?away,
                         ?kept_for,
-                        "call ended, its answer waits for its client"
+                        "call completed, its answer is kept for its client (--buffer)"
                     );
                 }
-                None => log_call!(call, ?away, "call ended while its client was away"),
+                None => log_call!(call, ?away, "call completed while its client was away"),
             }
         }
         _ => {}
     }
 }
 
-/// What is wrong with a request that the layer does not watch, although a server may take it for a call.
-fn unwatched(why: Unreadable) -> Option<&'static str> {
+/// Describes a request that the layer cannot read, although a server may take it for a call.
+fn describe_unparsed(why: Unreadable) -> Option<&'static str> {
     Some(match why {
-        Unreadable::BadId => "a request has an id that is no string and no integer of 64 bits",
-        Unreadable::EscapedKey => {
-            "a request has an escape in the name of a member of the message or of its params"
-        }
-        Unreadable::DuplicateKey => "a request has a member twice",
-        Unreadable::WrongType => "a request has params that are no object",
-        Unreadable::NotAMessage => "a request is no message of JSON-RPC 2.0",
-        Unreadable::TooDeep => "a request is nested too deep",
+        Unreadable::BadId => "a request id is neither a string nor a 64-bit integer",
+        Unreadable::EscapedKey => "a request has an escaped member name",
+        Unreadable::DuplicateKey => "a request has a duplicate member",
+        Unreadable::WrongType => "the params of a request are not an object",
+        Unreadable::NotAMessage => "a request is not a JSON-RPC 2.0 message",
+        Unreadable::TooDeep => "a request is nested too deeply",
         Unreadable::Batch => "a request is a batch",
         Unreadable::ContentEncoding => "a request is compressed",
         _ => return None,
@@ -226,7 +237,7 @@ fn unwatched(why: Unreadable) -> Option<&'static str> {
 }
 
 fn text(text: &str) -> String {
-    shown(text.as_bytes(), LONGEST)
+    sanitize(text.as_bytes(), MAX_NAME)
 }
 
 // === impl Lines ===
@@ -242,7 +253,7 @@ where
         writer: Writer<'_>,
         event: &tracing::Event<'_>,
     ) -> fmt::Result {
-        if event.metadata().target() == SERVER {
+        if event.metadata().target() == SERVER_TARGET {
             self.of_server.format_event(context, writer, event)
         } else {
             self.own.format_event(context, writer, event)

@@ -17,45 +17,47 @@ use mcp_cancel_proxy::{
 };
 use tokio::runtime::Runtime;
 
-/// What is wrong is what the program was told.
+/// The exit code for errors of the configuration.
 const USAGE: u8 = 2;
 
-/// How long the last line to standard error may take: 1 s.
-const SAYING: Duration = Duration::from_secs(1);
+/// Time for the last line to be written to standard error: 1 s.
+const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the runtime may take to drop its tasks: 200 ms. With them what was started is killed. A name that is looked up
-/// cannot be dropped, and is not waited for.
-const DROPPING: Duration = Duration::from_millis(200);
+/// Time for the runtime to drop its tasks, which kills the processes of sessions: 200 ms.
+///
+/// A name lookup cannot be dropped, and is not waited for.
+const RUNTIME_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
     let runtime = match Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
-            say(format_args!("error: {error}"));
+            print_error(format_args!("error: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let code = runtime.block_on(run());
-    runtime.shutdown_timeout(DROPPING);
+    runtime.shutdown_timeout(RUNTIME_TIMEOUT);
     code
 }
 
 async fn run() -> ExitCode {
-    if let Some(code) = mcp_cancel_proxy::demo::instead(std::env::args_os().skip(1)).await {
+    if let Some(code) = mcp_cancel_proxy::demo::run_if_requested(std::env::args_os().skip(1)).await
+    {
         return code;
     }
     let config = match Config::read(std::env::args_os()) {
         Ok(config) => config,
         Err(ConfigError::Options(error)) => error.exit(),
         Err(error) => {
-            say(error);
+            print_error(error);
             return ExitCode::from(USAGE);
         }
     };
     let log = match log::init(config.log_format) {
         Ok(log) => log,
         Err(error) => {
-            say(format_args!("error: {error}"));
+            print_error(format_args!("error: {error}"));
             return if error.kind() == io::ErrorKind::InvalidInput {
                 ExitCode::from(USAGE)
             } else {
@@ -65,8 +67,9 @@ async fn run() -> ExitCode {
     };
     let served = async {
         let signals = Signals::listen()?;
+        let drain = config.drain;
         let proxy = Proxy::bind(config).await?;
-        signals.serve(|stop| proxy.serve(stop)).await;
+        signals.serve(drain, |stop| proxy.serve(stop)).await;
         Ok::<_, mcp_cancel_proxy::StartError>(())
     };
     let served = served.await;
@@ -74,16 +77,16 @@ async fn run() -> ExitCode {
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(format_args!("error: {error}"));
+            print_error(format_args!("error: {error}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Writes a line to standard error. If that is a pipe that is full, the program ends without it.
-fn say(line: impl fmt::Display) {
+/// Writes a line to standard error, unless that is a pipe that is full.
+fn print_error(line: impl fmt::Display) {
     let line = line.to_string();
     let (done, written) = mpsc::channel();
     thread::spawn(move || done.send(writeln!(io::stderr(), "{line}")));
-    let _in_time = written.recv_timeout(SAYING);
+    let _in_time = written.recv_timeout(PRINT_TIMEOUT);
 }

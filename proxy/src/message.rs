@@ -1,13 +1,13 @@
-//! One JSON-RPC message, read for what routes it.
+//! Reads the parts of a JSON-RPC message by which the proxy routes it.
 //!
-//! The proxy hands messages on as bytes. It reads of them whose they are, in one pass that copies nothing: values that
-//! nobody asks for are stepped over, and ids stay the text that they were sent as.
+//! The proxy forwards messages as bytes. One pass reads the routing members and copies nothing: other values are skipped, and
+//! ids stay the text that was sent.
 //!
-//! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed as they stand in the text. Nothing here writes.
-//! 2. **One reading only.** A member with a meaning that comes twice makes the message unreadable: two parsers may
-//!    disagree about it.
+//! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text. Nothing here writes.
+//! 2. **One interpretation.** A duplicate member with a meaning makes the message unreadable, because two parsers may disagree
+//!    about it.
 //! 3. **An id compares by its value** ([`IdKey`]): a server may answer `1.0` with `1`, and `"\u0061"` with `"a"`. A number
-//!    and a string are never the same.
+//!    and a string are never equal.
 //!
 //! ```
 //! use mcp_cancel_proxy::message::{Kind, Message};
@@ -28,22 +28,26 @@ use memchr::memchr2;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use serde_json::{Number, value::RawValue};
 
-mod skim;
+mod scan;
 
-pub(crate) use self::skim::Skim;
+pub(crate) use self::scan::Scanner;
 
-/// The largest body of a request: 4 MiB, as with the servers of the SDKs, and the most that the layer reads.
+/// Maximum size of the body of a request: 4 MiB.
+///
+/// That is the limit of the layer, and of the servers of the SDKs.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// Maximum number of messages of a batch that is read. Chosen as the number of calls that a session of a command may have open.
+/// Maximum number of messages of a batch: 1,024.
+///
+/// Chosen as the number of calls of a command's session that may be open.
 const MAX_BATCH: usize = 1024;
 
 /// One JSON-RPC message.
 #[derive(Debug, Clone)]
 pub struct Message<'a> {
-    /// What kind of message it is.
+    /// The kind of the message.
     pub kind: Kind,
-    /// Its `id`, as JSON text. `null` is an id of this kind: it stands for one that could not be read.
+    /// Its `id`, as JSON text. `null` counts as an id: it stands for one that could not be read.
     pub id: Option<&'a str>,
     /// Its `method`, which a response does not have.
     pub method: Option<Cow<'a, str>>,
@@ -61,16 +65,16 @@ pub enum Kind {
     Response,
 }
 
-/// What the proxy reads of a message's `params`. Ids and tokens are JSON text.
+/// The `params` of a message that the proxy reads. Ids and tokens are JSON text.
 #[derive(Debug, Clone, Default)]
 pub struct Params<'a> {
-    /// `requestId`: what a `notifications/cancelled` cancels.
+    /// `requestId`: the call that `notifications/cancelled` cancels.
     pub request_id: Option<&'a str>,
     /// `progressToken` of a `notifications/progress`, or `_meta.progressToken` of a request.
     pub progress_token: Option<&'a str>,
     /// `protocolVersion` of an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
-    /// The revision that `_meta` names, from 2026-07-28 on.
+    /// The revision in `_meta`, from 2026-07-28 on.
     pub revision: Option<Cow<'a, str>>,
 }
 
@@ -90,18 +94,19 @@ pub struct IdKey(Value);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Value {
     Integer(i128),
-    /// A number that is no integer beyond doubt, as it was written.
+    /// A number that is not certainly an integer, as it was written.
     Number(Box<str>),
     Text(Box<str>),
 }
 
-/// What ids have in common that a server may take for one another: to JavaScript `9007199254740993` is
-/// `9007199254740992`.
+/// The key of ids that a server may take for the same.
+///
+/// To JavaScript `9007199254740993` is `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Blurred(Blur);
+pub struct LooseIdKey(LooseValue);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Blur {
+enum LooseValue {
     /// The bits of an `f64`.
     Number(u64),
     Text(Box<str>),
@@ -115,18 +120,18 @@ struct Members<'a> {
     method: Option<Cow<'a, str>>,
     #[serde(borrow)]
     params: Option<&'a RawValue>,
-    #[serde(default, deserialize_with = "there")]
+    #[serde(default, deserialize_with = "presence")]
     result: Presence,
-    #[serde(default, deserialize_with = "there")]
+    #[serde(default, deserialize_with = "presence")]
     error: Presence,
 }
 
-/// Whether a member is there.
+/// Whether a member is present, and is `null`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Presence {
     #[default]
     Absent,
-    /// It is there, and is `null`.
+    /// Present, and `null`.
     Null,
     Value,
 }
@@ -160,12 +165,14 @@ fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>,
     <&RawValue>::deserialize(value).map(Some)
 }
 
-fn there<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
+fn presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
     let value = Option::<IgnoredAny>::deserialize(value)?;
     Ok(value.map_or(Presence::Null, |_| Presence::Value))
 }
 
-/// Whether these members make a response: one of them, beside which the other may be `null`, as some servers write it.
+/// Returns `true` if these members make a response.
+///
+/// It has one of them. The other may be `null`, as some servers write it.
 fn is_response(result: Presence, error: Presence) -> bool {
     result != error
 }
@@ -173,7 +180,7 @@ fn is_response(result: Presence, error: Presence) -> bool {
 // === impl Message ===
 
 impl<'a> Message<'a> {
-    /// Reads a whole message. `None` if it is not one beyond doubt; a batch is none.
+    /// Reads a whole message. Returns `None` for any other text, a batch among them.
     pub fn read(text: &'a [u8]) -> Option<Self> {
         // A struct can be read from an array, which would be a batch here.
         let first = text.trim_ascii_start().first();
@@ -195,33 +202,34 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Whether it is a notification that may be lost without harm: progress, or a log line.
+    /// Returns `true` for a notification that may be lost: progress, or a log message.
     pub fn is_droppable(&self) -> bool {
         self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
 
-    /// Whether it answers the request with this id.
+    /// Returns `true` if it answers the request with this id.
     pub fn answers(&self, request: &IdKey) -> bool {
-        self.answered().is_some_and(|id| id == *request)
+        self.answered_id().is_some_and(|id| id == *request)
     }
 
-    /// The id of the request that it answers.
-    pub(crate) fn answered(&self) -> Option<IdKey> {
+    /// Returns the id of the request that it answers.
+    pub(crate) fn answered_id(&self) -> Option<IdKey> {
         let id = self.id.filter(|_| self.kind == Kind::Response);
         id.and_then(IdKey::of)
     }
 
-    /// The same message with another `requestId`, of its `params`. `text` is the message itself. `None` if it has no such
-    /// parameter, or this very one.
+    /// Returns the message with another `requestId` in its `params`. `text` is the message itself.
+    ///
+    /// Returns `None` if it has no such parameter, or already this one.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let own = self.params().request_id.filter(|own| *own != id)?;
-        // It is borrowed from the text.
+        // The id is borrowed from the text.
         let start = (own.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
         let (before, after) = (text.get(..start)?, text.get(start + own.len()..)?);
         Some([before, id.as_bytes(), after].concat().into())
     }
 
-    /// The tool that a `tools/call` names.
+    /// Returns the tool that a `tools/call` names.
     pub fn tool(&self) -> Option<Cow<'a, str>> {
         if self.method.as_deref() == Some("tools/call") {
             string(object::<ParamMembers<'a>>(self.params)?.name)
@@ -230,11 +238,11 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Reads its `params`. What is missing or of another type is `None`.
+    /// Reads its `params`. Members that are missing or of another type are `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
-        // What a request has there is its own, and no token.
+        // A `progressToken` directly in the params of a request is not a token.
         let progress_token = match self.kind {
             Kind::Request => meta.progress_token,
             _ => members.progress_token,
@@ -248,8 +256,9 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Returns the messages of a batch, which revision 2025-03-26 has, as they stand in its text. `None` if it is no batch: an array
-/// of one value at least, and of [`MAX_BATCH`] at most.
+/// Returns the messages of a batch of revision 2025-03-26, as they were written.
+///
+/// Returns `None` if the text is not an array of at least one value and at most [`MAX_BATCH`].
 pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     let mut rest = text.trim_ascii().strip_prefix(b"[")?;
     let mut messages = Vec::new();
@@ -266,7 +275,7 @@ pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     None
 }
 
-/// Whether notifications with this method may be lost without harm.
+/// Returns `true` if notifications with this method may be lost without harm.
 fn is_droppable(method: &str) -> bool {
     matches!(method, "notifications/progress" | "notifications/message")
 }
@@ -290,7 +299,7 @@ fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
 // === impl IdKey ===
 
 impl IdKey {
-    /// The value of an id that was sent as this text. `None` if it is neither a string nor a number.
+    /// Returns the value of an id with this text. Returns `None` if it is neither a string nor a number.
     pub fn of(text: &str) -> Option<Self> {
         let text = text.trim_ascii();
         let value = match text.as_bytes().first()? {
@@ -301,13 +310,14 @@ impl IdKey {
         Some(Self(value))
     }
 
-    /// Whether it is a string, and no number.
+    /// Returns `true` if it is a string.
     pub(crate) fn is_text(&self) -> bool {
         matches!(self.0, Value::Text(_))
     }
 
-    /// The number that is written in this string, or the string of this integer: some servers answer `7` with `"7"`, and
-    /// clients take that.
+    /// Returns the number in this string, or this number as a string.
+    ///
+    /// Some servers answer `7` with `"7"`, and clients accept that.
     pub(crate) fn counterpart(&self) -> Option<Self> {
         Some(Self(match &self.0 {
             Value::Text(text) => match text.as_bytes().first()? {
@@ -319,14 +329,14 @@ impl IdKey {
         }))
     }
 
-    /// Whether they are the same, or one is the [counterpart](Self::counterpart) of the other.
+    /// Returns `true` if they are equal, or one is the [counterpart](Self::counterpart) of the other.
     pub(crate) fn resembles(&self, other: &Self) -> bool {
         self == other
             || self.counterpart().as_ref() == Some(other)
             || other.counterpart().as_ref() == Some(self)
     }
 
-    /// The value of an id as the layer has read it.
+    /// Returns the value of an id that the layer has read.
     pub fn of_call(id: &RequestId) -> Self {
         Self(match id {
             RequestId::Number(number) => Value::Integer((*number).into()),
@@ -334,15 +344,15 @@ impl IdKey {
         })
     }
 
-    /// The same for every id that a server may take for this one.
-    pub fn blurred(&self) -> Blurred {
+    /// Returns the key that all ids share that a server may take for this one.
+    pub fn loose(&self) -> LooseIdKey {
         let float = match &self.0 {
-            Value::Text(text) => return Blurred(Blur::Text(text.clone())),
+            Value::Text(text) => return LooseIdKey(LooseValue::Text(text.clone())),
             Value::Integer(integer) => *integer as f64,
-            // Every number of JSON is one of these, and -0 is 0.
+            // Every JSON number is one of these, and -0 is 0.
             Value::Number(text) => text.parse().unwrap_or(f64::NAN) + 0.0,
         };
-        Blurred(Blur::Number(float.to_bits()))
+        LooseIdKey(LooseValue::Number(float.to_bits()))
     }
 }
 
@@ -366,8 +376,8 @@ impl Value {
     }
 }
 
-/// The same JSON on one line: a line break outside of strings is white space, and inside it is not JSON.
-pub fn on_one_line(json: Bytes) -> Bytes {
+/// Returns the JSON on one line. A line break outside of strings is white space, and inside it is invalid.
+pub fn single_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }
@@ -378,9 +388,9 @@ pub fn on_one_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
-/// The beginning of a text on one line, without control characters.
-pub(crate) fn shown(text: &[u8], longest: usize) -> String {
-    let beginning = text.get(..longest).unwrap_or(text);
+/// Returns the beginning of a text on one line, without control characters.
+pub(crate) fn sanitize(text: &[u8], max: usize) -> String {
+    let beginning = text.get(..max).unwrap_or(text);
     let clean = |char: char| {
         if char.is_control() {
             char::REPLACEMENT_CHARACTER
@@ -405,16 +415,16 @@ mod tests {
     #[test]
     fn a_log_line_is_one_line_and_bounded() {
         assert_eq!(
-            shown(b"a\x1b[31m\xff\n", 100),
+            sanitize(b"a\x1b[31m\xff\n", 100),
             "a\u{fffd}[31m\u{fffd}\u{fffd}"
         );
-        assert_eq!(shown(b"abcdef", 3), "abc…");
+        assert_eq!(sanitize(b"abcdef", 3), "abc…");
     }
 
     #[test]
     fn a_message_on_one_line_says_the_same() {
         let pretty = Bytes::from_static(b"{\r\n  \"id\": 1,\n  \"result\": \"a\\nb\"\r\n}");
-        let line = on_one_line(pretty.clone());
+        let line = single_line(pretty.clone());
         assert_eq!(line.len(), pretty.len());
         assert!(!line.iter().any(|byte| matches!(byte, b'\n' | b'\r')));
         let value = |json: &[u8]| serde_json::from_slice::<serde_json::Value>(json).unwrap();
@@ -423,7 +433,7 @@ mod tests {
 
     #[test]
     fn ids_that_a_server_may_take_for_one_another_are_the_same_when_blurred() {
-        let blurred = |text| IdKey::of(text).unwrap().blurred();
+        let loose = |text| IdKey::of(text).unwrap().loose();
         for (one, other) in [
             ("1", "1.0"),
             ("0", "-0"),
@@ -431,10 +441,10 @@ mod tests {
             ("0.1", "1e-1"),
             (r#""a/b""#, r#""a\/\u0062""#),
         ] {
-            assert_eq!(blurred(one), blurred(other), "{one} {other}");
+            assert_eq!(loose(one), loose(other), "{one} {other}");
         }
-        assert_ne!(blurred("1"), blurred("\"1\""));
-        assert_ne!(blurred("1"), blurred("2"));
+        assert_ne!(loose("1"), loose("\"1\""));
+        assert_ne!(loose("1"), loose("2"));
     }
 
     fn kind(text: &str) -> Option<Kind> {

@@ -1,4 +1,4 @@
-//! All parts together: from the configuration to a program that serves.
+//! Assembles the program from its configuration.
 
 use std::{
     collections::BTreeSet,
@@ -24,86 +24,88 @@ use tower_layer::Layer as _;
 use tracing::{info, warn};
 
 use crate::{
-    admin::{Admin, Readiness, Shown},
+    admin::{Admin, AdminState, Readiness},
     config::Config,
     descriptors::Descriptors,
-    drain::{ENDING, LOOK, WHOLE},
-    front::{Front, FrontLimits, Gate},
-    hub::Hub,
+    drain::{MIN_PROCESS_TIMEOUT, POLL_INTERVAL, SHUTDOWN_TIMEOUT},
+    event_store::EventStore,
+    frontend::{Frontend, FrontendLimits, RequestFilter},
+    http_service::{InnerService, OuterService},
+    keep_running::{Graces, KeepRunning},
     listing::Listing,
     log,
-    runs_on::{Graces, RunsOn},
     server::{Server, ServerError},
-    stage::{Inside, Outside},
 };
 
-/// A proxy that listens, and serves once it is told to.
+/// A proxy that listens, and serves when [`serve`](Self::serve) is called.
 #[derive(Debug)]
 pub struct Proxy {
     config: Config,
     layer: CancelOnDisconnectLayer,
     server: Server,
-    front: Front,
+    frontend: Frontend,
     admin: Option<Admin>,
     readiness: Readiness,
-    ended: Ended,
+    ended: EndedCalls,
 }
 
-/// How many calls have ended. Clones share it.
+/// Number of ended calls. Clones share it.
 #[derive(Debug, Clone, Default)]
-struct Ended(Arc<AtomicUsize>);
+struct EndedCalls(Arc<AtomicUsize>);
 
-/// Why a proxy does not start. As text it is what a person should read.
+/// Why a proxy does not start. Its text is for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
-    /// An address cannot be listened on.
+    /// The proxy cannot listen on an address.
     Listen {
-        /// Which option names it.
+        /// The option with the address.
         option: &'static str,
-        /// Which it is.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         error: io::Error,
     },
-    /// There is nothing to stand in front of.
+    /// The server is invalid.
     Server(ServerError),
-    /// The system refuses something else.
+    /// Another error of the system.
     Io(io::Error),
 }
 
 // === impl Proxy ===
 
 impl Proxy {
-    /// Listens where the configuration says.
+    /// Listens on the configured addresses.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
         let server = Server::new(&config)?;
         let readiness = Readiness::default();
-        let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
+        let filter = RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
         let sessions = config.upstream.is_none().then_some(config.max_sessions);
         let descriptors = Descriptors::raise(sessions);
-        let limits = FrontLimits {
+        let limits = FrontendLimits {
             connections: descriptors.connections(),
             stall_timeout: config.stall_timeout.0,
-            ..FrontLimits::default()
+            ..FrontendLimits::default()
         };
-        let front = Front::bind(config.listen, gate, limits).await;
-        let front = front.map_err(|error| StartError::listen("--listen", config.listen, error))?;
-        let ended = Ended::default();
-        let mut layer = layer(&config, server.hub())
-            .observe_fn(ended.counting())
-            .observe_fn(log::disconnects(server.keeps_for()));
+        let frontend = Frontend::bind(config.listen, filter, limits).await;
+        let frontend =
+            frontend.map_err(|error| StartError::listen("--listen", config.listen, error))?;
+        let ended = EndedCalls::default();
+        let mut layer = layer(&config, server.event_store())
+            .observe_fn(ended.observer())
+            .observe_fn(log::log_client_events(server.retention()));
         let admin = match config.admin {
             Some(address) => {
-                let shown = Shown {
+                let state = AdminState {
                     calls: layer.calls(),
                     readiness: readiness.clone(),
                     server: server.clone(),
                 };
-                let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
-                let bound = Admin::bind(address, gate, shown).await;
+                let filter =
+                    RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
+                let bound = Admin::bind(address, filter, state).await;
                 let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
-                // Its numbers go to the recorder that was installed just now.
+                // Created after the recorder was installed, because its metrics are registered there.
                 layer = layer.observe(Metrics::new());
                 Some(bound)
             }
@@ -113,15 +115,15 @@ impl Proxy {
             config,
             layer,
             server,
-            front,
+            frontend,
             admin,
             readiness,
             ended,
         };
-        proxy.greet()?;
+        proxy.log_startup()?;
         if let Some(fit) = descriptors.fewer_sessions() {
             warn!(
-                "--max-sessions {} needs more descriptors than the limit of {}, which suffices for about {fit}: raise `ulimit -n`",
+                "the limit of {1} descriptors (ulimit -n) is enough for about {fit} sessions, fewer than --max-sessions {0}",
                 proxy.config.max_sessions,
                 descriptors.limit()
             );
@@ -129,34 +131,34 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.front.local_addr()
+        self.frontend.local_addr()
     }
 
-    /// Where operators look, if anywhere.
+    /// Returns the address for operators, if there is one.
     pub fn admin_addr(&self) -> io::Result<Option<SocketAddr>> {
         self.admin.as_ref().map(Admin::local_addr).transpose()
     }
 
-    /// The calls in flight.
+    /// Returns the calls in flight.
     pub fn calls(&self) -> Calls {
         self.layer.calls()
     }
 
-    /// The first lines: where it listens, what it fronts, and what a hang-up means.
-    fn greet(&self) -> io::Result<()> {
+    /// Logs the address, the server, and what a disconnect does.
+    fn log_startup(&self) -> io::Result<()> {
         let at = self.local_addr()?;
         info!(
-            "listening on http://{at}{} in front of {}; {}{}; {}",
+            "listening on http://{at}{} (--listen) in front of {}; {}{}; {}",
             self.server.path(),
             self.server,
-            meaning(self.config.grace, self.config.upstream.is_some()),
-            exceptions(&self.config),
+            effect(self.config.grace, self.config.upstream.is_some()),
+            describe_tool_exceptions(&self.config),
             if self.server.is_resumable() {
-                "what a client misses of its calls is kept here"
+                "events are kept for clients that resume (--buffer)"
             } else {
-                "what a client misses of its calls is not kept here"
+                "events are not kept (--no-resumable)"
             }
         );
         for warning in self.config.warnings() {
@@ -164,73 +166,76 @@ impl Proxy {
         }
         if let Some(admin) = self.admin_addr()? {
             if admin.ip().is_loopback() {
-                info!("health, metrics and calls on http://{admin}/")
+                info!("--admin: health, metrics and calls on http://{admin}/")
             } else {
                 warn!(
-                    "health and metrics on http://{admin}; the calls are shown on a loopback address only"
+                    "--admin: health and metrics on http://{admin}; the calls are shown on a loopback address only"
                 )
             }
         }
         Ok(())
     }
 
-    /// Serves until `stop` is ready. Then calls may end, and after them what runs here, for a limited time.
+    /// Serves until `stop` is ready. Then drains the calls, and ends what the proxy has started, in bounded time.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
         let named = named_tools(&self.config).map(str::to_owned);
-        let stage = RunsOn::new(self.server.clone(), Graces::new(&self.config));
-        let stage = Listing::new(stage, named);
-        let stage = Outside(self.layer.layer(Inside(stage)));
-        let (close, closing) = oneshot::channel();
+        let service = KeepRunning::new(self.server.clone(), Graces::new(&self.config));
+        let service = Listing::new(service, named);
+        let service = OuterService(self.layer.layer(InnerService(service)));
+        let (begin_close, closing) = oneshot::channel();
         let ending = async {
             stop.await;
             let (begun, before) = (Instant::now(), self.ended.count());
-            self.readiness.end();
+            self.readiness.set_not_ready();
             let left = || self.config.drain.saturating_sub(begun.elapsed());
-            // An answer that is here ends its call, and a drain that finds no call left closes the stream on which it is read.
-            let _in_time = timeout(left(), all_read(&self.server)).await;
+            // An answer ends its call. A drain that finds no call would close the stream on which the answer is being
+            // read.
+            let _in_time = timeout(left(), wait_until_answers_read(&self.server)).await;
             let cancelled = calls.drain(left()).await.cancelled;
-            // Those that were cancelled have ended as well.
+            // Cancelled calls have ended as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
-            info!(ended, cancelled, "drained");
-            // The front waits for it. Answers that are no streams may still be read.
-            let _told = close.send(left());
-            let left = WHOLE.saturating_sub(begun.elapsed()).max(ENDING);
+            info!(ended, cancelled, "calls drained (--drain)");
+            // The frontend waits for this. Answers that are not streams may still be read.
+            let _sent = begin_close.send(left());
+            let left = SHUTDOWN_TIMEOUT
+                .saturating_sub(begun.elapsed())
+                .max(MIN_PROCESS_TIMEOUT);
             self.server.shutdown(left).await;
         };
         let closing = async {
-            // The sender is not dropped before it has sent.
+            // The sender is dropped only after it has sent.
             closing.await.unwrap_or_default()
         };
         let admin = async {
             if let Some(admin) = self.admin {
                 admin.serve().await;
             }
-            // Clients are served also without it.
+            // Clients are served without the pages for operators as well.
             pending().await
         };
         tokio::select! {
-            ((), ()) = join(self.front.serve(stage, closing), ending) => {}
+            ((), ()) = join(self.frontend.serve(service, closing), ending) => {}
             () = admin => {}
         }
     }
 }
 
-/// Waits until no answer is still to come, or to be read by a client that is there.
-async fn all_read(server: &Server) {
-    // Nothing tells of it: a client reads without a word.
-    while server.is_under_way() {
-        sleep(LOOK).await;
+/// Waits until no answer is pending or being read.
+async fn wait_until_answers_read(server: &Server) {
+    // Polled, because nothing signals that a client has read an answer.
+    while server.is_in_progress() {
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
+fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer {
     let mut layer = CancelOnDisconnectLayer::new().grace(config.grace);
     let (graces, is_upstream) = (Graces::new(config), config.upstream.is_some());
     let exempt = graces.clone();
     layer = layer.policy(move |call| {
         match graces.of(call.tool()) {
-            // An upstream sees the end of the connection, which cancels such a call: nothing waits for its client.
+            // The end of the connection cancels such a call at the upstream, so it does not wait for its client.
             Grace::After(_) if is_upstream && call.session().is_none() => {
                 Policy::new().grace(Grace::Auto)
             }
@@ -249,68 +254,71 @@ fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
     if let Some(timeout) = config.stall_timeout.0 {
         layer = layer.stall_timeout(timeout);
     }
-    // A command has its own streams, which begin at once, and is never asked two things with ids that it may take for one.
+    // A command has streams of its own, which begin at once. It is never sent two calls whose ids it may take for the
+    // same.
     if config.upstream.is_some() {
-        layer = layer
-            .commit_after(config.commit_after)
-            .exempt(|call| call.session().is_some() && may_be_anothers(call.request_id()));
-        if let Some(hub) = hub {
-            layer = layer.confirm(move |orphan| ready(hub.judge(orphan)));
+        layer = layer.commit_after(config.commit_after).exempt(|call| {
+            call.session().is_some() && is_ambiguous_in_javascript(call.request_id())
+        });
+        if let Some(store) = store {
+            layer = layer.confirm(move |orphan| ready(store.confirm(orphan)));
         }
     }
     layer
 }
 
-/// Whether a server that is written in JavaScript reads the same number from the ids of other calls.
-fn may_be_anothers(id: &RequestId) -> bool {
+/// Returns `true` if a server in JavaScript reads the same number from other ids.
+fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
 }
 
-/// What a hang-up means.
-fn meaning(grace: Grace, is_upstream: bool) -> String {
+/// Describes what a disconnect does.
+fn effect(grace: Grace, is_upstream: bool) -> String {
     let after = |grace| {
         format!(
-            "a hang-up cancels its call at once, or after {grace:?} if its client may come back for it and does not"
+            "a disconnect cancels its call at once, or after {grace:?} if its client can resume it (--grace)"
         )
     };
     match grace {
-        Grace::Immediate => "a hang-up cancels its call at once".to_owned(),
-        Grace::Never => "a hang-up cancels nothing".to_owned(),
+        Grace::Immediate => "a disconnect cancels its call at once (--grace)".to_owned(),
+        Grace::Never => "a disconnect cancels no call (--grace)".to_owned(),
         // The end of its connection cancels it.
         Grace::After(grace) if is_upstream => format!(
-            "a hang-up cancels its call after {grace:?}, or at once if it has no session, unless its client comes back"
+            "a disconnect cancels its call after {grace:?} unless its client resumes it, or at once without a session (--grace)"
         ),
         Grace::After(grace) => {
-            format!("a hang-up cancels its call after {grace:?}, unless its client comes back")
+            format!(
+                "a disconnect cancels its call after {grace:?} unless its client resumes it (--grace)"
+            )
         }
         Grace::AutoAfter(grace) => after(grace),
         _ => after(MIN_GRACE),
     }
 }
 
-/// For which tools it means something else.
-fn exceptions(config: &Config) -> String {
+/// Names the tools with another grace.
+fn describe_tool_exceptions(config: &Config) -> String {
     let tools: BTreeSet<&str> = named_tools(config).collect();
     if tools.is_empty() {
         String::new()
     } else {
         let tools: Vec<&str> = tools.into_iter().collect();
-        format!(", but as configured for {}", tools.join(", "))
+        format!(", except for {} (--exempt, --tool-grace)", tools.join(", "))
     }
 }
 
-/// The tools that options name.
+/// Returns the tools that options name.
 fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
     let exempt = config.exempt.iter().map(String::as_str);
     exempt.chain(config.tool_grace.iter().map(|(tool, _)| tool.as_str()))
 }
 
-// === impl Ended ===
+// === impl EndedCalls ===
 
-impl Ended {
-    /// What the layer is to tell its events.
-    fn counting(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static + use<> {
+impl EndedCalls {
+    /// Returns the observer of the layer's events.
+    fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static + use<> {
         let count = self.0.clone();
         move |event| {
             if let Event::Ended { .. } = event {

@@ -1,4 +1,4 @@
-//! The answers that are the proxy's own.
+//! The responses of the proxy itself.
 
 use std::{error::Error, fmt, iter, time::Duration};
 
@@ -7,49 +7,49 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 
-/// The revisions with sessions. Which of them a server speaks is between it and its client.
+/// The revisions with sessions. A server and its client agree on one of them.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
-/// How long a client is asked to wait while there is no room: 1 s.
-pub const BUSY: Duration = Duration::from_secs(1);
+/// `Retry-After` while there is no room: 1 s.
+pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The body is no JSON.
+/// The body is not JSON.
 pub const PARSE_ERROR: i32 = -32700;
-/// It is no request that can be answered.
+/// The request is invalid.
 pub const INVALID_REQUEST: i32 = -32600;
-/// Something between client and server: the first of the codes that are left to implementations.
+/// An error of the proxy: the first of the codes that JSON-RPC leaves to implementations.
 pub const SERVER_ERROR: i32 = -32000;
-/// The session is none, or none any more.
+/// The session does not exist, or not any more.
 pub const SESSION_NOT_FOUND: i32 = -32001;
 const UNSUPPORTED_REVISION: i32 = -32022;
 
-/// Why the body of a request is not read to its end, although its client is there.
+/// Why the body of a request was not read to its end, although its client is connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyError {
-    /// The client sends too slowly, or not at all.
+    /// The client sends too slowly.
     TooSlow,
-    /// The bodies of other requests have all the room.
+    /// The bodies of other requests use all the room.
     NoRoom,
 }
 
-/// A response without a body.
+/// Returns a response without a body.
 pub fn empty(status: StatusCode) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
     response
 }
 
-/// A line of text for a person.
+/// Returns a response with a line of text.
 pub fn plain(status: StatusCode, text: &'static str) -> Response<Body> {
     with_body(status, text.into(), "text/plain; charset=utf-8")
 }
 
-/// A JSON-RPC error. `id` is the JSON text of the request's id, if it has one that can be read.
+/// Returns a JSON-RPC error. `id` is the JSON text of the request's id, if it has one that can be read.
 pub fn error(status: StatusCode, id: Option<&str>, code: i32, text: &str) -> Response<Body> {
     with_error(status, id, &json!({ "code": code, "message": text }))
 }
 
-/// The same, with a hint when to come back.
+/// Returns a JSON-RPC error with `Retry-After`.
 pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
     let mut response = error(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, text);
     let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
@@ -59,16 +59,18 @@ pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
     response
 }
 
-/// Says that only revisions with sessions are spoken. Clients fall back to `initialize` then: those of Python and
-/// TypeScript look at this code and this list.
+/// Returns the error for a revision without sessions.
+///
+/// Clients fall back to `initialize` then: those of Python and TypeScript check this code and this list.
 pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body> {
     let data = json!({ "supported": REVISIONS, "requested": requested });
     let error = json!({ "code": UNSUPPORTED_REVISION, "message": "Unsupported protocol version", "data": data });
     with_error(StatusCode::BAD_REQUEST, id, &error)
 }
 
-/// Returns the answer to a request whose body this proxy refused to read on. `None` if the error has another cause.
-pub fn of_body(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
+/// Returns the response to a request whose body this proxy refused to read. Returns `None` if the error has another
+/// cause.
+pub fn for_body_error(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
     let mut causes = iter::successors(Some(error), |error| (*error).source());
     causes.find_map(|cause| {
         if cause.is::<LengthLimitError>() {
@@ -82,7 +84,7 @@ pub fn of_body(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
             BodyError::TooSlow => {
                 self::error(StatusCode::REQUEST_TIMEOUT, None, INVALID_REQUEST, &text)
             }
-            BodyError::NoRoom => busy(None, &text, BUSY),
+            BodyError::NoRoom => busy(None, &text, RETRY_AFTER),
         })
     })
 }

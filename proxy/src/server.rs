@@ -1,4 +1,4 @@
-//! The MCP server that the proxy stands in front of, of whatever kind.
+//! The MCP server that the proxy stands in front of.
 
 use std::{
     convert::Infallible,
@@ -13,59 +13,59 @@ use tower_service::Service;
 
 use crate::{
     config::{Config, Target},
+    event_store::{EventStore, Limits, Resumable},
     forward::{Forward, UpstreamError},
-    hub::{Hub, Limits, Resumable},
+    http_service::ResponseFuture,
     refusal,
-    stage::Answering,
     stdio::{Options, Program, Stdio},
 };
 
-/// Where clients find a server that is started here.
+/// The path of a command's sessions.
 const STDIO_PATH: &str = "/mcp";
 
-/// A server, as a [stage](crate::stage::Stage).
+/// A server, as an [`HttpService`](crate::http_service::HttpService).
 #[derive(Debug, Clone)]
 pub enum Server {
-    /// One that speaks HTTP, as it is.
+    /// An upstream whose events are not kept.
     Forward(Forward),
-    /// One that speaks HTTP, with the hub's streams.
+    /// An upstream whose events are kept.
     Resumable(Resumable<Forward>),
-    /// One that is started for each session.
+    /// A command with a process for each session.
     Stdio(Stdio),
 }
 
-/// How much is kept and runs for a server, to be shown.
+/// Current numbers of a server, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Sessions that are known.
+    /// Number of known sessions.
     pub sessions: usize,
-    /// Processes of sessions, with those that are about to end.
+    /// Number of processes, including those that are stopping.
     pub children: usize,
-    /// Bytes that are kept for clients that resume, with what it costs to keep them.
+    /// Number of bytes that are kept for clients that resume, including the cost to keep them.
     pub buffer_bytes: usize,
-    /// How often a client came back to a stream.
+    /// How often a client resumed a stream.
     pub resumes: u64,
-    /// How often a client was told that events are missing, on streams that are gone.
+    /// How often a client was notified of missing events, on streams that were removed.
     pub gaps: u64,
-    /// How often a process had to be killed.
+    /// Number of processes that had to be killed.
     pub kills: u64,
 }
 
-/// Why there is no such server.
+/// Why a server is invalid.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// The upstream is none.
+    /// The upstream is invalid.
     Upstream(UpstreamError),
-    /// The command is none.
+    /// The command is invalid.
     Command(io::Error),
 }
 
 // === impl Server ===
 
 impl Server {
-    /// The one that is configured.
+    /// Creates the configured server.
     pub fn new(config: &Config) -> Result<Self, ServerError> {
         let limits = Limits {
             bytes: config.buffer,
@@ -79,8 +79,8 @@ impl Server {
                 Ok(if config.no_resumable {
                     Self::Forward(forward)
                 } else {
-                    let hub = Hub::in_front_of(&forward.to_string(), limits);
-                    let resumable = Resumable::new(forward, hub);
+                    let store = EventStore::for_server(&forward.to_string(), limits);
+                    let resumable = Resumable::new(forward, store);
                     Self::Resumable(resumable.commit_after(config.commit_after))
                 })
             }
@@ -100,16 +100,16 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                // Each of them has streams for as long as it runs.
+                // Each process has streams for as long as it runs.
                 let sessions = limits.sessions.max(config.max_sessions);
-                let hub = Hub::new(Limits { sessions, ..limits });
-                let stdio = Stdio::new(options, hub).map_err(ServerError::Command)?;
+                let store = EventStore::new(Limits { sessions, ..limits });
+                let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;
                 Ok(Self::Stdio(stdio))
             }
         }
     }
 
-    /// The path at which clients find it.
+    /// Returns the path for clients.
     pub fn path(&self) -> &str {
         match self {
             Self::Forward(forward) => forward.path(),
@@ -118,33 +118,33 @@ impl Server {
         }
     }
 
-    /// Whether clients find here what was sent while they were away.
+    /// Returns `true` if events are kept for clients that resume.
     pub fn is_resumable(&self) -> bool {
         !matches!(self, Self::Forward(_))
     }
 
-    /// How long an answer is kept for a client that is away, if it is.
-    pub fn keeps_for(&self) -> Option<Duration> {
-        self.is_resumable().then(|| Limits::default().kept_for)
+    /// Returns how long an answer is kept for its client, if it is.
+    pub fn retention(&self) -> Option<Duration> {
+        self.is_resumable().then(|| Limits::default().retention)
     }
 
-    /// Where the streams of a server are kept that speaks HTTP and may be asked who came back.
-    pub fn hub(&self) -> Option<Hub> {
+    /// Returns the event store of an upstream, which decides about orphans.
+    pub fn event_store(&self) -> Option<EventStore> {
         match self {
-            Self::Resumable(resumable) => Some(resumable.hub().clone()),
+            Self::Resumable(resumable) => Some(resumable.event_store().clone()),
             Self::Forward(_) | Self::Stdio(_) => None,
         }
     }
 
-    /// How much there is. `None` if nothing is kept here and nothing runs.
+    /// Returns the current numbers. Returns `None` if nothing is kept and no process runs.
     pub fn stats(&self) -> Option<Stats> {
         let (kept, run) = match self {
             Self::Forward(_) => return None,
-            Self::Resumable(resumable) => (resumable.hub().stats(), None),
-            Self::Stdio(stdio) => (stdio.hub().stats(), Some(stdio.stats())),
+            Self::Resumable(resumable) => (resumable.event_store().stats(), None),
+            Self::Stdio(stdio) => (stdio.event_store().stats(), Some(stdio.stats())),
         };
         Some(Stats {
-            // Those of the hub outlive their process.
+            // Sessions of the event store outlive their process.
             sessions: run.map_or(kept.sessions, |run| run.sessions),
             children: run.map_or(0, |run| run.children),
             buffer_bytes: kept.buffer_bytes,
@@ -154,16 +154,16 @@ impl Server {
         })
     }
 
-    /// Whether the answer of any call is still to come, or to be read by a client that is there, as far as that is seen here.
-    pub fn is_under_way(&self) -> bool {
+    /// Returns `true` if an answer is known to be pending, or being read by its client.
+    pub fn is_in_progress(&self) -> bool {
         match self {
             Self::Forward(_) => false,
-            Self::Resumable(resumable) => resumable.hub().is_under_way(),
-            Self::Stdio(stdio) => stdio.hub().is_under_way(),
+            Self::Resumable(resumable) => resumable.event_store().is_in_progress(),
+            Self::Stdio(stdio) => stdio.event_store().is_in_progress(),
         }
     }
 
-    /// Ends what runs here, within this time.
+    /// Ends all processes, within this time.
     pub async fn shutdown(&self, within: Duration) {
         if let Self::Stdio(stdio) = self {
             stdio.shutdown(within).await;
@@ -174,7 +174,7 @@ impl Server {
 impl Service<Request<Body>> for Server {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         match self {
@@ -184,7 +184,7 @@ impl Service<Request<Body>> for Server {
         }
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answering {
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
         match self {
             Self::Forward(forward) => forward.call(request),
             Self::Resumable(resumable) => resumable.call(request),
@@ -197,7 +197,7 @@ impl Service<Request<Body>> for Server {
     }
 }
 
-/// As a person would name it.
+/// The server as users know it.
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,4 @@
-//! An option that is not said on the command line: each is read as if it were given as that flag.
+//! An option that is not on the command line. It is read as if it were.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use clap::{
 
 use super::{bare_command, check_alone, value_is_secret};
 
-/// The key of what is given after `--` on the command line.
+/// The key of the arguments after `--`.
 pub(super) const COMMAND: &str = "command";
 
 /// An option with its values.
@@ -29,7 +29,7 @@ pub(super) enum Value {
 // === impl Entry ===
 
 impl Entry {
-    /// The option with these values, if there is such an option and it takes them. The error is for a person.
+    /// Creates an entry, if the option exists and accepts these values. The error is for the user.
     pub(super) fn new(option: &str, values: Vec<Value>) -> Result<Self, String> {
         let option = option.to_owned();
         let entry = Self { option, values };
@@ -45,16 +45,16 @@ impl Entry {
             let nearest = nearest(option)
                 .map(|nearest| format!(", did you mean `{nearest}`?"))
                 .unwrap_or_default();
-            return Err(format!("there is no `{option}`{nearest}"));
+            return Err(format!("unknown option `{option}`{nearest}"));
         };
-        // `false` is no argument at all, and so nothing that clap could refuse.
+        // `false` adds no argument, so clap cannot refuse it.
         let has_switch = || {
             let mut values = self.values.iter();
             values.any(|value| matches!(value, Value::Switch(_)))
         };
         if arg.get_action().takes_values() && has_switch() {
             return Err(format!(
-                "`{option}` has a value, which is neither true nor false (a time that may be off is \"off\")"
+                "`{option}` takes a value other than true or false (to turn a time off, write \"off\")"
             ));
         }
         check_alone(self.args()).map_err(|error| {
@@ -104,7 +104,7 @@ impl Value {
     }
 }
 
-/// The option that is written most like this one, which there is not.
+/// Returns the existing option that is most similar to this one.
 pub(super) fn nearest(option: &str) -> Option<String> {
     let error = check_alone([format!("--{option}").into()]).err()?;
     suggested(&error)
@@ -117,7 +117,7 @@ fn suggested(error: &clap::Error) -> Option<String> {
     }
 }
 
-/// What is wrong with arguments, without the values of options that have secrets.
+/// Removes the values of secret options from an error.
 pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     let is_secret = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) => {
@@ -133,7 +133,8 @@ pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// What a person should hear of an argument that is no option. It is not repeated: it may be a part of a secret.
+/// Returns a hint for an argument that is not an option. It does not repeat the argument, which may be part of a
+/// secret.
 pub(super) fn hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else {
         return None;

@@ -1,4 +1,4 @@
-//! The environment: each variable that begins with `MCP_PROXY_` is the option of that name.
+//! The environment: each variable that begins with `MCP_PROXY_` sets the option with its name.
 
 use std::ffi::{OsStr, OsString};
 
@@ -11,11 +11,11 @@ use super::{
 
 const PREFIX: &str = "MCP_PROXY_";
 
-/// What the environment says.
+/// The options in the environment.
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     pub(super) entries: Vec<Entry>,
-    /// What a person should hear of variables that are no options.
+    /// Warnings about variables that are not options.
     pub(super) warnings: Vec<String>,
 }
 
@@ -26,7 +26,7 @@ impl Environment {
         variables: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigError> {
         let command = Config::command();
-        let mut its = Self::default();
+        let mut environment = Self::default();
         for (name, value) in variables {
             let Some(variable) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
                 continue;
@@ -34,7 +34,7 @@ impl Environment {
             let mut options = command.get_arguments();
             let option = options.find(|arg| arg.get_env() == Some(&name));
             let Some((option, flag)) = option.and_then(|arg| Some((arg, arg.get_long()?))) else {
-                its.warnings.extend(unknown(variable, &value));
+                environment.warnings.extend(unknown(variable, &value));
                 continue;
             };
             let value = if option.get_action().takes_values() {
@@ -43,14 +43,15 @@ impl Environment {
                 switch(&value).map(Value::Switch)
             };
             let entry = value.and_then(|value| Entry::new(flag, vec![value]));
-            its.entries
+            environment
+                .entries
                 .push(entry.map_err(|message| ConfigError::Environment {
                     variable: variable.to_owned(),
                     message,
                 })?);
         }
-        its.warnings.sort();
-        Ok(its)
+        environment.warnings.sort();
+        Ok(environment)
     }
 }
 
@@ -62,7 +63,7 @@ fn switch(value: &OsStr) -> Result<bool, String> {
     }
 }
 
-/// No error: other programs have variables that begin like these.
+/// A warning and not an error, because variables of other programs may have the same prefix.
 fn unknown(variable: &str, value: &OsStr) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
     if is_of_kubernetes(name, value) {
@@ -70,7 +71,7 @@ fn unknown(variable: &str, value: &OsStr) -> Option<String> {
     }
     let option = name.to_lowercase().replace('_', "-");
     let nearest = match name {
-        // Flags, which are parts of another option.
+        // Hidden flags, which are parts of another option.
         "HOST" | "PORT" => Some("listen".to_owned()),
         _ => nearest(&option),
     };
@@ -79,12 +80,13 @@ fn unknown(variable: &str, value: &OsStr) -> Option<String> {
         .map(|name| format!(", did you mean {PREFIX}{name}?"))
         .unwrap_or_default();
     Some(format!(
-        "the variable {variable} of the environment is no option{nearest}"
+        "the environment variable {variable} is not an option{nearest}"
     ))
 }
 
-/// Whether Kubernetes gives it to each pod beside a service that is called `mcp-proxy`. Its `PORT` is a URL, such as
-/// `tcp://10.0.0.1:8000`.
+/// Returns `true` if Kubernetes sets the variable for a service that is named `mcp-proxy`.
+///
+/// Its `PORT` is a URL, such as `tcp://10.0.0.1:8000`.
 fn is_of_kubernetes(name: &str, value: &OsStr) -> bool {
     let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
     (name == "PORT" && is_url()) || name.starts_with("PORT_") || name.starts_with("SERVICE_")

@@ -1,34 +1,34 @@
-//! What is wrong with what the program was told.
+//! Errors of the configuration.
 
 use std::{
     fmt,
     path::{Path, PathBuf},
 };
 
-/// What is wrong with what the program was told. As text it is what a person should read.
+/// An error of the configuration. Its text is for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// An option, or that help or the version is asked for.
+    /// An error of the command line, or a request for the help or the version.
     Options(clap::Error),
     /// A variable of the environment.
     Environment {
-        /// Which one.
+        /// The name of the variable.
         variable: String,
-        /// What about it.
+        /// The error.
         message: String,
     },
-    /// The file.
+    /// The configuration file.
     File {
-        /// Which one.
+        /// The path of the file.
         path: PathBuf,
-        /// On which line, counted from 1, if on one.
+        /// The line of the error, counted from 1, if it has one.
         line: Option<usize>,
-        /// What about it.
+        /// The error.
         message: String,
     },
-    /// Options that do not go together.
-    Together(String),
+    /// Options that exclude one another.
+    Conflict(String),
 }
 
 // === impl ConfigError ===
@@ -67,7 +67,7 @@ impl fmt::Display for ConfigError {
                 }
                 write!(f, ": {message}")
             }
-            Self::Together(message) => write!(f, "error: {message}"),
+            Self::Conflict(message) => write!(f, "error: {message}"),
         }
     }
 }

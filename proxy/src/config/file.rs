@@ -1,4 +1,4 @@
-//! The file: each of its entries is the option of that name.
+//! The configuration file: each of its entries sets the option with its name.
 
 use std::{ffi::OsString, fs, ops::Range, path::Path};
 
@@ -9,22 +9,22 @@ use super::{
     entry::{COMMAND, Entry, Value},
 };
 
-/// Options that are for the command line alone.
+/// Options that are allowed on the command line only.
 const NOT_IN_FILES: [&str; 4] = ["config", "demo", "help", "version"];
 
-/// Options that may be a table, and what stands between a name and its value where they are a list.
+/// Options that may be a table, and the separator of name and value where they are a list.
 const TABLES: [(&str, &str); 3] = [("env", "="), ("header", ": "), ("tool-grace", "=")];
 
-/// Characters that mean something to a shell, and nothing here.
-const OF_SHELLS: &[char] = &[
+/// Characters that are special to a shell.
+const SHELL_CHARACTERS: &[char] = &[
     '\'', '"', '\\', '$', '`', '|', '&', ';', '<', '>', '(', ')', '*', '?', '~',
 ];
 
-/// What a file says.
+/// The options in a file.
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) entries: Vec<Entry>,
-    /// What a person should hear of what was understood all the same.
+    /// Warnings about entries that were accepted.
     pub(super) warnings: Vec<String>,
 }
 
@@ -54,23 +54,23 @@ impl File {
 
     fn add(&mut self, option: &str, value: &DeValue<'_>) -> Result<(), String> {
         if NOT_IN_FILES.contains(&option) {
-            return Err(format!("`{option}` is for the command line alone"));
+            return Err(format!("`{option}` is allowed on the command line only"));
         }
         let values = match value {
             DeValue::String(text) if option == COMMAND && text.contains(char::is_whitespace) => {
                 let words = words(text)?;
                 self.warnings
-                    .push(format!("`command` in the file was read as {words:?}"));
+                    .push(format!("`command` in the file was split into {words:?}"));
                 words
                     .into_iter()
                     .map(|word| Value::Text(word.into()))
                     .collect()
             }
             DeValue::Table(table) => named(option, table).ok_or_else(|| {
-                format!("`{option}` is no table of texts, numbers, true or false")
+                format!("`{option}` is not a table of strings, numbers or booleans")
             })?,
             value => all(value).ok_or_else(|| {
-                format!("`{option}` must be a text, a number, true or false, or a list of them")
+                format!("`{option}` must be a string, a number, a boolean, or a list of them")
             })?,
         };
         self.entries.push(Entry::new(option, values)?);
@@ -78,18 +78,18 @@ impl File {
     }
 }
 
-/// The words of a command that is written as a text.
+/// Splits a command that is a string.
 fn words(text: &str) -> Result<Vec<&str>, String> {
-    if text.contains(OF_SHELLS) {
+    if text.contains(SHELL_CHARACTERS) {
         return Err(
-            "no shell runs `command`: write a list, such as command = [\"npx\", \"-y\", \"some-server\"]"
+            "`command` is not run by a shell: write a list, such as command = [\"npx\", \"-y\", \"some-server\"]"
                 .to_owned(),
         );
     }
     Ok(text.split_whitespace().collect())
 }
 
-/// The entries of a table, as they would be written in a list.
+/// Returns the entries of a table as they are written in a list.
 fn named(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     let (_, between) = TABLES.iter().find(|(name, _)| *name == option)?;
     let entries = table.iter().map(|(name, value)| {
@@ -100,7 +100,7 @@ fn named(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     entries.collect()
 }
 
-/// The values of a list, or the one that it is.
+/// Returns the values of a list, or a single value.
 fn all(value: &DeValue<'_>) -> Option<Vec<Value>> {
     match value {
         DeValue::Array(values) => values.iter().map(|value| one(value.get_ref())).collect(),

@@ -88,7 +88,7 @@ fn a_command_and_an_upstream_exclude_each_other() {
         &[HTTP[0], "--no-resumable", "--", "npx"],
     ] {
         assert!(
-            matches!(read(wrong), Err(ConfigError::Together(_))),
+            matches!(read(wrong), Err(ConfigError::Conflict(_))),
             "{wrong:?}"
         );
     }
@@ -186,7 +186,7 @@ fn variables_headers_and_graces_may_be_tables_of_a_file() {
     assert_eq!(told(header).unwrap().header[0].1, "Bearer a: b");
     let wrong = told("upstream = \"http://a/\"\nexempt.a = \"b\"\n");
     let text = wrong.unwrap_err().to_string();
-    assert!(text.contains("`exempt` is no table"), "{text}");
+    assert!(text.contains("`exempt` is not a table"), "{text}");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn every_option_is_documented_and_has_its_variable() {
     }
 }
 
-/// What clap says of each option, as a row of the table in the README.
+/// Returns each option with its help, as a row of the table in the README.
 fn rows() -> Vec<String> {
     let mut command = Config::command();
     command.build();

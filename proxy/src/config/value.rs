@@ -9,28 +9,29 @@ use clap::ValueEnum;
 use http::{HeaderName, HeaderValue, Uri, header, uri::Authority};
 use mcp_cancel_on_disconnect::Grace;
 
-/// How lines are logged.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[non_exhaustive]
 pub enum LogFormat {
     /// For people.
     Text,
-    /// An object a line.
+    /// One JSON object a line.
     Json,
 }
 
-/// A time after which something happens, or never.
+/// A time limit, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// The longest time that can be said: a year. Clocks overflow somewhere beyond.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Maximum time: a year. Clocks overflow somewhere above.
+const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Minimum time that an upstream may be silent before its call is answered with a stream: 250 ms. Chosen so that a refusal, which
-/// is faster, passes as it is.
+/// Minimum silence of an upstream before its call gets an event stream: 250 ms.
+///
+/// Chosen because refusals are faster, and pass unchanged.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
-/// Minimum number of bytes that may be kept in all: 1 MiB, as many as one stream may need.
+/// Minimum number of bytes that may be kept in all: 1 MiB, the limit of one stream.
 const MIN_BUFFER: usize = 1024 * 1024;
 
 type Parsed<T> = Result<T, String>;
@@ -48,17 +49,17 @@ pub(super) fn time(text: &str) -> Parsed<Duration> {
         _ => return Err(wrong()),
     };
     let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
-    if time > LONGEST {
+    if time > MAX_TIME {
         return Err(format!("`{text}` is more than a year"));
     }
     if time.is_zero() {
-        return Err("a time of nothing makes no sense here".to_owned());
+        return Err("a time must be longer than zero".to_owned());
     }
     Ok(time)
 }
 
 fn no_time(text: &str) -> String {
-    format!("`{text}` is no time, such as 20s, 500ms, 30m or 1h")
+    format!("`{text}` is not a time such as 20s, 500ms, 30m or 1h")
 }
 
 pub(super) fn limit(text: &str) -> Parsed<Limit> {
@@ -79,7 +80,7 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
             let grace = time(as_time).map_err(|error| {
                 if error == no_time(as_time) {
                     format!(
-                        "`{text}` is no grace: auto, immediate, never, a time such as 20s, or always=20s"
+                        "`{text}` is not a grace: auto, immediate, never, a time such as 20s, or always=20s"
                     )
                 } else {
                     error
@@ -95,13 +96,13 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
 
 pub(super) fn tool(text: &str) -> Parsed<String> {
     match text.trim() {
-        "" => Err("this is no name of a tool".to_owned()),
+        "" => Err("the name of a tool is empty".to_owned()),
         tool => Ok(tool.to_owned()),
     }
 }
 
 pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
-    // Names may have a `=`, of graces only this one.
+    // Names may contain `=`, graces only this one.
     let at = text.rfind("=always=").or_else(|| text.rfind('='));
     let (tool_name, rest) = at
         .and_then(|at| text.split_at_checked(at))
@@ -113,7 +114,7 @@ pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
 }
 
 pub(super) fn size(text: &str) -> Parsed<usize> {
-    let wrong = || format!("`{text}` is no size, such as 65536, 512KiB, 64MiB or 1GiB");
+    let wrong = || format!("`{text}` is not a size such as 65536, 512KiB, 64MiB or 1GiB");
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
     let number: usize = digits.parse().map_err(|_| wrong())?;
     let shift = match text.get(digits.len()..).unwrap_or_default() {
@@ -126,11 +127,11 @@ pub(super) fn size(text: &str) -> Parsed<usize> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// How much may be kept in all.
+/// Parses the number of bytes that may be kept in all.
 pub(super) fn buffer(text: &str) -> Parsed<usize> {
     let size = size(text)?;
     if size < MIN_BUFFER {
-        return Err("it must be 1MiB at least: a stream alone may need so much".to_owned());
+        return Err("it must be at least 1MiB, the size of one stream".to_owned());
     }
     Ok(size)
 }
@@ -138,30 +139,28 @@ pub(super) fn buffer(text: &str) -> Parsed<usize> {
 pub(super) fn commit_after(text: &str) -> Parsed<Duration> {
     let time = time(text)?;
     if time < MIN_COMMIT_AFTER {
-        return Err(
-            "it must be 250ms at least, because a faster refusal must pass as it is".to_owned(),
-        );
+        return Err("it must be at least 250ms, so that fast refusals pass as they are".to_owned());
     }
     Ok(time)
 }
 
 pub(super) fn sessions(text: &str) -> Parsed<usize> {
     match text.parse() {
-        Ok(0) => Err("it must be 1 at least: each client has a session".to_owned()),
+        Ok(0) => Err("it must be at least 1: each client has a session".to_owned()),
         Ok(number) => Ok(number),
-        Err(_) => Err(format!("`{text}` is no number")),
+        Err(_) => Err(format!("`{text}` is not a number")),
     }
 }
 
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
-    // It may have a secret, and is not repeated.
-    let wrong = || "this is no URL of a server, such as http://127.0.0.1:9000/mcp".to_owned();
+    // The error does not repeat it, because it may contain a secret.
+    let wrong = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
     let authority = uri.authority().filter(|_| is_http).ok_or_else(wrong)?;
     if authority.as_str().contains('@') {
         return Err(
-            "a URL with a password shows it in logs: use --header 'authorization: Basic ...'"
+            "a password in a URL appears in logs: use --header 'authorization: Basic ...'"
                 .to_owned(),
         );
     }
@@ -172,17 +171,19 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     }
 }
 
-/// Returns `true` if an authority without a user has a host, and nothing after it but a port that there can be. [`Authority`]
-/// takes others, and a connector takes the default port then.
+/// Returns `true` if an authority without a user has a host, and then only a valid port.
+///
+/// [`Authority`] accepts others, for which a connector takes the default port.
 fn is_complete(authority: &Authority) -> bool {
     let host = authority.host();
     let has_port = authority.port_u16().is_some();
     !host.is_empty() && (authority.as_str() == host || has_port)
 }
 
-/// An address to listen on. A port alone is one of this machine.
+/// Parses an address to listen on. A port alone is one of 127.0.0.1.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
-    let wrong = || format!("`{text}` is no address to listen on, such as 8000 or 127.0.0.1:8000");
+    let wrong =
+        || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
@@ -195,23 +196,24 @@ pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     Ok(SocketAddr::new(ip, port))
 }
 
-/// The address of a host to listen on.
+/// Parses the IP address of a host to listen on.
 pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
     let bare = text.trim_start_matches('[').trim_end_matches(']');
     if text.eq_ignore_ascii_case("localhost") {
         return Ok(Ipv4Addr::LOCALHOST.into());
     }
     bare.parse().map_err(|_| {
-        format!("`{text}` is no address of this host, such as 127.0.0.1 or 0.0.0.0; its name goes to --allow-host")
+        format!("`{text}` is not an IP address such as 127.0.0.1 or 0.0.0.0 (host names belong to --allow-host)")
     })
 }
 
-/// In lower case, as hosts are compared.
+/// Parses a host, and returns it in lower case.
 pub(super) fn host(text: &str) -> Parsed<String> {
     let text = text.trim();
-    let wrong = || format!("`{text}` is no host, such as mcp.example.com or mcp.example.com:8443");
+    let wrong =
+        || format!("`{text}` is not a host such as mcp.example.com or mcp.example.com:8443");
     if text.contains('*') {
-        return Err(format!("`{text}` stands for no host: name each of them"));
+        return Err(format!("`{text}` has a wildcard: name each host"));
     }
     let authority: Authority = text.parse().map_err(|_| wrong())?;
     if authority.as_str().contains('@') || !is_complete(&authority) {
@@ -229,13 +231,13 @@ pub(super) fn host(text: &str) -> Parsed<String> {
     })
 }
 
-/// As origins are compared.
+/// Parses an origin, and returns its normal form.
 pub(super) fn origin(text: &str) -> Parsed<String> {
     let text = text.trim();
     if text.contains('*') {
-        return Err(format!("`{text}` stands for no origin: name each of them"));
+        return Err(format!("`{text}` has a wildcard: name each origin"));
     }
-    let wrong = || format!("`{text}` is no origin, such as https://app.example.com");
+    let wrong = || format!("`{text}` is not an origin such as https://app.example.com");
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     match (uri.scheme(), uri.authority(), uri.path(), uri.query()) {
         (Some(_), Some(authority), "/" | "", None) if is_complete(authority) => {
@@ -245,7 +247,9 @@ pub(super) fn origin(text: &str) -> Parsed<String> {
     }
 }
 
-/// An origin as it is compared: in lower case, and without the default port of its scheme, which browsers leave out.
+/// Returns an origin in lower case, without the default port of its scheme.
+///
+/// Browsers omit that port.
 pub(crate) fn normal_origin(origin: &Uri) -> String {
     let scheme = origin.scheme_str().unwrap_or_default();
     let authority = origin
@@ -266,11 +270,11 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
     let name: HeaderName = name
         .trim()
         .parse()
-        .map_err(|_| "this is no name of a header")?;
+        .map_err(|_| "the name of the header is invalid")?;
     let mut value: HeaderValue = value
         .trim()
         .parse()
-        .map_err(|_| "this is no value of a header")?;
+        .map_err(|_| "the value of the header is invalid")?;
     value.set_sensitive(true);
     if [
         header::CONNECTION,
@@ -280,7 +284,7 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
     ]
     .contains(&name)
     {
-        return Err("this header is made anew for each request".to_owned());
+        return Err("the proxy sets this header itself".to_owned());
     }
     Ok((name, value))
 }
@@ -288,7 +292,7 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
 pub(super) fn variable(text: &str) -> Parsed<(String, String)> {
     let (name, value) = text.split_once('=').ok_or("it must be NAME=VALUE")?;
     if name.is_empty() || text.contains('\0') {
-        Err("this is no name of a variable".to_owned())
+        Err("the name of the variable is invalid".to_owned())
     } else {
         Ok((name.to_owned(), value.to_owned()))
     }

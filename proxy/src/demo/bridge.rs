@@ -1,4 +1,4 @@
-//! A bridge from HTTP to a process as bridges are: it hands messages back and forth, and to a hang-up it does nothing.
+//! A bridge from HTTP to a process like other bridges: it forwards messages, and ignores a disconnect.
 
 use std::{
     collections::HashMap,
@@ -24,9 +24,9 @@ use tokio::{
 use tower_service::Service;
 
 use crate::{
+    http_service::ResponseFuture,
     lock::lock,
     message::{Kind, Message},
-    stage::Answering,
     stdio::{Program, process::Group},
 };
 
@@ -38,13 +38,13 @@ struct Inner {
     program: Program,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     next: AtomicU32,
-    /// They end with the bridge.
+    /// These tasks end with the bridge.
     tasks: Mutex<JoinSet<()>>,
 }
 
 struct Session {
     stdin: mpsc::UnboundedSender<Bytes>,
-    /// Who waits for an answer, by its id.
+    /// The pending calls, by their ids.
     calls: Mutex<HashMap<String, oneshot::Sender<Bytes>>>,
 }
 
@@ -62,7 +62,7 @@ impl Bridge {
 
     async fn answer(self, request: Request<Body>) -> Result<Response<Body>, StatusCode> {
         if request.method() != Method::POST {
-            // No events are kept.
+            // The bridge keeps no events.
             return Err(StatusCode::METHOD_NOT_ALLOWED);
         }
         let (head, body) = request.into_parts();
@@ -98,7 +98,7 @@ impl Bridge {
         let Some(answer) = answer else {
             return Err(StatusCode::ACCEPTED);
         };
-        // The client may leave: nobody is told, and the answer goes nowhere.
+        // If the client disconnects, the server is not notified, and the answer is dropped.
         let events = stream::once(answer).map(|answer| {
             let answer = answer.unwrap_or_default();
             Ok::<_, Infallible>([b"data: ", &answer[..], b"\n\n"].concat())
@@ -149,7 +149,7 @@ async fn read(session: Arc<Session>, stdout: ChildStdout) {
         let id = id.and_then(|message| message.id);
         let call = id.and_then(|id| lock(&session.calls).remove(id));
         if let Some(call) = call {
-            // Who waited may have left.
+            // Fails if the client has disconnected.
             let _sent = call.send(line.into());
         }
     }
@@ -158,13 +158,13 @@ async fn read(session: Arc<Session>, stdout: ChildStdout) {
 impl Service<Request<Body>> for Bridge {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answering {
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
         let answer = self.clone().answer(request);
         Box::pin(async {
             Ok(answer.await.unwrap_or_else(|status| {

@@ -1,4 +1,4 @@
-//! A client that hangs up, over a socket.
+//! A client that disconnects, over a socket.
 
 use std::net::SocketAddr;
 
@@ -12,16 +12,16 @@ use tokio::{net::TcpStream, task::JoinSet};
 /// The JSON-RPC id of every call.
 pub(super) const CALL_ID: u32 = 7;
 
-/// What may go wrong on the way.
+/// Any error of a client.
 pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Has a session.
+/// A client with a session.
 pub(super) struct Client {
     addr: SocketAddr,
     session: String,
 }
 
-/// A response, and the connection that it comes on. Dropped, it hangs up.
+/// A response and its connection. Its drop disconnects.
 pub(super) struct Events {
     body: Incoming,
     text: String,
@@ -59,7 +59,7 @@ impl Client {
         Ok(Events::of(response, connection))
     }
 
-    /// Comes back for what is after an event.
+    /// Resumes after an event.
     pub(super) async fn resume(&self, last: &str) -> Result<Events, Error> {
         let request = Request::get("/mcp")
             .header(header::ACCEPT, "text/event-stream")
@@ -84,7 +84,7 @@ async fn send(
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let mut task = JoinSet::new();
     task.spawn(async {
-        // How it ends the response says as well.
+        // The response reports the same end.
         let _ended = connection.await;
     });
     request
@@ -105,14 +105,14 @@ impl Events {
         }
     }
 
-    /// The id of the last event that has come, if any has one.
+    /// Returns the id of the last event with an id.
     pub(super) fn last_id(&self) -> Option<&str> {
         let lines = self.text.lines().rev();
         let mut ids = lines.filter_map(|line| line.strip_prefix("id: "));
         ids.next()
     }
 
-    /// Reads on for ever.
+    /// Reads until the end of the response.
     pub(super) async fn read(&mut self) -> Result<(), Error> {
         while let Some(frame) = self.body.frame().await {
             let bytes = frame?.into_data().unwrap_or_default();
@@ -121,7 +121,7 @@ impl Events {
         Ok(())
     }
 
-    /// All text until the end.
+    /// Reads until the end, and returns all text.
     pub(super) async fn rest(mut self) -> Result<String, Error> {
         self.read().await?;
         Ok(self.text)

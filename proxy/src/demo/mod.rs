@@ -1,9 +1,9 @@
-//! A demonstration of what a hang-up means to a server on stdin and stdout, behind a bare bridge and behind the proxy.
+//! A demonstration of what a disconnect does to a server on stdin and stdout, behind a bare bridge and behind the proxy.
 //!
-//! `mcp-cancel-proxy --demo` needs nothing but itself. For every cell of the table that it prints it starts a
+//! `mcp-cancel-proxy --demo` needs no other program. For every cell of the table that it prints it starts a
 //! [scripted server](server) behind one of the two, on the loopback interface. Clients call a tool that works for 4 s, and some
-//! hang up in the middle. A cell says what became of the *tool*, as the server wrote it down, or of the answer.
-//! The exit code is 0 only if all came out as expected.
+//! disconnect during the call. A cell has the outcome of the *tool*, as recorded by the server, or of the answer.
+//! The exit code is 0 only if all outcomes are as expected.
 
 use std::{ffi::OsString, process::ExitCode, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::{
 };
 
 /// Writes a line to standard output, if that can be written.
-macro_rules! say {
+macro_rules! out {
     ($($text:tt)*) => {{
         use std::io::Write as _;
         let _written = writeln!(std::io::stdout(), $($text)*);
@@ -21,7 +21,7 @@ macro_rules! say {
 }
 
 /// Writes a line to standard error, if that can be written.
-macro_rules! complain {
+macro_rules! err {
     ($($text:tt)*) => {{
         use std::io::Write as _;
         let _written = writeln!(std::io::stderr(), $($text)*);
@@ -38,14 +38,14 @@ use self::{
     scenario::{Cell, SCENARIOS, SetUp, WORK},
 };
 
-/// The option that asks for it.
+/// The option that requests the demo.
 pub const OPTION: &str = "--demo";
 
 /// The scenarios run side by side, but no two begin at the same time.
 const STAGGER: Duration = Duration::from_millis(75);
 
-/// Does what is asked for in place of a proxy, if anything is: the demo, or its server.
-pub async fn instead(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+/// Runs the demo, or its server, if the arguments request it.
+pub async fn run_if_requested(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let first = arguments.next()?;
     match first.to_str() {
         Some(server::COMMAND) => Some(server::run(arguments)),
@@ -54,16 +54,16 @@ pub async fn instead(mut arguments: impl Iterator<Item = OsString>) -> Option<Ex
     }
 }
 
-/// Plays all scenarios, shows what came of them, and judges.
+/// Plays all scenarios, and prints their outcomes.
 pub async fn run() -> ExitCode {
-    say!("A tool works for {WORK:?}; clients hang up after 0.3 s. Times count from the hang-up.");
-    say!(
+    out!("A tool works for {WORK:?}; clients hang up after 0.3 s. Times count from the hang-up.");
+    out!(
         "Behind the bridge and behind the proxy stands the same server, which speaks on stdin and stdout.\n"
     );
     let cells = match play_all().await {
         Ok(cells) => cells,
         Err(error) => {
-            complain!("{error}");
+            err!("{error}");
             return ExitCode::FAILURE;
         }
     };
@@ -73,17 +73,17 @@ pub async fn run() -> ExitCode {
         .filter(|cell| !cell.is_as_expected())
         .peekable();
     if unexpected.peek().is_none() {
-        say!("\nAll {} calls ended as expected.", cells.len());
+        out!("\nAll {} calls ended as expected.", cells.len());
         return ExitCode::SUCCESS;
     }
-    complain!("\nNot as expected:");
+    err!("\nNot as expected:");
     for cell in unexpected {
-        complain!("- {cell}; expected: {}", cell.expected);
+        err!("- {cell}; expected: {}", cell.expected);
     }
     ExitCode::FAILURE
 }
 
-/// Plays every scenario in every set-up, and tells of the cells as they are known.
+/// Plays every scenario in every set-up, and prints each cell once it is known.
 async fn play_all() -> Result<Vec<Cell>, Error> {
     let begun = Instant::now();
     let mut plays = JoinSet::new();
@@ -100,7 +100,7 @@ async fn play_all() -> Result<Vec<Cell>, Error> {
     let mut cells = Vec::new();
     while let Some(played) = plays.join_next().await {
         for cell in played?? {
-            say!("{:4.1} s  {cell}", begun.elapsed().as_secs_f32());
+            out!("{:4.1} s  {cell}", begun.elapsed().as_secs_f32());
             cells.push(cell);
         }
     }
@@ -108,19 +108,20 @@ async fn play_all() -> Result<Vec<Cell>, Error> {
 }
 
 fn print_table(cells: &[Cell]) {
-    say!("\n{:40} | {:20} | {}", "", SetUp::Bridge, SetUp::Proxy);
-    say!("{:-<40} | {:-<20} | {:-<20}", "", "", "");
+    out!("\n{:40} | {:20} | {}", "", SetUp::Bridge, SetUp::Proxy);
+    out!("{:-<40} | {:-<20} | {:-<20}", "", "", "");
     for (row, _) in SCENARIOS.iter().flat_map(|scenario| scenario.clients) {
-        let fate = |set_up| {
+        let outcome = |set_up| {
             let cell = cells
                 .iter()
                 .find(|cell| cell.row == *row && cell.set_up == set_up);
-            cell.map(|cell| cell.fate.to_string()).unwrap_or_default()
+            cell.map(|cell| cell.outcome.to_string())
+                .unwrap_or_default()
         };
-        say!(
+        out!(
             "{row:40} | {:20} | {}",
-            fate(SetUp::Bridge),
-            fate(SetUp::Proxy)
+            outcome(SetUp::Bridge),
+            outcome(SetUp::Proxy)
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A server and its clients: what they do, what becomes of their calls, and what should.
+//! Scenarios: a server, the steps of its clients, and the expected and actual outcomes of their calls.
 
 use std::{
     env, fmt, fs,
@@ -18,144 +18,156 @@ use super::{
     server,
 };
 use crate::{
-    front::{Front, FrontLimits, Gate},
-    hub::{Hub, Limits},
-    stage::{Inside, Outside, Stage},
+    event_store::{EventStore, Limits},
+    frontend::{Frontend, FrontendLimits, RequestFilter},
+    http_service::{HttpService, InnerService, OuterService},
     stdio::{Options, Program, Stdio},
 };
 
 /// How long the tool works.
 pub(super) const WORK: Duration = Duration::from_secs(4);
 
-/// How long a client stays before it hangs up.
-const STAYS: Duration = Duration::from_millis(300);
+/// How long a client is connected before it disconnects.
+const HANG_UP_AFTER: Duration = Duration::from_millis(300);
 
-/// How long a client stays away that comes back in time, or after the tool's end.
-const AWAY: Duration = Duration::from_secs(1);
+/// How long a client waits before it resumes, in time or after the tool's end.
+const RESUME_AFTER: Duration = Duration::from_secs(1);
 
 /// The reconnect delay that the proxy sends. Chosen because the graces here are short.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How much later than due a cancel may come. Ample: the machine may be busy.
+/// How late a cancel may be. Ample, because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
 /// How long a call is watched.
 const LIMIT: Duration = Duration::from_secs(12);
 
-/// How often the notes of a server are looked at.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval of the checks of a server's log.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A server, and the clients that call its tool at the same time. Each has a row in the table.
 pub(super) struct Scenario {
     grace: Grace,
-    pub(super) clients: &'static [(&'static str, Then)],
+    pub(super) clients: &'static [(&'static str, ClientStep)],
 }
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         grace: Grace::Immediate,
-        clients: &[("no grace: client hangs up", Then::HangsUp)],
+        clients: &[("no grace: client disconnects", ClientStep::Disconnects)],
     },
     Scenario {
         grace: Grace::Immediate,
         clients: &[
-            ("two sessions, same id 7: one hangs up", Then::HangsUp),
-            ("two sessions, same id 7: other stays", Then::Stays),
+            (
+                "two sessions, same id 7: one disconnects",
+                ClientStep::Disconnects,
+            ),
+            ("two sessions, same id 7: other stays", ClientStep::Stays),
         ],
     },
     Scenario {
         grace: Grace::After(Duration::from_secs(2)),
-        clients: &[("grace of 2 s: client never comes back", Then::HangsUp)],
+        clients: &[(
+            "grace of 2 s: client never resumes",
+            ClientStep::Disconnects,
+        )],
     },
     Scenario {
         grace: Grace::After(Duration::from_secs(2)),
-        clients: &[("grace of 2 s: client back after 1 s", Then::ComesBack)],
+        clients: &[(
+            "grace of 2 s: client resumes after 1 s",
+            ClientStep::Resumes,
+        )],
     },
     Scenario {
         grace: Grace::Auto,
         clients: &[(
-            "default grace: back after the tool's end",
-            Then::ComesBackLate,
+            "default grace: resumes after tool's end",
+            ClientStep::ResumesLate,
         )],
     },
 ];
 
 /// What a client does in the middle of its call.
 #[derive(Clone, Copy)]
-pub(super) enum Then {
-    HangsUp,
+pub(super) enum ClientStep {
+    Disconnects,
     Stays,
-    /// Hangs up, and comes back while the tool works.
-    ComesBack,
-    /// Hangs up, and comes back when the tool has finished.
-    ComesBackLate,
+    /// Disconnects, and resumes while the tool works.
+    Resumes,
+    /// Disconnects, and resumes when the tool has finished.
+    ResumesLate,
 }
 
-/// What the server stands behind.
+/// The program in front of the server.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum SetUp {
     Bridge,
     Proxy,
 }
 
-/// What became of one client's call.
+/// The outcome of one client's call.
 pub(super) struct Cell {
     pub(super) row: &'static str,
     pub(super) set_up: SetUp,
     pub(super) expected: Expected,
-    pub(super) fate: Fate,
+    pub(super) outcome: CallOutcome,
 }
 
 #[derive(Clone, Copy)]
 pub(super) enum Expected {
-    /// Cancelled so long after the hang-up.
+    /// Cancelled after this time from the disconnect.
     Cancelled(Duration),
-    RunsOn,
+    KeepRunning,
     Answered,
     Unanswered,
 }
 
-pub(super) enum Fate {
-    /// The tool was cancelled, so long after the hang-up.
+pub(super) enum CallOutcome {
+    /// The tool was cancelled, after this time from the disconnect.
     Cancelled(Duration),
-    /// The tool worked to its end, so long after the hang-up.
-    RanOn(Duration),
+    /// The tool worked to its end, for this time after the disconnect.
+    Completed(Duration),
     /// The client got the answer.
     Answered,
     /// The tool worked to its end, but the client did not get the answer.
     Unanswered,
-    /// The tool was cancelled, although the client was there, or came back in time.
+    /// The tool was cancelled, although the client was connected, or resumed in time.
     CancelledWrongly,
-    /// It cannot be said.
+    /// The scenario failed.
     Broken(String),
 }
 
-/// What a server has written down. The file goes with it.
-struct Notes(PathBuf);
+/// The log that a server writes. Its drop removes the file.
+struct ToolLog(PathBuf);
 
 // === impl Scenario ===
 
 impl Scenario {
     /// Serves on a port of its own until the calls of all clients have ended.
     pub(super) async fn play(&self, set_up: SetUp) -> Result<Vec<Cell>, Error> {
-        let notes = Notes::new()?;
+        let tool_log = ToolLog::new()?;
         let arguments = [
             server::COMMAND.into(),
             "--notes".into(),
-            notes.0.clone().into(),
+            tool_log.0.clone().into(),
         ];
         let program = Program::new(env::current_exe()?, arguments);
         match set_up {
-            SetUp::Bridge => self.play_behind(Bridge::new(program), set_up, &notes).await,
+            SetUp::Bridge => {
+                self.play_behind(Bridge::new(program), set_up, &tool_log)
+                    .await
+            }
             SetUp::Proxy => {
                 let limits = Limits {
                     retry: RETRY,
                     ..Limits::default()
                 };
-                let stdio = Stdio::new(Options::new(program), Hub::new(limits))?;
+                let stdio = Stdio::new(Options::new(program), EventStore::new(limits))?;
                 let layer = CancelOnDisconnectLayer::new().grace(self.grace);
-                let stage = Outside(layer.layer(Inside(stdio.clone())));
-                let cells = self.play_behind(stage, set_up, &notes).await;
+                let service = OuterService(layer.layer(InnerService(stdio.clone())));
+                let cells = self.play_behind(service, set_up, &tool_log).await;
                 stdio.shutdown(LIMIT).await;
                 cells
             }
@@ -164,36 +176,36 @@ impl Scenario {
 
     async fn play_behind(
         &self,
-        stage: impl Stage,
+        service: impl HttpService,
         set_up: SetUp,
-        notes: &Notes,
+        tool_log: &ToolLog,
     ) -> Result<Vec<Cell>, Error> {
-        let front = Front::bind(
+        let frontend = Frontend::bind(
             ([127, 0, 0, 1], 0).into(),
-            Gate::new(Vec::new(), Vec::new()),
-            FrontLimits::default(),
+            RequestFilter::new(Vec::new(), Vec::new()),
+            FrontendLimits::default(),
         )
         .await?;
-        let addr = front.local_addr()?;
+        let addr = frontend.local_addr()?;
         let clients = self.clients.iter().enumerate();
-        let cells = clients.map(async |(caller, &(row, then))| Cell {
+        let cells = clients.map(async |(caller, &(row, step))| Cell {
             row,
             set_up,
-            expected: self.expected(then, set_up),
-            fate: fate(addr, then, &format!("call-{caller}"), notes).await,
+            expected: self.expected(step, set_up),
+            outcome: outcome(addr, step, &format!("call-{caller}"), tool_log).await,
         });
         tokio::select! {
-            () = front.serve(stage, std::future::pending()) => Err("the server stopped".into()),
+            () = frontend.serve(service, std::future::pending()) => Err("the server stopped".into()),
             cells = join_all(cells) => Ok(cells),
         }
     }
 
-    fn expected(&self, then: Then, set_up: SetUp) -> Expected {
-        match (then, set_up) {
-            (Then::Stays, _) => Expected::Answered,
-            (Then::HangsUp, SetUp::Bridge) => Expected::RunsOn,
+    fn expected(&self, step: ClientStep, set_up: SetUp) -> Expected {
+        match (step, set_up) {
+            (ClientStep::Stays, _) => Expected::Answered,
+            (ClientStep::Disconnects, SetUp::Bridge) => Expected::KeepRunning,
             (_, SetUp::Bridge) => Expected::Unanswered,
-            (Then::HangsUp, SetUp::Proxy) => Expected::Cancelled(match self.grace {
+            (ClientStep::Disconnects, SetUp::Proxy) => Expected::Cancelled(match self.grace {
                 Grace::After(grace) => grace,
                 _ => Duration::ZERO,
             }),
@@ -202,57 +214,67 @@ impl Scenario {
     }
 }
 
-/// What becomes of a call whose client does this.
-async fn fate(addr: SocketAddr, then: Then, label: &str, notes: &Notes) -> Fate {
+/// Returns the outcome of a call whose client does this step.
+async fn outcome(
+    addr: SocketAddr,
+    step: ClientStep,
+    label: &str,
+    tool_log: &ToolLog,
+) -> CallOutcome {
     let late = || Err(format!("still not over after {LIMIT:?}").into());
-    let played = timeout(LIMIT, play(addr, then, label, notes)).await;
-    let played: Result<Fate, Error> = played.unwrap_or_else(|_| late());
-    played.unwrap_or_else(|error| Fate::Broken(error.to_string()))
+    let played = timeout(LIMIT, play(addr, step, label, tool_log)).await;
+    let played: Result<CallOutcome, Error> = played.unwrap_or_else(|_| late());
+    played.unwrap_or_else(|error| CallOutcome::Broken(error.to_string()))
 }
 
-async fn play(addr: SocketAddr, then: Then, label: &str, notes: &Notes) -> Result<Fate, Error> {
+async fn play(
+    addr: SocketAddr,
+    step: ClientStep,
+    label: &str,
+    tool_log: &ToolLog,
+) -> Result<CallOutcome, Error> {
     let client = Client::begin(addr).await?;
     let mut events = client.call(WORK.as_secs_f64(), label).await?;
-    notes.find("started", label).await?;
-    if let Then::Stays = then {
-        return Ok(fate_of(&events.rest().await?, label, notes));
+    tool_log.find("started", label).await?;
+    if let ClientStep::Stays = step {
+        return Ok(outcome_of(&events.rest().await?, label, tool_log));
     }
-    if let Ok(ended) = timeout(STAYS, events.read()).await {
+    if let Ok(ended) = timeout(HANG_UP_AFTER, events.read()).await {
         ended?;
         return Err("the stream ended early".into());
     }
     let last = events.last_id().map(str::to_owned);
-    let gone = now();
+    let disconnected_at = now();
     drop(events);
-    match then {
-        Then::Stays | Then::HangsUp => {
-            let (what, at) = notes.end(label).await?;
-            let after = at.saturating_sub(gone);
+    match step {
+        ClientStep::Stays | ClientStep::Disconnects => {
+            let (what, at) = tool_log.end(label).await?;
+            let after = at.saturating_sub(disconnected_at);
             return Ok(match &*what {
-                "cancelled" => Fate::Cancelled(after),
-                _ => Fate::RanOn(after),
+                "cancelled" => CallOutcome::Cancelled(after),
+                _ => CallOutcome::Completed(after),
             });
         }
-        Then::ComesBack => sleep(AWAY).await,
-        Then::ComesBackLate => {
-            notes.end(label).await?;
-            sleep(AWAY).await;
+        ClientStep::Resumes => sleep(RESUME_AFTER).await,
+        ClientStep::ResumesLate => {
+            tool_log.end(label).await?;
+            sleep(RESUME_AFTER).await;
         }
     }
     let text = match last {
         Some(last) => client.resume(&last).await?.rest().await?,
-        // It was given nothing to come back with.
+        // The client has no event id to resume from.
         None => String::new(),
     };
-    notes.end(label).await?;
-    Ok(fate_of(&text, label, notes))
+    tool_log.end(label).await?;
+    Ok(outcome_of(&text, label, tool_log))
 }
 
-fn fate_of(text: &str, label: &str, notes: &Notes) -> Fate {
+fn outcome_of(text: &str, label: &str, tool_log: &ToolLog) -> CallOutcome {
     match text.contains(&format!("worked for {} s: {label}", WORK.as_secs())) {
-        true => Fate::Answered,
-        false if notes.look("cancelled", label).is_some() => Fate::CancelledWrongly,
-        false => Fate::Unanswered,
+        true => CallOutcome::Answered,
+        false if tool_log.find_now("cancelled", label).is_some() => CallOutcome::CancelledWrongly,
+        false => CallOutcome::Unanswered,
     }
 }
 
@@ -262,9 +284,9 @@ fn now() -> Duration {
         .unwrap_or_default()
 }
 
-// === impl Notes ===
+// === impl ToolLog ===
 
-impl Notes {
+impl ToolLog {
     fn new() -> Result<Self, Error> {
         let mut bits = [0; 8];
         getrandom::fill(&mut bits).map_err(|error| error.to_string())?;
@@ -272,8 +294,8 @@ impl Notes {
         Ok(Self(env::temp_dir().join(name)))
     }
 
-    /// When this was written down.
-    fn look(&self, what: &str, label: &str) -> Option<Duration> {
+    /// Returns when this was logged.
+    fn find_now(&self, what: &str, label: &str) -> Option<Duration> {
         let text = read(&self.0);
         text.lines().find_map(|line| {
             let mut words = line.split(' ');
@@ -285,14 +307,14 @@ impl Notes {
 
     async fn find(&self, what: &str, label: &str) -> Result<Duration, Error> {
         loop {
-            if let Some(at) = self.look(what, label) {
+            if let Some(at) = self.find_now(what, label) {
                 return Ok(at);
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// How a call ended, and when.
+    /// Waits for the end of a call, and returns how and when it ended.
     async fn end(&self, label: &str) -> Result<(String, Duration), Error> {
         tokio::select! {
             at = self.find("cancelled", label) => Ok(("cancelled".into(), at?)),
@@ -305,7 +327,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-impl Drop for Notes {
+impl Drop for ToolLog {
     fn drop(&mut self) {
         // It is in a directory that is emptied anyway.
         let _removed = fs::remove_file(&self.0);
@@ -316,14 +338,14 @@ impl Drop for Notes {
 
 impl Cell {
     pub(super) fn is_as_expected(&self) -> bool {
-        match (self.expected, &self.fate) {
-            (Expected::Cancelled(due), Fate::Cancelled(after)) => {
+        match (self.expected, &self.outcome) {
+            (Expected::Cancelled(due), CallOutcome::Cancelled(after)) => {
                 // The clock of the notes counts whole milliseconds.
                 due <= *after + Duration::from_millis(2) && *after < due + TOLERANCE
             }
-            (Expected::RunsOn, Fate::RanOn(_))
-            | (Expected::Answered, Fate::Answered)
-            | (Expected::Unanswered, Fate::Unanswered) => true,
+            (Expected::KeepRunning, CallOutcome::Completed(_))
+            | (Expected::Answered, CallOutcome::Answered)
+            | (Expected::Unanswered, CallOutcome::Unanswered) => true,
             _ => false,
         }
     }
@@ -332,7 +354,7 @@ impl Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { row, set_up, .. } = self;
-        write!(f, "{row:40}  {set_up:16}  {}", self.fate)
+        write!(f, "{row:40}  {set_up:16}  {}", self.outcome)
     }
 }
 
@@ -359,23 +381,23 @@ impl fmt::Display for Expected {
             Self::Cancelled(due) => {
                 write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
             }
-            Self::RunsOn => f.write_str("runs for nobody"),
+            Self::KeepRunning => f.write_str("keeps running"),
             Self::Answered => f.write_str("gets its answer"),
             Self::Unanswered => f.write_str("gets no answer"),
         }
     }
 }
 
-// === impl Fate ===
+// === impl CallOutcome ===
 
-impl fmt::Display for Fate {
+impl fmt::Display for CallOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self {
             Self::Cancelled(after) if *after < TOLERANCE => {
                 format!("cancelled after {} ms", after.as_millis())
             }
             Self::Cancelled(after) => format!("cancelled after {:.1} s", after.as_secs_f64()),
-            Self::RanOn(after) => format!("ran {:.1} s for nobody", after.as_secs_f64()),
+            Self::Completed(after) => format!("kept running {:.1} s", after.as_secs_f64()),
             Self::Answered => "got its answer".into(),
             Self::Unanswered => "got no answer".into(),
             Self::CancelledWrongly => "cancelled for no reason".into(),

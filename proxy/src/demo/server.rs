@@ -1,7 +1,7 @@
-//! A server on stdin and stdout that does what it is told: to be shown, and to be tested with.
+//! A scripted server on stdin and stdout, for the demo and for tests.
 //!
-//! It is this program under another name ([`COMMAND`]), so that the demo needs nothing else. The arguments say how it
-//! behaves from the start, the tools what it does then. It writes down what its tools do, because who hangs up does not hear of it.
+//! It is this program under another name ([`COMMAND`]), so that the demo needs nothing else. Its arguments set how it
+//! behaves from the start, the tools what it does then. It logs what its tools do, because a disconnected client cannot see it.
 
 use std::{
     collections::HashMap,
@@ -37,14 +37,14 @@ const STEP: Duration = Duration::from_millis(100);
 #[derive(Debug, Default)]
 struct Behaviour {
     /// `--notes FILE`: where it writes down what its tools do.
-    notes: Option<PathBuf>,
+    tool_log: Option<PathBuf>,
     /// `--chatter`: it prints what is no message before it listens.
     chatters: bool,
     /// `--deaf`: it never reads.
     is_deaf: bool,
     /// `--crash`: it ends before it listens.
     crashes: bool,
-    /// `--stubborn`: it goes on after the end of its stdin and after SIGTERM.
+    /// `--stubborn`: it ignores the end of its stdin and SIGTERM.
     is_stubborn: bool,
 }
 
@@ -116,26 +116,26 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
         match argument.to_str() {
-            Some("--notes") => behaviour.notes = arguments.next().map(PathBuf::from),
+            Some("--notes") => behaviour.tool_log = arguments.next().map(PathBuf::from),
             Some("--chatter") => behaviour.chatters = true,
             Some("--deaf") => behaviour.is_deaf = true,
             Some("--crash") => behaviour.crashes = true,
             Some("--stubborn") => behaviour.is_stubborn = true,
             Some(HOLD) => wait_for_ever(),
             _ => {
-                complain!("{COMMAND}: unknown argument {}", argument.display());
+                err!("{COMMAND}: unknown argument {}", argument.display());
                 return ExitCode::FAILURE;
             }
         }
     }
-    // Whoever listens for a signal does not end by it.
+    // A process that handles a signal is not ended by it.
     let _listening = behaviour
         .is_stubborn
         .then(|| signal(SignalKind::terminate()));
     match Server::new(behaviour).serve() {
         Ok(code) => code,
         Err(error) => {
-            complain!("{COMMAND}: {error}");
+            err!("{COMMAND}: {error}");
             ExitCode::FAILURE
         }
     }
@@ -165,7 +165,7 @@ impl Server {
             self.write(b"Starting the server...\n\xff\xfe not text\n{\"half\": \n\n")?;
         }
         if self.behaviour.crashes {
-            complain!("it crashes as it was told");
+            err!("it crashes as it was told");
             return Ok(ExitCode::from(7));
         }
         if self.behaviour.is_deaf {
@@ -182,7 +182,7 @@ impl Server {
 
     fn receive(self: &Arc<Self>, line: &[u8]) -> io::Result<()> {
         let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
-            complain!("not a message: {}", line.escape_ascii());
+            err!("not a message: {}", line.escape_ascii());
             return Ok(());
         };
         let params: Params<'_> = message
@@ -195,7 +195,7 @@ impl Server {
                 let question = lock(&self.questions).remove(&id);
                 if let Some(asker) = question {
                     // It may have given up.
-                    let _told = asker.send(String::from_utf8_lossy(line).into_owned());
+                    let _sent = asker.send(String::from_utf8_lossy(line).into_owned());
                 }
                 Ok(())
             }
@@ -224,7 +224,7 @@ impl Server {
                 let call = lock(&self.calls).remove(id);
                 if let Some(call) = call {
                     // It may be over.
-                    let _told = call.send(());
+                    let _sent = call.send(());
                 }
                 Ok(())
             }
@@ -253,7 +253,7 @@ impl Server {
             let done = server.tool(&name, &call);
             lock(&server.calls).remove(&call.id);
             if let Err(error) = done {
-                complain!("{name}: {error}");
+                err!("{name}: {error}");
             }
         });
     }
@@ -277,7 +277,7 @@ impl Server {
             }
             "chat" => {
                 for line in 0..arguments.lines {
-                    complain!("line {line} {}", "x".repeat(arguments.length));
+                    err!("line {line} {}", "x".repeat(arguments.length));
                 }
             }
             "fork" => {
@@ -296,7 +296,7 @@ impl Server {
         self.text(&call.id, "done")
     }
 
-    /// Works for a while, says how far it is, and stops if it is told to.
+    /// Works for a while, reports progress, and stops if it is cancelled.
     fn work(&self, call: &Call) -> io::Result<()> {
         let Arguments {
             seconds,
@@ -316,7 +316,7 @@ impl Server {
                 }
                 Ok(()) => self.note("told", label),
                 Err(RecvTimeoutError::Timeout) => done += step,
-                // Nobody can cancel it any more.
+                // The sender is dropped, so no cancel can follow.
                 Err(RecvTimeoutError::Disconnected) => {
                     thread::park_timeout(step);
                     done += step;
@@ -369,7 +369,7 @@ impl Server {
 
     /// One line: when, who, what, and of which call.
     fn note(&self, what: &str, label: &str) {
-        let Some(path) = &self.behaviour.notes else {
+        let Some(path) = &self.behaviour.tool_log else {
             return;
         };
         let now = SystemTime::now()
@@ -383,7 +383,7 @@ impl Server {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
         if let Err(error) = written {
-            complain!("{}: {error}", path.display());
+            err!("{}: {error}", path.display());
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Redirects of the server. A client that follows one stays with the proxy, and never learns what is configured.
+//! Redirects of the server. A client that follows one stays with the proxy, and does not learn the configured query.
 
 use http::{HeaderValue, StatusCode, Uri, header, response, uri::PathAndQuery};
 
-/// The place that a response redirects to.
+/// The target of a redirect.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Redirect<'a>(&'a HeaderValue);
 
 // === impl Redirect ===
 
 impl<'a> Redirect<'a> {
-    /// Returns `None` if the response is no redirect.
+    /// Returns `None` if the response is not a redirect.
     pub(super) fn of(head: &'a response::Parts) -> Option<Self> {
         let may_redirect = head.status.is_redirection() && head.status != StatusCode::NOT_MODIFIED;
         head.headers
@@ -18,26 +18,28 @@ impl<'a> Redirect<'a> {
             .map(Self)
     }
 
-    /// Where it leads at the origin of `asked`, which is the URI that the server was asked for. Returns `None` if it leads
-    /// to another origin, or if its origin is not clear.
-    pub(super) fn at_origin(self, asked: &Uri) -> Option<PathAndQuery> {
+    /// Returns the target as a path at the origin of `requested`.
+    ///
+    /// That is the URI that was sent to the server. Returns `None` if the target has another origin, or an ambiguous
+    /// one.
+    pub(super) fn at_origin(self, requested: &Uri) -> Option<PathAndQuery> {
         let text = self.0.to_str().ok()?.trim();
         let text = text.split('#').next().unwrap_or_default();
-        // Browsers read `\` as `/`: after it could stand another host.
+        // Browsers read `\` as `/`, so another host may follow it.
         if text.is_empty() || text.contains('\\') {
             return None;
         }
-        let scheme = asked.scheme_str()?;
+        let scheme = requested.scheme_str()?;
         let path = if text.starts_with("//") {
-            path_at(asked, &format!("{scheme}:{text}"))?
+            path_at(requested, &format!("{scheme}:{text}"))?
         } else if text.starts_with('/') {
             text.parse().ok()?
         } else if text.starts_with('?') {
-            format!("{}{text}", asked.path()).parse().ok()?
+            format!("{}{text}", requested.path()).parse().ok()?
         } else if text.split(['/', '?']).next()?.contains(':') {
-            path_at(asked, text)?
+            path_at(requested, text)?
         } else {
-            let (folder, _) = asked.path().rsplit_once('/')?;
+            let (folder, _) = requested.path().rsplit_once('/')?;
             format!("{folder}/{text}").parse().ok()?
         };
         // As a `Location` it would name a host.
@@ -45,12 +47,12 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// What an absolute URI names, if its origin is that of `asked`.
-fn path_at(asked: &Uri, text: &str) -> Option<PathAndQuery> {
+/// Returns the path of an absolute URI, if its origin is that of `requested`.
+fn path_at(requested: &Uri, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
-    let is_same = uri.scheme() == asked.scheme()
-        && port(&uri) == port(asked)
-        && uri.host()?.eq_ignore_ascii_case(asked.host()?)
+    let is_same = uri.scheme() == requested.scheme()
+        && port(&uri) == port(requested)
+        && uri.host()?.eq_ignore_ascii_case(requested.host()?)
         && !uri.authority()?.as_str().contains('@');
     let path = uri.into_parts().path_and_query;
     is_same.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
@@ -65,7 +67,7 @@ fn port(uri: &Uri) -> Option<u16> {
     uri.port_u16().or(default)
 }
 
-/// A query without the parameters that `own` has. Returns `None` if nothing is left of it.
+/// Returns a query without the parameters of `own`. Returns `None` if nothing is left.
 pub(super) fn without(query: &str, own: &str) -> Option<String> {
     let names: Vec<Vec<u8>> = own.split('&').map(name).collect();
     let rest: Vec<&str> = query
@@ -75,23 +77,23 @@ pub(super) fn without(query: &str, own: &str) -> Option<String> {
     (!rest.is_empty()).then(|| rest.join("&"))
 }
 
-/// The name of a parameter, decoded, because a server may write it in another way.
+/// Returns the decoded name of a parameter, because a server may encode it differently.
 fn name(parameter: &str) -> Vec<u8> {
     decoded(parameter.split('=').next().unwrap_or_default())
 }
 
-/// Whether a text has the value of a parameter of `own`, in whatever way it is written.
-pub(super) fn shows(text: &str, own: &str) -> bool {
+/// Returns `true` if a text contains the value of a parameter of `own`, in any encoding.
+pub(super) fn contains_value_of(text: &str, own: &str) -> bool {
     let text = decoded(text);
     own.split('&').any(|parameter| {
         let (_, value) = parameter.split_once('=').unwrap_or(("", parameter));
         let value = decoded(value);
-        // Shorter ones are no secrets, and stand everywhere.
+        // Shorter values are not secret, and occur in many texts.
         value.len() >= 4 && text.windows(value.len()).any(|part| part == value)
     })
 }
 
-/// Without percent-encoding, however often it was done.
+/// Removes all percent-encoding, repeated encoding as well.
 fn decoded(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     loop {
@@ -133,12 +135,12 @@ mod tests {
     use super::*;
 
     fn led(location: &str) -> Option<String> {
-        let asked = Uri::from_static("http://up:9000/a/mcp?key=1");
+        let requested = Uri::from_static("http://up:9000/a/mcp?key=1");
         let response = Response::builder()
             .status(307)
             .header(header::LOCATION, location);
         let (head, ()) = response.body(()).unwrap().into_parts();
-        let path = Redirect::of(&head)?.at_origin(&asked)?;
+        let path = Redirect::of(&head)?.at_origin(&requested)?;
         Some(path.to_string())
     }
 
@@ -185,7 +187,10 @@ mod tests {
         assert_eq!(without("key=s3cret&v=1", own), None);
         assert_eq!(without("v=1&a=b&k%65y=s3cret", own).as_deref(), Some("a=b"));
         assert_eq!(without("keys=1", own).as_deref(), Some("keys=1"));
-        assert!(shows("/mcp/?next=%2Fmcp%3Fkey%3Ds3%2563ret", own));
-        assert!(!shows("/v/1?a=%zz%", own));
+        assert!(contains_value_of(
+            "/mcp/?next=%2Fmcp%3Fkey%3Ds3%2563ret",
+            own
+        ));
+        assert!(!contains_value_of("/v/1?a=%zz%", own));
     }
 }

@@ -1,10 +1,10 @@
 //! Connections that are opened in bounded time, and read a little at a time.
 //!
-//! The limit of the TCP connector is of the TCP handshake alone. Here it covers the look-up of the name and the TLS handshake too.
+//! The timeout of the TCP connector covers the TCP handshake alone. This one covers the name lookup and the TLS handshake too.
 //!
 //! hyper doubles its buffer each time that a read has filled it, up to 400 KiB. Behind a client that does not read, a connection
-//! to the server holds up to three such buffers. Here no read fills even the smallest, so it stays. How long a head may be is
-//! another matter, and hyper's.
+//! to the server holds up to three such buffers. Here no read fills even the smallest, so it stays small. hyper's own limit for
+//! heads is not affected.
 
 use std::{
     io::{self, IoSlice},
@@ -21,13 +21,13 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// The most that is read at a time: a byte less than hyper's smallest buffer.
-const MOST: usize = 8 * 1024 - 1;
+/// Maximum number of bytes of a read: a byte less than hyper's smallest buffer.
+const MAX_READ: usize = 8 * 1024 - 1;
 
-/// How long a connection to the server may take: 5 s.
-pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Time to open a connection to the server: 5 s.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Has connections read a little at a time; and one of those.
+/// A connector whose connections read a little at a time, or such a connection.
 #[derive(Debug, Clone)]
 pub(super) struct SmallReads<T>(pub(super) T);
 
@@ -48,7 +48,7 @@ where
     fn call(&mut self, uri: Uri) -> Self::Future {
         let connecting = self.0.call(uri);
         Box::pin(async move {
-            match timeout(CONNECT_WITHIN, connecting).await {
+            match timeout(CONNECT_TIMEOUT, connecting).await {
                 Ok(connection) => connection.map(SmallReads).map_err(Into::into),
                 Err(_) => {
                     let text = "a connection, with its TLS handshake, took longer than 5 s";
@@ -65,8 +65,8 @@ impl<T: Read + Unpin> Read for SmallReads<T> {
         cx: &mut Context<'_>,
         mut to: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut space = [MaybeUninit::uninit(); MOST];
-        let (space, _) = space.split_at_mut(MOST.min(to.remaining()));
+        let mut space = [MaybeUninit::uninit(); MAX_READ];
+        let (space, _) = space.split_at_mut(MAX_READ.min(to.remaining()));
         let mut read = ReadBuf::uninit(space);
         ready!(Pin::new(&mut self.0).poll_read(cx, read.unfilled()))?;
         to.put_slice(read.filled());

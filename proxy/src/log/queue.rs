@@ -2,7 +2,7 @@
 //!
 //! 1. **A task that logs never waits and never fails.** Standard error may be closed, full or not read. Only the thread of
 //!    the queue writes to it.
-//! 2. **The queue is bounded.** A line beyond [`MOST`] is dropped, and so is one whose write fails.
+//! 2. **The queue is bounded.** A line beyond [`MAX_QUEUED`] is dropped, and so is one whose write fails.
 //! 3. **Every dropped line is counted.** The next successful write is followed by a line with their number.
 
 use std::{
@@ -20,12 +20,12 @@ use std::{
 use crate::lock::lock;
 
 /// Maximum number of bytes that wait: 1 MiB. Chosen because a line for each of 4,096 calls that a drain cancels fits.
-const MOST: usize = 1024 * 1024;
+const MAX_QUEUED: usize = 1024 * 1024;
 
 /// Capacity that an empty buffer keeps: 64 KiB.
-const KEPT: usize = 64 * 1024;
+const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Time until the next attempt on a standard error that is in non-blocking mode and full: 10 ms.
+/// Time until the next attempt on a full standard error in non-blocking mode: 10 ms.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Number of lines that this process has dropped.
@@ -88,7 +88,7 @@ impl Write for Queue {
     /// Takes a whole line, or drops it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.state();
-        if state.lines.len() + line.len() <= MOST || self.0.is_writer() {
+        if state.lines.len() + line.len() <= MAX_QUEUED || self.0.is_writer() {
             state.lines.extend_from_slice(line);
         } else {
             state.add_dropped(1);
@@ -127,7 +127,7 @@ impl Shared {
             self.take(&mut lines);
             let lost = write_all(&mut to, &lines);
             lines.clear();
-            lines.shrink_to(KEPT);
+            lines.shrink_to(KEPT_CAPACITY);
             let mut state = self.state();
             let dropped = if lost == 0 {
                 mem::take(&mut state.dropped)
@@ -240,18 +240,18 @@ mod tests {
         while !case.queue.0.state().is_writing {
             thread::yield_now();
         }
-        for _ in 0..MOST / LINE.len() + 7 {
+        for _ in 0..MAX_QUEUED / LINE.len() + 7 {
             case.queue.write_all(LINE).unwrap();
         }
-        assert_eq!(case.queue.0.state().lines.len(), MOST);
+        assert_eq!(case.queue.0.state().lines.len(), MAX_QUEUED);
         case.permit.send(Ok(())).unwrap();
         assert_eq!(case.written.recv().unwrap(), b"first\n");
         assert_eq!(case.reported.recv().unwrap(), 7);
         case.permit.send(Ok(())).unwrap();
-        assert_eq!(case.written.recv().unwrap().len(), MOST);
+        assert_eq!(case.written.recv().unwrap().len(), MAX_QUEUED);
         case.queue.flush(Duration::from_secs(10));
         assert!(!case.queue.0.state().is_writing);
-        assert!(case.queue.0.state().lines.capacity() <= KEPT);
+        assert!(case.queue.0.state().lines.capacity() <= KEPT_CAPACITY);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The messages that wait to be written to a process's stdin.
+//! The queue of messages for a process's stdin.
 
 use std::{
     sync::{
@@ -17,160 +17,168 @@ use tokio::{
 
 use super::routing::MAX_OPEN;
 
-/// How many messages may wait: 1,024, as many as calls may be open, so that a client may make them all at once.
-const MESSAGES: usize = MAX_OPEN;
+/// Maximum number of queued messages: 1,024.
+///
+/// Chosen as the number of calls that may be open, so that a client may send them all at once.
+const MAX_MESSAGES: usize = MAX_OPEN;
 
-/// How many more, if they are cancels: one for each call that may be open. A full queue must not keep a call from being
-/// cancelled, and a client that goes leaves all of its calls at once.
-const CANCELS: usize = MAX_OPEN;
+/// Maximum number of additional cancels: one for each call that may be open.
+///
+/// A full queue must not prevent a cancel, and a client that disconnects abandons all its calls at once.
+const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
-/// How many bytes may wait: 8 MiB, which is two of the largest messages.
-const BYTES: usize = 8 * 1024 * 1024;
+/// Maximum number of queued bytes: 8 MiB, the size of two of the largest messages.
+const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// How many more, if they are cancels: 256 KiB. Cancels are short, and large messages must not keep them out.
-const CANCEL_BYTES: usize = 256 * 1024;
+/// Maximum number of bytes of additional cancels: 256 KiB. Large messages must not keep short cancels out.
+const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
-/// How long a process may not read its stdin before it is given up: 30 s.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a process may leave its stdin unread before it is killed: 30 s.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The end of the queue where messages are put in.
+/// The sending end of the queue.
 #[derive(Debug)]
 pub(super) struct Input {
-    /// It has a place for whatever has room.
-    queue: mpsc::Sender<Queued>,
-    messages: Room,
-    /// For cancels that find none there.
-    cancels: Room,
+    /// Its capacity is the sum of both limits.
+    queue: mpsc::Sender<QueuedLine>,
+    messages: Capacity,
+    /// For cancels that exceed the capacity for messages.
+    cancels: Capacity,
 }
 
-/// The end where they are written.
+/// The receiving end of the queue.
 #[derive(Debug)]
-pub(super) struct Waiting(mpsc::Receiver<Queued>);
+pub(super) struct InputWriter(mpsc::Receiver<QueuedLine>);
 
-/// How much may wait.
+/// The free capacity.
 #[derive(Debug)]
-struct Room {
-    places: Arc<Semaphore>,
+struct Capacity {
+    permits: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
 }
 
-/// What one message takes of it, until it is dropped.
+/// The capacity that a message takes, until it is dropped.
 #[derive(Debug)]
-struct Taken {
-    _place: OwnedSemaphorePermit,
+struct UsedCapacity {
+    _permit: OwnedSemaphorePermit,
     _bytes: OwnedSemaphorePermit,
 }
 
-/// A place in the queue.
+/// The permit to send a message.
 #[derive(Debug)]
-pub(super) struct Place<'a> {
-    place: mpsc::Permit<'a, Queued>,
-    taken: Taken,
+pub(super) struct Permit<'a> {
+    permit: mpsc::Permit<'a, QueuedLine>,
+    taken: UsedCapacity,
 }
 
-/// There is no place.
+/// Why there is no permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Full {
     Busy,
-    /// Nobody writes any more.
-    Gone,
+    /// The receiving end was dropped.
+    Closed,
 }
 
-/// Why nothing is written any more.
+/// Why writing has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stopped {
     /// The process has closed its stdin.
     Closed,
-    /// It does not read.
+    /// The process does not read.
     Stuck,
 }
 
-/// Whether the process is kept from writing: a client does not read what it wrote. Then it may not read either, and that
-/// is not its fault.
+/// Whether the process is blocked because a client does not read its output.
+///
+/// Such a process may leave its stdin unread as well, and must not be killed for it.
 #[derive(Debug, Default)]
-pub(super) struct Jam {
+pub(super) struct Backpressure {
     is_on: AtomicBool,
     times: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Queued {
+struct QueuedLine {
     line: Bytes,
-    _taken: Taken,
+    _taken: UsedCapacity,
 }
 
-/// A queue without a message.
-pub(super) fn queue() -> (Input, Waiting) {
-    let (queue, waiting) = mpsc::channel(MESSAGES + CANCELS);
+/// Creates an empty queue.
+pub(super) fn queue() -> (Input, InputWriter) {
+    let (queue, waiting) = mpsc::channel(MAX_MESSAGES + MAX_EXTRA_CANCELS);
     let input = Input {
         queue,
-        messages: Room::new(MESSAGES, BYTES),
-        cancels: Room::new(CANCELS, CANCEL_BYTES),
+        messages: Capacity::new(MAX_MESSAGES, MAX_BYTES),
+        cancels: Capacity::new(MAX_EXTRA_CANCELS, MAX_EXTRA_CANCEL_BYTES),
     };
-    (input, Waiting(waiting))
+    (input, InputWriter(waiting))
 }
 
 // === impl Input ===
 
 impl Input {
-    /// A place for a message of so many bytes.
-    pub(super) fn reserve(&self, length: usize, is_cancel: bool) -> Result<Place<'_>, Full> {
+    /// Reserves capacity for a message of this length.
+    pub(super) fn reserve(&self, length: usize, is_cancel: bool) -> Result<Permit<'_>, Full> {
         if self.queue.is_closed() {
-            return Err(Full::Gone);
+            return Err(Full::Closed);
         }
-        let taken = match self.messages.take(length) {
-            None if is_cancel => self.cancels.take(length),
+        let taken = match self.messages.try_take(length) {
+            None if is_cancel => self.cancels.try_take(length),
             taken => taken,
         };
         let taken = taken.ok_or(Full::Busy)?;
-        let place = self.queue.try_reserve().map_err(|_| Full::Busy)?;
-        Ok(Place { place, taken })
+        let permit = self.queue.try_reserve().map_err(|_| Full::Busy)?;
+        Ok(Permit { permit, taken })
     }
 }
 
-// === impl Room ===
+// === impl Capacity ===
 
-impl Room {
-    fn new(places: usize, bytes: usize) -> Self {
+impl Capacity {
+    fn new(permits: usize, bytes: usize) -> Self {
         Self {
-            places: Arc::new(Semaphore::new(places)),
+            permits: Arc::new(Semaphore::new(permits)),
             bytes: Arc::new(Semaphore::new(bytes)),
         }
     }
 
-    /// Takes a place and so many bytes, if both are there.
-    fn take(&self, bytes: usize) -> Option<Taken> {
+    /// Takes a permit and this number of bytes, if both are free.
+    fn try_take(&self, bytes: usize) -> Option<UsedCapacity> {
         let bytes = bytes.try_into().ok()?;
-        Some(Taken {
-            _place: self.places.clone().try_acquire_owned().ok()?,
+        Some(UsedCapacity {
+            _permit: self.permits.clone().try_acquire_owned().ok()?,
             _bytes: self.bytes.clone().try_acquire_many_owned(bytes).ok()?,
         })
     }
 }
 
-// === impl Place ===
+// === impl Permit ===
 
-impl Place<'_> {
-    /// Puts in a message, which must be on one line.
+impl Permit<'_> {
+    /// Sends a message, which must be on one line.
     pub(super) fn send(self, line: Bytes) {
         let _taken = self.taken;
-        self.place.send(Queued { line, _taken });
+        self.permit.send(QueuedLine { line, _taken });
     }
 }
 
-// === impl Waiting ===
+// === impl InputWriter ===
 
-impl Waiting {
-    /// Writes what waits, until that is not possible any more.
-    pub(super) async fn write(mut self, mut to: impl AsyncWrite + Unpin, jam: &Jam) -> Stopped {
+impl InputWriter {
+    /// Writes queued messages, until the process stops to read them.
+    pub(super) async fn write(
+        mut self,
+        mut to: impl AsyncWrite + Unpin,
+        backpressure: &Backpressure,
+    ) -> Stopped {
         while let Some(next) = self.0.recv().await {
             let mut rest = next.line.chain(&b"\n"[..]);
             while rest.has_remaining() {
-                let seen = jam.times();
-                match timeout(PATIENCE, to.write_buf(&mut rest)).await {
+                let before = backpressure.times();
+                match timeout(WRITE_TIMEOUT, to.write_buf(&mut rest)).await {
                     Ok(Ok(1..)) => {}
                     Ok(_) => return Stopped::Closed,
-                    Err(_) if jam.is_on() || jam.times() != seen => {}
+                    Err(_) if backpressure.is_on() || backpressure.times() != before => {}
                     Err(_) => return Stopped::Stuck,
                 }
             }
@@ -179,10 +187,10 @@ impl Waiting {
     }
 }
 
-// === impl Jam ===
+// === impl Backpressure ===
 
-impl Jam {
-    /// Waits for what may keep the process from writing.
+impl Backpressure {
+    /// Waits for a future, and counts as blocked while it is pending.
     pub(super) async fn wait<T>(&self, until: impl Future<Output = T>) -> T {
         let mut until = std::pin::pin!(until);
         if let Some(done) = futures_util::future::poll_immediate(until.as_mut()).await {
@@ -227,24 +235,27 @@ mod tests {
         drop(input);
         let (to, mut from) = duplex(2);
         let mut text = String::new();
-        let jam = Jam::default();
-        let (stopped, _) = tokio::join!(waiting.write(to, &jam), from.read_to_string(&mut text));
+        let backpressure = Backpressure::default();
+        let (stopped, _) = tokio::join!(
+            waiting.write(to, &backpressure),
+            from.read_to_string(&mut text)
+        );
         assert_eq!((stopped, &*text), (Stopped::Closed, "one\ntwo\n"));
     }
 
     #[tokio::test]
     async fn a_full_queue_has_places_for_cancels_only() {
         let (input, waiting) = queue();
-        for _ in 0..MESSAGES {
+        for _ in 0..MAX_MESSAGES {
             input.reserve(1, false).unwrap().send(line(1));
         }
         assert_eq!(input.reserve(1, false).unwrap_err(), Full::Busy);
-        for _ in 0..CANCELS {
+        for _ in 0..MAX_EXTRA_CANCELS {
             input.reserve(1, true).unwrap().send(line(1));
         }
         assert_eq!(input.reserve(1, true).unwrap_err(), Full::Busy);
         drop(waiting);
-        assert_eq!(input.reserve(1, true).unwrap_err(), Full::Gone);
+        assert_eq!(input.reserve(1, true).unwrap_err(), Full::Closed);
     }
 
     #[test]
@@ -252,24 +263,24 @@ mod tests {
         for _ in 0..500 {
             let (input, _waiting) = queue();
             let barrier = Barrier::new(8);
-            let take = || {
+            let try_take = || {
                 barrier.wait();
                 iter::from_fn(|| input.reserve(1, false).ok())
-                    .map(|place| place.send(line(1)))
+                    .map(|permit| permit.send(line(1)))
                     .count()
             };
             let taken: usize = thread::scope(|scope| {
-                let takers: Vec<_> = (0..8).map(|_| scope.spawn(take)).collect();
+                let takers: Vec<_> = (0..8).map(|_| scope.spawn(try_take)).collect();
                 takers.into_iter().map(|taker| taker.join().unwrap()).sum()
             });
-            assert_eq!(taken, MESSAGES);
+            assert_eq!(taken, MAX_MESSAGES);
         }
     }
 
     #[tokio::test]
     async fn every_call_that_may_be_open_can_be_cancelled_at_once() {
         let (input, _waiting) = queue();
-        for _ in 0..MESSAGES {
+        for _ in 0..MAX_MESSAGES {
             input.reserve(1, false).unwrap().send(line(1));
         }
         for _ in 0..MAX_OPEN {
@@ -282,24 +293,24 @@ mod tests {
     async fn large_messages_fill_it_sooner_and_give_their_room_back() {
         let (input, mut waiting) = queue();
         input
-            .reserve(BYTES - 1, false)
+            .reserve(MAX_BYTES - 1, false)
             .unwrap()
-            .send(line(BYTES - 1));
+            .send(line(MAX_BYTES - 1));
         assert_eq!(input.reserve(2, false).unwrap_err(), Full::Busy);
         drop(waiting.0.recv().await);
-        assert!(input.reserve(BYTES, false).is_ok());
+        assert!(input.reserve(MAX_BYTES, false).is_ok());
     }
 
     #[tokio::test]
     async fn large_messages_leave_room_for_cancels() {
         let (input, _waiting) = queue();
         for _ in 0..2 {
-            let place = input.reserve(BYTES / 2, false).unwrap();
-            place.send(line(BYTES / 2));
+            let permit = input.reserve(MAX_BYTES / 2, false).unwrap();
+            permit.send(line(MAX_BYTES / 2));
         }
-        for _ in 0..CANCELS {
+        for _ in 0..MAX_EXTRA_CANCELS {
             input
-                .reserve(CANCEL_BYTES / CANCELS, true)
+                .reserve(MAX_EXTRA_CANCEL_BYTES / MAX_EXTRA_CANCELS, true)
                 .unwrap()
                 .send(line(1));
         }
@@ -313,8 +324,11 @@ mod tests {
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
         let begun = Instant::now();
-        assert_eq!(waiting.write(to, &Jam::default()).await, Stopped::Stuck);
-        assert!(begun.elapsed() >= PATIENCE);
+        assert_eq!(
+            waiting.write(to, &Backpressure::default()).await,
+            Stopped::Stuck
+        );
+        assert!(begun.elapsed() >= WRITE_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
@@ -322,9 +336,9 @@ mod tests {
         let (input, waiting) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
-        let jam = Jam::default();
-        let write = waiting.write(to, &jam);
-        let ten_times = timeout(PATIENCE * 10, jam.wait(pending::<()>()));
+        let backpressure = Backpressure::default();
+        let write = waiting.write(to, &backpressure);
+        let ten_times = timeout(WRITE_TIMEOUT * 10, backpressure.wait(pending::<()>()));
         tokio::select! {
             stopped = write => panic!("{stopped:?}"),
             late = ten_times => assert!(late.is_err()),
@@ -337,6 +351,9 @@ mod tests {
         input.reserve(1, false).unwrap().send(line(1));
         let (to, from) = duplex(1);
         drop(from);
-        assert_eq!(waiting.write(to, &Jam::default()).await, Stopped::Closed);
+        assert_eq!(
+            waiting.write(to, &Backpressure::default()).await,
+            Stopped::Closed
+        );
     }
 }

@@ -1,44 +1,46 @@
-//! Bytes in, lines out, in bounded memory.
+//! Splits bytes into lines, in bounded memory.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use memchr::memchr;
 
-use crate::message::{IdKey, Skim};
+use crate::message::{IdKey, Scanner};
 
-/// The longest line: 16 MiB, which is more than clients take.
+/// Maximum length of a line: 16 MiB, which is more than clients accept.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// How much of a line that is no message is logged.
-const BEGINNING: usize = 200;
+/// Maximum number of bytes that are kept of a line that is too long.
+const MAX_EXCERPT: usize = 200;
 
-/// How much memory is kept after a line.
-const KEPT: usize = 64 * 1024;
+/// Maximum capacity that is kept after a line.
+const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// How much is read at a time.
-const CHUNK: usize = 16 * 1024;
+/// Number of bytes that are read at a time.
+const READ_SIZE: usize = 16 * 1024;
 
-/// A byte order mark, with which servers in .NET and PowerShell begin their output. It is no part of a line.
-const MARK: &[u8] = b"\xef\xbb\xbf";
+/// A byte order mark, with which servers in .NET and PowerShell begin their output. It is not part of a line.
+const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Cuts what a process writes into lines. It keeps at most one line of [`MAX_LINE`] and what was read with its end.
+/// Splits the output of a process into lines.
+///
+/// It keeps at most one line of [`MAX_LINE`] and what was read with its end.
 #[derive(Debug)]
 pub struct Lines {
-    longest: usize,
+    max: usize,
     buffer: BytesMut,
-    /// So much of the buffer has no line break.
-    looked_at: usize,
-    /// A line that is too long is thrown away as it comes.
+    /// Number of bytes of the buffer that were scanned and have no line break.
+    scanned: usize,
+    /// The current line is too long, and is discarded while it is read.
     skipped: Option<Skipped>,
 }
 
 /// A line, without white space around it and never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// A whole line, in the memory that it was read into: who keeps it for longer than for a moment makes a copy.
+    /// A whole line, in the memory that it was read into. Copy it to keep it for long.
     Whole(Bytes),
-    /// A line that was too long, and is gone.
+    /// A line that was too long, and was discarded.
     TooLong {
-        /// How it began.
+        /// Its first bytes.
         beginning: Bytes,
         /// The id of the call that it answers, if it is an answer.
         answers: Option<IdKey>,
@@ -49,44 +51,44 @@ pub enum Line {
 #[derive(Debug)]
 struct Skipped {
     beginning: Bytes,
-    skim: Skim,
+    scanner: Scanner,
 }
 
 // === impl Lines ===
 
 impl Lines {
-    /// Lines of at most so many bytes.
+    /// Splits lines of at most this length.
     #[must_use]
-    pub fn new(longest: usize) -> Self {
+    pub fn new(max: usize) -> Self {
         Self {
-            longest,
+            max,
             buffer: BytesMut::new(),
-            looked_at: 0,
+            scanned: 0,
             skipped: None,
         }
     }
 
-    /// Where to put what comes next. All lines must be taken before.
+    /// Returns the buffer for the next bytes. All lines must be taken before.
     pub fn buffer(&mut self) -> &mut BytesMut {
-        self.buffer.reserve(CHUNK);
-        if self.buffer.capacity() > KEPT && self.buffer.len() <= CHUNK {
-            let mut smaller = BytesMut::with_capacity(self.buffer.len() + CHUNK);
+        self.buffer.reserve(READ_SIZE);
+        if self.buffer.capacity() > KEPT_CAPACITY && self.buffer.len() <= READ_SIZE {
+            let mut smaller = BytesMut::with_capacity(self.buffer.len() + READ_SIZE);
             smaller.extend_from_slice(&self.buffer);
             self.buffer = smaller;
         }
         &mut self.buffer
     }
 
-    /// The next line that is there.
+    /// Returns the next complete line.
     pub fn next_line(&mut self) -> Option<Line> {
         loop {
-            let new = self.buffer.get(self.looked_at..).unwrap_or_default();
-            let Some(end) = memchr(b'\n', new).map(|at| self.looked_at + at) else {
-                self.looked_at = self.buffer.len();
-                self.without_end();
+            let new = self.buffer.get(self.scanned..).unwrap_or_default();
+            let Some(end) = memchr(b'\n', new).map(|at| self.scanned + at) else {
+                self.scanned = self.buffer.len();
+                self.on_unterminated();
                 return None;
             };
-            self.looked_at = 0;
+            self.scanned = 0;
             let text = self.buffer.split_to(end).freeze();
             self.buffer.advance(1);
             let line = self.line(text);
@@ -96,37 +98,37 @@ impl Lines {
         }
     }
 
-    /// The last line, if it has no end.
+    /// Returns the last line, if it has no line break.
     pub fn last_line(&mut self) -> Option<Line> {
-        self.looked_at = 0;
+        self.scanned = 0;
         let text = self.buffer.split().freeze();
         self.line(text)
     }
 
-    /// What is there has no end yet.
-    fn without_end(&mut self) {
-        if self.skipped.is_none() && self.buffer.len() > self.longest {
+    /// Discards an unterminated line that is too long.
+    fn on_unterminated(&mut self) {
+        if self.skipped.is_none() && self.buffer.len() > self.max {
             self.skipped = Some(Skipped::new(&self.buffer));
         }
         if let Some(skipped) = &mut self.skipped {
-            skipped.skim.read(&self.buffer);
-            self.forget();
+            skipped.scanner.read(&self.buffer);
+            self.clear();
         }
     }
 
-    fn forget(&mut self) {
+    fn clear(&mut self) {
         self.buffer.clear();
-        self.looked_at = 0;
+        self.scanned = 0;
     }
 
     fn line(&mut self, text: Bytes) -> Option<Line> {
-        let is_too_long = text.len() > self.longest;
+        let is_too_long = text.len() > self.max;
         let skipped = self.skipped.take();
         if let Some(mut skipped) = skipped.or_else(|| is_too_long.then(|| Skipped::new(&text))) {
-            skipped.skim.read(&text);
+            skipped.scanner.read(&text);
             return Some(skipped.end());
         }
-        let line = text.strip_prefix(MARK).unwrap_or(&text).trim_ascii();
+        let line = text.strip_prefix(BOM).unwrap_or(&text).trim_ascii();
         (!line.is_empty()).then(|| Line::Whole(text.slice_ref(line)))
     }
 }
@@ -135,17 +137,17 @@ impl Lines {
 
 impl Skipped {
     fn new(text: &[u8]) -> Self {
-        let beginning = text.get(..BEGINNING).unwrap_or(text);
+        let beginning = text.get(..MAX_EXCERPT).unwrap_or(text);
         Self {
             beginning: Bytes::copy_from_slice(beginning),
-            skim: Skim::default(),
+            scanner: Scanner::default(),
         }
     }
 
     fn end(self) -> Line {
         Line::TooLong {
             beginning: self.beginning,
-            answers: self.skim.answers(),
+            answers: self.scanner.answers(),
         }
     }
 }
@@ -162,14 +164,14 @@ mod tests {
 
     use super::*;
 
-    /// All lines, if the bytes come in these pieces.
-    fn cut<'a>(longest: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Line> {
-        let mut lines = Lines::new(longest);
+    /// Returns all lines of these pieces.
+    fn cut<'a>(max: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Line> {
+        let mut lines = Lines::new(max);
         let mut cut = Vec::new();
         for piece in pieces {
             lines.buffer().extend_from_slice(piece);
             cut.extend(std::iter::from_fn(|| lines.next_line()));
-            assert!(lines.buffer.len() <= longest, "it keeps too much");
+            assert!(lines.buffer.len() <= max, "it keeps too much");
         }
         cut.extend(lines.last_line());
         cut
@@ -234,7 +236,7 @@ mod tests {
         lines.buffer().extend_from_slice(b"\n");
         assert!(matches!(lines.next_line(), Some(Line::Whole(line)) if line.len() == 1 << 20));
         assert_eq!(lines.next_line(), None);
-        assert!(lines.buffer().capacity() <= 2 * KEPT);
+        assert!(lines.buffer().capacity() <= 2 * KEPT_CAPACITY);
     }
 
     proptest! {

@@ -1,24 +1,24 @@
-//! A server that speaks stdio, as a service that speaks Streamable HTTP: a process for each session.
+//! A server on stdin and stdout, as a Streamable HTTP service with a process for each session.
 //!
 //! 1. **Bytes.** A message passes as it was written, in both directions. Only line breaks between its tokens become spaces.
-//! 2. **Nothing survives.** The end of a session closes the stdin of its process, and then signals its group (`process`).
-//! 3. **Whose a line is** says `routing`; in doubt it is sent to no call's stream.
-//! 4. **Bounded.** What waits to be written (1,024 messages, 8 MiB a session), a line (16 MiB), what is logged, the calls and
-//!    the sessions. What waits to be read is the hub's.
-//! 5. **Told, not stopped.** A cancel is passed to the process. Whether its tool stops is up to that; only
-//!    [`Options::kill_after`] makes sure.
-//! 6. **Hang-ups mean nothing here.** A call runs on without its client, and its answer is kept in the hub. The layer outside
-//!    decides that it is abandoned, and POSTs the cancel.
+//! 2. **No process is left.** The end of a session closes the stdin of its process, and then signals its group (`process`).
+//! 3. **Routing.** `routing` finds the call of each line. A line of no certain call is sent to no call's stream.
+//! 4. **Bounded.** Limits exist for queued messages (1,024 messages, 8 MiB a session), a line (16 MiB), log lines, calls and
+//!    sessions. The event store bounds what clients have not read.
+//! 5. **Cancelled is not stopped.** The process receives a cancel, and its tool may ignore it. Only [`Options::kill_after`]
+//!    makes sure.
+//! 6. **A disconnect has no effect here.** The call runs without its client, and its answer is kept in the event store. The
+//!    layer outside decides that the call is abandoned, and POSTs the cancel.
 
 mod begin;
-mod crashes;
 mod input;
 pub mod lines;
 pub(crate) mod process;
+mod restart_backoff;
 pub mod routing;
-mod said;
 mod service;
 mod session;
+mod stderr_log;
 mod task;
 
 use std::time::Duration;
@@ -28,25 +28,27 @@ pub use self::{
     service::{Stats, Stdio},
 };
 
-/// What [`Stdio`] runs, and how.
+/// Options of [`Stdio`].
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What is started for each session.
+    /// The program that is started for each session.
     pub program: Program,
-    /// How many processes there may be: 256.
+    /// Maximum number of processes: 256.
     pub max_sessions: usize,
-    /// How long a session may be unused: 30 minutes. `None`: for ever.
+    /// How long a session may be unused: 30 minutes. `None` for no limit.
     pub session_timeout: Option<Duration>,
-    /// How long after it was told to stop a call must have answered. If it has not, the process of its session is
-    /// killed, with all that the session does. Many servers never answer a call that was cancelled, also if they stopped it:
-    /// this is for those that do answer, or that nothing else stops. Off by default.
+    /// How long a cancelled call may stay unanswered. `None` for no limit, which is the default.
+    ///
+    /// After that time the process of its session is killed, and with it all other calls of the session. Many servers
+    /// never answer a cancelled call, also if they stopped it. So this is for servers that do answer, or that nothing
+    /// else stops.
     pub kill_after: Option<Duration>,
 }
 
 // === impl Options ===
 
 impl Options {
-    /// The default ones for a program.
+    /// Creates the default options for a program.
     #[must_use]
     pub fn new(program: Program) -> Self {
         Self {

@@ -1,15 +1,14 @@
-//! A process and everything that it has started, as one process group.
+//! A process and its descendants, as one process group.
 //!
-//! 1. **No signal meets a stranger.** A group is signalled only while its leader is not reaped. Until then nobody else can
-//!    get the leader's number, which is that of the group as well: a zombie keeps it. So the leader's exit is watched
-//!    without reaping it, and [`Group::reap`] kills the rest of the group before it does.
-//! 2. **A dropped group is killed**: whatever becomes of its task, and of the runtime.
-//! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep those open.
+//! 1. **No signal reaches an unrelated process.** A group is signalled only while its leader is not reaped. Until then the id
+//!    of the leader, which is that of the group as well, cannot be reused: a zombie keeps it. So the leader's exit is watched
+//!    without reaping it, and [`Group::reap`] kills the rest of the group before it reaps.
+//! 2. **A dropped group is killed**, however its task and the runtime end.
+//! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep pipes open.
 //!
-//! Two things no group can do. A process that leaves it (`setsid`) is not found any more. And if the proxy itself is
-//! killed by a signal that it cannot handle, all that its children see is the end of their stdin: to tie them to it
-//! (`PR_SET_PDEATHSIG`) takes code between fork and exec, which is unsafe, and the kernel would then also kill them
-//! whenever the *thread* that started them ends.
+//! A group has two limits. A process that leaves it (`setsid`) is not found any more. And if the proxy itself is killed by a
+//! signal that it cannot handle, its children see only the end of their stdin. To tie them to the proxy (`PR_SET_PDEATHSIG`)
+//! takes code between fork and exec, which is unsafe. The kernel would also kill them when the *thread* that started them ends.
 
 use std::{
     ffi::OsString, fmt, io, os::unix::process::ExitStatusExt as _, path::PathBuf,
@@ -25,18 +24,18 @@ use tokio::{
     signal::unix::{self, SignalKind},
 };
 
-use crate::message::shown;
+use crate::message::sanitize;
 
-/// What is started for each session: never through a shell.
+/// The program of each session. It is never run by a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// A path, or a name that is looked for in `PATH`.
+    /// A path, or a name that is searched in `PATH`.
     pub name: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// What its environment has besides the proxy's own, or in place of it.
+    /// Additional variables of its environment, which replace those of the proxy.
     pub environment: Vec<(OsString, OsString)>,
-    /// Where it starts, if not where the proxy did.
+    /// Its working directory, if it is not that of the proxy.
     pub directory: Option<PathBuf>,
 }
 
@@ -48,20 +47,20 @@ pub(crate) struct Pipes {
     pub(crate) stderr: ChildStderr,
 }
 
-/// A process and its offspring.
+/// A process and its descendants.
 #[derive(Debug)]
 pub(crate) struct Group {
     leader: Child,
-    /// The number of the leader and of the group, until the leader is reaped.
+    /// The id of the leader and of the group, until the leader is reaped.
     id: Option<Pid>,
-    /// Comes after some child of this program has ended.
+    /// Notified when a child of this program has ended.
     ended: unix::Signal,
 }
 
 // === impl Program ===
 
 impl Program {
-    /// A program with these arguments.
+    /// Creates a program with these arguments.
     pub fn new(name: impl Into<OsString>, arguments: impl IntoIterator<Item = OsString>) -> Self {
         Self {
             name: name.into(),
@@ -71,26 +70,26 @@ impl Program {
         }
     }
 
-    /// Whether it can be found now.
+    /// Checks that it can be found.
     ///
     /// # Errors
     ///
-    /// Says what is missing, fit for who started the proxy.
-    pub fn look(&self) -> io::Result<()> {
+    /// Names what is missing, for the person who starts the proxy.
+    pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
         {
             let text = format!("there is no directory {}", directory.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
-        // A relative path is relative to where the program starts.
+        // A relative path is relative to the working directory of the program.
         let name = PathBuf::from(&self.name);
         let from = self.directory.clone().unwrap_or_default();
         if name.components().count() > 1 {
             return if from.join(&name).is_file() {
                 Ok(())
             } else {
-                Err(self.not_there(""))
+                Err(self.not_found(""))
             };
         }
         let own = self
@@ -101,16 +100,16 @@ impl Program {
         let path = own
             .map(|(_, value)| value.clone())
             .or_else(|| std::env::var_os("PATH"));
-        let mut places = std::env::split_paths(path.as_deref().unwrap_or_default());
-        if places.any(|place| from.join(place).join(&name).is_file()) {
+        let mut directories = std::env::split_paths(path.as_deref().unwrap_or_default());
+        if directories.any(|directory| from.join(directory).join(&name).is_file()) {
             Ok(())
         } else {
-            Err(self.not_there(" in PATH"))
+            Err(self.not_found(" in PATH"))
         }
     }
 
-    fn not_there(&self, place: &str) -> io::Error {
-        let text = format!("there is no command `{}`{place}", self.name.display());
+    fn not_found(&self, suffix: &str) -> io::Error {
+        let text = format!("there is no command `{}`{suffix}", self.name.display());
         io::Error::new(io::ErrorKind::NotFound, text)
     }
 
@@ -130,10 +129,10 @@ impl Program {
     }
 }
 
-/// The command line on one line, to be read and not to be run.
+/// The command line on one line, for people and not for shells.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = |word: &OsString| shown(word.as_encoded_bytes(), usize::MAX);
+        let word = |word: &OsString| sanitize(word.as_encoded_bytes(), usize::MAX);
         f.write_str(&word(&self.name))?;
         self.arguments
             .iter()
@@ -145,8 +144,8 @@ impl fmt::Display for Program {
 
 impl Group {
     pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
-        // Before the process is there, so that its end is not missed, and so that the kernel does not reap it: it
-        // would, if this program was started with SIGCHLD ignored.
+        // Registered before the spawn, so that the exit is not missed. It also keeps the kernel from reaping the
+        // process, which it does if this program was started with SIGCHLD ignored.
         let ended = unix::signal(SignalKind::child())?;
         let mut leader = program.command().spawn()?;
         let id = leader
@@ -171,7 +170,7 @@ impl Group {
         ))
     }
 
-    /// The number of the leader.
+    /// Returns the id of the leader.
     pub(super) fn pid(&self) -> Option<i32> {
         self.id.map(Pid::as_raw_pid)
     }
@@ -191,27 +190,27 @@ impl Group {
         let Some(id) = self.id else {
             return true;
         };
-        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        match waitid(WaitId::Pid(id), look) {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::Pid(id), options) {
             Ok(exit) => exit.is_some(),
             Err(Errno::INTR) => false,
             Err(_) => {
-                // It is not our child any more, and its number may be another's.
+                // It is not a child any more, and its id may belong to another process.
                 self.id = None;
                 true
             }
         }
     }
 
-    /// Sends a signal to all of the group.
+    /// Sends a signal to the group.
     pub(super) fn signal(&self, signal: Signal) {
         if let Some(id) = self.id {
-            // Nobody may be left.
+            // Fails if the group is empty.
             let _sent = kill_process_group(id, signal);
         }
     }
 
-    /// Kills what is left of the group, and reaps the leader.
+    /// Kills the rest of the group, and reaps the leader.
     pub(super) async fn reap(&mut self) -> io::Result<ExitStatus> {
         self.signal(Signal::KILL);
         self.id = None;
@@ -226,8 +225,8 @@ impl Drop for Group {
     }
 }
 
-/// How a process ended, in words.
-pub(super) fn in_words(status: ExitStatus) -> String {
+/// Returns the exit status as text.
+pub(super) fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
@@ -258,8 +257,8 @@ mod tests {
         group.exited().await;
         assert!(is_there(leader), "it is not reaped");
         assert!(is_there(grandchild));
-        assert_eq!(in_words(group.reap().await.unwrap()), "exit code 3");
-        // The pipe ends when the last who holds it has gone.
+        assert_eq!(exit_text(group.reap().await.unwrap()), "exit code 3");
+        // The pipe ends with the last process that holds it.
         assert_eq!(lines.next_line().await.unwrap(), None);
         assert!(!is_there(leader));
         assert_eq!(group.pid(), None, "nobody can be signalled from here on");
@@ -289,22 +288,22 @@ mod tests {
 
     #[test]
     fn a_command_that_is_not_there_is_told_from_one_that_is() {
-        assert!(shell("").look().is_ok());
-        assert!(Program::new("/bin/sh", []).look().is_ok());
+        assert!(shell("").check().is_ok());
+        assert!(Program::new("/bin/sh", []).check().is_ok());
         for name in ["no-such-command-at-all", "/no/such/command", "./no-such"] {
-            let error = Program::new(name, []).look().unwrap_err();
+            let error = Program::new(name, []).check().unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }
         let mut elsewhere = shell("");
         elsewhere
             .environment
             .push(("PATH".into(), "/no/such/place".into()));
-        assert!(elsewhere.look().is_err());
+        assert!(elsewhere.check().is_err());
         let mut nowhere = shell("");
         nowhere.directory = Some("/no/such/directory".into());
         assert!(
             nowhere
-                .look()
+                .check()
                 .unwrap_err()
                 .to_string()
                 .contains("/no/such/directory")

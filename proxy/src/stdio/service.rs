@@ -1,4 +1,4 @@
-//! Streamable HTTP in front of the sessions.
+//! Streamable HTTP for the sessions.
 
 use std::{
     collections::HashMap,
@@ -26,41 +26,41 @@ use tower_service::Service;
 
 use super::{
     Options, Program,
-    crashes::Crashes,
-    session::{NotSent, Session, Why},
-    task::{End, PATIENCE},
+    restart_backoff::RestartBackoff,
+    session::{EndReason, SendError, Session},
+    task::{STOP_TIMEOUT, SessionEnd},
 };
 use crate::{
-    head::{
+    event_store::{Call, EventStore},
+    headers::{
         EVENT_STREAM, FIRST_WITHOUT_SESSIONS, JSON, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
-        accepts, is_of_type, only,
+        accepts, is_of_type, single,
     },
-    hub::{Call, Hub},
     lock::lock,
-    message::{Kind, MAX_BODY, Message, on_one_line},
-    refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
+    message::{Kind, MAX_BODY, Message, single_line},
+    refusal::{self, INVALID_REQUEST, PARSE_ERROR, RETRY_AFTER, SERVER_ERROR, SESSION_NOT_FOUND},
 };
 
-/// No system has so many processes.
-const MAX_PLACES: usize = 1 << 24;
+/// Maximum number of processes. No system has more.
+const MAX_PERMITS: usize = 1 << 24;
 
 /// A server that speaks stdio, as a service. Clones are the same server.
 #[derive(Clone, Debug)]
 pub struct Stdio(pub(super) Arc<Inner>);
 
-/// How much there is, to be shown.
+/// Current numbers, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Sessions that can be used.
+    /// Number of sessions that can be used.
     pub sessions: usize,
-    /// Processes, with those that are about to end.
+    /// Number of processes, including those that are stopping.
     pub children: usize,
-    /// How often one had to be killed.
+    /// Number of processes that had to be killed.
     pub kills: u64,
 }
 
-/// What the head of a request names.
+/// The session and the revision that the head of a request names.
 struct Head<'a> {
     session: Option<&'a str>,
     revision: Option<&'a str>,
@@ -69,14 +69,14 @@ struct Head<'a> {
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) options: Options,
-    pub(super) hub: Hub,
+    pub(super) store: EventStore,
     live: Mutex<Live>,
-    /// One for each process that there may be.
-    pub(super) places: Arc<Semaphore>,
-    crashes: Mutex<Crashes>,
-    /// The last time that a session was refused for want of a place, and logged.
+    /// One for each process.
+    pub(super) permits: Arc<Semaphore>,
+    restart_backoff: Mutex<RestartBackoff>,
+    /// When a session was last refused because of the limit, and logged.
     pub(super) refused: Mutex<Option<Instant>>,
-    /// Not what `places` lacks: who waits for all of them has them.
+    /// Not derived from `permits`: a shutdown acquires all of them.
     pub(super) children: AtomicUsize,
     kills: AtomicU64,
 }
@@ -84,44 +84,44 @@ pub(super) struct Inner {
 #[derive(Debug, Default)]
 pub(super) struct Live {
     pub(super) sessions: HashMap<Arc<str>, Arc<Session>>,
-    pub(super) shuts_down: bool,
+    pub(super) is_shutting_down: bool,
 }
 
 // === impl Stdio ===
 
 impl Stdio {
-    /// Starts nothing yet: the first `initialize` does.
+    /// Creates the service. The first `initialize` starts a process.
     ///
     /// # Errors
     ///
-    /// If there is no such program.
-    pub fn new(options: Options, hub: Hub) -> io::Result<Self> {
-        options.program.look()?;
+    /// If the program cannot be found.
+    pub fn new(options: Options, store: EventStore) -> io::Result<Self> {
+        options.program.check()?;
         Ok(Self(Arc::new(Inner {
-            places: Arc::new(Semaphore::new(options.max_sessions.min(MAX_PLACES))),
+            permits: Arc::new(Semaphore::new(options.max_sessions.min(MAX_PERMITS))),
             options,
-            hub,
+            store,
             live: Mutex::default(),
-            crashes: Mutex::default(),
+            restart_backoff: Mutex::default(),
             refused: Mutex::default(),
             children: AtomicUsize::new(0),
             kills: AtomicU64::new(0),
         })))
     }
 
-    /// What is started for each session.
+    /// Returns the program that is started for each session.
     #[must_use]
     pub fn program(&self) -> &Program {
         &self.0.options.program
     }
 
-    /// Where the streams of its sessions are kept.
+    /// Returns the store of the sessions' streams.
     #[must_use]
-    pub fn hub(&self) -> &Hub {
-        &self.0.hub
+    pub fn event_store(&self) -> &EventStore {
+        &self.0.store
     }
 
-    /// How much there is.
+    /// Returns the current numbers.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let inner = &self.0;
@@ -132,22 +132,24 @@ impl Stdio {
         }
     }
 
-    /// Ends all sessions, and waits until their processes are gone, but not for longer than `within`. None can be begun from
-    /// here on. A process has a third of that to end after its stdin was closed, and another after SIGTERM, 2 s each at most.
+    /// Ends all sessions, and waits for the end of their processes, for `within` at most.
+    ///
+    /// No session can be started from here on. A process has a third of that time to exit after its stdin was closed,
+    /// and another third after SIGTERM, 2 s each at most.
     pub async fn shutdown(&self, within: Duration) {
         let inner = &self.0;
         let sessions = {
             let mut live = inner.live();
-            live.shuts_down = true;
+            live.is_shutting_down = true;
             std::mem::take(&mut live.sessions)
         };
-        let patience = PATIENCE.min(within / 3);
+        let stop_timeout = STOP_TIMEOUT.min(within / 3);
         for session in sessions.values() {
-            session.stop(Why::Shutdown(patience));
+            session.stop(EndReason::Shutdown(stop_timeout));
         }
-        let all = inner.options.max_sessions.min(MAX_PLACES).try_into();
+        let all = inner.options.max_sessions.min(MAX_PERMITS).try_into();
         let all = all.unwrap_or(u32::MAX);
-        let _gone = timeout(within, inner.places.acquire_many(all)).await;
+        let _gone = timeout(within, inner.permits.acquire_many(all)).await;
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
@@ -176,16 +178,16 @@ impl Stdio {
         }
         let body = match Limited::new(body, MAX_BODY).collect().await {
             Ok(body) => body.to_bytes(),
-            // The front may have noticed first.
+            // The frontend may have refused the body first.
             Err(error) => {
                 let cut = || {
                     let text = "the body was cut off";
                     refusal::error(StatusCode::BAD_REQUEST, None, PARSE_ERROR, text)
                 };
-                return refusal::of_body(&*error).unwrap_or_else(cut);
+                return refusal::for_body_error(&*error).unwrap_or_else(cut);
             }
         };
-        let line = on_one_line(trimmed(&body));
+        let line = single_line(trimmed(&body));
         let message = str::from_utf8(&line)
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
@@ -224,16 +226,19 @@ impl Stdio {
             let text = "the session is initialized already";
             return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
         }
-        // The layer itself replays cancels.
+        // The layer marks the cancels that it replays.
         let token = parts.extensions.get::<CallToken>();
         let is_layers = token.is_none_or(CallToken::is_replay);
         let sent = match message.kind {
-            Kind::Request => request_in(&session, &message, &parts, line.clone()),
+            Kind::Request => send_request(&session, &message, &parts, line.clone()),
             Kind::Notification | Kind::Response => session
-                .tell(&message, session.told_line(&message, &line, is_layers))
+                .notify(
+                    &message,
+                    session.notification_line(&message, &line, is_layers),
+                )
                 .map(|()| refusal::empty(StatusCode::ACCEPTED)),
         };
-        sent.unwrap_or_else(|why| not_sent(id, why))
+        sent.unwrap_or_else(|why| send_error_response(id, why))
     }
 
     fn get(&self, headers: &HeaderMap) -> Response<Body> {
@@ -249,8 +254,8 @@ impl Stdio {
             Ok(_) => return bad("a request without a session"),
             Err(text) => return bad(text),
         };
-        let session = self.0.session(id).filter(|session| session.touch());
-        // An empty id is none (WHATWG HTML, section 9.2.6).
+        let session = self.0.session(id).filter(|session| session.mark_used());
+        // An empty id is no id (WHATWG HTML, section 9.2.6).
         let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
         let Some(last) = last else {
             return session.map_or_else(
@@ -258,10 +263,10 @@ impl Stdio {
                 |session| session.streams.listen(&session.standalone),
             );
         };
-        // The streams of a session outlive its process, as long as they have something to read.
+        // The streams of a session outlive its process, while they have events that the client has not seen.
         let has_more = || {
             let last = last.to_str().ok();
-            last.is_some_and(|last| self.0.hub.has_more(id, last))
+            last.is_some_and(|last| self.0.store.has_more(id, last))
         };
         if session.is_none() && !has_more() {
             return not_found(None);
@@ -269,7 +274,7 @@ impl Stdio {
         let resumed = last
             .to_str()
             .ok()
-            .and_then(|last| self.0.hub.resume(id, last));
+            .and_then(|last| self.0.store.resume(id, last));
         resumed.unwrap_or_else(|| bad("Last-Event-ID names no event of this session"))
     }
 
@@ -294,8 +299,8 @@ impl Stdio {
         let Some(session) = session else {
             return not_found(None);
         };
-        session.stop(Why::Deleted);
-        self.0.hub.close(id);
+        session.stop(EndReason::Deleted);
+        self.0.store.close(id);
         refusal::empty(StatusCode::NO_CONTENT)
     }
 }
@@ -326,14 +331,14 @@ impl Inner {
         lock(&self.live)
     }
 
-    pub(super) fn crashes(&self) -> MutexGuard<'_, Crashes> {
-        lock(&self.crashes)
+    pub(super) fn restart_backoff(&self) -> MutexGuard<'_, RestartBackoff> {
+        lock(&self.restart_backoff)
     }
 
-    /// A session's process has ended.
-    pub(super) fn ended(&self, end: &End) {
-        if end.is_false_start {
-            self.crashes().add(Instant::now());
+    /// Records the end of a session's process.
+    pub(super) fn ended(&self, end: &SessionEnd) {
+        if end.failed_to_start {
+            self.restart_backoff().record_crash(Instant::now());
         }
         if end.was_killed {
             self.kills.fetch_add(1, Ordering::Relaxed);
@@ -341,12 +346,12 @@ impl Inner {
     }
 }
 
-/// The sessions end with the last handle.
+/// Ends the sessions with the last handle.
 impl Drop for Inner {
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut self.live().sessions);
         for session in sessions.values() {
-            session.stop(Why::Shutdown(PATIENCE));
+            session.stop(EndReason::Shutdown(STOP_TIMEOUT));
         }
     }
 }
@@ -356,8 +361,9 @@ impl Drop for Inner {
 impl<'a> Head<'a> {
     fn read(headers: &'a HeaderMap) -> Result<Self, &'static str> {
         Ok(Self {
-            session: only(headers, &SESSION_ID).map_err(|_| "there must be one Mcp-Session-Id")?,
-            revision: only(headers, &PROTOCOL_VERSION)
+            session: single(headers, &SESSION_ID)
+                .map_err(|_| "there must be one Mcp-Session-Id")?,
+            revision: single(headers, &PROTOCOL_VERSION)
                 .map_err(|_| "there must be one MCP-Protocol-Version")?,
         })
     }
@@ -367,34 +373,38 @@ fn trimmed(body: &Bytes) -> Bytes {
     body.slice_ref(body.trim_ascii())
 }
 
-pub(super) fn request_in(
+pub(super) fn send_request(
     session: &Session,
     message: &Message<'_>,
     parts: &http::request::Parts,
     line: Bytes,
-) -> Result<Response<Body>, NotSent> {
-    let call = message.id.and_then(Call::new).ok_or(NotSent::BadId)?;
+) -> Result<Response<Body>, SendError> {
+    let call = message.id.and_then(Call::new).ok_or(SendError::BadId)?;
     let call = call.token(parts.extensions.get::<CallToken>().cloned());
     session
         .request(message, call, line)
         .map(|stream| stream.respond())
 }
 
-pub(super) fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {
+pub(super) fn send_error_response(id: Option<&str>, why: SendError) -> Response<Body> {
     let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match why {
-        // It must not be repeated: it may have any length.
-        NotSent::BadId => bad(
+        // The id is not repeated, because it may have any length.
+        SendError::BadId => bad(
             None,
             "the id must be a string or a number, and not longer than 1 KiB",
         ),
-        NotSent::IdInUse => bad(
+        SendError::IdInUse => bad(
             id,
             "the id is in use: the server has not answered the request that had it before",
         ),
-        NotSent::Busy => refusal::busy(id, "the MCP server is busy: too much waits for it", BUSY),
-        NotSent::NoRoom => refusal::busy(id, "there is no room for another call", BUSY),
-        NotSent::Gone => not_found(id),
+        SendError::Busy => refusal::busy(
+            id,
+            "the MCP server is busy: too much waits for it",
+            RETRY_AFTER,
+        ),
+        SendError::NoRoom => refusal::busy(id, "there is no room for another call", RETRY_AFTER),
+        SendError::SessionEnded => not_found(id),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A session: what the requests that use it share with the task that runs it.
+//! The state of a session that its requests share with its task.
 
 use std::{
     fmt,
@@ -10,31 +10,31 @@ use bytes::Bytes;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    input::{self, Full, Input, Jam, Stopped, Waiting},
+    input::{self, Backpressure, Full, Input, InputWriter, Stopped},
     routing::{Refused, Routes},
-    said::Name,
+    stderr_log::SessionLogId,
 };
 use crate::{
-    hub::{self, Stream},
+    event_store::{self, Stream},
     lock::lock,
     message::{IdKey, Kind, Message},
     refusal::SERVER_ERROR,
 };
 
-/// The longest id or token: 1 KiB. They are kept as long as their calls, and longer than their messages.
+/// Maximum length of an id or a token: 1 KiB. They are kept as long as their calls, and longer than their messages.
 const MAX_ID: usize = 1024;
 
-/// A session, shared by the requests that use it and its task.
+/// A session, shared by its requests and its task.
 pub(super) struct Session {
-    pub(super) name: Name,
+    pub(super) log_id: SessionLogId,
     /// Its streams.
-    pub(super) streams: hub::Session,
-    /// The stream for what belongs to no call.
+    pub(super) streams: event_store::Session,
+    /// The stream for messages that belong to no call.
     pub(super) standalone: Stream,
     input: Input,
-    pub(super) jam: Jam,
+    pub(super) backpressure: Backpressure,
     state: Mutex<State>,
-    /// A deadline may have come nearer.
+    /// Notified when a deadline may be earlier than before.
     pub(super) changed: Notify,
     pub(super) stop: Notify,
     pub(super) timeout: Duration,
@@ -43,56 +43,56 @@ pub(super) struct Session {
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) used: Instant,
-    /// The client has sent something besides the first request.
+    /// The client has sent something after `initialize`.
     pub(super) is_begun: bool,
-    /// The server has answered something.
+    /// The server has sent an answer.
     pub(super) has_answered: bool,
-    pub(super) stopped: Option<Why>,
+    pub(super) stopped: Option<EndReason>,
 }
 
 /// Why a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
-    /// The client deleted it, or never got it.
+pub(super) enum EndReason {
+    /// The client deleted it, or never received its id.
     Deleted,
-    /// It was not used for long.
+    /// It was idle for too long.
     Idle,
-    /// The program ends. A process has this long to end after its stdin was closed, and again after SIGTERM.
+    /// The proxy shuts down. A process has this long to exit after its stdin was closed, and again after SIGTERM.
     Shutdown(Duration),
     /// The leader of the process group has exited.
     Exited,
     /// The process has closed its stdin or its stdout.
     Closed,
-    /// It does not read its stdin.
+    /// The process does not read its stdin.
     Stuck,
-    /// A call that was told to stop has not answered in time.
+    /// A cancelled call was not answered in time.
     Overdue,
 }
 
-/// Why a request or a notification is not for the server.
+/// Why a message is not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NotSent {
-    /// It has an id that cannot be.
+pub(super) enum SendError {
+    /// The id is missing, too long, or of a wrong type.
     BadId,
     IdInUse,
-    /// Too much waits, or too many calls are open.
+    /// The queue is full, or too many calls are open.
     Busy,
-    /// The buffers have no room for another stream.
+    /// The event store has no room for another stream.
     NoRoom,
-    /// The session is over.
-    Gone,
+    /// The session has ended.
+    SessionEnded,
 }
 
 // === impl Session ===
 
 impl Session {
     pub(super) fn new(
-        name: Name,
-        streams: hub::Session,
+        log_id: SessionLogId,
+        streams: event_store::Session,
         standalone: Stream,
         kill_after: Option<Duration>,
         timeout: Duration,
-    ) -> (Self, Waiting) {
+    ) -> (Self, InputWriter) {
         let (input, waiting) = input::queue();
         let state = State {
             routes: Routes::new(kill_after),
@@ -102,11 +102,11 @@ impl Session {
             stopped: None,
         };
         let session = Self {
-            name,
+            log_id,
             streams,
             standalone,
             input,
-            jam: Jam::default(),
+            backpressure: Backpressure::default(),
             state: Mutex::new(state),
             changed: Notify::new(),
             stop: Notify::new(),
@@ -119,37 +119,37 @@ impl Session {
     pub(super) fn request(
         &self,
         message: &Message<'_>,
-        call: hub::Call,
+        call: event_store::Call,
         line: Bytes,
-    ) -> Result<Stream, NotSent> {
-        let id = message.id.and_then(key).ok_or(NotSent::BadId)?;
+    ) -> Result<Stream, SendError> {
+        let id = message.id.and_then(key).ok_or(SendError::BadId)?;
         let is_first = message.method.as_deref() == Some("initialize");
         let token = message.params().progress_token.and_then(key);
-        let place = self.input.reserve(line.len(), false)?;
+        let permit = self.input.reserve(line.len(), false)?;
         let mut state = self.state();
         state.used = Instant::now();
         state.is_begun |= !is_first;
-        let open = || self.streams.open(call).ok_or(NotSent::NoRoom);
+        let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
         // A client cannot resume before it knows its session.
         if !is_first {
             self.prime(&stream);
         }
-        // Under the same lock as its begin: who cancels it finds it only when it is in the queue.
-        place.send(line);
+        // Sent under the lock that registers the call. So a cancel finds the call only once its request is queued.
+        permit.send(line);
         drop(state);
         Ok(stream)
     }
 
     /// Sends a notification or an answer of the client to the server.
-    pub(super) fn tell(&self, message: &Message<'_>, line: Bytes) -> Result<(), NotSent> {
+    pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
-        let place = self.input.reserve(line.len(), is_cancel)?;
-        let forgotten = {
+        let permit = self.input.reserve(line.len(), is_cancel)?;
+        let evicted = {
             let mut state = self.state();
             if state.stopped.is_some() {
-                return Err(NotSent::Gone);
+                return Err(SendError::SessionEnded);
             }
             let now = Instant::now();
             state.used = now;
@@ -159,47 +159,53 @@ impl Session {
                 .request_id
                 .filter(|_| is_cancel)
                 .and_then(key);
-            let forgotten = cancelled.and_then(|id| state.routes.cancelled(&id, now));
-            // Before a request that uses the id again, if that is over.
-            place.send(line);
+            let evicted = cancelled.and_then(|id| state.routes.cancelled(&id, now));
+            // Sent before a request that reuses the id, if the call has ended.
+            permit.send(line);
             drop(state);
-            forgotten
+            evicted
         };
         if is_cancel {
             self.changed.notify_one();
         }
-        if let Some(stream) = forgotten {
+        if let Some(stream) = evicted {
             stream.end_cancelled();
         }
         Ok(())
     }
 
-    /// The line of a notification or an answer. A cancel that `is_layers` names the call as the client wrote it: to a server
-    /// `1` and `1.0` may differ.
-    pub(super) fn told_line(&self, message: &Message<'_>, line: &Bytes, is_layers: bool) -> Bytes {
+    /// Returns the line of a notification or an answer.
+    ///
+    /// A cancel of the layer gets the id that the client wrote: a server may distinguish `1` from `1.0`.
+    pub(super) fn notification_line(
+        &self,
+        message: &Message<'_>,
+        line: &Bytes,
+        is_layers: bool,
+    ) -> Bytes {
         let id = message.params().request_id.filter(|_| is_layers);
         let call = id.and_then(key).and_then(|id| self.streams.find(&id));
         let own = call.and_then(|call| message.with_request_id(line, call.call_text()?));
         own.unwrap_or_else(|| line.clone())
     }
 
-    /// The client is there. `false` if the session is not any more.
-    pub(super) fn touch(&self) -> bool {
+    /// Records that the client uses the session. Returns `false` if the session has ended.
+    pub(super) fn mark_used(&self) -> bool {
         let mut state = self.state();
         state.used = Instant::now();
         state.is_begun = true;
         state.stopped.is_none()
     }
 
-    /// Gives the client a place from which to resume, if it is one that understands that.
+    /// Sends the priming event, if the client supports it.
     pub(super) fn prime(&self, stream: &Stream) {
         if self.streams.primes() {
             stream.prime();
         }
     }
 
-    /// Begins its end. No call can be begun from here on, and those that are open end with an error.
-    pub(super) fn stop(&self, why: Why) {
+    /// Begins the end of the session. No call can be started from here on, and open calls end with an error.
+    pub(super) fn stop(&self, why: EndReason) {
         let open = {
             let mut state = self.state();
             if state.stopped.is_some() {
@@ -208,12 +214,12 @@ impl Session {
             state.stopped = Some(why);
             state.routes.end()
         };
-        self.end_streams(open, why.in_words());
+        self.end_streams(open, why.text());
         self.stop.notify_one();
     }
 
-    /// Ends everything that is still open.
-    pub(super) fn finish(&self, why: Why, text: &str) {
+    /// Ends all open streams.
+    pub(super) fn finish(&self, why: EndReason, text: &str) {
         let open = {
             let mut state = self.state();
             state.stopped.get_or_insert(why);
@@ -234,7 +240,7 @@ impl Session {
     }
 }
 
-/// The value of an id or a token, if it may be kept.
+/// Returns the value of an id or a token, if it is short enough to be kept.
 pub(super) fn key(text: &str) -> Option<IdKey> {
     let is_short = text.len() <= MAX_ID;
     is_short.then(|| IdKey::of(text))?
@@ -242,27 +248,29 @@ pub(super) fn key(text: &str) -> Option<IdKey> {
 
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Session({})", self.name)
+        write!(f, "Session({})", self.log_id)
     }
 }
 
-// === impl Why ===
+// === impl EndReason ===
 
-impl Why {
-    pub(super) fn in_words(self) -> &'static str {
+impl EndReason {
+    pub(super) fn text(self) -> &'static str {
         match self {
             Self::Deleted => "the session was deleted",
-            Self::Idle => "the session was not used for too long",
-            Self::Shutdown(_) => "the proxy shuts down",
+            Self::Idle => "the session was idle for too long",
+            Self::Shutdown(_) => "the proxy is shutting down",
             Self::Exited => "the MCP server has exited",
             Self::Closed => "the MCP server has closed its stdin or stdout",
-            Self::Stuck => "the MCP server did not read its stdin, and was killed",
-            Self::Overdue => "the MCP server did not stop a call in time, and was killed",
+            Self::Stuck => "the MCP server did not read its stdin for 30s and was killed",
+            Self::Overdue => {
+                "the MCP server did not answer a cancelled call in time and was killed"
+            }
         }
     }
 }
 
-impl From<Stopped> for Why {
+impl From<Stopped> for EndReason {
     fn from(stopped: Stopped) -> Self {
         match stopped {
             Stopped::Closed => Self::Closed,
@@ -271,23 +279,23 @@ impl From<Stopped> for Why {
     }
 }
 
-// === impl NotSent ===
+// === impl SendError ===
 
-impl From<Refused> for NotSent {
+impl From<Refused> for SendError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::IdInUse => Self::IdInUse,
             Refused::TooMany => Self::Busy,
-            Refused::Ended => Self::Gone,
+            Refused::Ended => Self::SessionEnded,
         }
     }
 }
 
-impl From<Full> for NotSent {
+impl From<Full> for SendError {
     fn from(full: Full) -> Self {
         match full {
             Full::Busy => Self::Busy,
-            Full::Gone => Self::Gone,
+            Full::Closed => Self::SessionEnded,
         }
     }
 }
@@ -297,7 +305,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::hub::{Hub, Limits};
+    use crate::event_store::{EventStore, Limits};
 
     fn text(message: &Message<'_>) -> &'static str {
         match message.kind {
@@ -306,13 +314,18 @@ mod tests {
         }
     }
 
-    /// What is written for a request and a cancel that comes as soon as the call is known.
+    /// Returns what is written for a request and a cancel that is sent once the call is known.
     async fn written() -> String {
-        let hub = Hub::new(Limits::default());
-        let streams = hub.begin("s", Some("2025-11-25")).unwrap();
+        let store = EventStore::new(Limits::default());
+        let streams = store.begin("s", Some("2025-11-25")).unwrap();
         let standalone = streams.open_standalone().unwrap();
-        let (session, waiting) =
-            Session::new(Name::of("s"), streams, standalone, None, Duration::MAX);
+        let (session, waiting) = Session::new(
+            SessionLogId::of("s"),
+            streams,
+            standalone,
+            None,
+            Duration::MAX,
+        );
         let request = Message::read(br#"{"id":1,"method":"tools/call"}"#).unwrap();
         let cancel = br#"{"method":"notifications/cancelled","params":{"requestId":1}}"#.as_slice();
         let cancel = Message::read(cancel).unwrap();
@@ -321,16 +334,16 @@ mod tests {
                 while session.state().routes.is_idle() {
                     std::hint::spin_loop();
                 }
-                session.tell(&cancel, text(&cancel).into()).unwrap();
+                session.notify(&cancel, text(&cancel).into()).unwrap();
             });
-            let call = hub::Call::new("1").unwrap();
+            let call = event_store::Call::new("1").unwrap();
             session
                 .request(&request, call, text(&request).into())
                 .unwrap();
         });
         drop(session);
         let mut written = Vec::new();
-        waiting.write(&mut written, &Jam::default()).await;
+        waiting.write(&mut written, &Backpressure::default()).await;
         String::from_utf8(written).unwrap()
     }
 

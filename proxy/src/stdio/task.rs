@@ -1,4 +1,4 @@
-//! The task of a session: it owns the process, reads what that writes, and keeps time.
+//! The task of a session: it owns the process, reads its output, and enforces deadlines.
 
 use std::{convert::Infallible, pin::pin, time::Duration};
 
@@ -13,35 +13,35 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{
-    input::Waiting,
+    input::InputWriter,
     lines::{Line, Lines},
-    process::{Group, Pipes, in_words},
+    process::{Group, Pipes, exit_text},
     routing::Route,
-    said::{self, Rate},
-    session::{Session, State, Why},
+    session::{EndReason, Session, State},
+    stderr_log::{self, LineRateLimit},
 };
 use crate::{
-    hub::{Event, Stream},
-    message::{IdKey, Kind, Message, Skim, batch, on_one_line},
+    event_store::{Event, Stream},
+    message::{IdKey, Kind, Message, Scanner, batch, single_line},
     refusal::SERVER_ERROR,
 };
 
-/// How long a process has to end after its stdin was closed, and again after SIGTERM: 2 s.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s.
+pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long is read on after the leader's end, what somebody outside of the group may still hold the pipes of: 0.5 s.
-const DRAIN: Duration = Duration::from_millis(500);
+/// How long output is read after the leader's exit: 0.5 s. A process outside the group may still hold the pipes.
+const PIPE_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a session is kept whose client never came back after `initialize`: 60 s.
-const UNUSED: Duration = Duration::from_secs(60);
+/// How long a session may be unused after `initialize`: 60 s.
+const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// From how long on it counts that a process cannot write: 1 ms.
-const NOTICED: Duration = Duration::from_millis(1);
+/// Minimum time for which a process counts as blocked: 1 ms.
+const MIN_BLOCKED: Duration = Duration::from_millis(1);
 
-/// How often a session is looked at whose process cannot write: every 100 ms.
-const WHILE_HELD: Duration = Duration::from_millis(100);
+/// Interval of the checks of a session whose process is blocked: 100 ms.
+const BLOCKED_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-const NOT_TAKEN: &str = "the session ended before its client had taken the answer";
+const ANSWER_NOT_READ: &str = "the session ended before its client had taken the answer";
 
 const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
 
@@ -50,24 +50,24 @@ const TOO_LONG: &str =
 
 /// How a session ended.
 #[derive(Debug)]
-pub(super) struct End {
-    pub(super) why: Why,
-    /// The process failed before it answered anything.
-    pub(super) is_false_start: bool,
-    /// It was killed by us.
+pub(super) struct SessionEnd {
+    pub(super) why: EndReason,
+    /// The process ended before its first answer.
+    pub(super) failed_to_start: bool,
+    /// The proxy killed the process.
     pub(super) was_killed: bool,
 }
 
-/// The stream of a call whose answer came, which no route leads to any more. Ends it, whatever becomes of the answer.
+/// The stream of a call that is being answered and has no route any more. Its drop ends the stream.
 struct EndOnDrop<'a>(&'a Stream);
 
 /// What it took to end a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
+enum ProcessEnd {
     /// Nothing, or the end of its stdin.
-    ByItself,
+    Exited,
     /// SIGTERM.
-    Asked,
+    Terminated,
     /// SIGKILL.
     Killed,
 }
@@ -75,72 +75,88 @@ enum Ended {
 // === impl Session ===
 
 impl Session {
-    /// Runs the session to its end: nothing of its process is left then.
-    pub(super) async fn run(&self, mut group: Group, pipes: Pipes, waiting: Waiting) -> End {
-        let session = &self.name;
-        info!(mcp.session.id = %session, pid = group.pid(), "session begun");
+    /// Runs the session to its end. Nothing of its process is left then.
+    pub(super) async fn run(
+        &self,
+        mut group: Group,
+        pipes: Pipes,
+        waiting: InputWriter,
+    ) -> SessionEnd {
+        let session = &self.log_id;
+        info!(mcp.session.id = %session, pid = group.pid(), "session started");
         let mut reading = pin!(maybe_done(self.read(pipes.stdout)));
-        let mut logging = pin!(maybe_done(said::stderr(session.clone(), pipes.stderr)));
+        let mut logging = pin!(maybe_done(stderr_log::log_stderr(
+            session.clone(),
+            pipes.stderr
+        )));
         let why = {
-            // Its end closes stdin.
-            let writing = waiting.write(pipes.stdin, &self.jam);
-            let mut logging = pin!(endless(logging.as_mut()));
+            // The end of this future closes stdin.
+            let writing = waiting.write(pipes.stdin, &self.backpressure);
+            let mut logging = pin!(then_pending(logging.as_mut()));
             tokio::select! {
-                // What waits, such as a cancel, is written before stdin is closed.
+                // Queued messages, such as a cancel, are written before stdin is closed.
                 biased;
-                () = group.exited() => Why::Exited,
-                stopped = writing => Why::from(stopped),
-                () = self.stop.notified() => self.state().stopped.unwrap_or(Why::Deleted),
-                () = reading.as_mut() => Why::Closed,
-                why = self.keep_time() => why,
+                () = group.exited() => EndReason::Exited,
+                stopped = writing => EndReason::from(stopped),
+                () = self.stop.notified() => self.state().stopped.unwrap_or(EndReason::Deleted),
+                () = reading.as_mut() => EndReason::Closed,
+                why = self.enforce_deadlines() => why,
                 never = logging.as_mut() => match never {},
             }
         };
         let ended = {
-            let output = endless(join(reading.as_mut(), logging.as_mut()));
+            let output = then_pending(join(reading.as_mut(), logging.as_mut()));
             tokio::select! {
-                ended = end(&mut group, why) => ended,
+                ended = stop_process(&mut group, why) => ended,
                 never = output => match never {},
             }
         };
         group.signal(Signal::KILL);
-        let _late = timeout(DRAIN, join(reading, logging)).await;
-        let status = match timeout(PATIENCE, group.reap()).await {
-            Ok(Ok(status)) => in_words(status),
+        let _late = timeout(PIPE_DRAIN_TIMEOUT, join(reading, logging)).await;
+        let status = match timeout(STOP_TIMEOUT, group.reap()).await {
+            Ok(Ok(status)) => exit_text(status),
             Ok(Err(error)) => error.to_string(),
             Err(_) => "it does not end".into(),
         };
-        let is_false_start = {
+        let failed_to_start = {
             let state = self.state();
             state.stopped.is_none() && !state.has_answered
         };
         let why = match (why, ended) {
-            // Its pipes have ended a little before it.
-            (Why::Closed, Ended::ByItself) => Why::Exited,
+            // The pipes of a process end a little before the process.
+            (EndReason::Closed, ProcessEnd::Exited) => EndReason::Exited,
             _ => why,
         };
         let text = match why {
-            Why::Exited => format!("the MCP server has exited ({status})"),
-            why => format!("{} ({status})", why.in_words()),
+            EndReason::Exited => format!("the MCP server has exited ({status})"),
+            why => format!("{} ({status})", why.text()),
         };
         self.finish(why, &text);
-        match why {
-            Why::Deleted | Why::Idle | Why::Shutdown(_) => {
-                info!(mcp.session.id = %session, "session over: {text}")
+        let text = match why {
+            EndReason::Idle if self.state().is_begun => {
+                format!("idle for {:?} (--session-timeout)", self.timeout)
             }
-            _ => warn!(mcp.session.id = %session, "session over: {text}"),
+            EndReason::Idle => format!("unused for {UNUSED_TIMEOUT:?} after initialize"),
+            EndReason::Overdue => format!("{text} (--kill-after)"),
+            _ => text,
+        };
+        match why {
+            EndReason::Deleted | EndReason::Idle | EndReason::Shutdown(_) => {
+                info!(mcp.session.id = %session, "session ended: {text}")
+            }
+            _ => warn!(mcp.session.id = %session, "session ended: {text}"),
         }
-        let was_killed = ended == Ended::Killed;
-        End {
+        let was_killed = ended == ProcessEnd::Killed;
+        SessionEnd {
             why,
-            is_false_start,
+            failed_to_start,
             was_killed,
         }
     }
 
-    /// Reads what the server writes, until the end of it.
+    /// Reads the output of the server to its end.
     async fn read(&self, mut stdout: ChildStdout) {
-        let (mut lines, mut rate) = (Lines::default(), Rate::default());
+        let (mut lines, mut rate) = (Lines::default(), LineRateLimit::default());
         loop {
             let read = stdout.read_buf(lines.buffer()).await;
             while let Some(line) = lines.next_line() {
@@ -155,13 +171,13 @@ impl Session {
         }
     }
 
-    async fn line(&self, line: Line, rate: &mut Rate) {
+    async fn line(&self, line: Line, rate: &mut LineRateLimit) {
         let text = match line {
-            Line::Whole(text) => on_one_line(text),
+            Line::Whole(text) => single_line(text),
             Line::TooLong { beginning, answers } => {
-                rate.unreadable(&self.name, "a line that is too long", &beginning);
+                rate.log_unparsed(&self.log_id, "a line that is too long", &beginning);
                 if let Some(call) = answers {
-                    self.answer_is_lost(&call, TOO_LONG);
+                    self.on_answer_lost(&call, TOO_LONG);
                 }
                 return;
             }
@@ -181,15 +197,15 @@ impl Session {
         }
     }
 
-    /// One message. A client gets those of a batch one by one: they may be for several of its calls.
-    async fn message(&self, text: Bytes, rate: &mut Rate) {
+    /// Handles one message. The messages of a batch are handled one by one, because they may belong to several calls.
+    async fn message(&self, text: Bytes, rate: &mut LineRateLimit) {
         let message = str::from_utf8(&text)
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
         let Some(message) = message else {
-            rate.unreadable(&self.name, "a line that is not a message", &text);
-            if let Some(call) = Skim::of(&text).answers() {
-                self.answer_is_lost(&call, UNREADABLE);
+            rate.log_unparsed(&self.log_id, "a line that is not a message", &text);
+            if let Some(call) = Scanner::of(&text).answers() {
+                self.on_answer_lost(&call, UNREADABLE);
             }
             return;
         };
@@ -201,45 +217,48 @@ impl Session {
         let is_progress = message.method.as_deref() == Some("notifications/progress");
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
-            // It is for the session. The client has left this stream, and listens elsewhere or cannot resume it.
+            // The message belongs to the session. The client has disconnected from this stream, and has another one or
+            // cannot resume this one.
             Route::Call(stream)
                 if !is_progress
-                    && stream.was_left()
+                    && stream.lost_all_readers()
                     && (self.standalone.is_attached() || !stream.has_events()) =>
             {
                 (&self.standalone, false)
             }
             Route::Call(stream) => (stream, false),
             Route::Standalone => (&self.standalone, false),
-            Route::Nobody => {
-                return debug!(mcp.session.id = %self.name, "the MCP server sent what is for nobody");
+            Route::Dropped => {
+                return debug!(mcp.session.id = %self.log_id, "dropped a message of the MCP server that belongs to no open call");
             }
         };
         let _end = is_answer.then(|| EndOnDrop(stream));
         let event = Event::message(&text, stream.call());
-        // It may take long until the event has room, and one copy is enough until then.
+        // The event may wait for room for long, with one copy of its text.
         drop(text);
-        // What was refused is said by the hub, and its call has ended.
+        // The event store logs a refused event, and has ended its call.
         let before = Instant::now();
-        let _pushed = self.jam.wait(stream.push(event)).await;
-        self.excuse(before.elapsed());
+        let _pushed = self.backpressure.wait(stream.push(event)).await;
+        self.add_blocked_time(before.elapsed());
         if is_answer {
             stream.end();
             self.state().used = Instant::now();
         }
     }
 
-    /// The process could not write for this long.
-    fn excuse(&self, held: Duration) {
-        if held < NOTICED {
+    /// Records that the process was blocked for this long.
+    fn add_blocked_time(&self, blocked: Duration) {
+        if blocked < MIN_BLOCKED {
             return;
         }
-        self.state().routes.excuse(Instant::now(), held);
+        self.state()
+            .routes
+            .add_blocked_time(Instant::now(), blocked);
         self.changed.notify_one();
     }
 
-    /// The server has answered this call, with what cannot be handed on.
-    fn answer_is_lost(&self, call: &IdKey, why: &str) {
+    /// Ends the call of an answer that cannot be forwarded.
+    fn on_answer_lost(&self, call: &IdKey, why: &str) {
         let route = {
             let mut state = self.state();
             (state.has_answered, state.used) = (true, Instant::now());
@@ -250,41 +269,41 @@ impl Session {
         }
     }
 
-    /// Does what time decides, until it decides that the session ends.
-    async fn keep_time(&self) -> Why {
+    /// Enforces the deadlines of calls and of the session. Returns why the session ends.
+    async fn enforce_deadlines(&self) -> EndReason {
         loop {
             let next = {
                 let mut state = self.state();
                 let now = Instant::now();
-                let is_held = self.jam.is_on();
-                let due = state.routes.due(now, is_held);
+                let is_blocked = self.backpressure.is_on();
+                let due = state.routes.due(now, is_blocked);
                 let idle = self.idle_at(&mut state, now);
                 let next = state.routes.next_due().map_or(idle, |due| due.min(idle));
-                let next = if is_held {
-                    // What would be overdue now is not, as long as this lasts.
-                    next.max(now + WHILE_HELD)
+                let next = if is_blocked {
+                    // No call is overdue while the process is blocked.
+                    next.max(now + BLOCKED_CHECK_INTERVAL)
                 } else {
                     next
                 };
                 let ends = if due.overdue {
-                    Some(Why::Overdue)
+                    Some(EndReason::Overdue)
                 } else {
-                    (idle <= now).then_some(Why::Idle)
+                    (idle <= now).then_some(EndReason::Idle)
                 };
                 let mut left = Vec::new();
-                if ends == Some(Why::Idle) {
-                    // Under the same lock as what would be begun now.
-                    state.stopped.get_or_insert(Why::Idle);
+                if ends == Some(EndReason::Idle) {
+                    // Under the lock under which calls are started.
+                    state.stopped.get_or_insert(EndReason::Idle);
                     left = state.routes.end();
                 }
                 drop(state);
-                for stream in due.let_go {
+                for stream in due.closed {
                     stream.end_cancelled();
                 }
                 if let Some(why) = ends {
-                    // What its client had cancelled, or never took.
+                    // The streams of cancelled calls.
                     for stream in left {
-                        stream.end_with_error(SERVER_ERROR, why.in_words());
+                        stream.end_with_error(SERVER_ERROR, why.text());
                     }
                     return why;
                 }
@@ -297,22 +316,22 @@ impl Session {
         }
     }
 
-    /// When the session is idle for too long, if nothing happens.
+    /// Returns when the session will have been idle for too long.
     fn idle_at(&self, state: &mut State, now: Instant) -> Instant {
         let timeout = if state.is_begun {
             self.timeout
         } else {
-            self.timeout.min(UNUSED)
+            self.timeout.min(UNUSED_TIMEOUT)
         };
-        // Nobody cancels an `initialize` whose client has left.
+        // An `initialize` is not cancelled when its client disconnects.
         let works = if state.is_begun {
             !state.routes.is_idle()
         } else {
             state.routes.streams().any(Stream::is_attached)
         };
-        // An answer that waits for its client is no open call any more.
-        if works || self.jam.is_on() || self.standalone.is_attached() {
-            // A quarter of it, so that the end of the use is noticed in time.
+        // A call whose answer waits for its client is not open any more.
+        if works || self.backpressure.is_on() || self.standalone.is_attached() {
+            // Rechecked after a quarter of the timeout, so that the end of the use is noticed in time.
             state.used = now.max(state.used);
             return now + timeout / 4 + Duration::from_millis(1);
         }
@@ -324,38 +343,38 @@ impl Session {
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        // Does nothing to a stream that has its answer, or has ended.
-        self.0.end_with_error(SERVER_ERROR, NOT_TAKEN);
+        // No effect on a stream that is answered or has ended.
+        self.0.end_with_error(SERVER_ERROR, ANSWER_NOT_READ);
     }
 }
 
-/// Does its work and then waits for ever.
-async fn endless<T>(work: impl Future<Output = T>) -> Infallible {
+/// Completes the work, and then stays pending.
+async fn then_pending<T>(work: impl Future<Output = T>) -> Infallible {
     work.await;
     std::future::pending().await
 }
 
-/// Ends a process whose stdin is closed.
-async fn end(group: &mut Group, why: Why) -> Ended {
+/// Stops a process whose stdin is closed.
+async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
     match why {
-        Why::Exited => return Ended::ByItself,
-        // These did not heed what they were told.
-        Why::Stuck | Why::Overdue => {}
-        Why::Deleted | Why::Idle | Why::Shutdown(_) | Why::Closed => {
-            let patience = match why {
-                Why::Shutdown(patience) => patience,
-                _ => PATIENCE,
+        EndReason::Exited => return ProcessEnd::Exited,
+        // The process ignores its input, or a cancel.
+        EndReason::Stuck | EndReason::Overdue => {}
+        EndReason::Deleted | EndReason::Idle | EndReason::Shutdown(_) | EndReason::Closed => {
+            let stop_timeout = match why {
+                EndReason::Shutdown(stop_timeout) => stop_timeout,
+                _ => STOP_TIMEOUT,
             };
-            if timeout(patience, group.exited()).await.is_ok() {
-                return Ended::ByItself;
+            if timeout(stop_timeout, group.exited()).await.is_ok() {
+                return ProcessEnd::Exited;
             }
             group.signal(Signal::TERM);
-            if timeout(patience, group.exited()).await.is_ok() {
-                return Ended::Asked;
+            if timeout(stop_timeout, group.exited()).await.is_ok() {
+                return ProcessEnd::Terminated;
             }
         }
     }
     group.signal(Signal::KILL);
-    let _gone = timeout(PATIENCE, group.exited()).await;
-    Ended::Killed
+    let _gone = timeout(STOP_TIMEOUT, group.exited()).await;
+    ProcessEnd::Killed
 }

@@ -51,7 +51,7 @@ impl Fault {
         }
     }
 
-    /// The process ends, and the call with an error that says so.
+    /// The process exits, and the call ends with an error that has its status.
     fn ends(self) -> bool {
         matches!(self, Self::Exits | Self::Aborts)
     }

@@ -52,7 +52,7 @@ async fn cell(fault: Fault, phase: Phase) {
             strangers.extend(stranger);
         }
         if phase != Phase::Draining {
-            started.reach_log("new clients wait").await;
+            started.reach_log("connection limit reached").await;
         }
     }
     started.client_is_served(phase).await;
@@ -71,7 +71,7 @@ async fn sessions_without_descriptors_get_503_and_are_no_crashes_of_the_server()
         ..Setup::default()
     };
     let mut started = Started::in_phase(setup, Phase::Idle).await;
-    let warned = "--max-sessions 256 needs more descriptors than the limit of 96";
+    let warned = "the limit of 96 descriptors (ulimit -n) is enough for about";
     started.reach_log(warned).await;
     let mut others = Vec::new();
     let refused = loop {
@@ -133,7 +133,7 @@ async fn a_session_beyond_the_limit_gets_503_and_the_log_names_the_option() {
         assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     }
     started
-        .reach_log("as many sessions as --max-sessions allows")
+        .reach_log("session limit reached (--max-sessions")
         .await;
     let lines = started.logged().matches("--max-sessions").count();
     assert_eq!(lines, 1, "{}", started.logged());

@@ -69,14 +69,14 @@ async fn cell(fault: Fault, phase: Phase) {
         Fault::HangsUp => {
             started.signal(Signal::HUP);
             // A program without a call may have ended by then, and its log is still there.
-            started.reach_log("a signal").await;
+            started.reach_log("waiting up to").await;
             started.signal(Signal::HUP);
             ends_after_its_calls(&mut started, phase).await;
         }
         Fault::Twice(signal) => {
             started.signal(signal);
             if !is_draining {
-                started.reach_log("a signal").await;
+                started.reach_log("waiting up to").await;
                 started.signal(signal);
             }
             started.ends_within(AT_ONCE).await;

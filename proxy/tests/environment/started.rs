@@ -26,7 +26,7 @@ use crate::{
     table::Phase,
 };
 
-/// How often is looked for what no event tells of.
+/// Interval of checks for states without an event.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// How long the tool of a cell works.
@@ -241,7 +241,7 @@ impl Started {
         assert!(!self.has_note("cancelled it"), "a false cancel");
     }
 
-    /// A call whose client leaves for good is cancelled at the server.
+    /// A call whose client never resumes is cancelled at the server.
     pub(crate) async fn abandoned_call_is_cancelled(&mut self) {
         let client = self.client.as_ref().expect("a session");
         let arguments = json!({ "seconds": 60, "label": "abandoned" });
@@ -320,7 +320,7 @@ impl Started {
         let log = self.logged();
         let begun: Vec<&str> = log
             .lines()
-            .filter(|line| line.contains("session begun"))
+            .filter(|line| line.contains("session started"))
             .collect();
         assert!(!begun.is_empty(), "{log}");
         for line in begun {
@@ -348,7 +348,7 @@ impl Started {
         Pid::from_raw(pid).expect("a process")
     }
 
-    /// Waits until it says that it takes no new clients.
+    /// Waits until it reports that it accepts no new clients.
     pub(crate) async fn is_draining(&self) {
         let ready = Request::new("GET", "/readyz");
         let drains = async {

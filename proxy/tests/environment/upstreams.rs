@@ -66,7 +66,7 @@ async fn cell(fault: Fault, phase: Phase) {
             let other = served.begin_other().await;
             let hangs = served.upstream.asked().await;
             other.fin();
-            // It has no event to come back with.
+            // It has no event to resume from.
             served.other_is_cancelled().await;
             drop(hangs);
         }

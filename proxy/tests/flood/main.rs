@@ -1,4 +1,4 @@
-//! Floods: however much comes that nobody reads, memory stays within its bounds.
+//! Floods: memory stays within its bounds, however much data is not read.
 //!
 //! The allocator counts for the whole process, so this is a process of its own. One test at a time.
 #![cfg(unix)]
@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError};
 use peak_alloc::PeakAlloc;
 use tokio::runtime::Builder;
 
-mod hub;
-mod whole;
+mod event_store;
+mod program;
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;

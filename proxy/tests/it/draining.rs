@@ -1,4 +1,4 @@
-//! The end of the program, which comes in time.
+//! The shutdown of the program, in bounded time.
 
 use std::time::Duration;
 
@@ -320,8 +320,8 @@ async fn either_signal_ends_the_program_when_its_calls_have_ended() {
 #[tokio::test]
 async fn the_log_says_how_many_calls_ended_and_how_many_were_cancelled() {
     for (is_answered, said) in [
-        (true, "drained ended=1 cancelled=0"),
-        (false, "drained ended=0 cancelled=1"),
+        (true, "calls drained (--drain) ended=1 cancelled=0"),
+        (false, "calls drained (--drain) ended=0 cancelled=1"),
     ] {
         let upstream = Upstream::start().await;
         let options = ["--admin=127.0.0.1:0", "--drain=2s"];
@@ -351,7 +351,11 @@ async fn a_second_signal_ends_it_at_once() {
     let upstream = Upstream::start().await;
     let (mut program, mut client, _asked) = with_call(&upstream, &["--drain=1h"]).await;
     program.signal(Signal::TERM);
-    assert!(program.line().contains("a signal"));
+    assert!(
+        program
+            .line()
+            .contains("SIGTERM: waiting up to 3600s for calls (--drain); signal again to stop now")
+    );
     program.signal(Signal::TERM);
     let (status, logged) = program.ended().await;
     assert!(status.success(), "{logged}");

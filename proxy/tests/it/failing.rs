@@ -7,7 +7,7 @@ use tokio::{
 
 use crate::support::*;
 
-/// A URL at which nobody listens.
+/// A URL without a server.
 async fn nobody() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("an address");
@@ -42,7 +42,7 @@ async fn the_error_has_no_id_where_there_is_none_to_read() {
     }
 }
 
-/// No certificate of a test is one that this machine trusts: so this is as far as it goes.
+/// No certificate of a test is one that this machine trusts, so the test ends here.
 #[tokio::test]
 async fn a_server_of_https_is_greeted_in_tls_and_not_asked_without() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");

@@ -48,11 +48,11 @@ async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other()
     let proxy = Running::before(&upstream, &["--grace=immediate"]).await;
     let mut lost = H2::open(proxy.addr).await;
     let mut stays = H2::open(proxy.addr).await;
-    let (mut streams, mut asked_for) = (Vec::new(), Vec::new());
+    let (mut streams, mut requested_revision) = (Vec::new(), Vec::new());
     for id in 0..100 {
         let (stream, asked) = begun(&upstream, &mut lost, &id.to_string()).await;
         streams.push(stream);
-        asked_for.push(asked);
+        requested_revision.push(asked);
     }
     let (other, asked_of_other) = begun(&upstream, &mut stays, "100").await;
 
@@ -185,7 +185,7 @@ async fn a_client_that_is_silent_and_waits_for_nothing_does_not_hold_up_the_end(
 
     proxy.stop();
 
-    // It never says that it has got what tells it to go.
+    // It never acknowledges the GOAWAY.
     proxy.ended().await;
 }
 

@@ -1,17 +1,18 @@
-//! The proxy over real sockets, in front of servers that do what a test says.
+//! The proxy over real sockets, in front of servers that a test controls.
 //!
 //! | module | question |
 //! |---|---|
 //! | `passing` | Do requests and responses pass as they are? |
-//! | `leaving` | What does the server hear of a hang-up? |
-//! | `http_2` | And of one where calls share a connection? |
+//! | `disconnecting` | What does the server receive when a client disconnects? |
+//! | `http_2` | And where calls share a connection? |
 //! | `failing` | What does a client get if the server fails? |
 //! | `redirecting` | Where does a redirect lead? |
 //! | `refused` | What does not pass? |
 //! | `admin` | What do operators see? |
 //! | `draining` | Does it end in time? |
-//! | `told` | Does the program understand what it is told, and say what is wrong with it? |
-//! | `whole` | Does the program do what it is for, in front of either kind of server? |
+//! | `command_line` | Does the program read its options, and name what is wrong with them? |
+//! | `log_lines` | Does the README list the log lines of the program? |
+//! | `end_to_end` | Does the program do what it is for, in front of either kind of server? |
 //! | `support` | What do these share? |
 
 #![allow(
@@ -23,13 +24,14 @@
 )]
 
 mod admin;
+mod command_line;
+mod disconnecting;
 mod draining;
+mod end_to_end;
 mod failing;
 mod http_2;
-mod leaving;
+mod log_lines;
 mod passing;
 mod redirecting;
 mod refused;
 mod support;
-mod told;
-mod whole;

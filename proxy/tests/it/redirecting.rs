@@ -70,7 +70,7 @@ async fn a_redirect_past_the_proxy_is_a_502_that_says_so() {
             "{location}"
         );
         assert!(
-            reply.text().contains("redirects elsewhere"),
+            reply.text().contains("redirects to another origin"),
             "{}",
             reply.text()
         );

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 
-/// What the proxy says to bytes.
+/// Returns the response of the proxy to bytes.
 async fn said(proxy: &Running, bytes: &str) -> Head {
     let mut client = Connection::open(proxy.addr).await;
     client.write(bytes.as_bytes()).await;

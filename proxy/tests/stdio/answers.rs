@@ -108,7 +108,7 @@ async fn a_client_that_deletes_its_session_is_told_what_became_of_its_calls() {
         let client = Client::begin(&serve(scripted(&[])), NEW).await;
         let mut open = client.call("1", "work", r#"{"seconds":60}"#).await;
         let mut answered = client.call("2", "work", r#"{"seconds":0}"#).await;
-        // It has come, and was not read.
+        // It has arrived, and was not read.
         sleep(Duration::from_millis(50)).await;
         assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
         assert_eq!(

@@ -112,7 +112,7 @@ impl Client {
         self.ask(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
     }
 
-    /// Calls a tool, and waits for what it says.
+    /// Calls a tool, and waits for its answer.
     pub async fn text(&self, tool: &str, arguments: &str) -> String {
         let answer = self.call("\"text\"", tool, arguments).await.answer().await;
         answer["result"]["content"][0]["text"]
@@ -134,7 +134,7 @@ impl Client {
         self.tell(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
     }
 
-    /// Listens to the session, or comes back after an event.
+    /// Opens the standalone stream, or resumes after an event.
     pub async fn get(&self, last: Option<&str>) -> Response<Body> {
         let mut request = Request::get("/mcp")
             .header("accept", "text/event-stream")

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::{client::*, server::*};
 
-/// How soon a call hears that its server is gone, with all that may be slow on a busy machine.
+/// Time for a call to end after its server has exited. Ample, because the machine may be busy.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 #[tokio::test]
@@ -166,7 +166,7 @@ fn a_runtime_that_ends_takes_the_processes_along() {
             client.pid().await,
             client.text("fork", "{}").await.parse().unwrap(),
         );
-        // Its task is dropped with the runtime, and not told.
+        // Its task is dropped with the runtime, without a notification.
         std::mem::forget(client);
         pids
     });
@@ -243,7 +243,9 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
             "no-such-command",
             [],
         )),
-        mcp_cancel_proxy::hub::Hub::new(mcp_cancel_proxy::hub::Limits::default()),
+        mcp_cancel_proxy::event_store::EventStore::new(
+            mcp_cancel_proxy::event_store::Limits::default(),
+        ),
     );
     assert!(error.unwrap_err().to_string().contains("`no-such-command`"));
     // It is there, and cannot be run.
@@ -273,7 +275,7 @@ async fn no_process_is_left_however_a_session_ends_a_thousand_times() {
 
 /// Sessions of a shell with a child that holds the pipes, ended in four ways.
 async fn many_ends(times: u32) {
-    // It answers the first line and then does what the second says.
+    // It answers the first line, and exits after two more.
     let script = r#"sleep 600 & read line; echo '{"jsonrpc":"2.0","id":0,"result":{"pids":['$$,$!']}}'; read line; read line; exit 3"#;
     let options = shell(script);
     let mut impatient = options.clone();

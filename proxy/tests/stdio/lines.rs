@@ -137,7 +137,7 @@ async fn a_flood_of_stderr_is_read_away() {
 async fn a_flood_of_notifications_leaves_the_answer() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut events = client.call("7", "notify", r#"{"lines":5000}"#).await;
-    // Nobody reads until all was written: only the newest are kept, and the answer.
+    // No client reads until all was written: only the newest are kept, and the answer.
     let mut other = client.call("8", "pid", "{}").await;
     assert!(other.answer().await["result"].is_object());
     assert!(events.answer().await["result"].is_object());

@@ -233,7 +233,7 @@ async fn what_belongs_to_no_call_waits_for_a_client_that_listens() {
 async fn a_client_that_listens_again_gets_what_is_new_and_one_that_comes_back_what_it_missed() {
     for revision in [OLD, NEW] {
         let client = Client::begin(&serve(scripted(&[])), revision).await;
-        // With two calls open nobody can say which one asks.
+        // With two open calls it is unknown which one asks.
         let _working = client.call("1", "work", r#"{"seconds":60}"#).await;
         let _one = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
         let mut listening = Events::of(client.get(None).await);

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use mcp_cancel_proxy::{
-    hub::{Hub, Limits},
+    event_store::{EventStore, Limits},
     stdio::{Options, Program, Stdio},
 };
 use rustix::process::{Pid, test_kill_process};
@@ -30,10 +30,10 @@ pub fn shell(script: &str) -> Options {
 }
 
 pub fn serve(options: Options) -> Stdio {
-    Stdio::new(options, Hub::new(Limits::default())).unwrap()
+    Stdio::new(options, EventStore::new(Limits::default())).unwrap()
 }
 
-/// A file that nobody else has.
+/// A file of this test alone.
 pub fn notes() -> PathBuf {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -43,7 +43,7 @@ pub fn notes() -> PathBuf {
     path
 }
 
-/// Waits until a process is gone.
+/// Waits until a process does not exist any more.
 pub async fn gone(pid: i32) {
     until(|| !is_there(pid)).await;
 }
@@ -55,7 +55,7 @@ pub fn is_there(pid: i32) -> bool {
     !is_zombie && test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
 }
 
-/// Looks until it is so: nothing tells of it.
+/// Polls a condition, because there is no event for it.
 pub async fn until(mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {

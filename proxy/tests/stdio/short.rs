@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 use mcp_cancel_proxy::{
-    hub::{Hub, Limits},
+    event_store::{EventStore, Limits},
     stdio::Stdio,
 };
 
@@ -20,7 +20,7 @@ async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
             bytes: SESSION + 2 * STREAM + spare,
             ..Limits::default()
         };
-        let stdio = Stdio::new(scripted(&[]), Hub::new(limits)).unwrap();
+        let stdio = Stdio::new(scripted(&[]), EventStore::new(limits)).unwrap();
         let begun = send(&stdio, post().body(initialize(NEW).into()).unwrap()).await;
         if begun.status() == StatusCode::SERVICE_UNAVAILABLE {
             refused += 1;

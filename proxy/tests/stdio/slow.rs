@@ -10,7 +10,7 @@ use crate::{client::*, server::*};
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}"#;
 
-/// Before it answers a call it asks as much as a stream keeps, so that the answer waits for the client. Then it does what is said.
+/// Before it answers a call it asks as much as a stream keeps, so that the answer waits for the client. Then it runs `then`.
 fn curious(then: &str) -> Options {
     shell(&format!(
         r#"read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; read line; read line

@@ -1,17 +1,18 @@
-//! Routing: the stream to which a line of the server belongs. Without I/O or a clock of its own.
+//! Routing: finds the stream for each line of the server. It does no I/O and has no clock.
 //!
-//! On stdio all calls of a session share one pipe, and few lines say whose they are. The rules:
+//! On stdio all calls of a session share one pipe, and few lines name their call. The rules:
 //!
-//! 1. **An answer** is sent to the call whose id it has, by its value, and ends it. There is one at most: a request is refused while the
-//!    server owes an answer to one with an id that it may take for the same. A second answer is dropped. `"7"` answers 7, and 7
-//!    answers `"7"`, if the client has never sent an id of that other kind: else it may be a second answer.
-//! 2. **Progress** is sent to the call with its token. A token that two calls have belongs to none of them, until both are over.
-//! 3. **Anything else** is sent to the only call that is open, beyond doubt, else to the standalone stream. The task of the session
-//!    sends it there as well while the client has left that call.
-//! 4. **A cancel** of the client closes its call: from then on nothing but its answer is for it, and that only for
-//!    [`LET_GO_AFTER`]. Its id and its token stay taken, because the server may still use them.
-//! 5. **Nothing is owed for ever.** Of calls that were cancelled and never answered the newest [`MAX_OWED`] are known.
-//! 6. **The end** is told to every open call once, and afterwards there is none.
+//! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A request is refused while an
+//!    earlier one is unanswered whose id the server may take for the same. So there is one such call at most, and a second
+//!    answer is dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the other kind. Otherwise
+//!    it may be a second answer.
+//! 2. **Progress** is sent to the call with its token. A token of two calls belongs to neither, until both have ended.
+//! 3. **Any other message** is sent to the only open call, and to the standalone stream if there is not exactly one. The task
+//!    of the session also uses the standalone stream while the client of that call is disconnected.
+//! 4. **A cancel** of the client closes its call. From then on the call receives only its answer, and that only for
+//!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
+//! 5. **Unanswered calls are bounded.** The newest [`MAX_UNANSWERED`] of them are remembered.
+//! 6. **The end** returns the stream of every open call once. No call can begin afterwards.
 
 #[cfg(test)]
 mod tests;
@@ -23,45 +24,45 @@ use std::{
 
 use tokio::time::Instant;
 
-pub use crate::hub::LET_GO_AFTER;
-use crate::message::{Blurred, IdKey, Kind, Message};
+pub use crate::event_store::UPSTREAM_LINGER;
+use crate::message::{IdKey, Kind, LooseIdKey, Message};
 
-/// How many calls of a session may be open: 1,024.
+/// Maximum number of open calls of a session: 1,024.
 pub const MAX_OPEN: usize = 1024;
 
-/// How many cancelled calls are remembered for which the server owes an answer: 1,024. Most servers never send it.
-pub const MAX_OWED: usize = 1024;
+/// Maximum number of remembered calls that were cancelled and not answered: 1,024. Most servers never answer them.
+pub const MAX_UNANSWERED: usize = 1024;
 
 /// The calls of one session, each with its stream.
 #[derive(Debug)]
 pub struct Routes<S> {
-    open: HashMap<Blurred, Call<S>>,
-    owed: HashMap<Blurred, Owed<S>>,
+    open: HashMap<LooseIdKey, Call<S>>,
+    unanswered: HashMap<LooseIdKey, Unanswered<S>>,
     tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
-    /// Some id of the client was a string, and some was a number.
+    /// The client has sent an id that was a string, and one that was a number.
     had_text: bool,
     had_number: bool,
     ended: bool,
 }
 
-/// Where a message of the server goes.
+/// Where a message of the server is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route<S> {
-    /// It is the answer of a call, which is over now.
+    /// The answer of a call, which has ended with it.
     Answer(S),
-    /// It is for a call that runs on.
+    /// A message for an open call.
     Call(S),
-    /// It is for whoever listens to the session.
+    /// A message for the standalone stream of the session.
     Standalone,
-    /// It is for nobody.
-    Nobody,
+    /// A message for no stream.
+    Dropped,
 }
 
 /// Why a request is not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// The server owes an answer to a request with this id.
+    /// The server has not answered an earlier request with this id.
     IdInUse,
     /// [`MAX_OPEN`] calls are open.
     TooMany,
@@ -69,12 +70,12 @@ pub enum Refused {
     Ended,
 }
 
-/// What time has decided.
+/// The actions whose deadline has passed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Due<S> {
-    /// Nothing more comes on these streams.
-    pub let_go: Vec<S>,
-    /// A call that was told to stop has not answered in time.
+    /// The streams of cancelled calls, which are closed.
+    pub closed: Vec<S>,
+    /// A cancelled call was not answered in time.
     pub overdue: bool,
 }
 
@@ -87,34 +88,34 @@ struct Call<S> {
 
 /// A call that was cancelled and not answered.
 #[derive(Debug)]
-struct Owed<S> {
+struct Unanswered<S> {
     id: IdKey,
     token: Option<IdKey>,
     stream: Option<S>,
     since: Instant,
-    /// How long since then the process could not write.
-    excused: Duration,
-    /// It counts for [`Due::overdue`].
-    watched: bool,
+    /// How long the process was blocked since then.
+    blocked_for: Duration,
+    /// The call counts for [`Due::overdue`].
+    may_be_overdue: bool,
 }
 
-/// Whose a progress token is.
+/// The call of a progress token.
 #[derive(Debug)]
 struct Owner {
     calls: usize,
     /// `None` once there was more than one.
-    only: Option<Blurred>,
+    only: Option<LooseIdKey>,
 }
 
 // === impl Routes ===
 
 impl<S: Clone> Routes<S> {
-    /// Without a call. With `kill_after`, a call that was cancelled is overdue after that.
+    /// Creates routes without a call. With `kill_after`, a cancelled call is overdue after that time.
     #[must_use]
     pub fn new(kill_after: Option<Duration>) -> Self {
         Self {
             open: HashMap::new(),
-            owed: HashMap::new(),
+            unanswered: HashMap::new(),
             tokens: HashMap::new(),
             kill_after,
             had_text: false,
@@ -123,23 +124,24 @@ impl<S: Clone> Routes<S> {
         }
     }
 
-    /// A request is about to be sent to the server. If it may be, `stream` is made for it; if there is none, it is
-    /// not begun.
+    /// Registers a request that is about to be sent to the server.
+    ///
+    /// `stream` creates its stream, if the request may be sent. Without a stream the request is not registered.
     pub fn begin<E: From<Refused>>(
         &mut self,
         id: IdKey,
         token: Option<IdKey>,
         stream: impl FnOnce() -> Result<S, E>,
     ) -> Result<S, E> {
-        let key = id.blurred();
+        let key = id.loose();
         if self.ended {
             return Err(Refused::Ended.into());
         }
-        if self.owed.contains_key(&key) {
+        if self.unanswered.contains_key(&key) {
             return Err(Refused::IdInUse.into());
         }
         let open = self.open.len();
-        let Entry::Vacant(place) = self.open.entry(key.clone()) else {
+        let Entry::Vacant(vacant) = self.open.entry(key.clone()) else {
             return Err(Refused::IdInUse.into());
         };
         if open >= MAX_OPEN {
@@ -167,17 +169,17 @@ impl<S: Clone> Routes<S> {
             token,
             stream: stream.clone(),
         };
-        place.insert(call);
+        vacant.insert(call);
         Ok(stream)
     }
 
-    /// Where this message of the server goes. An answer ends its call.
+    /// Returns where this message of the server is sent. An answer ends its call.
     pub fn route(&mut self, message: &Message<'_>) -> Route<S> {
         if message.kind == Kind::Response {
             return message
                 .id
                 .and_then(IdKey::of)
-                .map_or(Route::Nobody, |id| self.answered(&id));
+                .map_or(Route::Dropped, |id| self.answered(&id));
         }
         if message.method.as_deref() == Some("notifications/progress") {
             return self.progress(message);
@@ -196,11 +198,11 @@ impl<S: Clone> Routes<S> {
             return Route::Standalone;
         };
         let call = self.open.get(key);
-        // If it is not open, it was cancelled.
-        call.map_or(Route::Nobody, |call| Route::Call(call.stream.clone()))
+        // A call that is not open was cancelled.
+        call.map_or(Route::Dropped, |call| Route::Call(call.stream.clone()))
     }
 
-    /// Where the answer to the request with this id goes. It ends its call.
+    /// Ends the call with this id, and returns where its answer is sent.
     pub fn answered(&mut self, id: &IdKey) -> Route<S> {
         let has_own_kind = if id.is_text() {
             self.had_text
@@ -214,28 +216,29 @@ impl<S: Clone> Routes<S> {
     }
 
     fn answered_by(&mut self, id: &IdKey) -> Route<S> {
-        let key = id.blurred();
+        let key = id.loose();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
             && call.get().id == *id
         {
             let call = call.remove();
-            self.release(call.token);
+            self.release_token(call.token);
             return Route::Answer(call.stream);
         }
-        if let Entry::Occupied(owed) = self.owed.entry(key)
-            && owed.get().id == *id
+        if let Entry::Occupied(unanswered) = self.unanswered.entry(key)
+            && unanswered.get().id == *id
         {
-            let owed = owed.remove();
-            self.release(owed.token);
-            return owed.stream.map_or(Route::Nobody, Route::Answer);
+            let unanswered = unanswered.remove();
+            self.release_token(unanswered.token);
+            return unanswered.stream.map_or(Route::Dropped, Route::Answer);
         }
-        Route::Nobody
+        Route::Dropped
     }
 
-    /// The client has cancelled the call with this id, and the server is notified. Returns the stream of a call that is
-    /// forgotten for it, if nothing more comes on that.
+    /// Registers that the client has cancelled the call with this id.
+    ///
+    /// Returns the stream of an older cancelled call that is evicted for it, if that was still open.
     pub fn cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
-        let key = id.blurred();
+        let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
             return None;
         };
@@ -243,96 +246,108 @@ impl<S: Clone> Routes<S> {
             return None;
         }
         let call = call.remove();
-        let forgotten = if self.owed.len() >= MAX_OWED {
-            self.forget_oldest()
+        let evicted = if self.unanswered.len() >= MAX_UNANSWERED {
+            self.evict_oldest()
         } else {
             None
         };
-        let owed = Owed {
+        let unanswered = Unanswered {
             id: call.id,
             token: call.token,
             stream: Some(call.stream),
             since: now,
-            excused: Duration::ZERO,
-            watched: self.kill_after.is_some(),
+            blocked_for: Duration::ZERO,
+            may_be_overdue: self.kill_after.is_some(),
         };
-        self.owed.insert(key, owed);
-        forgotten
+        self.unanswered.insert(key, unanswered);
+        evicted
     }
 
-    /// When [`due`](Self::due) has something next.
+    /// Returns the next deadline of [`due`](Self::due).
     #[must_use]
     pub fn next_due(&self) -> Option<Instant> {
-        let due = self.owed.values().flat_map(|owed| {
-            let let_go = owed.stream.as_ref().map(|_| owed.since + LET_GO_AFTER);
+        let due = self.unanswered.values().flat_map(|unanswered| {
+            let closed = unanswered
+                .stream
+                .as_ref()
+                .map(|_| unanswered.since + UPSTREAM_LINGER);
             let kill = self
                 .kill_after
-                .filter(|_| owed.watched)
-                .map(|after| owed.since + owed.excused + after);
-            [let_go, kill]
+                .filter(|_| unanswered.may_be_overdue)
+                .map(|after| unanswered.since + unanswered.blocked_for + after);
+            [closed, kill]
         });
         due.flatten().min()
     }
 
-    /// The process could not write for this long until now, and so it could not answer. That time does not count for
-    /// [`Due::overdue`].
-    pub fn excuse(&mut self, now: Instant, held: Duration) {
-        for owed in self.owed.values_mut() {
-            owed.excused += held.min(now - owed.since);
+    /// Registers that the process was blocked until now, for this long, and so could not answer.
+    ///
+    /// That time does not count for [`Due::overdue`].
+    pub fn add_blocked_time(&mut self, now: Instant, blocked: Duration) {
+        for unanswered in self.unanswered.values_mut() {
+            unanswered.blocked_for += blocked.min(now - unanswered.since);
         }
     }
 
-    /// What time has decided until now. Each is told once. Nothing is overdue while the process cannot write, which is to be
-    /// [excused](Self::excuse) when it can again.
-    pub fn due(&mut self, now: Instant, is_held: bool) -> Due<S> {
+    /// Returns the actions whose deadline has passed, each of them once.
+    ///
+    /// No call is overdue while the process is blocked. [Add](Self::add_blocked_time) that time when it is not blocked
+    /// any more.
+    pub fn due(&mut self, now: Instant, is_blocked: bool) -> Due<S> {
         let mut due = Due {
-            let_go: Vec::new(),
+            closed: Vec::new(),
             overdue: false,
         };
-        for owed in self.owed.values_mut() {
-            if owed.since + LET_GO_AFTER <= now {
-                due.let_go.extend(owed.stream.take());
+        for unanswered in self.unanswered.values_mut() {
+            if unanswered.since + UPSTREAM_LINGER <= now {
+                due.closed.extend(unanswered.stream.take());
             }
-            let is_overdue = self
-                .kill_after
-                .is_some_and(|after| !is_held && owed.since + owed.excused + after <= now);
-            if is_overdue && std::mem::take(&mut owed.watched) {
+            let is_overdue = self.kill_after.is_some_and(|after| {
+                !is_blocked && unanswered.since + unanswered.blocked_for + after <= now
+            });
+            if is_overdue && std::mem::take(&mut unanswered.may_be_overdue) {
                 due.overdue = true;
             }
         }
         due
     }
 
-    /// The server is gone: the streams of the calls that are open. None can be begun from here on.
+    /// Ends all calls, and returns their streams. No call can begin from here on.
     pub fn end(&mut self) -> Vec<S> {
         self.ended = true;
         self.tokens.clear();
-        let owed = self.owed.drain().filter_map(|(_, owed)| owed.stream);
+        let unanswered = self
+            .unanswered
+            .drain()
+            .filter_map(|(_, unanswered)| unanswered.stream);
         let open = self.open.drain().map(|(_, call)| call.stream);
-        open.chain(owed).collect()
+        open.chain(unanswered).collect()
     }
 
-    /// The streams of the calls that are open.
+    /// Returns the streams of the open calls.
     pub fn streams(&self) -> impl Iterator<Item = &S> {
         self.open.values().map(|call| &call.stream)
     }
 
-    /// Whether no call is open.
+    /// Returns `true` if no call is open.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.open.is_empty()
     }
 
-    fn forget_oldest(&mut self) -> Option<S> {
-        let oldest = self.owed.iter().min_by_key(|(_, owed)| owed.since);
+    fn evict_oldest(&mut self) -> Option<S> {
+        let oldest = self
+            .unanswered
+            .iter()
+            .min_by_key(|(_, unanswered)| unanswered.since);
         let key = oldest.map(|(key, _)| key.clone())?;
-        let owed = self.owed.remove(&key)?;
-        self.release(owed.token);
-        owed.stream
+        let unanswered = self.unanswered.remove(&key)?;
+        self.release_token(unanswered.token);
+        unanswered.stream
     }
 
-    /// A call with this token is over.
-    fn release(&mut self, token: Option<IdKey>) {
+    /// Releases the token of a call that has ended.
+    fn release_token(&mut self, token: Option<IdKey>) {
         let Some(token) = token else {
             return;
         };

@@ -55,11 +55,11 @@ fn an_id_means_its_value_and_nothing_else() {
         begin(&mut routes, "1.0", None, 2),
         Err(NotBegun(Refused::IdInUse))
     );
-    assert_eq!(answer(&mut routes, "2"), Route::Nobody);
-    assert_eq!(answer(&mut routes, "null"), Route::Nobody);
+    assert_eq!(answer(&mut routes, "2"), Route::Dropped);
+    assert_eq!(answer(&mut routes, "null"), Route::Dropped);
     assert_eq!(answer(&mut routes, "\"1\""), Route::Answer(1));
     assert_eq!(answer(&mut routes, "1.0"), Route::Answer(0));
-    assert_eq!(answer(&mut routes, "1"), Route::Nobody, "a second answer");
+    assert_eq!(answer(&mut routes, "1"), Route::Dropped, "a second answer");
 }
 
 #[test]
@@ -76,8 +76,8 @@ fn an_id_is_free_again_once_it_was_answered_and_not_before() {
         begin(&mut routes, "1", None, 1),
         Err(NotBegun(Refused::IdInUse))
     );
-    assert_eq!(routes.due(now + LET_GO_AFTER, false).let_go, [0]);
-    assert_eq!(answer(&mut routes, "1"), Route::Nobody);
+    assert_eq!(routes.due(now + UPSTREAM_LINGER, false).closed, [0]);
+    assert_eq!(answer(&mut routes, "1"), Route::Dropped);
     begin(&mut routes, "1", None, 1).unwrap();
     assert_eq!(answer(&mut routes, "1"), Route::Answer(1));
 }
@@ -134,7 +134,7 @@ fn nothing_but_its_answer_is_for_a_call_that_was_cancelled() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", Some("7"), 0).unwrap();
     routes.cancelled(&id("1"), Instant::now());
-    assert_eq!(progress(&mut routes, "7"), Route::Nobody);
+    assert_eq!(progress(&mut routes, "7"), Route::Dropped);
     assert_eq!(route(&mut routes, ASKS), Route::Standalone);
     assert!(routes.is_idle());
 }
@@ -159,9 +159,9 @@ fn a_call_that_was_told_to_stop_is_overdue_once() {
     begin(&mut routes, "2", None, 1).unwrap();
     routes.cancelled(&id("1"), now);
     routes.cancelled(&id("2"), now);
-    assert_eq!(routes.next_due(), Some(now + LET_GO_AFTER));
-    assert_eq!(routes.due(now + LET_GO_AFTER, false).let_go.len(), 2);
-    assert_eq!(answer(&mut routes, "2"), Route::Nobody);
+    assert_eq!(routes.next_due(), Some(now + UPSTREAM_LINGER));
+    assert_eq!(routes.due(now + UPSTREAM_LINGER, false).closed.len(), 2);
+    assert_eq!(answer(&mut routes, "2"), Route::Dropped);
     assert_eq!(routes.next_due(), Some(now + after));
     assert!(routes.due(now + after, false).overdue);
     assert!(!routes.due(now + after, false).overdue);
@@ -173,16 +173,20 @@ fn an_id_is_answered_by_its_text_where_the_client_has_no_ids_of_that_kind() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "7", None, 0).unwrap();
     begin(&mut routes, "8", None, 1).unwrap();
-    assert_eq!(answer(&mut routes, "\"9\""), Route::Nobody);
+    assert_eq!(answer(&mut routes, "\"9\""), Route::Dropped);
     assert_eq!(answer(&mut routes, "\"7\""), Route::Answer(0));
     assert_eq!(
         answer(&mut routes, "\"7\""),
-        Route::Nobody,
+        Route::Dropped,
         "a second answer"
     );
     begin(&mut routes, "\"8\"", None, 2).unwrap();
     assert_eq!(answer(&mut routes, "\"8\""), Route::Answer(2));
-    assert_eq!(answer(&mut routes, "\"8\""), Route::Nobody, "not that of 8");
+    assert_eq!(
+        answer(&mut routes, "\"8\""),
+        Route::Dropped,
+        "not that of 8"
+    );
     let mut routes = Routes::new(None);
     begin(&mut routes, "\"7\"", None, 0).unwrap();
     assert_eq!(answer(&mut routes, "7"), Route::Answer(0));
@@ -195,29 +199,29 @@ fn a_process_that_could_not_write_has_its_time_after_that() {
     let now = Instant::now();
     begin(&mut routes, "1", None, 0).unwrap();
     routes.cancelled(&id("1"), now);
-    let held = Duration::from_secs(100);
-    assert!(!routes.due(now + held, true).overdue);
+    let blocked = Duration::from_secs(100);
+    assert!(!routes.due(now + blocked, true).overdue);
     // It could not write before the cancel either.
-    routes.excuse(now + held, held * 2);
-    assert_eq!(routes.next_due(), Some(now + held + after));
-    assert!(!routes.due(now + held, false).overdue);
-    assert!(routes.due(now + held + after, false).overdue);
+    routes.add_blocked_time(now + blocked, blocked * 2);
+    assert_eq!(routes.next_due(), Some(now + blocked + after));
+    assert!(!routes.due(now + blocked, false).overdue);
+    assert!(routes.due(now + blocked + after, false).overdue);
 }
 
 #[test]
 fn of_calls_that_are_never_answered_only_so_many_are_remembered() {
     let mut routes = Routes::new(None);
     let now = Instant::now();
-    let mut forgotten = Vec::new();
-    for call in 0..MAX_OWED + 3 {
+    let mut evicted = Vec::new();
+    for call in 0..MAX_UNANSWERED + 3 {
         begin(&mut routes, &call.to_string(), Some("7"), call).unwrap();
         let at = now + Duration::from_nanos(call as u64);
-        forgotten.extend(routes.cancelled(&id(&call.to_string()), at));
+        evicted.extend(routes.cancelled(&id(&call.to_string()), at));
     }
-    assert_eq!(forgotten, [0, 1, 2]);
+    assert_eq!(evicted, [0, 1, 2]);
     assert_eq!(
-        routes.due(now + LET_GO_AFTER * 2, false).let_go.len(),
-        MAX_OWED
+        routes.due(now + UPSTREAM_LINGER * 2, false).closed.len(),
+        MAX_UNANSWERED
     );
     assert!(begin(&mut routes, "0", None, 0).is_ok());
 }
@@ -244,7 +248,7 @@ fn after_the_end_nothing_begins() {
         begin(&mut routes, "2", None, 1),
         Err(NotBegun(Refused::Ended))
     );
-    assert_eq!(answer(&mut routes, "1"), Route::Nobody);
+    assert_eq!(answer(&mut routes, "1"), Route::Dropped);
 }
 
 #[test]
@@ -271,8 +275,8 @@ enum Step {
 enum State {
     Open,
     /// Cancelled then, and whether its stream is still there.
-    Owed(Instant, bool),
-    Over,
+    Unanswered(Instant, bool),
+    EndedStreams,
 }
 
 /// The same by looking at all calls that ever were.
@@ -298,7 +302,7 @@ impl Model {
         let taken = self
             .calls
             .iter()
-            .any(|(other, _, state)| alike(other, id) && *state != State::Over);
+            .any(|(other, _, state)| alike(other, id) && *state != State::EndedStreams);
         if !taken {
             self.calls.push((id, token, State::Open));
             self.tokens();
@@ -320,15 +324,15 @@ impl Model {
         let id = if had_kind { id } else { &other_kind };
         let found = self.calls.iter_mut().enumerate();
         let mut found =
-            found.filter(|(_, (other, _, state))| same(other, id) && *state != State::Over);
+            found.filter(|(_, (other, _, state))| same(other, id) && *state != State::EndedStreams);
         let Some((stream, (.., state))) = found.next() else {
-            return Route::Nobody;
+            return Route::Dropped;
         };
         let route = match *state {
-            State::Owed(_, false) => Route::Nobody,
+            State::Unanswered(_, false) => Route::Dropped,
             _ => Route::Answer(stream),
         };
-        *state = State::Over;
+        *state = State::EndedStreams;
         drop(found);
         self.tokens();
         route
@@ -339,12 +343,12 @@ impl Model {
             return Route::Standalone;
         }
         let mut owners = self.calls.iter().enumerate();
-        let owner =
-            owners.find(|(_, (_, its, state))| *its == Some(token) && *state != State::Over);
+        let owner = owners
+            .find(|(_, (_, its, state))| *its == Some(token) && *state != State::EndedStreams);
         match owner {
             None => Route::Standalone,
             Some((stream, (.., State::Open))) => Route::Call(stream),
-            Some(_) => Route::Nobody,
+            Some(_) => Route::Dropped,
         }
     }
 
@@ -361,22 +365,22 @@ impl Model {
     fn cancel(&mut self, id: &str, now: Instant) {
         for (other, _, state) in &mut self.calls {
             if same(other, id) && *state == State::Open {
-                *state = State::Owed(now, true);
+                *state = State::Unanswered(now, true);
             }
         }
     }
 
     fn due(&mut self, now: Instant) -> Vec<Stream> {
-        let mut let_go = Vec::new();
+        let mut closed = Vec::new();
         for (stream, (.., state)) in self.calls.iter_mut().enumerate() {
-            if let State::Owed(since, there @ true) = state
-                && *since + LET_GO_AFTER <= now
+            if let State::Unanswered(since, there @ true) = state
+                && *since + UPSTREAM_LINGER <= now
             {
                 *there = false;
-                let_go.push(stream);
+                closed.push(stream);
             }
         }
-        let_go
+        closed
     }
 
     fn tokens(&mut self) {
@@ -384,7 +388,7 @@ impl Model {
             let owners = self
                 .calls
                 .iter()
-                .filter(|(_, its, state)| *its == Some(token) && *state != State::Over);
+                .filter(|(_, its, state)| *its == Some(token) && *state != State::EndedStreams);
             match owners.count() {
                 0 => drop(self.doubtful.remove(token)),
                 1 => {}
@@ -440,9 +444,9 @@ proptest! {
                 }
                 Step::Wait(ms) => {
                     now += Duration::from_millis(ms);
-                    let mut let_go = routes.due(now, false).let_go;
-                    let_go.sort_unstable();
-                    prop_assert_eq!(let_go, model.due(now));
+                    let mut closed = routes.due(now, false).closed;
+                    closed.sort_unstable();
+                    prop_assert_eq!(closed, model.due(now));
                 }
             }
         }
@@ -467,7 +471,7 @@ proptest! {
                 Step::Cancel(call) => over.extend(routes.cancelled(&id(call), now)),
                 Step::Wait(ms) => {
                     now += Duration::from_millis(ms);
-                    over.extend(routes.due(now, false).let_go);
+                    over.extend(routes.due(now, false).closed);
                 }
                 Step::Progress(_) | Step::Ask => {}
             }

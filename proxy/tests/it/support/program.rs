@@ -51,7 +51,7 @@ impl Program {
         line
     }
 
-    /// Where it says that it listens.
+    /// Returns the address in its first log line.
     pub(crate) fn addr(&mut self) -> SocketAddr {
         let line = self.line();
         let (_, rest) = line
@@ -73,7 +73,7 @@ impl Program {
             self.lines.read_to_string(&mut rest).expect("text");
             (self.child.wait().expect("a status"), rest)
         });
-        // Longer than it may take, so that a failure says what it did.
+        // Longer than it may take, so that a failure has its log.
         let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
         ended.expect("it ends").expect("no panic")
     }

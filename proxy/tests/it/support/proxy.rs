@@ -54,7 +54,7 @@ impl Running {
         }
     }
 
-    /// Tells it to end. A second time changes nothing.
+    /// Begins its shutdown. A second call has no effect.
     pub(crate) fn stop(&mut self) {
         if let Some(stop) = self.stop.take() {
             let _stopped = stop.send(());
@@ -68,7 +68,7 @@ impl Running {
             .expect("no panic");
     }
 
-    /// Waits until so many calls are in flight.
+    /// Waits until this number of calls is in flight.
     pub(crate) async fn calls_reach(&self, count: usize) {
         let reached = async {
             while self.calls.len() != count {

@@ -1,4 +1,4 @@
-//! A server that does what a test says, byte by byte.
+//! A server that a test controls, byte by byte.
 
 use std::net::SocketAddr;
 
@@ -70,7 +70,7 @@ impl Upstream {
         asked.expect("the server runs")
     }
 
-    /// Whether a request has come that nobody looked at.
+    /// Returns `true` if there is a request that the test has not taken.
     pub(crate) async fn has_more(&self) -> bool {
         self.asked.lock().await.try_recv().is_ok()
     }
@@ -93,7 +93,7 @@ fn accept(listener: TcpListener, give: mpsc::UnboundedSender<Asked>) -> JoinHand
 // === impl Asked ===
 
 impl Asked {
-    /// `None` if its client goes before it is whole.
+    /// `None` if its client disconnects before it is complete.
     async fn read(mut stream: TcpStream) -> Option<Self> {
         let mut received = BytesMut::new();
         let (line, headers) = loop {

@@ -1,0 +1,210 @@
+//! Budgets of bytes, and the reservations that are taken from them.
+//!
+//! 1. All reservations together never exceed the limit of their budget, nor that of its parent. A reservation that
+//!    would is refused, and takes nothing.
+//! 2. A [`Reservation`] releases what it has when it is dropped, in every budget that it was taken from.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+/// Limits of an event store.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Maximum number of known sessions: 4,096.
+    ///
+    /// Above it, half of those without a stream are removed, the longest unused ones: their streams are not primed from
+    /// then on.
+    pub sessions: usize,
+    /// Maximum number of streams of a session, including ended ones that are kept: 2,048.
+    ///
+    /// Chosen as twice the number of calls of a command. The cost of a stream itself counts for [`bytes`](Self::bytes)
+    /// only.
+    pub streams: usize,
+    /// Maximum number of events of a stream: 256.
+    pub events: usize,
+    /// Number of bytes from which on a stream accepts no event: 1 MiB. Its last event may exceed it.
+    pub stream_bytes: usize,
+    /// Maximum number of bytes of the events of a session: 4 MiB.
+    pub session_bytes: usize,
+    /// Maximum number of bytes of all sessions: 64 MiB.
+    pub bytes: usize,
+    /// How long a stream is kept after its end: 60 s.
+    pub retention: Duration,
+    /// Reconnect delay that clients are sent: 3 s.
+    pub retry: Duration,
+}
+
+/// A limit on reserved bytes.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: usize,
+    used: AtomicUsize,
+    parent: Option<Arc<Self>>,
+}
+
+/// Reserved bytes of a budget, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+/// The budget that had no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exhausted {
+    /// The budget of the session.
+    Session,
+    /// The budget of all sessions.
+    All,
+}
+
+// === impl Limits ===
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            sessions: 4 * 1024,
+            streams: 2 * 1024,
+            events: 256,
+            stream_bytes: 1024 * 1024,
+            session_bytes: 4 * 1024 * 1024,
+            bytes: 64 * 1024 * 1024,
+            retention: Duration::from_secs(60),
+            retry: Duration::from_secs(3),
+        }
+    }
+}
+
+// === impl Budget ===
+
+impl Budget {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            used: AtomicUsize::new(0),
+            parent: None,
+        })
+    }
+
+    /// Returns a budget within this one, for a session.
+    pub(crate) fn child(self: &Arc<Self>, limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            used: AtomicUsize::new(0),
+            parent: Some(self.clone()),
+        })
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn reservation(self: &Arc<Self>) -> Reservation {
+        Reservation {
+            budget: self.clone(),
+            bytes: 0,
+        }
+    }
+
+    /// Returns an empty reservation of the outermost budget.
+    pub(crate) fn global_reservation(self: &Arc<Self>) -> Reservation {
+        match &self.parent {
+            Some(parent) => parent.global_reservation(),
+            None => self.reservation(),
+        }
+    }
+
+    fn try_reserve(&self, bytes: usize) -> Result<(), Exhausted> {
+        let more = |used: usize| used.checked_add(bytes).filter(|used| *used <= self.limit);
+        let taken = self
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        let Some(parent) = &self.parent else {
+            return taken.map(|_| ()).map_err(|_| Exhausted::All);
+        };
+        taken.map_err(|_| Exhausted::Session)?;
+        parent.try_reserve(bytes).inspect_err(|_| {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+        })
+    }
+
+    fn release(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(parent) = &self.parent {
+            parent.release(bytes);
+        }
+    }
+}
+
+// === impl Reservation ===
+
+impl Reservation {
+    pub(crate) fn grow(&mut self, by: usize) -> Result<(), Exhausted> {
+        self.budget.try_reserve(by)?;
+        self.bytes += by;
+        Ok(())
+    }
+
+    /// Releases `by` bytes, or all if there are fewer.
+    pub(crate) fn shrink(&mut self, by: usize) {
+        let by = by.min(self.bytes);
+        self.bytes -= by;
+        self.budget.release(by);
+    }
+
+    /// Grows or shrinks to `bytes`.
+    pub(crate) fn resize(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        self.shrink(self.bytes.saturating_sub(bytes));
+        self.grow(bytes - self.bytes)
+    }
+
+    /// Returns an empty reservation of the same budget.
+    pub(crate) fn sibling(&self) -> Self {
+        self.budget.reservation()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.shrink(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_session_may_not_take_another_still_may() {
+        let all = Budget::new(100);
+        let (one, other) = (all.child(60), all.child(60));
+        let (mut a, mut b) = (one.reservation(), other.reservation());
+        assert_eq!(a.grow(60), Ok(()));
+        assert_eq!(a.grow(1), Err(Exhausted::Session));
+        assert_eq!(b.grow(41), Err(Exhausted::All));
+        assert_eq!((one.used(), other.used(), all.used()), (60, 0, 60));
+        assert_eq!(b.grow(40), Ok(()));
+        drop(a);
+        assert_eq!((one.used(), other.used(), all.used()), (0, 40, 40));
+        b.shrink(usize::MAX);
+        assert_eq!((b.bytes(), all.used()), (0, 0));
+    }
+
+    #[test]
+    fn a_sum_that_no_number_holds_is_refused() {
+        let all = Budget::new(usize::MAX);
+        let mut reservation = all.child(usize::MAX).reservation();
+        assert_eq!(reservation.grow(usize::MAX), Ok(()));
+        assert_eq!(reservation.grow(1), Err(Exhausted::Session));
+        assert_eq!(all.used(), usize::MAX);
+    }
+}

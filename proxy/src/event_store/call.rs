@@ -1,0 +1,55 @@
+//! The properties of a call that its stream needs.
+
+use std::sync::Arc;
+
+use mcp_cancel_on_disconnect::CallToken;
+
+use super::credentials::Credentials;
+use crate::message::IdKey;
+
+/// The call that a stream belongs to.
+#[derive(Debug)]
+pub struct Call {
+    pub(super) id: Box<str>,
+    pub(super) key: IdKey,
+    pub(super) token: Option<CallToken>,
+    pub(super) credentials: Option<Arc<Credentials>>,
+    /// Size of the other things that are kept for it, in bytes.
+    pub(super) with_extra: usize,
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Creates a call with this id, which is JSON text. Returns `None` if that is not an id.
+    pub fn new(id: &str) -> Option<Self> {
+        Some(Self {
+            key: IdKey::of(id)?,
+            id: id.into(),
+            token: None,
+            credentials: None,
+            with_extra: 0,
+        })
+    }
+
+    /// Sets the number of bytes that are kept for it besides its stream.
+    pub(super) fn with_extra(mut self, bytes: usize) -> Self {
+        self.with_extra = bytes;
+        self
+    }
+
+    /// Sets the token of its request, which is notified of the answer.
+    pub fn token(mut self, token: Option<CallToken>) -> Self {
+        self.token = token;
+        self
+    }
+
+    /// Sets the credentials of its request.
+    ///
+    /// The server behind [`Resumable`](super::Resumable) is asked about a client that resumes with others. The calls of
+    /// a command have none.
+    pub(super) fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(Arc::new(credentials));
+        self
+    }
+}

@@ -1,0 +1,197 @@
+//! The parts of a request by which a server may authenticate its client: header fields, and path and query of the URL.
+//!
+//! A server authenticates by any field: `Authorization`, a key of its own, a cookie, a field of a gateway. So every
+//! field counts, except for those of [`HARMLESS`], which do not identify a client or differ between its requests. Other
+//! servers have keys in the path or in the query.
+
+use std::fmt;
+
+use http::{HeaderName, HeaderValue, Request, Uri, uri::PathAndQuery};
+
+/// Fields that are not credentials.
+///
+/// They are of one connection, of one body, of a browser, of a trace, or of MCP itself. A field is listed only if no
+/// server can be expected to distinguish two clients by it. Sessions are compared elsewhere.
+const HARMLESS: [&str; 45] = [
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "b3",
+    "baggage",
+    "cache-control",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "dnt",
+    "expect",
+    "host",
+    "keep-alive",
+    "last-event-id",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "pragma",
+    "priority",
+    "request-id",
+    "sec-ch-ua",
+    "sec-ch-ua-mobile",
+    "sec-ch-ua-platform",
+    "sec-fetch-dest",
+    "sec-fetch-mode",
+    "sec-fetch-site",
+    "sec-fetch-user",
+    "sec-gpc",
+    "sentry-trace",
+    "te",
+    "traceparent",
+    "tracestate",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "upgrade-insecure-requests",
+    "user-agent",
+    "x-amzn-trace-id",
+    "x-b3-parentspanid",
+    "x-b3-sampled",
+    "x-b3-spanid",
+    "x-b3-traceid",
+    "x-cloud-trace-context",
+    "x-correlation-id",
+    "x-request-id",
+];
+
+/// Credentials of a single message: they are compared, and not sent with another message.
+const OF_ONE_MESSAGE: [&str; 8] = [
+    "content-digest",
+    "content-md5",
+    "digest",
+    "idempotency-key",
+    "repr-digest",
+    "signature",
+    "signature-input",
+    "x-idempotency-key",
+];
+
+/// The credentials of a request: path, query, and all fields but the harmless ones.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Credentials {
+    target: Option<PathAndQuery>,
+    fields: Box<[(HeaderName, HeaderValue)]>,
+}
+
+/// Returns `true` if a field does not identify the client.
+pub(super) fn is_harmless(name: &HeaderName) -> bool {
+    HARMLESS.binary_search(&name.as_str()).is_ok()
+}
+
+// === impl Credentials ===
+
+impl Credentials {
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
+        let headers = request.headers();
+        let fields = headers.iter().filter(|(name, _)| !is_harmless(name));
+        let mut fields: Vec<_> = fields
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        // Only the order of fields with the same name matters.
+        fields.sort_by(|one, other| one.0.as_str().cmp(other.0.as_str()));
+        Self {
+            // HTTP/2 has the host in the URL as well.
+            target: request.uri().path_and_query().cloned(),
+            fields: fields.into(),
+        }
+    }
+
+    /// Replaces the credentials of a request by these.
+    pub(super) fn put_on<B>(&self, request: &mut Request<B>) {
+        let mut parts = request.uri().clone().into_parts();
+        parts.path_and_query.clone_from(&self.target);
+        if let Ok(uri) = Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+        let headers = request.headers_mut();
+        let own: Vec<HeaderName> = headers
+            .keys()
+            .filter(|name| !is_harmless(name))
+            .cloned()
+            .collect();
+        for name in own {
+            headers.remove(name);
+        }
+        for (name, value) in &self.fields {
+            if !OF_ONE_MESSAGE.contains(&name.as_str()) {
+                headers.append(name.clone(), value.clone());
+            }
+        }
+    }
+}
+
+/// Shows neither the values nor the names, which may be those of keys.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Credentials({} fields)", self.fields.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(fields: &[(&str, &str)]) -> Request<()> {
+        let mut request = Request::new(());
+        for (name, value) in fields {
+            let name: HeaderName = name.parse().unwrap();
+            request.headers_mut().append(name, value.parse().unwrap());
+        }
+        request
+    }
+
+    fn of(fields: &[(&str, &str)]) -> Credentials {
+        Credentials::of(&request(fields))
+    }
+
+    #[test]
+    fn the_harmless_fields_are_in_order() {
+        assert!(HARMLESS.is_sorted());
+    }
+
+    #[test]
+    fn any_field_that_is_not_known_to_be_harmless_is_a_credential() {
+        for name in [
+            "authorization",
+            "x-api-key",
+            "cookie",
+            "dpop",
+            "x-user",
+            "x-forwarded-for",
+        ] {
+            assert_ne!(of(&[(name, "a")]), of(&[(name, "b")]), "{name}");
+            assert_ne!(of(&[(name, "a")]), of(&[]), "{name}");
+            assert_ne!(
+                of(&[(name, "a")]),
+                of(&[(name, "a"), (name, "b")]),
+                "{name}"
+            );
+        }
+        let post = of(&[("cookie", "a"), ("accept", "*/*"), ("x-key", "b")]);
+        assert_eq!(
+            post,
+            of(&[("x-key", "b"), ("traceparent", "1"), ("cookie", "a")])
+        );
+    }
+
+    #[test]
+    fn credentials_replace_those_of_a_request_and_nothing_else() {
+        let mut other = request(&[("cookie", "old"), ("accept", "*/*")]);
+        let mut own = request(&[("x-key", "new"), ("signature", "of another message")]);
+        *own.uri_mut() = Uri::from_static("/mcp?key=new");
+        Credentials::of(&own).put_on(&mut other);
+        assert_eq!(other.uri(), "/mcp?key=new");
+        let text: Vec<_> = other
+            .headers()
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .collect();
+        assert_eq!(text, [("accept", "*/*"), ("x-key", "new")]);
+    }
+}

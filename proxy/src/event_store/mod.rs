@@ -1,0 +1,47 @@
+//! Streams that outlive their clients: resumability for servers that have none.
+//!
+//! A server without an event store loses what it sends while its client is away. Here a writer, mostly a task that
+//! reads the server's own stream, adds events to a [`Stream`]. The response to the client reads them from there. A
+//! client that resumes names the last event that it has, and gets the events after it.
+//!
+//! 1. **Bounded.** A stream keeps 256 events and 1 MiB, a session 2,048 streams and 4 MiB of events, and all sessions
+//!    together [`Limits::bytes`]. The cost of keeping them counts as well. Without room for a stream its call has none:
+//!    its events pass without ids, and it cannot be resumed.
+//! 2. **Dropping.** Progress and log events are dropped first, the oldest of them before the others. Events that the
+//!    attached client was sent are next, requests of the server last. A comment in the stream has the number of dropped
+//!    events. Other answers, errors and requests are kept: their writer waits for the client to read, and without a
+//!    client the call ends with an error.
+//! 3. **Retention.** A stream is kept for 60 s after its end. It may be evicted earlier once its client has read it, or
+//!    if its call was cancelled. If a session ends, a client that reads one of its streams gets its events, and an
+//!    error in place of a missing answer.
+//! 4. **Access.** A stream is found in its own session only, by an event id with 128 random bits. If a server
+//!    authenticates the clients of a session, [`Resumable`] has it authenticate a client that resumes as well.
+//! 5. **One reader.** A client that resumes a stream replaces the response that read it before.
+//!
+//! The parts: a [`Stream`] has a `ring` of events, which decides what is dropped. A [`Session`] has streams, which are
+//! in its `stream_index`. The [`EventStore`] has the sessions.
+
+mod budget;
+mod call;
+mod credentials;
+mod event;
+mod pong;
+mod read;
+mod resumable;
+mod ring;
+mod session;
+mod sessions;
+mod stream;
+mod stream_index;
+mod upstream;
+mod upstream_resume;
+
+pub use self::{
+    budget::Limits,
+    call::Call,
+    event::{Event, Weight},
+    resumable::{MIN_COMMIT_AFTER, Resumable},
+    session::Session,
+    sessions::{EventStore, Stats},
+    stream::{Refused, Stream, UPSTREAM_LINGER},
+};

@@ -1,0 +1,143 @@
+//! The server's answer to the `ping` by which it accepts a client.
+//!
+//! A status of 200 alone accepts no client: some servers refuse with a JSON-RPC error in it, and some gateways with a
+//! login page. A client is accepted by a response to this very `ping`, with a result, or with the error of a server
+//! that has no `ping`.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Response, StatusCode};
+use http_body_util::BodyExt as _;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::read::{Read, Reader, data};
+use crate::{
+    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
+    message::{IdKey, Kind, Message},
+    refusal::{self, SERVER_ERROR},
+};
+
+/// The id of the `ping`, as JSON text.
+pub(super) const ID: &str = r#""mcp-cancel-proxy""#;
+
+/// Maximum number of bytes of an answer that are read: 64 KiB.
+const MAX_ANSWER: usize = 64 * 1024;
+
+/// Time for an answer after its head: 10 s.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// JSON-RPC's code for a method that does not exist.
+const NO_SUCH_METHOD: i64 = -32601;
+
+/// Returns the response to the client if the server has not accepted it.
+pub(super) async fn refused(answer: Response<Body>) -> Option<Response<Body>> {
+    if !answer.status().is_success() {
+        return Some(answer);
+    }
+    let accepts = timeout(ANSWER_TIMEOUT, accepts(answer)).await;
+    if accepts == Ok(true) {
+        return None;
+    }
+    let text = "the MCP server does not accept this client for the answer of the call";
+    Some(refusal::error(
+        StatusCode::FORBIDDEN,
+        None,
+        SERVER_ERROR,
+        text,
+    ))
+}
+
+async fn accepts(answer: Response<Body>) -> bool {
+    let (head, mut body) = answer.into_parts();
+    let is_stream = is_of_type(&head.headers, EVENT_STREAM);
+    if has_content_coding(&head.headers) || !(is_stream || is_of_type(&head.headers, JSON)) {
+        return false;
+    }
+    let (mut reader, mut whole, mut length) = (Reader::default(), Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else {
+            return false;
+        };
+        let Ok(bytes) = frame.into_data() else {
+            continue;
+        };
+        length += bytes.len();
+        if length > MAX_ANSWER {
+            return false;
+        }
+        if !is_stream {
+            whole.extend_from_slice(&bytes);
+            continue;
+        }
+        let mut bytes = &*bytes;
+        while reader.read(&mut bytes) == Read::Event {
+            let lines = reader.take();
+            let data: Vec<&[u8]> = data(&lines).collect();
+            if let Some(accepts) = is_accepted(&data.join(&b'\n')) {
+                return accepts;
+            }
+        }
+    }
+    is_accepted(&whole) == Some(true)
+}
+
+/// Returns whether this message accepts the client. Returns `None` if it is not a response.
+fn is_accepted(json: &[u8]) -> Option<bool> {
+    #[derive(Deserialize)]
+    struct Response {
+        error: Option<Error>,
+    }
+    #[derive(Deserialize)]
+    struct Error {
+        code: i64,
+    }
+    let message = Message::read(json).filter(|message| message.kind == Kind::Response)?;
+    let is_its = IdKey::of(ID).is_some_and(|ping| message.answers(&ping));
+    let response: Result<Response, _> = serde_json::from_slice(json);
+    let has_result = response.is_ok_and(|response| {
+        let error = response.error;
+        error.is_none_or(|error| error.code == NO_SUCH_METHOD)
+    });
+    Some(is_its && has_result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_result_or_no_such_method_accepts() {
+        for (json, expected) in [
+            (
+                r#"{"jsonrpc":"2.0","id":"mcp-cancel-proxy","result":{}}"#,
+                Some(true),
+            ),
+            (
+                r#"{"id":"mcp-cancel-proxy","error":{"code":-32601,"message":"a"}}"#,
+                Some(true),
+            ),
+            (
+                r#"{"id":"mcp-cancel-proxy","error":{"code":-32001,"message":"a"}}"#,
+                Some(false),
+            ),
+            (r#"{"id":"mcp-cancel-proxy","error":"no"}"#, Some(false)),
+            (
+                r#"{"id":"mcp-cancel-proxy","result":{},"error":{"code":-32601}}"#,
+                None,
+            ),
+            (r#"{"id":1,"result":{}}"#, Some(false)),
+            (
+                r#"{"id":null,"error":{"code":-32601,"message":"a"}}"#,
+                Some(false),
+            ),
+            (r#"{"method":"notifications/message"}"#, None),
+            (r#"[{"id":"mcp-cancel-proxy","result":{}}]"#, None),
+            ("<html>", None),
+            ("", None),
+        ] {
+            assert_eq!(is_accepted(json.as_bytes()), expected, "{json}");
+        }
+    }
+}

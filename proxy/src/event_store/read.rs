@@ -1,0 +1,520 @@
+//! Parses the events of a server's stream, as far as they are forwarded.
+//!
+//! 1. Events are those of the standard (WHATWG HTML, section 9.2.6): any of three line ends, a byte order mark at the
+//!    start, comments, several data lines. The frames of the body do not matter.
+//! 2. Of an event its `event` and `data` lines are forwarded unchanged, but for their ends. Its `id` and its `retry`
+//!    are for the event store. Comments and unknown fields are removed.
+//! 3. The caller bounds the length of lines and events. It asks what the next bytes need, and may take the bytes so far
+//!    at any time.
+
+use std::{mem, time::Duration};
+
+use bytes::{Buf as _, Bytes};
+use memchr::memchr2;
+
+use super::event::ROOM_FOR_ID;
+use crate::message::Scanner;
+
+/// Maximum length of an id that is remembered: 512 bytes.
+///
+/// It is sent back in a header, and every stream may have three of them.
+pub(super) const MAX_ID: usize = 512;
+
+/// Maximum length of a `retry`.
+const MAX_RETRY: usize = 16;
+
+/// A byte order mark.
+pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
+
+/// The parser of one stream.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    /// The forwarded lines of the current event, as far as they were read.
+    lines: Vec<u8>,
+    line: Line,
+    after_cr: bool,
+    /// Number of bytes of the byte order mark that were read. `BOM.len()` once it cannot follow any more.
+    bom_read: usize,
+    has_data: bool,
+    /// Scans the data of an event whose lines are taken before its end.
+    scan: Option<Box<Scanner>>,
+    /// The value of an `id` or a `retry` line.
+    value: Vec<u8>,
+    id: Option<Box<[u8]>>,
+    /// The id of the last event that ended.
+    last_id: Option<Box<[u8]>>,
+    retry: Option<Duration>,
+}
+
+/// The state of the current line.
+#[derive(Debug, Clone, Copy, Default)]
+enum Line {
+    #[default]
+    Start,
+    /// This many bytes of this name were read.
+    Name(Field, usize),
+    /// The colon was read, and nothing after it.
+    Space(Field),
+    Value(Field),
+    /// The line is ignored.
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Data,
+    Event,
+    Id,
+    Retry,
+}
+
+/// The reason why the parser returned.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// All bytes were read.
+    Bytes,
+    /// An event with data has ended. [`Reader::take`] returns its lines.
+    Event,
+}
+
+// === impl Reader ===
+
+impl Reader {
+    /// Reads up to the end of the next event with data. `bytes` keeps the rest.
+    pub(crate) fn read(&mut self, bytes: &mut &[u8]) -> Read {
+        while let Some((first, rest)) = bytes.split_first() {
+            if self.skip_bom(*first) || (mem::take(&mut self.after_cr) && *first == b'\n') {
+                *bytes = rest;
+                continue;
+            }
+            let end = memchr2(b'\n', b'\r', bytes);
+            let text = match end.and_then(|end| bytes.split_at_checked(end)) {
+                Some((text, [end, rest @ ..])) => {
+                    self.after_cr = *end == b'\r';
+                    *bytes = rest;
+                    text
+                }
+                _ => {
+                    self.text(mem::take(bytes));
+                    break;
+                }
+            };
+            self.text(text);
+            if self.end_line() {
+                return Read::Event;
+            }
+        }
+        Read::Bytes
+    }
+
+    /// Takes the forwarded lines of the current event.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        mem::take(&mut self.lines)
+    }
+
+    /// Begins to scan the current event, whose lines are taken before its end from here on.
+    pub(crate) fn begin_scan(&mut self) {
+        self.scan = Some(Box::new(scanned(&self.lines)));
+    }
+
+    /// Returns the scan of the current event.
+    pub(crate) fn scan(&self) -> Option<&Scanner> {
+        self.scan.as_deref()
+    }
+
+    /// Ends the scan of the current event and returns it.
+    pub(crate) fn end_scan(&mut self) -> Scanner {
+        self.scan.take().map(|scan| *scan).unwrap_or_default()
+    }
+
+    /// Returns the capacity of the lines after `bytes` more are read. It doubles, but not above `max`.
+    pub(crate) fn needs(&self, bytes: usize, max: usize) -> usize {
+        // The bytes of a name become a part of the line once the rest of the name is read.
+        let begun = match self.line {
+            Line::Name(_, matched) => matched,
+            _ => 0,
+        };
+        let length = self.lines.len() + begun + bytes + ROOM_FOR_ID;
+        if length <= self.lines.capacity() {
+            self.lines.capacity()
+        } else {
+            length.max(max.min(2 * self.lines.capacity()))
+        }
+    }
+
+    /// Allocates this capacity.
+    pub(crate) fn reserve(&mut self, needed: usize) {
+        self.lines
+            .reserve_exact(needed.saturating_sub(self.lines.len()));
+    }
+
+    /// Returns the id from which the server can resume, if it can be sent in a header.
+    pub(crate) fn last_id(&self) -> Option<&[u8]> {
+        self.last_id.as_deref()
+    }
+
+    /// Returns the reconnect delay that the server sent.
+    pub(crate) fn retry(&self) -> Option<Duration> {
+        self.retry
+    }
+
+    /// Begins another body of the same stream. An incomplete event is dropped.
+    pub(crate) fn begin_again(&mut self) {
+        *self = Self {
+            last_id: self.last_id.take(),
+            retry: self.retry,
+            ..Self::default()
+        };
+    }
+
+    /// Returns `true` if this byte belongs to the byte order mark.
+    fn skip_bom(&mut self, byte: u8) -> bool {
+        if BOM.get(self.bom_read) == Some(&byte) {
+            self.bom_read += 1;
+            return true;
+        }
+        if (1..BOM.len()).contains(&self.bom_read) {
+            // A line that begins with a part of the mark is not a field.
+            self.line = Line::Other;
+        }
+        self.bom_read = BOM.len();
+        false
+    }
+
+    fn text(&mut self, mut text: &[u8]) {
+        if let Line::Start = self.line {
+            self.line = match text.first() {
+                None => return,
+                Some(b'd') => Line::Name(Field::Data, 0),
+                Some(b'e') => Line::Name(Field::Event, 0),
+                Some(b'i') => Line::Name(Field::Id, 0),
+                Some(b'r') => Line::Name(Field::Retry, 0),
+                Some(_) => Line::Other,
+            };
+        }
+        if let Line::Name(field, matched) = self.line {
+            let left = field.name().get(matched..).unwrap_or_default();
+            match text.strip_prefix(left) {
+                Some(rest) => text = rest,
+                None if left.starts_with(text) => {
+                    self.line = Line::Name(field, matched + text.len());
+                    return;
+                }
+                None => {
+                    self.line = Line::Other;
+                    return;
+                }
+            }
+            self.forward(field, field.name());
+            self.line = Line::Space(field);
+        }
+        if let (Line::Space(field), Some(first)) = (self.line, text.first()) {
+            if *first == b' ' {
+                self.forward(field, b" ");
+                text = text.get(1..).unwrap_or_default();
+            }
+            self.line = Line::Value(field);
+        }
+        if let Line::Value(field) = self.line {
+            self.value(field, text);
+        }
+    }
+
+    fn forward(&mut self, field: Field, text: &[u8]) {
+        if let Field::Data | Field::Event = field {
+            self.lines.extend_from_slice(text);
+        }
+    }
+
+    fn value(&mut self, field: Field, text: &[u8]) {
+        self.forward(field, text);
+        match field {
+            Field::Data => {
+                self.has_data |= !text.is_empty();
+                self.continue_scan(text);
+            }
+            Field::Event => {}
+            Field::Id | Field::Retry => {
+                // One byte above the limit marks the value as too long.
+                let max = field.max() + 1 - self.value.len().min(field.max() + 1);
+                let text = text.get(..max).unwrap_or(text);
+                self.value.reserve_exact(text.len());
+                self.value.extend_from_slice(text);
+            }
+        }
+    }
+
+    fn continue_scan(&mut self, text: &[u8]) {
+        if let Some(scan) = &mut self.scan {
+            scan.read(text);
+        }
+    }
+
+    /// Ends a line. Returns `true` if that ends an event with data.
+    fn end_line(&mut self) -> bool {
+        match mem::take(&mut self.line) {
+            Line::Start => return self.end_event(),
+            Line::Name(field, matched) if matched + 1 == field.name().len() => {
+                self.forward(field, field.name().get(..matched).unwrap_or_default());
+                self.end_value(field);
+            }
+            Line::Space(field) | Line::Value(field) => self.end_value(field),
+            Line::Name(..) | Line::Other => {}
+        }
+        false
+    }
+
+    fn end_value(&mut self, field: Field) {
+        self.forward(field, b"\n");
+        let value = mem::take(&mut self.value);
+        let text = Some(value).filter(|value| value.len() <= field.max());
+        match field {
+            Field::Data => self.continue_scan(b"\n"),
+            Field::Event => {}
+            // The standard ignores an id with a zero byte.
+            Field::Id => {
+                let id = text.filter(|id| !id.contains(&0)).map(Vec::into);
+                self.id = id.or(self.id.take());
+            }
+            Field::Retry => {
+                let digits = text
+                    .filter(|digits| !digits.is_empty() && digits.iter().all(u8::is_ascii_digit));
+                let number = digits.and_then(|digits| str::from_utf8(&digits).ok()?.parse().ok());
+                self.retry = number.map(Duration::from_millis).or(self.retry);
+            }
+        }
+    }
+
+    fn end_event(&mut self) -> bool {
+        if let Some(id) = self.id.take() {
+            self.last_id = Some(id).filter(|id| !id.is_empty());
+        }
+        if !mem::take(&mut self.has_data) {
+            self.lines.clear();
+            return false;
+        }
+        true
+    }
+}
+
+/// Skips the byte order mark at the beginning of a JSON body, as clients do. `mark` is the part of it that may still
+/// follow.
+pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
+    while let (Some((first, rest)), Some(byte)) = (mark.split_first(), bytes.first()) {
+        if first == byte {
+            bytes.advance(1);
+            *mark = rest;
+        } else {
+            *mark = &[];
+        }
+    }
+}
+
+// === impl Field ===
+
+impl Field {
+    /// Returns its name and the colon.
+    fn name(self) -> &'static [u8] {
+        match self {
+            Self::Data => b"data:",
+            Self::Event => b"event:",
+            Self::Id => b"id:",
+            Self::Retry => b"retry:",
+        }
+    }
+
+    fn max(self) -> usize {
+        match self {
+            Self::Retry => MAX_RETRY,
+            _ => MAX_ID,
+        }
+    }
+}
+
+/// Returns the data lines of an event.
+pub(crate) fn data(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
+    lines.split(|byte| *byte == b'\n').filter_map(data_of)
+}
+
+/// Returns the scan of the message in these lines, which may be incomplete.
+pub(crate) fn scanned(lines: &[u8]) -> Scanner {
+    let mut scan = Scanner::default();
+    let lines = lines.split_inclusive(|byte| *byte == b'\n');
+    lines.filter_map(data_of).for_each(|data| scan.read(data));
+    scan
+}
+
+fn data_of(line: &[u8]) -> Option<&[u8]> {
+    let data = line.strip_prefix(b"data:")?;
+    Some(data.strip_prefix(b" ").unwrap_or(data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::IdKey;
+
+    /// Returns the lines of every event, of a body in frames of `size` bytes.
+    fn events(body: &[u8], size: usize) -> (Vec<String>, Reader) {
+        let mut reader = Reader::default();
+        let mut events = Vec::new();
+        for mut frame in body.chunks(size) {
+            while !frame.is_empty() {
+                if reader.read(&mut frame) == Read::Event {
+                    events.push(String::from_utf8(reader.take()).unwrap());
+                }
+            }
+        }
+        (events, reader)
+    }
+
+    /// The same of a body that reads so however it is cut.
+    fn read(body: &str) -> (Vec<String>, Reader) {
+        let whole = events(body.as_bytes(), usize::MAX);
+        for size in 1..12 {
+            let cut = events(body.as_bytes(), size);
+            assert_eq!(cut.0, whole.0, "{body:?} by {size}");
+            assert_eq!(cut.1.last_id(), whole.1.last_id(), "{body:?} by {size}");
+            assert_eq!(cut.1.retry(), whole.1.retry(), "{body:?} by {size}");
+        }
+        whole
+    }
+
+    #[test]
+    fn of_an_event_its_type_and_its_data_are_handed_on() {
+        for (body, expected) in [
+            ("data: 1\n\n", "data: 1\n"),
+            ("data:1\r\n\r\n", "data:1\n"),
+            ("data:  1\r\r", "data:  1\n"),
+            (
+                ": c\nid: 7\nretry: 3\nevent:message\nx: y\ndata: 1\n\n",
+                "event:message\ndata: 1\n",
+            ),
+            ("data: {\ndata:}\ndata\n\n", "data: {\ndata:}\ndata\n"),
+            ("\u{feff}data: 1\n\n", "data: 1\n"),
+            ("data:\ndata: 1\n\n", "data:\ndata: 1\n"),
+            (
+                "dat\ndatab: 2\nda: 3\ndata: \u{feff}1\n\n",
+                "data: \u{feff}1\n",
+            ),
+        ] {
+            assert_eq!(read(body).0, [expected], "{body:?}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_data_is_no_event() {
+        for body in [
+            ":\n\n",
+            "\n\n\n",
+            "data\n\n",
+            "data: \ndata:\n\n",
+            "event: a\n\n",
+            " data: 1\n\n",
+            "\u{feff}\u{feff}data: 1\n\n",
+            "\u{feff}",
+        ] {
+            assert_eq!(read(body).0, [""; 0], "{body:?}");
+        }
+        assert_eq!(
+            read("event: a\n\ndata: 1\n\n").0,
+            ["data: 1\n"],
+            "its type goes with it"
+        );
+        assert_eq!(read("data: 1\n").0, [""; 0], "it has not ended");
+    }
+
+    #[test]
+    fn the_last_id_and_retry_are_those_of_events_that_have_ended() {
+        for (body, id, retry) in [
+            ("id: a\n\nid: b\ndata: 1\n", Some("a"), None),
+            ("id: a\nid: b\nretry: 5\n\n", Some("b"), Some(5)),
+            ("id: a\n\nid\n\n", None, None),
+            ("id: a\n\nid: b\0\n\n", Some("a"), None),
+            ("retry: 1\nretry: x\nretry:\nretry: -1\n\n", None, Some(1)),
+            ("retry: 99999999999999999999\n\n", None, None),
+        ] {
+            let reader = read(body).1;
+            assert_eq!(reader.last_id(), id.map(str::as_bytes), "{body:?}");
+            assert_eq!(reader.retry(), retry.map(Duration::from_millis), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn an_id_that_no_header_takes_is_none() {
+        let fits = "i".repeat(MAX_ID);
+        let body = format!("id: {fits}\n\nid: {fits}i\n\n");
+        assert_eq!(read(&body).1.last_id(), Some(fits.as_bytes()));
+    }
+
+    #[test]
+    fn lines_that_are_not_handed_on_take_no_memory() {
+        for start in [":", "id: ", "retry: ", "x: ", ""] {
+            let mut reader = Reader::default();
+            let mut bytes = start.as_bytes();
+            reader.read(&mut bytes);
+            for _ in 0..1_000 {
+                let mut bytes: &[u8] = &[b'x'; 1_000];
+                reader.read(&mut bytes);
+            }
+            assert!(reader.lines.capacity() == 0 && reader.value.capacity() <= MAX_ID + 1);
+        }
+    }
+
+    #[test]
+    fn what_was_taken_early_is_a_part_of_the_same_event() {
+        let mut reader = Reader::default();
+        let (mut taken, mut ends) = (Vec::new(), Vec::new());
+        for mut piece in [b"data: on" as &[u8], b"e\ndata: ", b"two\n", b"\n"] {
+            ends.push(reader.read(&mut piece));
+            taken.extend(reader.take());
+        }
+        assert_eq!(ends, [Read::Bytes, Read::Bytes, Read::Bytes, Read::Event]);
+        assert_eq!(taken, b"data: one\ndata: two\n");
+    }
+
+    #[test]
+    fn what_the_next_bytes_need_is_all_that_is_allocated() {
+        for line in ["data\n", "data:\n", "data:x\n", "event\n", "x\n", "dat"] {
+            let body = line.repeat(409);
+            for size in 1..7 {
+                let mut reader = Reader::default();
+                for mut step in body.as_bytes().chunks(size) {
+                    let needed = reader.needs(step.len(), usize::MAX);
+                    reader.reserve(needed);
+                    assert_eq!(reader.read(&mut step), Read::Bytes);
+                    let allocated = reader.lines.capacity();
+                    assert!(allocated <= needed, "{line:?}: {allocated} of {needed}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_that_is_taken_as_it_comes_is_read_as_one_that_is_not() {
+        let body = "event: message\ndata: {\"jsonrpc\":\ndata:\"2.0\",\ndata\ndata: \"id\": 7,\ndata:  \"result\": {\"id\": 8}}\n\n";
+        let whole = events(body.as_bytes(), usize::MAX).0;
+        let call = IdKey::of("7");
+        assert_eq!(scanned(whole[0].as_bytes()).answers(), call);
+        for size in 1..40 {
+            for begun in 0..body.len() {
+                let mut reader = Reader::default();
+                let mut taken = Vec::new();
+                for (at, mut piece) in body.as_bytes().chunks(size).enumerate() {
+                    if at * size >= begun {
+                        if reader.scan().is_none() {
+                            reader.begin_scan();
+                        }
+                        taken.extend(reader.take());
+                    }
+                    reader.read(&mut piece);
+                }
+                taken.extend(reader.take());
+                assert_eq!(String::from_utf8(taken).unwrap(), whole[0]);
+                if reader.scan().is_some() {
+                    assert_eq!(reader.end_scan().answers(), call, "{size} {begun}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! A service that adds resumability to a server that has none.
+//!
+//! | request | effect |
+//! |---|---|
+//! | POST of a call in a session, before revision 2026-07-28 | its event stream is read here, and the client reads from the event store |
+//! | POST of `initialize` | passes; begins the session |
+//! | POST of `notifications/cancelled` | passes; if the server accepts it, its stream of that call is closed 1 s later |
+//! | GET with an event id of the event store | answered here |
+//! | DELETE | passes; if the server accepts it, the streams of its session end |
+//! | everything else | passes |
+//!
+//! A passing request is not altered. If the answer to a call is JSON, and fast, the answer passes as well. If it is slow, and
+//! the client supports an event id to resume from, an event stream begins before the server's head arrives.
+//!
+//! A client may resume with other credentials than the call had, for example with a fresh token. It gets its stream only if
+//! the server answers a `ping` with these by a result, and not by an error. Credentials are the path and the query of the URL,
+//! and all header fields that are not known to be harmless. The latest accepted credentials are used to request the rest of
+//! the answer, and to send the layer's cancel.
+
+use std::{
+    convert::Infallible,
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header, uri::PathAndQuery,
+};
+use mcp_cancel_on_disconnect::CallToken;
+use tower_service::Service;
+use tracing::Instrument as _;
+
+use super::{
+    call::Call,
+    credentials::Credentials,
+    pong,
+    sessions::{EventStore, Lookup, unknown_event},
+    stream::Stream,
+    upstream::{Answer, PendingResponse, Writer},
+    upstream_resume::UpstreamResume,
+};
+use crate::{
+    headers::{
+        EVENT_STREAM, FIRST_REVISION_WITH_PRIMING, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
+        accepts, exactly_one, has_content_coding, has_sessions, is_of_type,
+    },
+    http_service::read_whole,
+    message::{IdKey, Kind, MAX_BODY, Message},
+};
+
+/// Minimum silence before an event stream begins: 250 ms. Chosen because refusals are faster, and pass unchanged.
+pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
+
+/// Adds resumability to the server behind `S`.
+///
+/// ```
+/// use std::{convert::Infallible, time::Duration};
+/// use axum::body::Body;
+/// use http::{Request, Response};
+/// use mcp_cancel_proxy::event_store::{EventStore, Limits, Resumable};
+///
+/// let server = tower::service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::<Body>::default()));
+/// let store = EventStore::new(Limits::default());
+/// let service = Resumable::new(server, store).commit_after(Duration::from_secs(2));
+/// # drop(service);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Resumable<S> {
+    inner: S,
+    store: EventStore,
+    commit_after: Duration,
+}
+
+/// Removes a stream, unless it is taken for a call.
+struct UnopenedStream(Option<Stream>);
+
+/// Removes a session that only this request named.
+///
+/// It stays if the server accepts a call in it.
+struct UnusedSession<'a>(EventStore, &'a str);
+
+// === impl Resumable ===
+
+impl<S> Resumable<S> {
+    /// Creates a service that keeps the streams of `inner` in `store`.
+    pub fn new(inner: S, store: EventStore) -> Self {
+        Self {
+            inner,
+            store,
+            commit_after: Duration::from_secs(1),
+        }
+    }
+
+    /// Returns the server.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// Returns the event store.
+    pub fn event_store(&self) -> &EventStore {
+        &self.store
+    }
+
+    /// Sets how long a call may be silent before its event stream begins. The default is 1 s, the minimum
+    /// [`MIN_COMMIT_AFTER`].
+    pub fn commit_after(mut self, silence: Duration) -> Self {
+        self.commit_after = silence.max(MIN_COMMIT_AFTER);
+        self
+    }
+}
+
+impl<S> Service<Request<Body>> for Resumable<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // The service that is ready is the one to call.
+        let inner = self.inner.clone();
+        let this = Self {
+            inner: mem::replace(&mut self.inner, inner),
+            store: self.store.clone(),
+            commit_after: self.commit_after,
+        };
+        Box::pin(async move { Ok(this.serve(request).await) })
+    }
+}
+
+impl<S> Resumable<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
+    async fn serve(mut self, request: Request<Body>) -> Response<Body> {
+        match *request.method() {
+            Method::GET => self.get(request).await,
+            Method::POST if may_have_sessions(request.headers()) => self.post(request).await,
+            Method::DELETE => {
+                let session = exactly_one(request.headers(), &SESSION_ID).map(str::to_owned);
+                let response = self.forward(request).await;
+                if let Some(session) = session.filter(|_| response.status().is_success()) {
+                    self.store.close(&session);
+                }
+                response
+            }
+            _ => self.forward(request).await,
+        }
+    }
+
+    /// Forwards a request unchanged.
+    async fn forward(&mut self, request: Request<Body>) -> Response<Body> {
+        match self.inner.call(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+
+    async fn get(&mut self, request: Request<Body>) -> Response<Body> {
+        let headers = request.headers();
+        let Some(last) = exactly_one(headers, &LAST_EVENT_ID).filter(|last| self.store.owns(last))
+        else {
+            return self.forward(request).await;
+        };
+        let session = exactly_one(headers, &SESSION_ID).unwrap_or_default();
+        let Lookup::Stream(stream, seq) = self.store.look_up(session, last) else {
+            return unknown_event();
+        };
+        if !stream.has_credentials_of(&request) {
+            let credentials = Credentials::of(&request);
+            let _pending_check = stream.begin_check();
+            let answer = self.forward(ping(request)).await;
+            if let Some(refused) = pong::refused(answer).await {
+                return refused;
+            }
+            stream.accept_credentials(credentials);
+        }
+        self.store.respond_after(&stream, seq)
+    }
+
+    async fn post(&mut self, request: Request<Body>) -> Response<Body> {
+        if has_content_coding(request.headers()) {
+            return self.forward(request).await;
+        }
+        let (parts, body) = request.into_parts();
+        let body = match read_whole(body, MAX_BODY).await {
+            Ok(body) => body,
+            Err(body) => return self.forward(Request::from_parts(parts, body)).await,
+        };
+        let session = exactly_one(&parts.headers, &SESSION_ID).map(str::to_owned);
+        let Some(message) = Message::read(&body) else {
+            return self
+                .forward(Request::from_parts(parts, Body::from(body)))
+                .await;
+        };
+        let is = |method: &str| message.method.as_deref() == Some(method);
+        // A cancel that the layer replays belongs to a call whose client has disconnected.
+        let token = parts.extensions.get::<CallToken>();
+        let is_layers = token.is_none_or(CallToken::is_replay);
+        let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
+        match (message.kind, session) {
+            (Kind::Request, session) if is("initialize") => {
+                let requested_revision = message.params().protocol_version.unwrap_or_default();
+                let response = self.forward(with_body(&body)).await;
+                let given = exactly_one(response.headers(), &SESSION_ID).or(session.as_deref());
+                if let Some(session) = given.filter(|_| response.status().is_success()) {
+                    self.store.begin(session, Some(&requested_revision));
+                }
+                response
+            }
+            (Kind::Notification, Some(session)) if is("notifications/cancelled") => {
+                let key = message.params().request_id.and_then(IdKey::of);
+                let session = self.store.session(&session);
+                let stream = session
+                    .zip(key)
+                    .and_then(|(session, key)| session.find(&key));
+                let mut request = with_body(&body);
+                if let Some(stream) = stream.as_ref().filter(|_| is_layers) {
+                    if let Some(credentials) = stream.credentials() {
+                        credentials.put_on(&mut request);
+                    }
+                    if let Some(id) = stream.call_text() {
+                        request = with_request_id(request, &body, &message, id);
+                    }
+                }
+                let response = self.forward(request).await;
+                if let Some(stream) = stream.filter(|_| response.status().is_success()) {
+                    stream.close_soon();
+                }
+                response
+            }
+            (Kind::Request, Some(session)) if has_session_revision(&message) => {
+                let Some(call) = message.id.and_then(Call::new) else {
+                    return self.forward(with_body(&body)).await;
+                };
+                let request = with_body(&body);
+                drop(body);
+                self.serve_call(&session, call, request).await
+            }
+            _ => self.forward(with_body(&body)).await,
+        }
+    }
+
+    /// Serves a call in a session.
+    async fn serve_call(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
+        let call = call
+            .token(request.extensions().get::<CallToken>().cloned())
+            .credentials(Credentials::of(&request))
+            .with_extra(head_size(&request));
+        // The proxy may have been started after the session. A client with this revision supports events without a
+        // message.
+        let knows_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
+            .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
+        let known = self.store.session(id);
+        let _unused_session = if known.is_none() && knows_priming {
+            Some(UnusedSession(self.store.clone(), id))
+        } else {
+            None
+        };
+        let session = match known {
+            None if knows_priming => self.store.begin(id, None),
+            session => session,
+        };
+        if let Some(session) = session.as_ref().filter(|_| knows_priming) {
+            session.set_primes(true);
+        }
+        let primes = session.as_ref().is_some_and(|session| session.primes());
+        // A session that is not known may not exist: its server decides.
+        let (mut unopened, call) = match session {
+            Some(session) => match session.open(call) {
+                Some(stream) => (UnopenedStream(Some(stream)), None),
+                None => return self.forward(request).await,
+            },
+            None => (UnopenedStream(None), Some(call)),
+        };
+        let may_commit = primes && accepts(request.headers(), EVENT_STREAM);
+        let resume = UpstreamResume::new(self.inner.clone(), &request);
+        let pending = self.inner.call(request);
+        let mut pending: PendingResponse = Box::pin(async move {
+            match pending.await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            }
+        });
+        let response = if may_commit {
+            tokio::time::timeout(self.commit_after, &mut pending)
+                .await
+                .ok()
+        } else {
+            Some((&mut pending).await)
+        };
+        let Some(response) = response else {
+            let Some(stream) = unopened.0.take() else {
+                return pending.await;
+            };
+            stream.prime();
+            let response = stream.respond();
+            spawn(stream, resume, Answer::Pending(pending));
+            return response;
+        };
+        let (mut head, body) = response.into_parts();
+        let is_readable = head.status.is_success()
+            && is_of_type(&head.headers, EVENT_STREAM)
+            && !has_content_coding(&head.headers);
+        if !is_readable {
+            return Response::from_parts(head, body);
+        }
+        let opened = call.and_then(|call| self.store.begin(id, None)?.open(call));
+        let Some(stream) = unopened.0.take().or(opened) else {
+            return Response::from_parts(head, body);
+        };
+        if primes {
+            stream.prime();
+        }
+        head.headers.remove(header::CONTENT_LENGTH);
+        let response = Response::from_parts(head, stream.respond().into_body());
+        spawn(stream, resume, Answer::Events(body));
+        response
+    }
+}
+
+fn spawn<S>(stream: Stream, resume: UpstreamResume<S>, answer: Answer)
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Send + 'static,
+    S::Future: Send + 'static,
+{
+    let writer = Writer::new(stream.clone(), resume);
+    let task = tokio::spawn(writer.write(answer).in_current_span());
+    stream.written_by(task.abort_handle());
+}
+
+/// Returns the cancel with the id that the client wrote.
+///
+/// A server may distinguish `1` from `1.0`.
+fn with_request_id(
+    request: Request<Body>,
+    body: &Bytes,
+    message: &Message<'_>,
+    id: &str,
+) -> Request<Body> {
+    let Some(body) = message.with_request_id(body, id) else {
+        return request;
+    };
+    let mut request = request.map(|_| Body::empty());
+    let length = body.len().into();
+    request.headers_mut().insert(header::CONTENT_LENGTH, length);
+    request.map(|_| Body::from(body))
+}
+
+/// Returns a `ping` with the credentials of a client that resumes.
+fn ping(resume: Request<Body>) -> Request<Body> {
+    let id = pong::ID;
+    let ping = Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#));
+    let (mut head, _) = resume.into_parts();
+    head.method = Method::POST;
+    // It is not a call of the client.
+    head.extensions.remove::<CallToken>();
+    let headers = &mut head.headers;
+    headers.remove(LAST_EVENT_ID);
+    headers.insert(header::CONTENT_LENGTH, ping.len().into());
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    headers.insert(
+        header::ACCEPT,
+        HeaderValue::from_static("application/json, text/event-stream"),
+    );
+    Request::from_parts(head, Body::from(ping))
+}
+
+/// Returns the approximate size of the head of a request.
+fn head_size(request: &Request<Body>) -> usize {
+    let of_header =
+        |(name, value): (&HeaderName, &HeaderValue)| 96 + name.as_str().len() + value.len();
+    let headers: usize = request.headers().iter().map(of_header).sum();
+    headers
+        + size_of::<PathAndQuery>()
+        + request.uri().path().len()
+        + request.uri().query().map_or(0, str::len)
+}
+
+/// Returns `true` if a request may be of a revision with sessions. A revision that is not a date has none.
+fn may_have_sessions(headers: &HeaderMap) -> bool {
+    if !headers.contains_key(PROTOCOL_VERSION) {
+        return true;
+    }
+    exactly_one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
+}
+
+fn has_session_revision(message: &Message<'_>) -> bool {
+    let revision = message.params().revision;
+    revision.is_none_or(|revision| has_sessions(&revision))
+}
+
+// === impl UnusedSession ===
+
+impl Drop for UnusedSession<'_> {
+    fn drop(&mut self) {
+        self.0.remove_unused(self.1);
+    }
+}
+
+// === impl UnopenedStream ===
+
+impl Drop for UnopenedStream {
+    fn drop(&mut self) {
+        if let Some(stream) = &self.0 {
+            stream.evict();
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! The events of one stream, for a reader that may disconnect and resume.
+//!
+//! This type does no I/O and does not wait, sleep or wake: its callers do. Its guarantees:
+//!
+//! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
+//! 2. **Once and in order.** A reader gets every event after the one that it named, once and in order. A comment stands
+//!    for dropped events and has their number. A reader that names no event, and is not the first, starts at the first
+//!    event that no reader has taken.
+//! 3. **Drop order.** Without room, the oldest droppable event is dropped first. Next are the oldest notifications that
+//!    the attached reader has taken, then the oldest of its other taken events. All others stay until the ring ends.
+//! 4. **Limits.** A ring has at most [`BufferLimits::events`] events. It accepts one only while it has less than
+//!    [`BufferLimits::bytes`], so it exceeds them by one event at most. A reservation covers all of it at any time. It
+//!    covers taken bytes until their last holder drops them.
+//! 5. **One reader.** Only the newest. The stream of an older reader has ended.
+//! 6. **The end.** No event follows it.
+//! 7. **Bypass.** An event without room bypasses the ring in pieces, to a reader that has taken everything before it.
+//!    If that reader detaches before the last piece, no reader gets the event.
+//! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead.
+//!    The event may have been the answer.
+
+use std::{collections::VecDeque, io::Write as _, time::Duration};
+
+use bytes::Bytes;
+
+use super::{
+    budget::{Exhausted, Reservation},
+    event::{Event, ROOM_FOR_ID, Weight},
+};
+
+/// What an event costs besides its bytes.
+///
+/// That is its place in the ring, which may allocate twice as many, the owner of its bytes, and the rounding of both
+/// allocations.
+pub(crate) const EVENT_OVERHEAD: usize = 192;
+
+/// Maximum number of bytes that a reader takes at a time: 16 KiB.
+///
+/// Of a bypassing event this much, and what hyper has buffered before, waits for the network uncounted.
+pub(crate) const MAX_FRAME: usize = 16 * 1024;
+
+/// Ends an event of which its reader has a part, wherever it was cut.
+///
+/// Clients read an event of an unknown type. If no event was begun, they read a comment and an event without data.
+const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
+
+mod bypass;
+mod dropping;
+
+/// The events of one stream.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    /// The prefix of the ids of its events.
+    prefix: Box<str>,
+    events: VecDeque<Entry>,
+    /// The cost of all events.
+    cost: usize,
+    /// Covers the cost of the stream itself.
+    own: Reservation,
+    /// Empty. The reservations of the events are taken from the same budget.
+    reservation: Reservation,
+    limits: BufferLimits,
+    /// The number of the next event.
+    next: u64,
+    answer: Option<u64>,
+    reader: Option<Reader>,
+    /// Number of readers so far.
+    readers: u64,
+    /// The first event that no detached reader has taken.
+    unread: u64,
+    bypass: Bypass,
+    /// The last event that bypassed the ring, and the error for a reader that missed it.
+    bypassed: Option<(u64, Event)>,
+    gaps: u64,
+    ended: bool,
+    cleared: bool,
+}
+
+/// The limits of a ring.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BufferLimits {
+    pub(crate) events: usize,
+    pub(crate) bytes: usize,
+    /// The reconnect delay that clients are sent.
+    pub(crate) retry: Duration,
+}
+
+#[derive(Debug)]
+struct Entry {
+    seq: u64,
+    bytes: Bytes,
+    weight: Weight,
+    cost: usize,
+}
+
+/// The attached reader and its position.
+#[derive(Debug)]
+struct Reader {
+    id: ReaderId,
+    /// The first event that the reader did not have when it attached.
+    from: u64,
+    /// The event that the reader takes next.
+    at: u64,
+    /// Number of bytes of that event that the reader has taken.
+    taken: usize,
+}
+
+/// Where a reader starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Beginning,
+    /// After the event with this number.
+    After(u64),
+    /// At the first event that no reader has taken.
+    Unread,
+}
+
+/// Identifies a reader of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReaderId(u64);
+
+/// The state of the event that bypasses the ring.
+#[derive(Debug, PartialEq, Eq)]
+enum Bypass {
+    Idle,
+    /// The piece that the reader takes next, if there is one.
+    Piece(Option<Bytes>),
+    /// The reader detached.
+    Aborted,
+}
+
+/// The result of a push.
+#[derive(Debug)]
+pub(crate) enum Pushed {
+    /// The event was added or dropped.
+    Done,
+    /// There is room once the reader takes something.
+    Wait(Event),
+    /// A budget has no room for the event. Unless another stream is evicted, the event can only bypass the ring.
+    Exhausted(Event, Exhausted),
+    /// There is no room, and no reader that could make some.
+    Full,
+    /// The ring has ended.
+    Ended,
+}
+
+/// The state of the piece that bypasses the ring.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Bypassed {
+    /// The reader has taken it.
+    Taken,
+    Wait,
+    /// There is no reader, or another one than when the event began.
+    NoReader,
+}
+
+/// The result of a read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Frame(Bytes),
+    Wait,
+    End,
+}
+
+// === impl Ring ===
+
+impl Ring {
+    /// `own` covers the cost of the stream itself. `reservation` belongs to the budget of its events.
+    pub(crate) fn new(
+        prefix: Box<str>,
+        limits: BufferLimits,
+        own: Reservation,
+        reservation: Reservation,
+    ) -> Self {
+        Self {
+            prefix,
+            events: VecDeque::new(),
+            cost: 0,
+            own,
+            reservation,
+            limits,
+            next: 0,
+            answer: None,
+            reader: None,
+            readers: 0,
+            unread: 0,
+            bypass: Bypass::Idle,
+            bypassed: None,
+            gaps: 0,
+            ended: false,
+            cleared: false,
+        }
+    }
+
+    /// Adds an event.
+    pub(crate) fn push(&mut self, mut event: Event) -> Pushed {
+        if self.ended {
+            return Pushed::Ended;
+        }
+        let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
+        loop {
+            let exhausted = if self.has_place() {
+                // The reservation that covered its reading is a part of this one.
+                let reservation = event
+                    .reservation
+                    .get_or_insert_with(|| self.reservation.sibling());
+                match reservation.resize(cost) {
+                    Ok(()) => {
+                        self.append(event);
+                        return Pushed::Done;
+                    }
+                    Err(exhausted) => Some(exhausted),
+                }
+            } else {
+                None
+            };
+            if self.drop_droppable() {
+                continue;
+            }
+            if event.weight == Weight::Droppable {
+                self.skip();
+                return Pushed::Done;
+            }
+            if self.drop_delivered() {
+                continue;
+            }
+            return match (exhausted, &self.reader) {
+                (Some(exhausted), _) => Pushed::Exhausted(event, exhausted),
+                (None, Some(_)) => Pushed::Wait(event),
+                (None, None) => Pushed::Full,
+            };
+        }
+    }
+
+    /// Adds an event that the stream has already reserved.
+    ///
+    /// That is its first one, or an error as its last.
+    pub(crate) fn push_paid(&mut self, mut event: Event) {
+        if self.ended || self.answer.is_some() {
+            return;
+        }
+        if let Bypass::Piece(_) = self.bypass {
+            event.lines.splice(..0, TRUNCATED.iter().copied());
+        }
+        self.append(event);
+    }
+
+    /// Attaches a reader. Returns `None` if there was no such event, or the ring was cleared.
+    pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
+        if let Start::After(seq) = from
+            && (self.cleared || seq >= self.next)
+        {
+            return None;
+        }
+        self.detach_reader();
+        let at = match from {
+            Start::Beginning => 0,
+            Start::After(seq) => seq + 1,
+            Start::Unread => self.unread,
+        };
+        self.readers += 1;
+        let id = ReaderId(self.readers);
+        self.reader = Some(Reader {
+            id,
+            from: at,
+            at,
+            taken: 0,
+        });
+        Some(id)
+    }
+
+    /// Returns what the reader gets next.
+    pub(crate) fn take(&mut self, id: ReaderId) -> Taken {
+        self.replace_missed_answer(id);
+        let (next, gaps) = (self.next, &mut self.gaps);
+        let Some(reader) = self.reader.as_mut().filter(|reader| reader.id == id) else {
+            return Taken::End;
+        };
+        let first = self.events.partition_point(|entry| entry.seq < reader.at);
+        let entry = self.events.get(first);
+        let missing = entry.map_or(next, |entry| entry.seq) - reader.at;
+        if missing > 0 {
+            reader.at += missing;
+            *gaps += 1;
+            return Taken::Frame(comment(missing));
+        }
+        if let Some(entry) = entry {
+            let rest = entry.bytes.slice(reader.taken..);
+            if rest.len() > MAX_FRAME {
+                reader.taken += MAX_FRAME;
+                return Taken::Frame(rest.slice(..MAX_FRAME));
+            }
+            (reader.at, reader.taken) = (reader.at + 1, 0);
+            return Taken::Frame(rest);
+        }
+        match &mut self.bypass {
+            Bypass::Piece(piece @ Some(_)) => piece.take().map_or(Taken::Wait, Taken::Frame),
+            _ if self.ended => Taken::End,
+            _ => Taken::Wait,
+        }
+    }
+
+    /// Detaches a reader.
+    pub(crate) fn detach(&mut self, id: ReaderId) {
+        if self.reader.as_ref().is_some_and(|reader| reader.id == id) {
+            self.detach_reader();
+        }
+    }
+
+    /// Adds the priming event: it has no message, and an id to resume from.
+    pub(crate) fn prime(&mut self) {
+        self.push_paid(Event::priming(self.limits.retry));
+    }
+
+    /// Returns an event without a message, whose id is the last one before this reader.
+    ///
+    /// Returns `None` if there is no such event.
+    pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
+        let reader = self.reader.as_ref().filter(|reader| reader.id == id)?;
+        let last = reader.at.checked_sub(1)?;
+        let mut lines = Event::priming(self.limits.retry).lines;
+        self.end_event(&mut lines, last);
+        Some(lines.into())
+    }
+
+    /// Ends the ring. No event is added from here on.
+    pub(crate) fn end(&mut self) {
+        self.ended = true;
+        self.abort_bypass();
+    }
+
+    /// Ends the ring and releases everything it has reserved.
+    pub(crate) fn clear(&mut self) {
+        self.end();
+        self.cleared = true;
+        self.reader = None;
+        self.events = VecDeque::new();
+        self.cost = 0;
+        self.bypassed = None;
+        self.own.shrink(usize::MAX);
+    }
+
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answer.is_some()
+    }
+
+    /// Returns `true` if the answer is still to be added, or to be taken by the attached reader.
+    pub(crate) fn is_in_progress(&self) -> bool {
+        let is_unread = |reader: &Reader| reader.at < self.next;
+        !(self.ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
+    }
+
+    /// Returns `true` if no reader is attached, and none has taken the answer.
+    pub(crate) fn has_unread_answer(&self) -> bool {
+        let is_unread = self.answer.is_some_and(|answer| answer >= self.unread);
+        is_unread && self.reader.is_none() && !self.cleared
+    }
+
+    /// Returns the reconnect delay that clients are sent.
+    pub(crate) fn retry(&self) -> Duration {
+        self.limits.retry
+    }
+
+    /// Returns `true` if a reader is attached.
+    pub(crate) fn has_reader(&self) -> bool {
+        self.reader.is_some()
+    }
+
+    /// Returns `true` if it had readers, and all of them have detached.
+    pub(crate) fn lost_all_readers(&self) -> bool {
+        self.readers > 0 && self.reader.is_none()
+    }
+
+    /// Returns `true` if the ring has ended and this attached reader has taken everything.
+    pub(crate) fn is_over_for(&self, id: ReaderId) -> bool {
+        let reader = self.reader.as_ref().filter(|reader| reader.id == id);
+        self.ended && reader.is_some_and(|reader| reader.at == self.next)
+    }
+
+    /// Returns how often a reader was notified of missing events.
+    pub(crate) fn gaps(&self) -> u64 {
+        self.gaps
+    }
+
+    /// Returns `true` if an event follows this one, be it dropped since.
+    pub(crate) fn has_more(&self, after: u64) -> bool {
+        !self.cleared && after < self.next.saturating_sub(1)
+    }
+
+    /// Returns `true` if there ever was an event. Only then can a client resume.
+    pub(crate) fn has_events(&self) -> bool {
+        self.next > 0
+    }
+
+    /// Detaches the reader, if there is one.
+    pub(crate) fn detach_reader(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            self.unread = self.unread.max(reader.at);
+            self.abort_bypass();
+        }
+    }
+
+    fn append(&mut self, mut event: Event) {
+        let seq = self.next;
+        self.next += 1;
+        if event.weight == Weight::Answer {
+            self.answer = Some(seq);
+        }
+        // The buffer may be larger than the event. Its whole capacity was reserved, and is kept. Blocks that are cut to
+        // the byte are too small for later events once they are freed.
+        event.lines.shrink_to(event.lines.len() + ROOM_FOR_ID);
+        self.end_event(&mut event.lines, seq);
+        let cost = event.reservation.as_ref().map_or(0, Reservation::bytes);
+        self.cost += cost;
+        self.events.push_back(Entry {
+            seq,
+            weight: event.weight,
+            bytes: event.into_bytes(),
+            cost,
+        });
+    }
+
+    /// Counts an event that is dropped before it is added.
+    fn skip(&mut self) {
+        self.next += 1;
+    }
+
+    fn end_event(&self, lines: &mut Vec<u8>, seq: u64) {
+        // Writing to a `Vec` does not fail.
+        let _written = write!(lines, "id: {}{seq}\n\n", self.prefix);
+    }
+}
+
+fn comment(missing: u64) -> Bytes {
+    match missing {
+        1 => Bytes::from_static(b": an event was dropped here\n\n"),
+        more => format!(": {more} events were dropped here\n\n").into(),
+    }
+}
+
+#[cfg(test)]
+mod model;

@@ -1,0 +1,43 @@
+//! The events that are dropped when there is no room.
+
+use super::{Entry, Ring};
+use crate::event_store::event::Weight;
+
+// === impl Ring ===
+
+impl Ring {
+    pub(super) fn has_place(&self) -> bool {
+        self.events.len() < self.limits.events && self.cost < self.limits.bytes
+    }
+
+    /// Drops the oldest droppable event. Returns `false` if there is none.
+    pub(in crate::event_store) fn drop_droppable(&mut self) -> bool {
+        // An event of which the reader has a part stays.
+        let begun = self.reader.as_ref().filter(|reader| reader.taken > 0);
+        let begun = begun.map(|reader| reader.at);
+        let may_go = |entry: &Entry| entry.weight == Weight::Droppable && Some(entry.seq) != begun;
+        let oldest = self.events.iter().position(may_go);
+        oldest.is_some_and(|at| self.remove(at))
+    }
+
+    /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
+    ///
+    /// Returns `false` if it has taken none. Requests stay longer, because no server repeats one that is lost with a
+    /// broken connection.
+    pub(super) fn drop_delivered(&mut self) -> bool {
+        let at = self.reader.as_ref().map_or(0, |reader| reader.at);
+        let taken = self.events.partition_point(|entry| entry.seq < at);
+        let mut entries = self.events.iter().take(taken);
+        let oldest = entries.position(|entry| entry.weight == Weight::Kept);
+        taken > 0 && self.remove(oldest.unwrap_or(0))
+    }
+
+    fn remove(&mut self, at: usize) -> bool {
+        let Some(entry) = self.events.remove(at) else {
+            return false;
+        };
+        // Its reservation is released with the last holder of its bytes.
+        self.cost -= entry.cost;
+        true
+    }
+}

@@ -1,0 +1,200 @@
+//! The streams of one session.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use axum::body::Body;
+use http::Response;
+use tokio::time::Instant;
+
+use super::{
+    budget::{Budget, Exhausted, Limits, Reservation},
+    call::Call,
+    event::{Origin, StreamName},
+    ring::{BufferLimits, Ring},
+    stream::Stream,
+    stream_index::{EndedStreams, StreamIndex},
+};
+use crate::message::IdKey;
+
+/// Number of bytes that the parser of a stream may use without a reservation: 4 KiB.
+///
+/// So progress can be read, and dropped, where there is no room.
+pub(super) const READ_ALLOWANCE: usize = 4 * 1024;
+
+/// What a stream costs besides its events.
+///
+/// That is itself, the task that writes it, and its entries in the maps. There is always room for its first event and
+/// its error, which are included.
+pub(super) const STREAM_OVERHEAD: usize = 4 * 1024 + READ_ALLOWANCE;
+
+/// What a session costs besides its streams.
+pub(super) const SESSION_OVERHEAD: usize = 1024;
+
+/// A session of the server behind the proxy. Clones are the same session.
+#[derive(Clone)]
+pub struct Session(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    id: Arc<str>,
+    /// The client supports priming events: it requested a revision that has them.
+    primes: AtomicBool,
+    index: Arc<StreamIndex<Stream>>,
+    shared: Arc<SharedState>,
+    /// Covers the cost of the session itself.
+    _reservation: Reservation,
+}
+
+/// What the sessions of an event store share.
+#[derive(Debug)]
+pub(super) struct SharedState {
+    pub(super) origin: Origin,
+    pub(super) limits: Limits,
+    next_stream: AtomicU64,
+}
+
+// === impl Session ===
+
+impl Session {
+    pub(super) fn new(
+        id: Arc<str>,
+        budget: Arc<Budget>,
+        ended_streams: &Arc<EndedStreams<Stream>>,
+        shared: Arc<SharedState>,
+        reservation: Reservation,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            id,
+            primes: AtomicBool::new(false),
+            index: Arc::new(StreamIndex::new(budget, ended_streams)),
+            shared,
+            _reservation: reservation,
+        }))
+    }
+
+    /// Returns its id.
+    pub fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// Returns `true` if its streams may be [primed](Stream::prime).
+    ///
+    /// Clients that are older than revision 2025-11-25 break at events without a message.
+    pub fn primes(&self) -> bool {
+        self.0.primes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_primes(&self, primes: bool) {
+        self.0.primes.store(primes, Ordering::Relaxed);
+    }
+
+    /// Opens a stream for a call. Returns `None` if there is no room, or the session was closed.
+    pub fn open(&self, call: Call) -> Option<Stream> {
+        self.open_stream(Some(call))
+    }
+
+    /// Opens a stream that belongs to no call.
+    pub fn open_standalone(&self) -> Option<Stream> {
+        self.open_stream(None)
+    }
+
+    /// Returns the response to a client that opens one of its streams without an event id.
+    ///
+    /// The client gets what no client has taken yet. If it may be primed, and is not the first, it also gets the id
+    /// from which it could resume.
+    pub fn listen(&self, stream: &Stream) -> Response<Body> {
+        stream.respond_unread(self.primes())
+    }
+
+    /// Returns the stream of the call with this id, by its value. If an id was used again, that is the newest.
+    pub fn find(&self, call: &IdKey) -> Option<Stream> {
+        self.0.index.find(call)
+    }
+
+    fn open_stream(&self, call: Option<Call>) -> Option<Stream> {
+        let Inner { index, shared, .. } = &*self.0;
+        let names = call
+            .as_ref()
+            .map_or(0, |call| 4 * call.id.len() + call.with_extra);
+        while index.len() >= shared.limits.streams {
+            if !index.evict_for(Exhausted::Session) {
+                return None;
+            }
+        }
+        let mut reservation = index.global_reservation();
+        while let Err(exhausted) = reservation.grow(STREAM_OVERHEAD + names) {
+            if !index.evict_for(exhausted) {
+                return None;
+            }
+        }
+        let limits = BufferLimits {
+            events: shared.limits.events,
+            bytes: shared.limits.stream_bytes,
+            retry: shared.limits.retry,
+        };
+        let name = StreamName::random()?;
+        let number = shared.next_stream.fetch_add(1, Ordering::Relaxed);
+        let key = call.as_ref().map(|call| call.key.clone());
+        let ring = Ring::new(
+            shared.origin.prefix(name),
+            limits,
+            reservation,
+            index.reservation(),
+        );
+        let retention = shared.limits.retention;
+        let stream = Stream::new(number, call, Arc::downgrade(index), retention, ring);
+        index
+            .insert(number, name, stream.clone(), key)
+            .then_some(stream)
+    }
+
+    pub(super) fn stream(&self, name: StreamName) -> Option<Stream> {
+        self.0.index.get(name)
+    }
+
+    /// Ends all its streams. None can be opened from here on.
+    pub(super) fn close(&self) {
+        self.0.index.close();
+    }
+
+    /// Returns when it was last used, if it has no stream.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        self.0.index.idle_since()
+    }
+
+    pub(super) fn is_in_progress(&self) -> bool {
+        self.0.index.all().iter().any(Stream::is_in_progress)
+    }
+
+    pub(super) fn streams(&self) -> usize {
+        self.0.index.len()
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The id is a credential, so it is not shown.
+        f.debug_struct("Session")
+            .field("primes", &self.primes())
+            .field("streams", &self.streams())
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl SharedState ===
+
+impl SharedState {
+    pub(super) fn new(server: &str, limits: Limits) -> Self {
+        Self {
+            origin: Origin::of(server),
+            limits,
+            next_stream: AtomicU64::new(0),
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! All sessions of a server.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{Response, StatusCode};
+use mcp_cancel_on_disconnect::{Confirmation, Orphan};
+use tokio::time::Instant;
+
+use super::{
+    budget::{Budget, Limits},
+    session::{SESSION_OVERHEAD, Session, SharedState},
+    stream::Stream,
+    stream_index::EndedStreams,
+};
+use crate::{
+    headers::FIRST_REVISION_WITH_PRIMING,
+    lock::lock,
+    message::IdKey,
+    refusal::{self, SERVER_ERROR},
+};
+
+/// How long a call is postponed while its server is asked about a client: 1 s. Then it is checked again.
+const RECHECK_DELAY: Duration = Duration::from_secs(1);
+
+/// All sessions. It is a handle: clones are the same store.
+#[derive(Debug, Clone)]
+pub struct EventStore(Arc<Shared>);
+
+/// Current numbers, for metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Number of known sessions.
+    pub sessions: usize,
+    /// Number of streams, including ended ones that are kept.
+    pub streams: usize,
+    /// Number of bytes that are kept, including the cost to keep them.
+    pub buffer_bytes: usize,
+    /// How often a client resumed a stream.
+    pub resumes: u64,
+    /// How often a client was notified of missing events, on streams that were removed.
+    pub gaps: u64,
+}
+
+/// The result of looking up an event id.
+pub(super) enum Lookup {
+    /// The event with this number, if the stream ever had one.
+    Stream(Stream, u64),
+    Unknown,
+}
+
+#[derive(Debug)]
+struct Shared {
+    shared: Arc<SharedState>,
+    budget: Arc<Budget>,
+    sessions: Mutex<HashMap<Arc<str>, Session>>,
+    ended_streams: Arc<EndedStreams<Stream>>,
+    resumes: AtomicU64,
+}
+
+// === impl EventStore ===
+
+impl EventStore {
+    /// Creates an event store without a session.
+    pub fn new(limits: Limits) -> Self {
+        Self::for_server("", limits)
+    }
+
+    /// Creates an event store for the server with this name.
+    ///
+    /// An event id of another store for that server, such as one before a restart, is [unknown](Self::resume). It is
+    /// not taken for an id of the server.
+    pub fn for_server(server: &str, limits: Limits) -> Self {
+        Self(Arc::new(Shared {
+            shared: Arc::new(SharedState::new(server, limits)),
+            budget: Budget::new(limits.bytes),
+            sessions: Mutex::default(),
+            ended_streams: Arc::new(EndedStreams::new()),
+            resumes: AtomicU64::new(0),
+        }))
+    }
+
+    /// Returns the session with this id, and creates it if it is not known.
+    ///
+    /// `requested_revision` is the revision in the client's own `initialize`, if that begins the session. Returns
+    /// `None` if there is no room for another session.
+    pub fn begin(&self, session: &str, requested_revision: Option<&str>) -> Option<Session> {
+        let session = self.0.insert(session)?;
+        if let Some(revision) = requested_revision {
+            session.set_primes(revision >= FIRST_REVISION_WITH_PRIMING);
+        }
+        Some(session)
+    }
+
+    /// Returns the session with this id, if it is known.
+    pub fn session(&self, id: &str) -> Option<Session> {
+        self.0.sessions().get(id).cloned()
+    }
+
+    /// Ends all streams of a session, and removes it.
+    pub fn close(&self, session: &str) {
+        let session = self.0.sessions().remove(session);
+        if let Some(session) = session {
+            session.close();
+        }
+    }
+
+    /// Removes a session that has no stream.
+    pub(super) fn remove_unused(&self, id: &str) {
+        let mut sessions = self.0.sessions();
+        let is_unused = |session: &Session| session.idle_since().is_some();
+        if sessions.get(id).is_some_and(is_unused) {
+            sessions.remove(id);
+        }
+    }
+
+    /// Returns the response to a client that resumes after an event.
+    ///
+    /// Returns `None` if the id is not one of this event store, so that the server may know it.
+    pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
+        let is_ours = self.owns(last_event_id);
+        is_ours.then(|| match self.look_up(session, last_event_id) {
+            Lookup::Stream(stream, seq) => self.respond_after(&stream, seq),
+            Lookup::Unknown => unknown_event(),
+        })
+    }
+
+    /// Returns `true` if there is an event after this one.
+    pub(crate) fn has_more(&self, session: &str, last_event_id: &str) -> bool {
+        match self.look_up(session, last_event_id) {
+            Lookup::Stream(stream, seq) => stream.has_more(seq),
+            Lookup::Unknown => false,
+        }
+    }
+
+    /// Returns `true` if the answer of any call is still pending, or being read by its client.
+    pub fn is_in_progress(&self) -> bool {
+        self.all().iter().any(Session::is_in_progress)
+    }
+
+    /// Decides for the layer whether an orphan may be cancelled.
+    ///
+    /// It is for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed while
+    /// the server is asked whether a client that resumes may have the stream.
+    pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
+        let call = orphan.call();
+        let stream = call.session().and_then(|id| {
+            let session = self.session(id)?;
+            session.find(&IdKey::of_call(call.request_id()))
+        });
+        if stream.is_some_and(|stream| stream.is_being_checked()) {
+            Confirmation::PutOff(RECHECK_DELAY)
+        } else {
+            Confirmation::Cancel
+        }
+    }
+
+    /// Returns the current numbers.
+    pub fn stats(&self) -> Stats {
+        let sessions = self.all();
+        Stats {
+            sessions: sessions.len(),
+            streams: sessions.iter().map(Session::streams).sum(),
+            buffer_bytes: self.0.budget.used(),
+            resumes: self.0.resumes.load(Ordering::Relaxed),
+            gaps: self.0.ended_streams.gaps(),
+        }
+    }
+
+    fn all(&self) -> Vec<Session> {
+        self.0.sessions().values().cloned().collect()
+    }
+
+    /// Returns `true` if an event id is of this store, or of another one for the same server.
+    pub(super) fn owns(&self, event_id: &str) -> bool {
+        self.0.shared.origin.read(event_id).is_some()
+    }
+
+    pub(super) fn look_up(&self, session: &str, event_id: &str) -> Lookup {
+        let id = self.0.shared.origin.read(event_id).flatten();
+        let found = id.and_then(|(name, seq)| {
+            let stream = self.session(session)?.stream(name)?;
+            Some(Lookup::Stream(stream, seq))
+        });
+        found.unwrap_or(Lookup::Unknown)
+    }
+
+    pub(super) fn respond_after(&self, stream: &Stream, seq: u64) -> Response<Body> {
+        let Some(response) = stream.respond_after(seq) else {
+            return unknown_event();
+        };
+        self.0.resumes.fetch_add(1, Ordering::Relaxed);
+        response
+    }
+}
+
+/// Returns the response for an event id that this session does not have, or not any more.
+pub(super) fn unknown_event() -> Response<Body> {
+    let text = "Last-Event-ID names no event that this session has, or still has";
+    refusal::error(StatusCode::BAD_REQUEST, None, SERVER_ERROR, text)
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn insert(&self, id: &str) -> Option<Session> {
+        let mut sessions = self.sessions();
+        if let Some(session) = sessions.get(id) {
+            return Some(session.clone());
+        }
+        let limits = self.shared.limits.sessions;
+        if sessions.len() >= limits {
+            evict_idle(&mut sessions);
+        }
+        if sessions.len() >= limits {
+            return None;
+        }
+        let mut reservation = self.budget.reservation();
+        reservation.grow(SESSION_OVERHEAD + 2 * id.len()).ok()?;
+        let id: Arc<str> = id.into();
+        let budget = self.budget.child(self.shared.limits.session_bytes);
+        let session = Session::new(
+            id.clone(),
+            budget,
+            &self.ended_streams,
+            self.shared.clone(),
+            reservation,
+        );
+        sessions.insert(id, session.clone());
+        Some(session)
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<Arc<str>, Session>> {
+        lock(&self.sessions)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let sessions = std::mem::take(&mut *self.sessions());
+        for session in sessions.values() {
+            session.close();
+        }
+    }
+}
+
+/// Removes the half of the sessions without streams that was unused for longest.
+fn evict_idle(sessions: &mut HashMap<Arc<str>, Session>) {
+    let mut idle: Vec<Instant> = sessions.values().filter_map(Session::idle_since).collect();
+    if idle.is_empty() {
+        return;
+    }
+    let middle = idle.len() / 2;
+    let (_, since, _) = idle.select_nth_unstable(middle);
+    let since = *since;
+    sessions.retain(|_, session| session.idle_since().is_none_or(|used| used > since));
+}

@@ -1,0 +1,446 @@
+//! A stream of events: its writer adds them, and the response to its client takes them.
+
+use std::{
+    fmt,
+    future::pending,
+    sync::{Arc, Mutex, MutexGuard, Weak, atomic::AtomicUsize},
+    task::Waker,
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::Response;
+use mcp_cancel_on_disconnect::CallToken;
+use tokio::{sync::Notify, task::AbortHandle, time::Instant};
+
+use super::{
+    call::Call,
+    credentials::Credentials,
+    event::{Event, answer_with, error},
+    ring::{Pushed, Ring, Start},
+    stream_index::StreamIndex,
+};
+use crate::{lock::lock, message::IdKey};
+
+mod authorization;
+mod bypass;
+mod eviction;
+mod queries;
+mod reader_body;
+
+/// JSON-RPC's code for an internal error.
+pub(super) const INTERNAL_ERROR: i32 = -32603;
+
+const NO_ROOM: &str = "the proxy has no room for the events of a client that is away";
+const ANSWER_NOT_RETAINED: &str =
+    "the answer was sent once, and was too large for the proxy to keep";
+
+/// How long the upstream's stream of a cancelled or answered call is read: 1 s.
+///
+/// Some servers never end it.
+pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
+
+/// A stream of events that outlives its clients.
+///
+/// It is a handle: clones are the same stream. Its writer ends it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use http_body_util::BodyExt;
+/// use mcp_cancel_proxy::event_store::{Call, Event, EventStore, Limits};
+///
+/// let store = EventStore::new(Limits::default());
+/// let session = store.begin("s", Some("2025-11-25")).unwrap();
+/// let call = Call::new("7").unwrap();
+/// let stream = session.open(call).expect("reservation for sibling stream");
+/// let answer = Event::message(br#"{"jsonrpc":"2.0","id":7,"result":{}}"#, stream.call());
+/// stream.push(answer).await.unwrap();
+/// stream.end();
+///
+/// // Its client reads from the start. A client that resumes reads after the event that it names.
+/// let body = stream.respond().into_body().collect().await.unwrap().to_bytes();
+/// let text = String::from_utf8(body.into()).unwrap();
+/// let (_, id) = text.trim_end().rsplit_once("id: ").unwrap();
+/// let first = id.replace(".1", ".0");
+/// let resume = store.resume("s", &first).unwrap().into_body().collect().await.unwrap();
+/// assert!(text.ends_with(std::str::from_utf8(&resume.to_bytes()).unwrap()));
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+/// The event was refused: the stream has ended, or had no room. A stream of a call has ended in both cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused;
+
+struct Inner {
+    number: u64,
+    /// The id of its call, as JSON text and by its value.
+    call: Option<(Box<str>, IdKey)>,
+    /// The index of its session.
+    index: Weak<StreamIndex<Stream>>,
+    /// How long it is kept after its end.
+    retention: Duration,
+    state: Mutex<State>,
+    /// Notified when a reader takes something, attaches or detaches.
+    reader_progress: Notify,
+    /// Notified when the time is set at which the upstream's stream is closed.
+    close_due: Notify,
+    /// Notified when the server has accepted other credentials.
+    credentials_renewed: Notify,
+    /// Number of clients whose credentials the server is being asked about.
+    pending_checks: AtomicUsize,
+}
+
+struct State {
+    ring: Ring,
+    reader: Option<Waker>,
+    token: Option<CallToken>,
+    /// The latest credentials with which the server accepted a request for the call.
+    credentials: Option<Arc<Credentials>>,
+    /// The server has refused these credentials since.
+    credentials_refused: bool,
+    is_cancelled: bool,
+    close_soon: Option<Instant>,
+    /// The token was notified of the answer.
+    answered: bool,
+    writer: Option<AbortHandle>,
+    /// When the stream expires, once it has ended.
+    until: Option<Instant>,
+    /// The index knows that this stream may be evicted.
+    is_evictable: bool,
+    /// A refusal for lack of room was logged.
+    logged_full: bool,
+}
+
+// === impl Stream ===
+
+impl Stream {
+    pub(super) fn new(
+        number: u64,
+        call: Option<Call>,
+        index: Weak<StreamIndex<Self>>,
+        retention: Duration,
+        ring: Ring,
+    ) -> Self {
+        let (call, credentials, token) = match call {
+            Some(call) => (Some((call.id, call.key)), call.credentials, call.token),
+            None => (None, None, None),
+        };
+        Self(Arc::new(Inner {
+            number,
+            call,
+            index,
+            retention,
+            state: Mutex::new(State {
+                ring,
+                reader: None,
+                token,
+                credentials,
+                credentials_refused: false,
+                is_cancelled: false,
+                close_soon: None,
+                answered: false,
+                writer: None,
+                until: None,
+                is_evictable: false,
+                logged_full: false,
+            }),
+            reader_progress: Notify::new(),
+            close_due: Notify::new(),
+            credentials_renewed: Notify::new(),
+            pending_checks: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Returns the id of its call, by its value.
+    pub fn call(&self) -> Option<&IdKey> {
+        self.0.call.as_ref().map(|(_, key)| key)
+    }
+
+    /// Returns the id of its call, as it was written.
+    pub(crate) fn call_text(&self) -> Option<&str> {
+        self.0.call.as_ref().map(|(text, _)| &**text)
+    }
+
+    /// Adds the priming event: it has no message, and an id to resume from.
+    ///
+    /// Only for clients whose session allows it ([`Session::primes`](super::Session::primes)). There is always room for
+    /// one.
+    pub fn prime(&self) {
+        let reader = {
+            let mut state = self.state();
+            state.ring.prime();
+            state.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    /// Adds an event. Waits for room while a client is attached and may make some by reading.
+    ///
+    /// Without a client, the call ends with an error, and so does this. An event that finds no room in the budget
+    /// bypasses the ring to a client that reads, and cannot be resumed.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], if the stream has ended, or ends because of this.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped while it waits, the event may be lost. End the stream then.
+    pub async fn push(&self, mut event: Event) -> Result<(), Refused> {
+        loop {
+            let reader_progress = self.0.reader_progress.notified();
+            tokio::pin!(reader_progress);
+            reader_progress.as_mut().enable();
+            event = match self.offer(event) {
+                Pushed::Done => return Ok(()),
+                Pushed::Ended => return Err(Refused),
+                Pushed::Full => return self.fail(NO_ROOM),
+                Pushed::Exhausted(event, exhausted) if self.evict_for(exhausted) => event,
+                Pushed::Exhausted(event, _) => return self.push_bypassing(event).await,
+                Pushed::Wait(event) => {
+                    reader_progress.await;
+                    event
+                }
+            };
+        }
+    }
+
+    /// Adds an event without waiting. Without room the call ends with an error, also if a client is attached.
+    ///
+    /// Use this where other work waits for the writer.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], if the stream has ended, or ends because of this.
+    pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
+        loop {
+            event = match self.offer(event) {
+                Pushed::Done => return Ok(()),
+                Pushed::Ended => return Err(Refused),
+                Pushed::Exhausted(event, exhausted) if self.evict_for(exhausted) => event,
+                Pushed::Exhausted(..) | Pushed::Full | Pushed::Wait(_) => {
+                    return self.fail(NO_ROOM);
+                }
+            };
+        }
+    }
+
+    /// Answers the call with an error of the proxy, and ends the stream. There is always room for it.
+    ///
+    /// The server may still work on the call, so the call counts as answered only once its client has read the error.
+    pub fn end_with_error(&self, code: i32, message: &str) {
+        let call = self.0.call.as_ref();
+        self.finish(call.map(|(id, _)| error(id, code, message)));
+    }
+
+    /// Replaces an answer that cannot be forwarded by an error, and ends the stream.
+    pub(crate) fn replace_answer(&self, code: i32, message: &str) {
+        if let Some((id, _)) = &self.0.call
+            && self.push_now(error(id, code, message)).is_ok()
+        {
+            self.end();
+        }
+    }
+
+    /// Answers the call with an error of the server, which is JSON text, and ends the stream.
+    pub(super) fn end_with(&self, error: &str) {
+        if let Some((id, _)) = &self.0.call
+            && self.push_now(answer_with(id, error)).is_ok()
+        {
+            self.end();
+        }
+    }
+
+    /// Ends the stream. Its events are kept for a client that resumes.
+    pub fn end(&self) {
+        self.finish(None);
+    }
+
+    /// Ends the stream of a cancelled call. Its client does not want it, so it may be evicted.
+    pub(crate) fn end_cancelled(&self) {
+        self.state().is_cancelled = true;
+        self.end();
+    }
+
+    fn finish(&self, error: Option<Event>) {
+        let until = Instant::now() + self.0.retention;
+        let (reader, token, first, is_evictable) = {
+            let mut state = self.state();
+            let is_cancelled =
+                state.is_cancelled || state.token.as_ref().is_some_and(CallToken::is_cancelled);
+            let is_evictable = is_cancelled && !state.ring.is_answered();
+            if let Some(error) = error {
+                state.ring.push_paid(error);
+            }
+            state.ring.end();
+            let first = state.until.is_none();
+            state.until.get_or_insert(until);
+            let is_evictable =
+                is_evictable && !std::mem::replace(&mut state.is_evictable, is_evictable);
+            (state.reader.take(), state.token.take(), first, is_evictable)
+        };
+        drop(token);
+        self.0.reader_progress.notify_waiters();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        if first {
+            self.expire_at(until);
+            if is_evictable {
+                self.mark_evictable(until);
+            }
+        }
+    }
+
+    /// Returns the response that reads from the start.
+    pub fn respond(&self) -> Response<Body> {
+        self.read(Start::Beginning, false).unwrap_or_default()
+    }
+
+    /// Returns the response that reads what no client has taken yet.
+    ///
+    /// If `with_position` is set, it begins with an event whose id is that position.
+    pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
+        self.read(Start::Unread, with_position).unwrap_or_default()
+    }
+
+    /// Returns the response that reads after the event `after`. Returns `None` if there was no such event.
+    pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
+        self.read(Start::After(after), false)
+    }
+
+    /// Lets [`close_due`](Self::close_due) return after [`UPSTREAM_LINGER`].
+    ///
+    /// The call was cancelled or answered.
+    pub fn close_soon(&self) {
+        let until = Instant::now() + UPSTREAM_LINGER;
+        {
+            let mut state = self.state();
+            state.is_cancelled |= !state.ring.is_answered();
+            state.close_soon.get_or_insert(until);
+        }
+        self.0.close_due.notify_waiters();
+    }
+
+    /// Waits until [`UPSTREAM_LINGER`] after the call was cancelled or answered.
+    ///
+    /// A cancel counts from when its token fires, whether the server accepts it or not.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when this is dropped.
+    pub async fn close_due(&self) {
+        let token = self.state().token.clone();
+        let cancelled = async {
+            match token {
+                Some(token) => token.cancelled().await,
+                None => pending().await,
+            }
+        };
+        let mut cancelled = std::pin::pin!(cancelled);
+        loop {
+            let close_due = self.0.close_due.notified();
+            tokio::pin!(close_due);
+            close_due.as_mut().enable();
+            let until = self.state().close_soon;
+            match until {
+                Some(until) => return tokio::time::sleep_until(until).await,
+                None => tokio::select! {
+                    () = close_due => {}
+                    () = &mut cancelled => self.close_soon(),
+                },
+            }
+        }
+    }
+
+    /// Its size without its events.
+    #[cfg(test)]
+    pub(super) const SIZE: usize = size_of::<Inner>();
+
+    /// Registers the task that writes the stream. It is aborted when the stream is closed.
+    pub(super) fn written_by(&self, writer: AbortHandle) {
+        let mut state = self.state();
+        // The stream may have been closed meanwhile, or the task may have ended.
+        match state.until {
+            None => state.writer = Some(writer),
+            Some(_) => {
+                drop(state);
+                writer.abort();
+            }
+        }
+    }
+
+    fn offer(&self, event: Event) -> Pushed {
+        let (pushed, reader) = {
+            let mut state = self.state();
+            (state.ring.push(event), state.reader.take())
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        self.notify_answered();
+        pushed
+    }
+
+    /// Drops its oldest droppable event. Returns `false` if there is none.
+    fn drop_droppable(&self) -> bool {
+        self.state().ring.drop_droppable()
+    }
+
+    /// Notifies the token of the answer, once.
+    fn notify_answered(&self) {
+        let (first, token) = {
+            let mut state = self.state();
+            let first = state.ring.is_answered() && !std::mem::replace(&mut state.answered, true);
+            (first, state.token.take_if(|_| first))
+        };
+        if first {
+            self.close_soon();
+        }
+        if let Some(token) = token {
+            token.answered();
+        }
+    }
+
+    fn fail(&self, message: &str) -> Result<(), Refused> {
+        // A standalone stream continues, and its server may send many events.
+        let first = !std::mem::replace(&mut self.state().logged_full, true);
+        if first {
+            tracing::warn!(
+                stream = self.0.number,
+                "no room for the events of a client that is away (--buffer)"
+            );
+        }
+        if self.0.call.is_some() {
+            self.end_with_error(INTERNAL_ERROR, message);
+        }
+        Err(Refused)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.0.state)
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("number", &self.0.number)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Refused ===
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the stream has ended, or has no room")
+    }
+}
+
+impl std::error::Error for Refused {}

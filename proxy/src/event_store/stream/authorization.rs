@@ -1,0 +1,102 @@
+//! Checks which clients may resume a stream, by the latest credentials that its server accepted.
+//!
+//! 1. A client with exactly these credentials may resume without a check, unless the server has refused them since.
+//! 2. The server is asked about any other credentials. Meanwhile the call must not be cancelled for its absent client.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use http::Request;
+
+use super::Stream;
+use crate::event_store::credentials::Credentials;
+
+/// A check of credentials with the server, until it is dropped.
+pub(in crate::event_store) struct PendingCheck(Stream);
+
+// === impl Stream ===
+
+impl Stream {
+    /// Returns the credentials with which requests for the call are sent. `None` for a call that has none.
+    pub(in crate::event_store) fn credentials(&self) -> Option<Arc<Credentials>> {
+        self.state().credentials.clone()
+    }
+
+    /// Returns `true` if a request has the credentials that the server accepted last.
+    pub(in crate::event_store) fn has_credentials_of<B>(&self, request: &Request<B>) -> bool {
+        let state = self.state();
+        let known = state.credentials.clone();
+        let credentials_refused = state.credentials_refused;
+        drop(state);
+        !credentials_refused && known.is_some_and(|known| *known == Credentials::of(request))
+    }
+
+    /// Records credentials that the server has accepted.
+    pub(in crate::event_store) fn accept_credentials(&self, credentials: Credentials) {
+        let credentials = Arc::new(credentials);
+        {
+            let mut state = self.state();
+            state.credentials = Some(credentials);
+            state.credentials_refused = false;
+        }
+        self.0.credentials_renewed.notify_waiters();
+    }
+
+    /// Records that the server has refused these credentials, and waits for others.
+    ///
+    /// Ends the response that its client reads, so that the client resumes. Returns `true` once the server has accepted
+    /// other credentials. Returns `false` at once if the client cannot resume, because it has no event id.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when this is dropped.
+    pub(in crate::event_store) async fn credentials_renewed(
+        &self,
+        refused: Option<&Arc<Credentials>>,
+    ) -> bool {
+        loop {
+            let credentials_renewed = self.0.credentials_renewed.notified();
+            tokio::pin!(credentials_renewed);
+            credentials_renewed.as_mut().enable();
+            let reader = {
+                let mut state = self.state();
+                let is_same = match (&state.credentials, refused) {
+                    (Some(latest), Some(refused)) => Arc::ptr_eq(latest, refused),
+                    _ => false,
+                };
+                if !is_same {
+                    return true;
+                }
+                if !state.ring.has_events() {
+                    return false;
+                }
+                state.credentials_refused = true;
+                state.ring.detach_reader();
+                state.reader.take()
+            };
+            if let Some(reader) = reader {
+                reader.wake();
+            }
+            self.0.reader_progress.notify_waiters();
+            credentials_renewed.await;
+        }
+    }
+
+    /// Begins a check of other credentials with the server.
+    pub(in crate::event_store) fn begin_check(&self) -> PendingCheck {
+        self.0.pending_checks.fetch_add(1, Ordering::Relaxed);
+        PendingCheck(self.clone())
+    }
+
+    /// Returns `true` while the server is asked about other credentials.
+    pub(in crate::event_store) fn is_being_checked(&self) -> bool {
+        self.0.pending_checks.load(Ordering::Relaxed) > 0
+    }
+}
+
+// === impl PendingCheck ===
+
+impl Drop for PendingCheck {
+    fn drop(&mut self) {
+        self.0.0.pending_checks.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,85 @@
+//! An event that bypasses the ring, because there is no room for it.
+
+use bytes::Bytes;
+
+use super::{ANSWER_NOT_RETAINED, INTERNAL_ERROR, NO_ROOM, Refused, Stream};
+use crate::event_store::{
+    event::{Event, Weight, error},
+    ring::{Bypassed, MAX_FRAME, Ring},
+};
+
+// === impl Stream ===
+
+impl Stream {
+    /// Begins an event that bypasses the ring.
+    pub(in crate::event_store) async fn begin_bypass(&self) {
+        let lost = || {
+            let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
+            error(id, INTERNAL_ERROR, ANSWER_NOT_RETAINED)
+        };
+        self.wait_for_progress(|ring| ring.begin_bypass(lost).then_some(()))
+            .await;
+    }
+
+    /// Sends a piece of it. Returns `true` once the reader has taken it, and `false` if the reader detached.
+    pub(in crate::event_store) async fn bypass(&self, mut bytes: Bytes) -> bool {
+        while !bytes.is_empty() {
+            let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
+            let state = self.wait_for_progress(|ring| {
+                if let Some(piece) = piece.take() {
+                    ring.set_bypass_piece(piece);
+                }
+                Some(ring.bypass_state()).filter(|state| *state != Bypassed::Wait)
+            });
+            if state.await != Bypassed::Taken {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends it. Returns `false` if the reader detached before it had all of it.
+    pub(in crate::event_store) async fn end_bypass(&self, weight: Weight) -> bool {
+        let id = self.state().ring.bypass_id_line();
+        let taken =
+            self.bypass(id).await && self.state().ring.end_bypass(weight) == Bypassed::Taken;
+        self.notify_answered();
+        taken
+    }
+
+    /// Ends the call with an error, because an event that had to bypass the ring is lost.
+    pub(in crate::event_store) fn fail_lost_event(&self) -> Result<(), Refused> {
+        self.fail(NO_ROOM)
+    }
+
+    pub(super) async fn push_bypassing(&self, event: Event) -> Result<(), Refused> {
+        let weight = event.weight;
+        self.begin_bypass().await;
+        if self.bypass(event.into_bytes()).await && self.end_bypass(weight).await {
+            Ok(())
+        } else {
+            self.fail_lost_event()
+        }
+    }
+
+    /// Repeats `step` after each progress of the reader, until it returns a value.
+    async fn wait_for_progress<T>(&self, mut step: impl FnMut(&mut Ring) -> Option<T>) -> T {
+        loop {
+            let reader_progress = self.0.reader_progress.notified();
+            tokio::pin!(reader_progress);
+            reader_progress.as_mut().enable();
+            let (done, reader) = {
+                let mut state = self.state();
+                let done = step(&mut state.ring);
+                (done, state.reader.take())
+            };
+            if let Some(reader) = reader {
+                reader.wake();
+            }
+            match done {
+                Some(done) => return done,
+                None => reader_progress.await,
+            }
+        }
+    }
+}

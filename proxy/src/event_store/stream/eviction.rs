@@ -1,0 +1,218 @@
+//! Removes streams: when they expire, when there is no room, and with their session.
+
+use std::{
+    sync::{Arc, Weak},
+    task::Waker,
+};
+
+use mcp_cancel_on_disconnect::CallToken;
+use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
+
+use super::Stream;
+use crate::event_store::{
+    budget::{Exhausted, Reservation},
+    event::error,
+    stream_index::{EndedStreams, NextExpiry, StreamIndex},
+};
+use crate::refusal::SERVER_ERROR;
+
+const SESSION_ENDED: &str = "the session was deleted";
+
+// === impl Stream ===
+
+impl Stream {
+    /// Removes it at once.
+    pub(in crate::event_store) fn evict(&self) {
+        if let Some(index) = self.0.index.upgrade() {
+            index.evict(self.0.number);
+        }
+    }
+
+    /// Returns an empty reservation for an event that is being read.
+    pub(in crate::event_store) fn reservation(&self) -> Option<Reservation> {
+        self.0.index.upgrade().map(|index| index.reservation())
+    }
+
+    /// Grows that reservation. Drops droppable events for it, then evicts other streams. Returns `false` if there is no
+    /// room.
+    pub(in crate::event_store) fn grow_reservation(
+        &self,
+        reservation: &mut Reservation,
+        by: usize,
+    ) -> bool {
+        while let Err(exhausted) = reservation.grow(by) {
+            if !self.drop_droppable() && !self.evict_for(exhausted) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Evicts another stream that was read completely or cancelled. Returns `false` if there is none.
+    pub(super) fn evict_for(&self, exhausted: Exhausted) -> bool {
+        let index = self.0.index.upgrade();
+        index.is_some_and(|index| index.evict_for(exhausted))
+    }
+
+    /// Registers its end. It expires at this time.
+    pub(super) fn expire_at(&self, until: Instant) {
+        let Some(index) = self.0.index.upgrade() else {
+            return;
+        };
+        index.add_ended(self.0.number, until);
+        if let Some(ended_streams) = index.ended_streams()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let weak = Arc::downgrade(&ended_streams);
+            ended_streams.start_sweeper(|| runtime.spawn(expire_loop(weak, until)).abort_handle());
+        }
+    }
+
+    /// Marks it as one that may be evicted.
+    pub(super) fn mark_evictable(&self, until: Instant) {
+        if let Some(index) = self.0.index.upgrade() {
+            index.mark_evictable(self.0.number, until);
+        }
+    }
+
+    /// Ends it with its session. An attached client gets its events, and an error in place of a missing answer.
+    fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
+        let is_read = self.state().ring.has_reader();
+        if !is_read {
+            return self.close(ended_streams);
+        }
+        let call = self.0.call.as_ref();
+        let error = call.map(|(id, _)| error(id, SERVER_ERROR, SESSION_ENDED));
+        let (reader, token, writer, until, gaps) = {
+            let mut state = self.state();
+            if let Some(error) = error.filter(|_| state.until.is_none()) {
+                state.ring.push_paid(error);
+            }
+            state.ring.end();
+            state.is_evictable = true;
+            let until = state.until.replace(Instant::now());
+            let reader = state.reader.take();
+            (
+                reader,
+                state.token.take(),
+                state.writer.take(),
+                until,
+                state.ring.gaps(),
+            )
+        };
+        self.release(reader, token, writer);
+        if let Some(ended_streams) = ended_streams {
+            ended_streams.on_closed(self.0.number, until, gaps);
+        }
+    }
+
+    fn release(
+        &self,
+        reader: Option<Waker>,
+        token: Option<CallToken>,
+        writer: Option<AbortHandle>,
+    ) {
+        drop(token);
+        if let Some(writer) = writer {
+            writer.abort();
+        }
+        self.0.reader_progress.notify_waiters();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    /// Ends it at once, and releases everything it has. The caller has removed it from its index.
+    fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
+        let (reader, token, writer, until, gaps) = {
+            let mut state = self.state();
+            state.ring.clear();
+            state.is_evictable = true;
+            let until = state.until.replace(Instant::now());
+            let gaps = state.ring.gaps();
+            let reader = state.reader.take();
+            (reader, state.token.take(), state.writer.take(), until, gaps)
+        };
+        self.release(reader, token, writer);
+        if let Some(ended_streams) = ended_streams {
+            ended_streams.on_closed(self.0.number, until, gaps);
+        }
+    }
+}
+
+// === impl StreamIndex ===
+
+impl StreamIndex<Stream> {
+    /// Removes a stream. Returns `false` if there is no such stream.
+    pub(in crate::event_store) fn evict(&self, number: u64) -> bool {
+        let taken = self.remove(number);
+        if let Some(stream) = &taken {
+            stream.close(self.ended_streams().as_deref());
+        }
+        taken.is_some()
+    }
+
+    /// Evicts the oldest stream that frees this budget. Returns `false` if there is none.
+    pub(in crate::event_store) fn evict_for(&self, exhausted: Exhausted) -> bool {
+        let ended_streams = self.ended_streams();
+        match exhausted {
+            Exhausted::Session => {
+                let evictable = self.take_evictable();
+                if let Some(stream) = &evictable {
+                    stream.close(ended_streams.as_deref());
+                }
+                evictable.is_some()
+            }
+            Exhausted::All => ended_streams.is_some_and(|ended_streams| ended_streams.evict_for()),
+        }
+    }
+
+    /// Ends and removes all its streams. None can be opened from here on.
+    pub(in crate::event_store) fn close(&self) {
+        let ended_streams = self.ended_streams();
+        for stream in self.take_all() {
+            stream.close_with_session(ended_streams.as_deref());
+        }
+    }
+}
+
+// === impl EndedStreams ===
+
+impl EndedStreams<Stream> {
+    fn evict_for(&self) -> bool {
+        while let Some((index, number)) = self.take_evictable() {
+            if index.upgrade().is_some_and(|index| index.evict(number)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Removes the expired streams. Returns when the next one expires.
+    fn expire(&self) -> Option<Instant> {
+        loop {
+            match self.next_expiry(Instant::now()) {
+                NextExpiry::Due(index, number) => {
+                    if let Some(index) = index.upgrade() {
+                        index.evict(number);
+                    }
+                }
+                NextExpiry::At(until) => return Some(until),
+                NextExpiry::None => return None,
+            }
+        }
+    }
+}
+
+async fn expire_loop(ended_streams: Weak<EndedStreams<Stream>>, mut next: Instant) {
+    loop {
+        tokio::time::sleep_until(next).await;
+        let Some(until) = ended_streams
+            .upgrade()
+            .and_then(|ended_streams| ended_streams.expire())
+        else {
+            return;
+        };
+        next = until;
+    }
+}

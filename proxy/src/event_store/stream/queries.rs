@@ -1,0 +1,54 @@
+//! The state of a stream, for its session and for the writer.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Stream;
+
+/// Additional time for a client to resume during a shutdown, beyond its reconnect delay: 1 s.
+const RESUME_MARGIN: Duration = Duration::from_secs(1);
+
+// === impl Stream ===
+
+impl Stream {
+    /// Returns `true` if a client reads it.
+    pub fn is_attached(&self) -> bool {
+        self.state().ring.has_reader()
+    }
+
+    /// Returns `true` if it had clients, and all of them have disconnected.
+    pub(crate) fn lost_all_readers(&self) -> bool {
+        self.state().ring.lost_all_readers()
+    }
+
+    /// Returns `true` if there ever was an event, from which a client can resume.
+    pub(crate) fn has_events(&self) -> bool {
+        self.state().ring.has_events()
+    }
+
+    /// Returns `true` if there is an event after this one.
+    pub(in crate::event_store) fn has_more(&self, after: u64) -> bool {
+        self.state().ring.has_more(after)
+    }
+
+    /// Returns `true` if its call was answered.
+    pub fn is_answered(&self) -> bool {
+        self.state().ring.is_answered()
+    }
+
+    /// Returns `true` if a shutdown should wait for this stream.
+    ///
+    /// That is a call whose answer is pending, or is being read, or whose client still has time to resume for it.
+    pub(in crate::event_store) fn is_in_progress(&self) -> bool {
+        if self.0.call.is_none() {
+            return false;
+        }
+        let state = self.state();
+        let has_time = state.until.is_none_or(|until| {
+            Instant::now() + self.0.retention < until + state.ring.retry() + RESUME_MARGIN
+        });
+        let is_awaited = !state.is_cancelled && state.ring.has_unread_answer();
+        state.ring.is_in_progress() || (is_awaited && has_time)
+    }
+}

@@ -1,0 +1,117 @@
+//! The response body that reads a stream.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
+use http_body::Frame;
+
+use super::Stream;
+use crate::event_store::ring::{ReaderId, Start, Taken};
+
+/// Reads a stream until it ends, or until another reader replaces this one.
+struct ReaderBody {
+    stream: Stream,
+    id: ReaderId,
+    /// Sent before all events.
+    position_event: Option<Bytes>,
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// Attaches a reader. If `with_position` is set, it first gets an event whose id is that position.
+    pub(super) fn read(&self, from: Start, with_position: bool) -> Option<Response<Body>> {
+        let (id, position_event, former) = {
+            let mut state = self.state();
+            let id = state.ring.attach(from)?;
+            let position_event = state.ring.position_event(id).filter(|_| with_position);
+            (id, position_event, state.reader.take())
+        };
+        if let Some(former) = former {
+            former.wake();
+        }
+        self.0.reader_progress.notify_waiters();
+        let reader_body = ReaderBody {
+            stream: self.clone(),
+            id,
+            position_event,
+        };
+        Some(event_stream(Body::new(reader_body)))
+    }
+}
+
+/// Returns a response of events that intermediaries must not store or buffer.
+fn event_stream(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream"),
+    );
+    headers.insert(
+        header::CACHE_CONTROL,
+        HeaderValue::from_static("no-cache, no-transform"),
+    );
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+// === impl ReaderBody ===
+
+impl http_body::Body for ReaderBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(position_event) = self.position_event.take() {
+            return Poll::Ready(Some(Ok(Frame::data(position_event))));
+        }
+        let inner = &self.stream.0;
+        let mut state = self.stream.state();
+        match state.ring.take(self.id) {
+            Taken::Frame(bytes) => {
+                drop(state);
+                inner.reader_progress.notify_waiters();
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Taken::Wait => {
+                state.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            Taken::End => {
+                let is_over = state.ring.is_over_for(self.id);
+                let first = is_over && !std::mem::replace(&mut state.is_evictable, true);
+                let until = state.until.filter(|_| first);
+                drop(state);
+                if let Some(until) = until {
+                    self.stream.mark_evictable(until);
+                }
+                Poll::Ready(None)
+            }
+        }
+    }
+}
+
+impl Drop for ReaderBody {
+    fn drop(&mut self) {
+        let waker = {
+            let mut state = self.stream.state();
+            state.ring.detach(self.id);
+            state.reader.take()
+        };
+        // The waker may be that of a reader that replaced this one, and must not be lost.
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        self.stream.0.reader_progress.notify_waiters();
+    }
+}

@@ -1,0 +1,314 @@
+//! The streams of each session, and the ended streams of all sessions.
+//!
+//! The index knows only the number and the call of a stream. So a stream can hold the [`StreamIndex`] that has it, and
+//! can ask it to evict other streams.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::{task::AbortHandle, time::Instant};
+
+use super::{
+    budget::{Budget, Reservation},
+    event::StreamName,
+};
+use crate::{lock::lock, message::IdKey};
+
+/// The streams of one session.
+#[derive(Debug)]
+pub(super) struct StreamIndex<S> {
+    /// The budget of their events.
+    budget: Arc<Budget>,
+    ended_streams: Weak<EndedStreams<S>>,
+    state: Mutex<IndexState<S>>,
+}
+
+#[derive(Debug)]
+struct IndexState<S> {
+    streams: HashMap<u64, Entry<S>>,
+    /// The number of each stream by the name in its event ids.
+    names: HashMap<StreamName, u64>,
+    /// The newest stream of each call id.
+    calls: HashMap<Arc<IdKey>, u64>,
+    /// Ended streams that may be evicted: read by their client, or of a cancelled call.
+    evictable: BTreeSet<u64>,
+    closed: bool,
+    used: Instant,
+}
+
+#[derive(Debug)]
+struct Entry<S> {
+    stream: S,
+    name: StreamName,
+    call: Option<Arc<IdKey>>,
+}
+
+/// The ended streams of all sessions, by the time when they expire.
+#[derive(Debug)]
+pub(super) struct EndedStreams<S> {
+    state: Mutex<EndedState<S>>,
+    gaps: AtomicU64,
+}
+
+#[derive(Debug)]
+struct EndedState<S> {
+    by_deadline: BTreeMap<(Instant, u64), Weak<StreamIndex<S>>>,
+    /// Those of them that may be evicted.
+    evictable: BTreeSet<(Instant, u64)>,
+    /// The task that removes expired streams, while there are ended ones.
+    sweeper: Option<AbortHandle>,
+}
+
+/// The next stream to expire.
+pub(super) enum NextExpiry<S> {
+    /// This stream has expired, and was removed from here.
+    Due(Weak<StreamIndex<S>>, u64),
+    /// The next stream expires at this time.
+    At(Instant),
+    /// There is no ended stream.
+    None,
+}
+
+// === impl StreamIndex ===
+
+impl<S: Clone> StreamIndex<S> {
+    pub(super) fn new(budget: Arc<Budget>, ended_streams: &Arc<EndedStreams<S>>) -> Self {
+        Self {
+            budget,
+            ended_streams: Arc::downgrade(ended_streams),
+            state: Mutex::new(IndexState {
+                streams: HashMap::new(),
+                names: HashMap::new(),
+                calls: HashMap::new(),
+                evictable: BTreeSet::new(),
+                closed: false,
+                used: Instant::now(),
+            }),
+        }
+    }
+
+    /// Returns an empty reservation for the events of a stream.
+    pub(super) fn reservation(&self) -> Reservation {
+        self.budget.reservation()
+    }
+
+    /// Returns an empty reservation for a stream itself. Its budget is shared by all sessions.
+    pub(super) fn global_reservation(&self) -> Reservation {
+        self.budget.global_reservation()
+    }
+
+    /// Returns the ended streams, while the event store exists.
+    pub(super) fn ended_streams(&self) -> Option<Arc<EndedStreams<S>>> {
+        self.ended_streams.upgrade()
+    }
+
+    /// Inserts a stream. Returns `false` if the session was closed.
+    pub(super) fn insert(
+        &self,
+        number: u64,
+        name: StreamName,
+        stream: S,
+        call: Option<IdKey>,
+    ) -> bool {
+        let mut state = self.state();
+        if state.closed {
+            return false;
+        }
+        state.used = Instant::now();
+        let call = call.map(Arc::new);
+        if let Some(call) = &call {
+            state.calls.insert(call.clone(), number);
+        }
+        state.names.insert(name, number);
+        state.streams.insert(number, Entry { stream, name, call });
+        true
+    }
+
+    /// Returns the newest stream of the call with this id.
+    pub(super) fn find(&self, call: &IdKey) -> Option<S> {
+        let state = self.state();
+        let entry = state.streams.get(state.calls.get(call)?)?;
+        Some(entry.stream.clone())
+    }
+
+    /// Returns the stream with this name.
+    pub(super) fn get(&self, name: StreamName) -> Option<S> {
+        let mut state = self.state();
+        state.used = Instant::now();
+        let entry = state.streams.get(state.names.get(&name)?)?;
+        Some(entry.stream.clone())
+    }
+
+    /// Registers the end of a stream, which expires at `until`.
+    pub(super) fn add_ended(self: &Arc<Self>, number: u64, until: Instant) {
+        self.state().used = Instant::now();
+        if let Some(ended_streams) = self.ended_streams() {
+            let index = Arc::downgrade(self);
+            ended_streams
+                .state()
+                .by_deadline
+                .insert((until, number), index);
+        }
+    }
+
+    /// Marks an ended stream as one that may be evicted.
+    pub(super) fn mark_evictable(&self, number: u64, until: Instant) {
+        {
+            let mut state = self.state();
+            if state.streams.contains_key(&number) {
+                state.evictable.insert(number);
+            }
+        }
+        if let Some(ended_streams) = self.ended_streams() {
+            let mut state = ended_streams.state();
+            if state.by_deadline.contains_key(&(until, number)) {
+                state.evictable.insert((until, number));
+            }
+        }
+    }
+
+    /// Removes a stream.
+    pub(super) fn remove(&self, number: u64) -> Option<S> {
+        let mut state = self.state();
+        let entry = state.streams.remove(&number)?;
+        state.evictable.remove(&number);
+        state.names.remove(&entry.name);
+        if let Some(call) = entry.call
+            && state.calls.get(&call) == Some(&number)
+        {
+            state.calls.remove(&call);
+        }
+        Some(entry.stream)
+    }
+
+    /// Removes the oldest stream that may be evicted.
+    pub(super) fn take_evictable(&self) -> Option<S> {
+        loop {
+            let number = self.state().evictable.pop_first()?;
+            if let Some(stream) = self.remove(number) {
+                return Some(stream);
+            }
+        }
+    }
+
+    /// Takes all streams. None can be inserted from here on.
+    pub(super) fn take_all(&self) -> Vec<S> {
+        let mut state = self.state();
+        state.closed = true;
+        state.names.clear();
+        state.calls.clear();
+        state.evictable.clear();
+        let streams = std::mem::take(&mut state.streams);
+        streams.into_values().map(|entry| entry.stream).collect()
+    }
+
+    /// Returns when it was last used, if it has no stream.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let state = self.state();
+        state.streams.is_empty().then_some(state.used)
+    }
+
+    /// Returns its streams.
+    pub(super) fn all(&self) -> Vec<S> {
+        let state = self.state();
+        let entries = state.streams.values();
+        entries.map(|entry| entry.stream.clone()).collect()
+    }
+
+    /// Returns the number of its streams.
+    pub(super) fn len(&self) -> usize {
+        self.state().streams.len()
+    }
+}
+
+impl<S> StreamIndex<S> {
+    fn state(&self) -> MutexGuard<'_, IndexState<S>> {
+        lock(&self.state)
+    }
+}
+
+// === impl EndedStreams ===
+
+impl<S> EndedStreams<S> {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::new(EndedState {
+                by_deadline: BTreeMap::new(),
+                evictable: BTreeSet::new(),
+                sweeper: None,
+            }),
+            gaps: AtomicU64::new(0),
+        }
+    }
+
+    /// Removes a closed stream from the ended ones, and adds its `gaps` to the total.
+    ///
+    /// `until` is when it would have expired, if it had ended.
+    pub(super) fn on_closed(&self, number: u64, until: Option<Instant>, gaps: u64) {
+        self.gaps.fetch_add(gaps, Ordering::Relaxed);
+        if let Some(until) = until {
+            let mut state = self.state();
+            state.by_deadline.remove(&(until, number));
+            state.evictable.remove(&(until, number));
+        }
+    }
+
+    /// Returns how often clients were notified of missing events, on closed streams.
+    pub(super) fn gaps(&self) -> u64 {
+        self.gaps.load(Ordering::Relaxed)
+    }
+
+    /// Removes the oldest of all streams that may be evicted.
+    pub(super) fn take_evictable(&self) -> Option<(Weak<StreamIndex<S>>, u64)> {
+        let mut state = self.state();
+        loop {
+            let key = state.evictable.pop_first()?;
+            if let Some(index) = state.by_deadline.remove(&key) {
+                return Some((index, key.1));
+            }
+        }
+    }
+
+    /// Returns the next stream to expire, and removes it if it has expired.
+    pub(super) fn next_expiry(&self, now: Instant) -> NextExpiry<S> {
+        let mut state = self.state();
+        let Some(first) = state.by_deadline.first_entry() else {
+            // Under the same lock, so a stream that is added after this starts another task.
+            state.sweeper = None;
+            return NextExpiry::None;
+        };
+        let (until, number) = *first.key();
+        if until > now {
+            return NextExpiry::At(until);
+        }
+        let index = first.remove();
+        state.evictable.remove(&(until, number));
+        NextExpiry::Due(index, number)
+    }
+
+    /// Starts the task that removes expired streams, unless it runs.
+    pub(super) fn start_sweeper(&self, open_stream: impl FnOnce() -> AbortHandle) {
+        let mut state = self.state();
+        if state.sweeper.is_none() && !state.by_deadline.is_empty() {
+            state.sweeper = Some(open_stream());
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, EndedState<S>> {
+        lock(&self.state)
+    }
+}
+
+impl<S> Drop for EndedStreams<S> {
+    fn drop(&mut self) {
+        let sweeper = self.state().sweeper.take();
+        if let Some(sweeper) = sweeper {
+            sweeper.abort();
+        }
+    }
+}

@@ -1,0 +1,490 @@
+//! The task that reads a server's answer to a call and writes it to the call's stream.
+//!
+//! 1. It reads whether a client is attached or not, until the server's stream ends, or until
+//!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) after the call was cancelled or answered.
+//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest,
+//!    [`MAX_ATTEMPTS`] times. Otherwise the call ends with an error. If the server refuses the credentials of the call,
+//!    the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
+//! 3. An answer that is not an event stream becomes one: JSON as it is, and anything else as an error.
+//! 4. The bytes of an event are reserved before they are read. An event that is too large bypasses the ring in pieces.
+
+use std::{convert::Infallible, mem, ops::RangeInclusive, pin::Pin, time::Duration};
+
+use axum::body::Body;
+use bytes::BytesMut;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tower_service::Service;
+
+use super::{
+    budget::Reservation,
+    event::{Event, ROOM_FOR_ID, Weight},
+    read::{BOM, Read, Reader, data, scanned, skip_bom},
+    ring::{EVENT_OVERHEAD, MAX_FRAME},
+    session::READ_ALLOWANCE,
+    stream::{INTERNAL_ERROR, Refused, Stream},
+    upstream_resume::{ResumeAnswer, UpstreamResume},
+};
+use crate::{
+    headers::{EVENT_STREAM, JSON, has_content_coding, is_of_type},
+    message::{Scanner, single_line},
+};
+
+/// Maximum size of an event in the ring: 4 MiB, the limit of a session. A larger one bypasses it.
+const MAX_EVENT: usize = 4 * 1024 * 1024;
+
+/// Maximum size of an event that is copied to a smaller buffer: 64 KiB.
+const MAX_COPY: usize = 64 * 1024;
+
+/// Number of bytes of a frame that are read at a time: 2 KiB. They are reserved before.
+const READ_STEP: usize = 2 * 1024;
+
+/// How often a server that cut its stream may refuse to resume it: 3 times.
+/// A server that resumes it is asked again while the call lives, whether the stream had events or not. Some servers end
+/// each stream at once if there is nothing new.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// Reconnect delay if the server sent none: 1 s.
+const DEFAULT_RETRY: Duration = Duration::from_secs(1);
+
+/// Range of the reconnect delays that are respected: 250 ms to 30 s.
+const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
+
+/// Maximum size of a refusal that is read for a JSON-RPC error: 64 KiB.
+const MAX_REFUSAL: usize = 64 * 1024;
+
+const COMPRESSED: &str =
+    "the MCP server's answer is compressed, although the proxy asked for one that is not";
+
+/// The pending response of the server.
+pub(super) type PendingResponse = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// The state of the server's answer.
+pub(super) enum Answer {
+    /// The response head has not arrived.
+    Pending(PendingResponse),
+    /// The response is an event stream.
+    Events(Body),
+}
+
+/// Writes a server's answer to the stream of its call.
+pub(super) struct Writer<S> {
+    stream: Stream,
+    resume: UpstreamResume<S>,
+    reader: Reader,
+    /// Covers what the parser buffers.
+    reservation: Option<Reservation>,
+    mode: EventMode,
+}
+
+/// How the current event is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum EventMode {
+    #[default]
+    Buffered,
+    /// It bypasses the ring in pieces.
+    Bypass,
+    /// Its reader detached during the bypass. The rest is discarded.
+    Discarded,
+}
+
+/// Ends the stream, however the task ends.
+struct EndOnDrop(Stream);
+
+/// Why reading has ended.
+enum ReadEnd {
+    /// The server's stream ended, or was cut.
+    Cut,
+    /// The stream refused an event.
+    Refused,
+}
+
+// === impl Writer ===
+
+impl<S> Writer<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    pub(super) fn new(stream: Stream, resume: UpstreamResume<S>) -> Self {
+        Self {
+            reservation: stream.reservation(),
+            stream,
+            resume,
+            reader: Reader::default(),
+            mode: EventMode::Buffered,
+        }
+    }
+
+    /// Writes the whole answer, and ends the stream.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "what an `async fn` is given it keeps twice, and there is one of these for each call in flight"
+    )]
+    pub(super) fn write(mut self, answer: Answer) -> impl Future<Output = ()> {
+        async move {
+            let stream = self.stream.clone();
+            let _end = EndOnDrop(stream.clone());
+            tokio::select! {
+                biased;
+                () = self.answer(answer) => {}
+                () = stream.close_due() => {}
+            }
+        }
+    }
+
+    async fn answer(&mut self, answer: Answer) {
+        let mut body = match answer {
+            Answer::Events(body) => body,
+            Answer::Pending(pending) => {
+                let (head, body) = pending.await.into_parts();
+                let is_answer = head.status.is_success();
+                if is_answer && has_content_coding(&head.headers) {
+                    // A client that waits for the head gets such an answer unchanged. This client has an event stream
+                    // already.
+                    return self.end_with_error(COMPRESSED);
+                }
+                match is_answer {
+                    true if is_of_type(&head.headers, EVENT_STREAM) => body,
+                    true if is_of_type(&head.headers, JSON) => {
+                        Box::pin(self.json(body)).await;
+                        return;
+                    }
+                    _ => return Box::pin(self.refusal(head.status, body)).await,
+                }
+            }
+        };
+        loop {
+            match self.events(body).await {
+                ReadEnd::Refused => return,
+                ReadEnd::Cut if self.stream.is_answered() => return,
+                ReadEnd::Cut => {}
+            }
+            match Box::pin(self.request_rest()).await {
+                Some(rest) => body = rest,
+                None => {
+                    return self.end_with_error("the MCP server's stream ended before its answer");
+                }
+            }
+        }
+    }
+
+    /// Reads an event stream to its end.
+    async fn events(&mut self, mut body: Body) -> ReadEnd {
+        self.reader.begin_again();
+        loop {
+            let frame = match body.frame().await {
+                Some(Ok(frame)) => frame,
+                Some(Err(_)) | None => break,
+            };
+            // Trailers carry no events. The future of a read is boxed, so that it takes no memory while the server is
+            // silent.
+            if let Ok(bytes) = frame.into_data()
+                && Box::pin(self.read(&bytes)).await.is_err()
+            {
+                return ReadEnd::Refused;
+            }
+        }
+        if mem::take(&mut self.mode) == EventMode::Bypass {
+            // Its end is missing, so no client takes it for an event.
+            self.end_with_error(
+                "the MCP server's stream was cut in an event too large for the proxy to keep",
+            );
+            return ReadEnd::Refused;
+        }
+        drop(self.reader.take());
+        self.shrink_reservation();
+        ReadEnd::Cut
+    }
+
+    /// Reads bytes of an event stream.
+    async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
+        while !bytes.is_empty() {
+            let max = match self.mode {
+                EventMode::Buffered => READ_STEP,
+                EventMode::Bypass | EventMode::Discarded => MAX_FRAME,
+            };
+            let (mut step, rest) = bytes.split_at(bytes.len().min(max));
+            if self.mode == EventMode::Buffered && !self.reserve(step.len()) {
+                self.mode = EventMode::Bypass;
+                self.reader.begin_scan();
+                self.stream.begin_bypass().await;
+            }
+            let read = self.reader.read(&mut step);
+            bytes = if step.is_empty() {
+                rest
+            } else {
+                bytes
+                    .get(bytes.len() - rest.len() - step.len()..)
+                    .unwrap_or_default()
+            };
+            match (read, self.mode) {
+                (Read::Bytes, EventMode::Buffered) => {}
+                (Read::Bytes, _) => self.forward_bypass().await?,
+                (Read::Event, EventMode::Buffered) => {
+                    let event = self.event();
+                    self.stream.push(event).await?;
+                }
+                (Read::Event, _) => {
+                    self.forward_bypass().await?;
+                    self.end_bypass().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reserves room for `more` bytes of an event. Returns `false` if there is none.
+    fn reserve(&mut self, more: usize) -> bool {
+        // A capacity that doubling would raise above the allowance may still fit.
+        let allowed = self.reader.needs(more, READ_ALLOWANCE);
+        if allowed <= READ_ALLOWANCE {
+            self.reader.reserve(allowed);
+            return true;
+        }
+        let least = self.reader.needs(more, 0);
+        let Some(reservation) = &mut self.reservation else {
+            return false;
+        };
+        if least > MAX_EVENT {
+            return false;
+        }
+        let missing = |needed: usize, reservation: &Reservation| {
+            let needed = needed + EVENT_OVERHEAD;
+            needed.saturating_sub(reservation.bytes())
+        };
+        // Doubling makes copies rare. Without room for it the buffer grows by less. Events are dropped only for what is
+        // needed.
+        for child in [1, 8, 64] {
+            let max = MAX_EVENT.min(least + least / child);
+            let needed = self.reader.needs(more, max);
+            if reservation.grow(missing(needed, reservation)).is_ok() {
+                self.reader.reserve(needed);
+                return true;
+            }
+        }
+        if !self
+            .stream
+            .grow_reservation(reservation, missing(least, reservation))
+        {
+            return false;
+        }
+        self.reader.reserve(least);
+        true
+    }
+
+    /// Sends the bytes that were read of a bypassing event.
+    async fn forward_bypass(&mut self) -> Result<(), Refused> {
+        let lines = self.reader.take();
+        self.shrink_reservation();
+        if self.mode != EventMode::Bypass
+            || lines.is_empty()
+            || self.stream.bypass(lines.into()).await
+        {
+            return Ok(());
+        }
+        if self.reader.scan().is_some_and(Scanner::is_droppable) {
+            self.mode = EventMode::Discarded
+        } else {
+            self.stream.fail_lost_event()?
+        }
+        Ok(())
+    }
+
+    async fn end_bypass(&mut self) -> Result<(), Refused> {
+        let weight = Weight::of_scanned(self.reader.end_scan(), self.stream.call());
+        let passed =
+            mem::take(&mut self.mode) == EventMode::Bypass && self.stream.end_bypass(weight).await;
+        if passed || weight == Weight::Droppable {
+            Ok(())
+        } else {
+            self.stream.fail_lost_event()
+        }
+    }
+
+    /// Returns the event that was read.
+    fn event(&mut self) -> Event {
+        let lines = self.reader.take();
+        let weight = self.weight(&lines);
+        let event = Event::of_lines(fitted(lines), weight);
+        match self.reservation.take() {
+            Some(reservation) => {
+                self.reservation = self.stream.reservation();
+                event.with_reservation(reservation)
+            }
+            None => event,
+        }
+    }
+
+    fn weight(&self, lines: &[u8]) -> Weight {
+        let call = self.stream.call();
+        let mut data = data(lines);
+        match (data.next(), data.next()) {
+            (first, None) => Weight::of(first.unwrap_or_default(), call),
+            // The lines need not be joined for a scan.
+            _ => Weight::of_scanned(scanned(lines), call),
+        }
+    }
+
+    /// Releases what the parser does not need.
+    fn shrink_reservation(&mut self) {
+        let needed = self.reader.needs(0, 0);
+        if let Some(reservation) = &mut self.reservation {
+            reservation.shrink(reservation.bytes().saturating_sub(needed));
+        }
+    }
+
+    /// Requests the events after the last one with an id.
+    async fn request_rest(&mut self) -> Option<Body> {
+        let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
+        for _ in 0..MAX_ATTEMPTS {
+            let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
+            tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
+            let credentials = self.stream.credentials();
+            match self.resume.send(&last, credentials.as_deref()).await {
+                ResumeAnswer::Events(rest) => return Some(rest),
+                ResumeAnswer::Refused => {}
+                ResumeAnswer::Unauthorized => {
+                    if !self.stream.credentials_renewed(credentials.as_ref()).await {
+                        return None;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Writes a JSON answer as one event.
+    async fn json(&mut self, mut body: Body) {
+        if self.read(b"data: ").await.is_err() {
+            return;
+        }
+        let mut mark = BOM;
+        loop {
+            match body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(mut bytes) = frame.into_data() {
+                        skip_bom(&mut mark, &mut bytes);
+                        if self.read(&single_line(bytes)).await.is_err() {
+                            return;
+                        }
+                    }
+                }
+                Some(Err(_)) => return self.end_with_error("the MCP server's answer was cut"),
+                None => break,
+            }
+        }
+        let read = self.read(b"\n\n").await;
+        if read.is_ok() && !self.stream.is_answered() {
+            self.end_with_error("the MCP server answered with something else than the answer");
+        }
+    }
+
+    /// Writes any other answer as an error.
+    async fn refusal(&mut self, status: StatusCode, mut body: Body) {
+        let mut read = BytesMut::new();
+        while let Some(Ok(frame)) = body.frame().await
+            && read.len() <= MAX_REFUSAL
+        {
+            if let Ok(bytes) = frame.into_data() {
+                read.extend_from_slice(&bytes);
+            }
+        }
+        match json_rpc_error(&read) {
+            Some(error) => self.stream.end_with(error),
+            None => self.end_with_error(&format!(
+                "the MCP server answered with HTTP status {status}"
+            )),
+        }
+    }
+
+    fn end_with_error(&self, message: &str) {
+        tracing::debug!("{message}");
+        self.stream.end_with_error(INTERNAL_ERROR, message);
+    }
+}
+
+/// Returns the lines of an event in a buffer of their size.
+/// Small lines are copied. A large buffer is shrunk in place, although the rest of its block then rarely fits another
+/// event.
+fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
+    let needed = lines.len() + ROOM_FOR_ID;
+    if needed > MAX_COPY {
+        lines.shrink_to(needed);
+        return lines;
+    }
+    let mut copy = Vec::with_capacity(needed);
+    copy.extend_from_slice(&lines);
+    copy
+}
+
+/// Returns the JSON-RPC error in the body of a refusal, as JSON text.
+fn json_rpc_error(body: &[u8]) -> Option<&str> {
+    #[derive(Deserialize)]
+    struct Refusal<'a> {
+        #[serde(borrow)]
+        error: &'a RawValue,
+    }
+    #[derive(Deserialize)]
+    struct Error<'a> {
+        #[serde(rename = "code")]
+        _code: i64,
+        #[serde(borrow, rename = "message")]
+        _message: std::borrow::Cow<'a, str>,
+    }
+    let refusal: Refusal<'_> = serde_json::from_slice(body).ok()?;
+    let text = refusal.error.get();
+    let _is_error: Error<'_> = serde_json::from_str(text).ok()?;
+    Some(text)
+}
+
+// === impl EndOnDrop ===
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event_store::{Call, EventStore, Limits, read::MAX_ID, session::STREAM_OVERHEAD};
+
+    #[tokio::test]
+    async fn a_stream_costs_no_more_than_is_counted() {
+        let store = EventStore::new(Limits::default());
+        let session = store.begin("s", None).unwrap();
+        let before = store.stats().buffer_bytes;
+        let stream = session.open(Call::new("1").unwrap()).unwrap();
+        let counted = store.stats().buffer_bytes - before;
+        assert!(counted >= STREAM_OVERHEAD);
+        let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
+        let resume = UpstreamResume::new(service, &Request::default());
+        let task = Writer::new(stream.clone(), resume).write(Answer::Events(Body::empty()));
+        // The task, what the runtime adds to it, the stream, its places in four maps, and the ids of its server: that of the
+        // last event, that of the next, and one that is being read.
+        let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
+        assert!(
+            costs + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,
+            "{costs}"
+        );
+    }
+
+    #[test]
+    fn only_a_json_rpc_error_is_taken_from_a_refusal() {
+        for (body, expected) in [
+            (
+                r#"{"error":{"code":-1, "message":"\u0061"},"id":null}"#,
+                Some(r#"{"code":-1, "message":"\u0061"}"#),
+            ),
+            (r#"{"error":{"code":1.5,"message":"a"}}"#, None),
+            (r#"{"error":{"code":1}}"#, None),
+            (r#"{"error":"invalid_token"}"#, None),
+            ("", None),
+        ] {
+            assert_eq!(json_rpc_error(body.as_bytes()), expected, "{body}");
+        }
+    }
+}

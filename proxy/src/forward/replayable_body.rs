@@ -1,0 +1,125 @@
+//! A request body that the HTTP client sends, and that is returned if the request fails, so that the error has its id.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::{Body, Bytes, HttpBody};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use tokio::{sync::oneshot, time::timeout};
+
+/// Maximum size of a request whose id the error has: 64 KiB. Longer ones are not kept.
+const MAX_KEPT: usize = 64 * 1024;
+
+/// Time for the rest of a request to arrive, if the server cannot be reached: 1 s.
+const REST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The body. Its sent frames are kept, as references to the same bytes.
+pub(super) struct ReplayableBody {
+    /// Taken when it is returned.
+    body: Option<Body>,
+    sent: SentFrames,
+    returned: Option<oneshot::Sender<(SentFrames, Body)>>,
+}
+
+/// The sent frames of a body, up to a limit.
+#[derive(Default)]
+struct SentFrames {
+    frames: Vec<Bytes>,
+    bytes: usize,
+}
+
+/// Receives the body.
+pub(super) struct Returned(oneshot::Receiver<(SentFrames, Body)>);
+
+// === impl ReplayableBody ===
+
+impl ReplayableBody {
+    pub(super) fn new(body: Body) -> (Self, Returned) {
+        let (returned, receiver) = oneshot::channel();
+        let replayable_body = Self {
+            body: Some(body),
+            sent: SentFrames::default(),
+            returned: Some(returned),
+        };
+        (replayable_body, Returned(receiver))
+    }
+}
+
+impl HttpBody for ReplayableBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        let polled = Pin::new(body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            self.sent.add(data);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body
+            .as_ref()
+            .map(HttpBody::size_hint)
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for ReplayableBody {
+    fn drop(&mut self) {
+        if let (Some(body), Some(returned)) = (self.body.take(), self.returned.take()) {
+            // Fails if the request was answered.
+            let _unwanted = returned.send((std::mem::take(&mut self.sent), body));
+        }
+    }
+}
+
+// === impl SentFrames ===
+
+impl SentFrames {
+    fn add(&mut self, data: &Bytes) {
+        self.bytes = self.bytes.saturating_add(data.len());
+        if self.bytes <= MAX_KEPT {
+            self.frames.push(data.clone())
+        } else {
+            self.frames = Vec::new()
+        }
+    }
+}
+
+// === impl Returned ===
+
+impl Returned {
+    /// Returns the whole request body. Returns an empty one if it is too long or does not arrive.
+    pub(super) async fn request(self) -> Vec<u8> {
+        let whole = timeout(REST_TIMEOUT, async {
+            let (mut sent, mut rest) = self.0.await.ok()?;
+            while let Some(frame) = rest.frame().await {
+                if let Some(data) = frame.ok()?.data_ref() {
+                    sent.add(data);
+                }
+                if sent.bytes > MAX_KEPT {
+                    return None;
+                }
+            }
+            Some(sent.frames.concat())
+        });
+        whole.await.ok().flatten().unwrap_or_default()
+    }
+}

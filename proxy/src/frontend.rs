@@ -1,0 +1,418 @@
+//! Accepts connections, and refuses requests that must not reach the server.
+//!
+//! 1. Only requests for a path pass: no absolute URI, and of the methods only `GET`, `POST`, `DELETE`, `OPTIONS` and
+//!    `HEAD`. So a request cannot choose its server.
+//! 2. `Host` must be a name of this host. Otherwise a web site could make its own name resolve to this host and read
+//!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.
+//! 3. A head may have 64 KiB and take 10 s, and a body may have 4 MiB and must make progress. All bodies together and
+//!    all connections have limits ([`FrontendLimits`]).
+//! 4. The connection of each request is in its extensions, so that a disconnect is seen also where hyper does not read.
+//! 5. Requests of HTTP/2 are changed to what HTTP/1 would have.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http_body_util::BodyExt as _;
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use mcp_cancel_on_disconnect::socket::{DeadPeer, WatchedListener, WatchedStream};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, watch},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tracing::{debug, warn};
+
+use self::{
+    body::{Capacity, TimedBody},
+    in_flight::InFlight,
+};
+use crate::{drain::CLOSE_TIMEOUT, http_service::HttpService, message::MAX_BODY, refusal};
+
+mod body;
+mod in_flight;
+mod request_filter;
+
+pub use self::request_filter::RequestFilter;
+
+/// Maximum size of the head of a request: 64 KiB.
+const MAX_HEAD: usize = 64 * 1024;
+
+/// Time for a head to arrive: 10 s. A connection without one is closed then.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time for a head to arrive while other clients wait for a connection: 1 s.
+const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
+
+/// How long a connection of HTTP/2 may be without a request after its first one: 60 s.
+///
+/// To HTTP/1 the limit of the next head applies.
+const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Maximum number of concurrent requests on a connection of HTTP/2: 2,048.
+///
+/// Chosen as all calls of a command's session that may be open, and an answer or a cancel for each.
+const MAX_HTTP2_REQUESTS: u32 = 2_048;
+
+/// How long the body of a refused request is read: 5 s.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum number of connections, however many descriptors there are: 1,048,576.
+const MAX_CONNECTIONS: usize = 1 << 20;
+
+/// The lifetime of a connection that has no limit.
+const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Time to read that the kernel gives a client beyond the stall timeout: 30 s.
+///
+/// So the layer ends a stalled client first.
+const STALL_MARGIN: Duration = Duration::from_secs(30);
+
+/// A listener with its filter and its limits.
+#[derive(Debug)]
+pub struct Frontend {
+    listener: WatchedListener,
+    filter: Arc<RequestFilter>,
+    limits: FrontendLimits,
+}
+
+/// Limits for the clients of a listener.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct FrontendLimits {
+    /// Maximum number of connections. Others wait until one closes.
+    pub connections: usize,
+    /// Maximum size of a request's body.
+    pub body: usize,
+    /// Maximum size of all bodies that are being received. A request above it gets 503.
+    pub bodies: usize,
+    /// Maximum lifetime of a connection, if there is one. Requests in flight may take `CLOSE_TIMEOUT` longer.
+    pub lifetime: Option<Duration>,
+    /// How long a client may leave a stream unread, if that is limited. The kernel closes a connection 30 s later.
+    pub stall_timeout: Option<Duration>,
+}
+
+/// What the connections of a listener share.
+#[derive(Debug)]
+struct Shared {
+    filter: Arc<RequestFilter>,
+    limits: FrontendLimits,
+    capacity: Capacity,
+    /// One permit for each connection.
+    permits: Arc<Semaphore>,
+}
+
+// === impl FrontendLimits ===
+
+impl Default for FrontendLimits {
+    /// The limits for clients: bodies of 4 MiB, 64 MiB of them at once, and 1,048,576 connections.
+    fn default() -> Self {
+        Self {
+            connections: MAX_CONNECTIONS,
+            body: MAX_BODY,
+            bodies: 16 * MAX_BODY,
+            lifetime: None,
+            stall_timeout: Some(Duration::from_secs(60)),
+        }
+    }
+}
+
+// === impl Frontend ===
+
+impl Frontend {
+    /// Listens on an address.
+    pub async fn bind(
+        address: SocketAddr,
+        filter: RequestFilter,
+        limits: FrontendLimits,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        // Socket options that the kernel does not support are skipped.
+        let applied = dead_peer(limits.stall_timeout).apply(&listener)?;
+        debug!("{applied}");
+        Ok(Self {
+            listener: WatchedListener::new(listener),
+            filter: Arc::new(filter),
+            limits,
+        })
+    }
+
+    /// Returns the address that it listens on.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `stop` is ready.
+    ///
+    /// Its output is how long clients may still wait for answers, and read them. Connections without a request, and
+    /// with a GET that has no head, have 500 ms to close.
+    pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
+        let (close, closed) = watch::channel(());
+        let mut connections = JoinSet::new();
+        let started = Arc::new(());
+        let mut stop = std::pin::pin!(stop);
+        let shared = Arc::new(Shared {
+            filter: self.filter,
+            limits: self.limits,
+            capacity: Capacity::new(self.limits.bodies),
+            permits: Arc::new(Semaphore::new(self.limits.connections.min(MAX_CONNECTIONS))),
+        });
+        let mut was_full = false;
+        let closing = loop {
+            let is_full = shared.is_full();
+            if is_full && !was_full {
+                let connections = self.limits.connections;
+                warn!(
+                    connections,
+                    "connection limit reached, new clients wait (raise ulimit -n; --admin has 64)"
+                );
+            }
+            was_full = is_full;
+            // The kernel queues other connections until there is a permit.
+            let accepted = async {
+                let permit = shared.permits.clone().acquire_owned().await;
+                (permit, self.listener.accept().await)
+            };
+            tokio::select! {
+                closing = &mut stop => break closing,
+                (permit, (stream, _)) = accepted => {
+                    let connection = connection(
+                        stream,
+                        shared.clone(),
+                        service.clone(),
+                        Arc::downgrade(&started),
+                        closed.clone(),
+                    );
+                    connections.spawn(async move {
+                        let _permit = permit;
+                        connection.await;
+                    });
+                }
+                Some(_ended) = connections.join_next() => {}
+            }
+        };
+        drop(self.listener);
+        drop(close);
+        let stopped = Instant::now();
+        loop {
+            let all_ended = async { while connections.join_next().await.is_some() {} };
+            if timeout(CLOSE_TIMEOUT, all_ended).await.is_ok() {
+                return;
+            }
+            let is_answering = Arc::strong_count(&started) > 1;
+            if !is_answering || stopped.elapsed() >= closing {
+                debug!(
+                    connections = connections.len(),
+                    "closing the remaining connections"
+                );
+                return;
+            }
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn is_full(&self) -> bool {
+        self.permits.available_permits() == 0
+    }
+}
+
+/// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
+///
+/// `None` is no limit. The kernel cannot distinguish a client that does not read from one that has vanished, so it must
+/// wait for longer.
+fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
+    let user_timeout =
+        stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));
+    DeadPeer::new().user_timeout(user_timeout)
+}
+
+/// Serves a connection until it ends. Ends it once the sender of `closed` is dropped and no request is in flight.
+async fn connection(
+    stream: WatchedStream,
+    shared: Arc<Shared>,
+    service: impl HttpService,
+    started: Weak<()>,
+    mut closed: watch::Receiver<()>,
+) {
+    // Events are small, and must not be delayed for one another.
+    let _best_effort = stream.tcp().set_nodelay(true);
+    let peer = stream.peer();
+    let in_flight = InFlight::default();
+    let requests = in_flight.clone();
+    let full = shared.clone();
+    let lifetime = shared.limits.lifetime.unwrap_or(UNLIMITED);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        let in_flight_request = requests.start();
+        request.extensions_mut().insert(peer.clone());
+        let (shared, mut service, started) = (shared.clone(), service.clone(), started.clone());
+        // A GET opens a stream. Some servers send no head for it before the first event.
+        let early = started
+            .upgrade()
+            .filter(|_| request.method() != Method::GET);
+        async move {
+            let answer = answer(&shared, &mut service, request).await?;
+            let guard = (in_flight_request, early.or_else(|| started.upgrade()));
+            Ok::<_, Infallible>(answer.map(|body| with_guard(body, guard)))
+        }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(MAX_HEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_HTTP2_REQUESTS)
+        .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // hyper's own limit begins once the version of HTTP is known.
+    let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
+    let mut idle_until = Instant::now() + HEAD_TIMEOUT;
+    let mut expired = std::pin::pin!(sleep(lifetime));
+    let mut started_before = 0;
+    let (mut is_idle, mut is_open) = (true, true);
+    loop {
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    debug!(%error, "connection");
+                }
+                return;
+            }
+            () = &mut check, if is_idle => {
+                let now = Instant::now();
+                if in_flight.started() != started_before {
+                    started_before = in_flight.started();
+                    idle_until = now + HTTP2_IDLE_TIMEOUT;
+                }
+                is_idle = in_flight.is_none();
+                if is_idle && (now >= idle_until || full.is_full()) {
+                    if !is_open {
+                        return;
+                    }
+                    // A request that was sent before the client sees the shutdown is answered, or may be sent again.
+                    is_open = false;
+                    connection.as_mut().graceful_shutdown();
+                }
+                check.as_mut().reset(now + HEAD_TIMEOUT_IF_FULL);
+            }
+            () = in_flight.ended(), if !is_idle => {
+                let now = Instant::now();
+                is_idle = true;
+                idle_until = now + HTTP2_IDLE_TIMEOUT;
+                check.as_mut().reset(now + HEAD_TIMEOUT_IF_FULL);
+            }
+            _closed = closed.changed(), if is_open => {
+                is_open = false;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = &mut expired => {
+                if !is_open {
+                    return;
+                }
+                is_open = false;
+                connection.as_mut().graceful_shutdown();
+                expired.as_mut().reset(Instant::now() + CLOSE_TIMEOUT);
+            }
+        }
+    }
+}
+
+async fn answer(
+    shared: &Shared,
+    service: &mut impl HttpService,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let (mut parts, body) = request.into_parts();
+    if let Err((status, text)) = shared.filter.check(&parts, shared.limits.body) {
+        let mut refused = refusal::plain(status, text);
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            let allow = HeaderValue::from_static(request_filter::ALLOW);
+            refused.headers_mut().insert(header::ALLOW, allow);
+        }
+        // A client with this field waits before it sends the body.
+        if !parts.headers.contains_key(header::EXPECT) {
+            discard(body);
+        }
+        return Ok(refused);
+    }
+    if parts.version == Version::HTTP_2 {
+        join_cookies(&mut parts.headers);
+    }
+    let body = TimedBody::new(body, shared.limits.body, shared.capacity.clone());
+    let request = Request::from_parts(parts, Body::new(body));
+    std::future::poll_fn(|cx| service.poll_ready(cx)).await?;
+    service.call(request).await
+}
+
+/// Reads the body of a refused request, for 5 s at most.
+///
+/// A connection that is closed with unread bytes is reset, and its client may lose the refusal (RFC 9112, section 9.6).
+fn discard(mut body: Incoming) {
+    let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
+    tokio::spawn(timeout(DISCARD_TIMEOUT, rest));
+}
+
+/// Returns a body that holds `guard` until it has ended or is dropped.
+fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
+    Body::new(body.map_err(move |error| {
+        let _guard = &guard;
+        error
+    }))
+}
+
+/// Joins the fields of a cookie.
+///
+/// HTTP/2 may split it, and HTTP/1 has one field (RFC 9113, section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let fields = headers.get_all(header::COOKIE).iter();
+    let fields: Vec<&[u8]> = fields.map(HeaderValue::as_bytes).collect();
+    if fields.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&fields.join(&b"; "[..]))
+    {
+        headers.insert(header::COOKIE, joined);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_waits_longer_than_a_client_may_leave_a_stream_unread() {
+        let minute = Duration::from_secs(60);
+        for stall in [Duration::from_secs(1), minute, 10 * minute] {
+            let expected = DeadPeer::new().user_timeout(stall + STALL_MARGIN);
+            assert_eq!(dead_peer(Some(stall)), expected);
+        }
+        assert_eq!(
+            dead_peer(Some(minute)),
+            DeadPeer::new(),
+            "the defaults agree"
+        );
+    }
+
+    #[test]
+    fn the_kernel_ends_no_client_that_may_leave_a_stream_unread_for_ever() {
+        assert_eq!(
+            dead_peer(None),
+            DeadPeer::new().user_timeout(Duration::ZERO)
+        );
+    }
+}

@@ -1,0 +1,127 @@
+//! A request body with a deadline and a reserved capacity.
+//!
+//! Every byte that is read takes capacity, which all bodies share, until its body ends. A body without capacity ends
+//! with an error and does not wait, because the bodies that have the capacity may wait as well.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{BoxError, body::Bytes};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Limited;
+use hyper::body::Incoming;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, Sleep, sleep},
+};
+
+use crate::refusal::BodyError;
+
+/// Time for the next [`BODY_PROGRESS`] bytes of a body, or for its end: 30 s.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Number of bytes after which [`BODY_TIMEOUT`] begins again: 64 KiB. Chosen so that a client with 2.2 KB/s is served.
+const BODY_PROGRESS: usize = 64 * 1024;
+
+/// Capacity for the bytes of request bodies. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Capacity(Arc<Semaphore>);
+
+/// A request body that takes capacity.
+#[derive(Debug)]
+pub(super) struct TimedBody {
+    inner: Limited<Incoming>,
+    capacity: Capacity,
+    taken: Option<OwnedSemaphorePermit>,
+    /// Begins when the body is first pending.
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// Number of bytes since the deadline was set.
+    received: usize,
+}
+
+// === impl Capacity ===
+
+impl Capacity {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self(Arc::new(Semaphore::new(bytes)))
+    }
+}
+
+// === impl TimedBody ===
+
+impl TimedBody {
+    pub(super) fn new(body: Incoming, size: usize, capacity: Capacity) -> Self {
+        Self {
+            inner: Limited::new(body, size),
+            capacity,
+            taken: None,
+            deadline: None,
+            received: 0,
+        }
+    }
+
+    /// Takes capacity for these bytes. Returns `false` if there is none.
+    fn take(&mut self, bytes: usize) -> bool {
+        let Ok(permits) = u32::try_from(bytes) else {
+            return false;
+        };
+        let Ok(taken) = self.capacity.0.clone().try_acquire_many_owned(permits) else {
+            return false;
+        };
+        if let Some(all) = &mut self.taken {
+            all.merge(taken);
+        } else {
+            self.taken = Some(taken);
+        }
+        true
+    }
+
+    fn has_timed_out(&mut self, cx: &mut Context<'_>) -> bool {
+        let deadline = self
+            .deadline
+            .get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
+        if self.received >= BODY_PROGRESS {
+            self.received = 0;
+            deadline.as_mut().reset(Instant::now() + BODY_TIMEOUT);
+        }
+        deadline.as_mut().poll(cx).is_ready()
+    }
+}
+
+impl Body for TimedBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        if polled.is_pending() && self.has_timed_out(cx) {
+            return Poll::Ready(Some(Err(BodyError::TooSlow.into())));
+        }
+        let frame = ready!(polled);
+        let length = match &frame {
+            Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
+            _ => 0,
+        };
+        self.received += length;
+        if self.take(length) {
+            Poll::Ready(frame)
+        } else {
+            Poll::Ready(Some(Err(BodyError::NoRoom.into())))
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

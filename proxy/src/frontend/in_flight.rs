@@ -1,0 +1,60 @@
+//! Counts the requests of a connection that are in flight: from their heads to the ends of their responses.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::sync::Notify;
+
+/// The number of requests in flight.
+#[derive(Debug, Clone, Default)]
+pub(super) struct InFlight(Arc<Requests>);
+
+#[derive(Debug, Default)]
+struct Requests {
+    count: AtomicUsize,
+    started: AtomicUsize,
+    none_left: Notify,
+}
+
+/// A request in flight, until it is dropped.
+#[derive(Debug)]
+pub(super) struct InFlightRequest(InFlight);
+
+// === impl InFlight ===
+
+impl InFlight {
+    pub(super) fn start(&self) -> InFlightRequest {
+        self.0.started.fetch_add(1, Ordering::Relaxed);
+        self.0.count.fetch_add(1, Ordering::AcqRel);
+        InFlightRequest(self.clone())
+    }
+
+    /// Returns the number of requests so far.
+    pub(super) fn started(&self) -> usize {
+        self.0.started.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.0.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Waits until no request is in flight.
+    pub(super) async fn ended(&self) {
+        while !self.is_none() {
+            self.0.none_left.notified().await;
+        }
+    }
+}
+
+// === impl InFlightRequest ===
+
+impl Drop for InFlightRequest {
+    fn drop(&mut self) {
+        let requests = &*self.0.0;
+        if requests.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            requests.none_left.notify_one();
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The checks of a request before its body is read.
+
+use std::{collections::HashSet, net::IpAddr};
+
+use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request::Parts, uri::Authority};
+
+use crate::{config::normal_origin, headers::exactly_one};
+
+/// The names of this host, and the origins whose pages may call.
+#[derive(Debug, Default)]
+pub struct RequestFilter {
+    /// In lower case, with or without a port.
+    hosts: HashSet<String>,
+    origins: HashSet<String>,
+    /// Any IP address passes as `Host`.
+    allows_ip_addresses: bool,
+}
+
+/// The methods that pass: those of MCP, and those to inspect an endpoint.
+const METHODS: [Method; 5] = [
+    Method::GET,
+    Method::POST,
+    Method::DELETE,
+    Method::OPTIONS,
+    Method::HEAD,
+];
+
+/// The same methods, as the field of a refusal.
+pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
+
+/// The default ports of http and https.
+const DEFAULT_PORTS: [u16; 2] = [80, 443];
+
+/// The status and the text of a refusal.
+type Refused = (StatusCode, &'static str);
+
+// === impl RequestFilter ===
+
+impl RequestFilter {
+    /// Creates a filter for these hosts and origins. They pass in addition to this machine, and are in lower case.
+    pub fn new(
+        hosts: impl IntoIterator<Item = String>,
+        origins: impl IntoIterator<Item = String>,
+    ) -> Self {
+        Self {
+            hosts: hosts.into_iter().collect(),
+            origins: origins.into_iter().collect(),
+            allows_ip_addresses: false,
+        }
+    }
+
+    /// Allows IP addresses as `Host`, which probes and scrapers send.
+    ///
+    /// A web site that makes its own name resolve to this host sends a name.
+    #[must_use]
+    pub fn allow_ip_addresses(mut self) -> Self {
+        self.allows_ip_addresses = true;
+        self
+    }
+
+    /// Checks a request whose body may have `body_size` bytes. The error is the response.
+    pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
+        // The effect of other methods is not known, and TRACE would repeat the configured headers.
+        if !METHODS.contains(&request.method) {
+            return Err((
+                StatusCode::METHOD_NOT_ALLOWED,
+                "only GET, POST, DELETE, OPTIONS and HEAD pass\n",
+            ));
+        }
+        let is_absolute = request.version < Version::HTTP_2 && request.uri.authority().is_some();
+        if is_absolute || !request.uri.path().starts_with('/') {
+            return Err((StatusCode::BAD_REQUEST, "the request must be for a path\n"));
+        }
+        let unreadable = (
+            StatusCode::BAD_REQUEST,
+            "the request must have one readable Host\n",
+        );
+        let host = host(request).ok_or(unreadable)?;
+        if !self.is_own_host(&host) {
+            return Err((
+                StatusCode::FORBIDDEN,
+                "this is not the Host of this proxy, see --allow-host\n",
+            ));
+        }
+        if !self.allows_origin(&request.headers) {
+            return Err((
+                StatusCode::FORBIDDEN,
+                "pages of this Origin may not call, see --allow-origin\n",
+            ));
+        }
+        if length(&request.headers).is_some_and(|length| length > body_size as u64) {
+            return Err((
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the request is larger than this proxy takes\n",
+            ));
+        }
+        Ok(())
+    }
+
+    fn is_own_host(&self, authority: &Authority) -> bool {
+        // Clients omit the default port of their scheme.
+        let has_default = |host: &str| {
+            let mut ports = DEFAULT_PORTS.iter();
+            authority.port().is_none()
+                && ports.any(|port| self.hosts.contains(&format!("{host}:{port}")))
+        };
+        let host = authority.host().to_ascii_lowercase();
+        is_this_machine(&host)
+            || (self.allows_ip_addresses && address(&host).is_some())
+            || self.hosts.contains(&host)
+            || has_default(&host)
+            || self
+                .hosts
+                .contains(&authority.as_str().to_ascii_lowercase())
+    }
+
+    /// Returns `true` if the request is not from a page, or from a page of an allowed origin.
+    fn allows_origin(&self, headers: &HeaderMap) -> bool {
+        if !headers.contains_key(header::ORIGIN) {
+            return true;
+        }
+        let Some(origin) = exactly_one(headers, &header::ORIGIN) else {
+            return false;
+        };
+        let Ok(origin) = origin.parse::<Uri>() else {
+            return false;
+        };
+        self.origins.contains(&normal_origin(&origin))
+            || is_web(&origin)
+                && origin
+                    .authority()
+                    .is_some_and(|host| self.is_own_host(host))
+    }
+}
+
+/// Returns `true` if the pages of an origin are from a host. Other schemes name extensions and programs.
+fn is_web(origin: &Uri) -> bool {
+    matches!(origin.scheme_str(), Some("http" | "https"))
+}
+
+fn is_this_machine(host: &str) -> bool {
+    host == "localhost" || address(host).is_some_and(|address| address.is_loopback())
+}
+
+fn address(host: &str) -> Option<IpAddr> {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    address.parse().ok()
+}
+
+/// Returns the host of a request. HTTP/2 has it in the URI, and may have it twice.
+fn host(request: &Parts) -> Option<Authority> {
+    let in_header = if request.headers.contains_key(header::HOST) {
+        Some(exactly_one(&request.headers, &header::HOST)?.parse().ok()?)
+    } else {
+        None
+    };
+    let host: Authority = match (request.uri.authority().cloned(), in_header) {
+        (Some(one), Some(other)) if one != other => return None,
+        (Some(host), _) | (None, Some(host)) => host,
+        (None, None) => return None,
+    };
+    (!host.as_str().contains('@')).then_some(host)
+}
+
+fn length(headers: &HeaderMap) -> Option<u64> {
+    exactly_one(headers, &header::CONTENT_LENGTH)?.parse().ok()
+}

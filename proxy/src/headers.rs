@@ -1,0 +1,194 @@
+//! The header fields that the proxy reads.
+
+use http::{HeaderMap, HeaderName, header};
+
+/// The session of a request.
+pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+
+/// The protocol revision of a request.
+pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+
+/// The last event that a client has.
+pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// The first revision whose clients support priming events.
+///
+/// These are events without a message, with an id to resume from.
+pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
+
+/// The first revision without sessions and resumes.
+pub const FIRST_WITHOUT_SESSIONS: &str = "2026-07-28";
+
+/// The media type of an event stream.
+pub const EVENT_STREAM: &str = "text/event-stream";
+
+/// The media type of JSON.
+pub const JSON: &str = "application/json";
+
+/// A field that may occur once occurs twice, or is not text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ambiguous;
+
+/// Returns the value of a field that may occur once.
+pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Ambiguous> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Ok(None),
+        (Some(value), None) => value.to_str().map(Some).map_err(|_| Ambiguous),
+        (Some(_), Some(_)) => Err(Ambiguous),
+    }
+}
+
+/// Returns the value of a field, if it occurs once, is text, and is not empty.
+pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let value = single(headers, name).ok().flatten();
+    value.filter(|value| !value.is_empty())
+}
+
+/// Returns `true` if a client accepts this media type. Parameters are ignored.
+pub fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
+    let family = wanted.split('/').next().unwrap_or_default();
+    let mut ranges = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .map(essence);
+    ranges.any(|range| {
+        let its = range.strip_suffix(b"/*").unwrap_or_default();
+        range.eq_ignore_ascii_case(wanted.as_bytes())
+            || range == b"*/*"
+            || its.eq_ignore_ascii_case(family.as_bytes())
+    })
+}
+
+/// Returns `true` if a body has this media type. Parameters are ignored.
+pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
+    let value = headers.get(header::CONTENT_TYPE);
+    value.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(media_type.as_bytes()))
+}
+
+/// Returns `true` if a body has a content coding.
+///
+/// `identity` is none, nor is an empty element of the list (RFC 9110, sections 5.6.1 and 8.4.1).
+pub fn has_content_coding(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::CONTENT_ENCODING).iter();
+    let mut codings = values
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .map(<[u8]>::trim_ascii);
+    codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
+}
+
+/// Returns a media type without its parameters (RFC 9110, section 8.3.1).
+fn essence(value: &[u8]) -> &[u8] {
+    let essence = value.split(|byte| *byte == b';').next();
+    essence.unwrap_or_default().trim_ascii()
+}
+
+/// Returns `true` if this revision has sessions. A revision that is not a date has none.
+pub fn has_sessions(revision: &str) -> bool {
+    let is_date = revision.len() == FIRST_WITHOUT_SESSIONS.len()
+        && revision
+            .bytes()
+            .zip(FIRST_WITHOUT_SESSIONS.bytes())
+            .all(|(byte, like)| match like {
+                b'-' => byte == b'-',
+                _ => byte.is_ascii_digit(),
+            });
+    is_date && revision < FIRST_WITHOUT_SESSIONS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        let fields = fields
+            .iter()
+            .map(|(name, value)| (name.parse().unwrap(), http::HeaderValue::from_static(value)));
+        fields.collect()
+    }
+
+    #[test]
+    fn a_client_accepts_what_it_says_in_any_spelling() {
+        for accept in [
+            "text/event-stream",
+            "application/json, Text/Event-Stream;q=0.5",
+            "*/*",
+            "text/*",
+        ] {
+            assert!(
+                accepts(&headers(&[("accept", accept)]), "text/event-stream"),
+                "{accept}"
+            );
+        }
+        for accept in ["application/json", "text/html", "", "application/*"] {
+            assert!(
+                !accepts(&headers(&[("accept", accept)]), "text/event-stream"),
+                "{accept}"
+            );
+        }
+        assert!(!accepts(&HeaderMap::new(), "text/event-stream"));
+    }
+
+    #[test]
+    fn a_body_is_json_if_its_type_says_so() {
+        for (value, json) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("text/plain", false),
+            ("application/jsonp", false),
+        ] {
+            assert_eq!(
+                is_of_type(&headers(&[("content-type", value)]), JSON),
+                json,
+                "{value}"
+            );
+        }
+        assert!(!is_of_type(&HeaderMap::new(), JSON));
+    }
+
+    #[test]
+    fn a_body_that_is_marked_as_identity_is_not_coded() {
+        for value in ["identity", "Identity", "", ", identity ,"] {
+            let marked = headers(&[("content-encoding", value)]);
+            assert!(!has_content_coding(&marked), "{value:?}");
+        }
+        assert!(!has_content_coding(&HeaderMap::new()));
+        for value in ["gzip", "identity, br", "x"] {
+            assert!(
+                has_content_coding(&headers(&[("content-encoding", value)])),
+                "{value:?}"
+            );
+        }
+        let twice = headers(&[
+            ("content-encoding", "identity"),
+            ("content-encoding", "gzip"),
+        ]);
+        assert!(has_content_coding(&twice));
+    }
+
+    #[test]
+    fn a_session_that_is_named_twice_is_unclear() {
+        let mut twice = headers(&[("mcp-session-id", "a")]);
+        assert_eq!(single(&twice, &SESSION_ID), Ok(Some("a")));
+        assert_eq!(single(&twice, &PROTOCOL_VERSION), Ok(None));
+        twice.append(SESSION_ID, http::HeaderValue::from_static("a"));
+        assert_eq!(single(&twice, &SESSION_ID), Err(Ambiguous));
+        assert_eq!(exactly_one(&twice, &SESSION_ID), None);
+    }
+
+    #[test]
+    fn a_revision_has_sessions_if_it_is_an_older_date() {
+        for (revision, has) in [
+            ("2025-11-25", true),
+            ("2024-11-05", true),
+            ("2026-07-28", false),
+            ("2027-01-01", false),
+            ("DRAFT-2025", false),
+            ("2025/11/25", false),
+            ("", false),
+        ] {
+            assert_eq!(has_sessions(revision), has, "{revision}");
+        }
+    }
+}

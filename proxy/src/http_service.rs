@@ -1,0 +1,133 @@
+//! The type of the services that the proxy consists of.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use axum::{
+    BoxError,
+    body::{Body, Bytes, HttpBody},
+};
+use bytes::BytesMut;
+use futures_util::{StreamExt as _, TryFutureExt as _, future::MapOk, stream};
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use mcp_cancel_on_disconnect::body::TeeBody;
+use tower_service::Service;
+
+/// A service that answers every request, with one type of body.
+pub trait HttpService:
+    Service<
+        Request<Body>,
+        Response = Response<Body>,
+        Error = Infallible,
+        Future: Future<Output = Result<Response<Body>, Infallible>> + Send + 'static,
+    > + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<S> HttpService for S where
+    S: Service<
+            Request<Body>,
+            Response = Response<Body>,
+            Error = Infallible,
+            Future: Future<Output = Result<Response<Body>, Infallible>> + Send + 'static,
+        > + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// The response of such a service.
+pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+// === Around the layer ===
+
+/// A service inside the layer, which changes the type of the request's body.
+#[derive(Debug, Clone)]
+pub struct InnerService<S>(pub S);
+
+impl<S: HttpService> Service<Request<TeeBody<Body>>> for InnerService<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<TeeBody<Body>>) -> S::Future {
+        self.0.call(request.map(Body::new))
+    }
+}
+
+/// Any service that never fails, as an [`HttpService`].
+#[derive(Debug, Clone)]
+pub struct OuterService<S>(pub S);
+
+impl<S, B> Service<Request<Body>> for OuterService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+    B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = MapOk<S::Future, fn(Response<B>) -> Response<Body>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        self.0
+            .call(request)
+            .map_ok(|response| response.map(Body::new))
+    }
+}
+
+// === Bodies ===
+
+/// Returns the whole body.
+///
+/// Returns an equivalent body if it is longer than `max` bytes or fails.
+pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
+    let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
+    let (mut length, mut plain) = (0, true);
+    while plain && length <= max {
+        let Some(frame) = body.frame().await else {
+            return Ok(join(frames, length));
+        };
+        // Trailers belong to one connection, as does the field that announces them.
+        if frame.as_ref().is_ok_and(Frame::is_trailers) {
+            continue;
+        }
+        let data = frame.as_ref().ok().and_then(|frame| frame.data_ref());
+        (length, plain) = (length + data.map_or(0, Bytes::len), data.is_some());
+        frames.push(frame);
+    }
+    let rest = stream::unfold(body, async |mut body| Some((body.frame().await?, body)));
+    let all = stream::iter(frames).chain(rest);
+    Err(Body::new(StreamBody::new(all)))
+}
+
+fn join(frames: Vec<Result<Frame<Bytes>, axum::Error>>, length: usize) -> Bytes {
+    let mut pieces = frames
+        .into_iter()
+        .flatten()
+        .filter_map(|frame| frame.into_data().ok());
+    let first = pieces.next().unwrap_or_default();
+    if first.len() == length {
+        return first;
+    }
+    let mut whole = BytesMut::with_capacity(length);
+    whole.extend_from_slice(&first);
+    pieces.for_each(|piece| whole.extend_from_slice(&piece));
+    whole.freeze()
+}

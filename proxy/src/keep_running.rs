@@ -1,0 +1,203 @@
+//! Keeps calls without a session running that no disconnect cancels.
+//!
+//! A server without sessions takes the end of a connection for the cancel of its call. So the connection of a call that
+//! may continue without its client is kept, and its response is read to the end. Only the call's token closes it
+//! earlier.
+
+use std::{
+    convert::Infallible,
+    mem,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::{Body, Bytes};
+use futures_util::{
+    future::{Either, OptionFuture},
+    stream,
+};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use mcp_cancel_on_disconnect::{CallToken, Grace};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::sleep,
+};
+use tower_service::Service;
+use tracing::Instrument as _;
+
+use crate::{
+    config::Config,
+    headers::{PROTOCOL_VERSION, SESSION_ID, exactly_one, has_sessions},
+    http_service::{HttpService, ResponseFuture, read_whole},
+    message::{Kind, MAX_BODY, Message},
+    refusal,
+};
+
+/// The grace of each tool's calls.
+#[derive(Debug, Clone)]
+pub(crate) struct Graces(Arc<Config>);
+
+/// A service that keeps the connections of calls that no disconnect cancels.
+#[derive(Debug, Clone)]
+pub(crate) struct KeepRunning<S> {
+    inner: S,
+    /// `None` if there is no such call without a session.
+    graces: Option<Graces>,
+}
+
+/// The response of such a call, which its client may read.
+struct DetachedCall {
+    token: CallToken,
+    answering: ResponseFuture,
+    /// The call timeout. The layer does not see the end of a call whose client disconnected before the head.
+    call_timeout: Option<Duration>,
+    head: oneshot::Sender<Response<Body>>,
+}
+
+// === impl Graces ===
+
+impl Graces {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self(Arc::new(config.clone()))
+    }
+
+    pub(crate) fn of(&self, tool: Option<&str>) -> Grace {
+        let mut named = self.0.tool_grace.iter().rev();
+        let own = named.find(|(name, _)| Some(name.as_str()) == tool);
+        own.map_or(self.0.grace, |(_, grace)| *grace)
+    }
+
+    pub(crate) fn is_exempt(&self, tool: Option<&str>) -> bool {
+        tool.is_some_and(|tool| self.0.exempt.iter().any(|name| name == tool))
+    }
+
+    /// Returns `true` if no disconnect cancels the calls of a tool.
+    fn keep_running(&self, tool: Option<&str>) -> bool {
+        self.is_exempt(tool) || self.of(tool) == Grace::Never
+    }
+
+    /// Reads the response of a call in a task of its own, and returns it for the client.
+    async fn detach(&self, token: CallToken, answering: ResponseFuture) -> Response<Body> {
+        let (head, response) = oneshot::channel();
+        let detached = DetachedCall {
+            token,
+            answering,
+            call_timeout: self.0.call_timeout,
+            head,
+        };
+        tokio::spawn(detached.read().in_current_span());
+        response.await.unwrap_or_else(|_| {
+            // The layer answers a call whose token has fired.
+            refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
+        })
+    }
+
+    fn any_keeps_running(&self) -> bool {
+        let graces = self.0.tool_grace.iter().map(|(_, grace)| grace);
+        let mut graces = graces.chain([&self.0.grace]);
+        !self.0.exempt.is_empty() || graces.any(|grace| *grace == Grace::Never)
+    }
+}
+
+// === impl KeepRunning ===
+
+impl<S> KeepRunning<S> {
+    /// Wraps a server. Only calls of an upstream end with their connections.
+    pub(crate) fn new(inner: S, graces: Graces) -> Self {
+        let is_needed = graces.0.upstream.is_some() && graces.any_keeps_running();
+        let graces = is_needed.then_some(graces);
+        Self { inner, graces }
+    }
+}
+
+impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Either<S::Future, ResponseFuture>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let token = request.extensions().get::<CallToken>();
+        let (Some(graces), Some(token)) = (&self.graces, token) else {
+            return Either::Left(self.inner.call(request));
+        };
+        if request.method() != Method::POST || has_session(request.headers()) {
+            return Either::Left(self.inner.call(request));
+        }
+        let (graces, token) = (graces.clone(), token.clone());
+        let inner = self.inner.clone();
+        // The service that is ready is the one to call.
+        let mut inner = mem::replace(&mut self.inner, inner);
+        Either::Right(Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let (keeps_running, body) = match read_whole(body, MAX_BODY).await {
+                Ok(body) => {
+                    let message =
+                        Message::read(&body).filter(|message| message.kind == Kind::Request);
+                    let keeps_running = message
+                        .is_some_and(|message| graces.keep_running(message.tool().as_deref()));
+                    (keeps_running, Body::from(body))
+                }
+                Err(body) => (false, body),
+            };
+            let answering = inner.call(Request::from_parts(parts, body));
+            if keeps_running {
+                Ok(graces.detach(token, Box::pin(answering)).await)
+            } else {
+                answering.await
+            }
+        }))
+    }
+}
+
+/// Returns `true` if a request may belong to a session.
+fn has_session(headers: &HeaderMap) -> bool {
+    headers.contains_key(SESSION_ID)
+        && exactly_one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
+}
+
+// === impl DetachedCall ===
+
+impl DetachedCall {
+    async fn read(self) {
+        let token = self.token.clone();
+        let ended_by = OptionFuture::from(self.call_timeout.map(sleep));
+        tokio::select! {
+            () = self.read_whole() => {}
+            () = token.cancelled() => {}
+            Some(()) = ended_by => {}
+        }
+    }
+
+    async fn read_whole(self) {
+        let response = match self.answering.await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+        let (head, mut body) = response.into_parts();
+        let (frames, received) = mpsc::channel::<Result<Frame<Bytes>, axum::Error>>(1);
+        let received = stream::unfold(received, async |mut received| {
+            Some((received.recv().await?, received))
+        });
+        let response = Response::from_parts(head, Body::new(StreamBody::new(received)));
+        // Fails if the client has disconnected.
+        drop(self.head.send(response));
+        while let Some(frame) = body.frame().await {
+            let is_last = frame.is_err();
+            drop(frames.send(frame).await);
+            if is_last {
+                return;
+            }
+        }
+        // The last frame was taken, or cannot be any more.
+        if frames.reserve().await.is_err() {
+            self.token.answered();
+        }
+    }
+}

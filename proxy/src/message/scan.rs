@@ -1,0 +1,310 @@
+//! Scans a message that is too long to keep, while it passes.
+//!
+//! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `id` and `method`.
+//!    It keeps nothing inside other members.
+//! 2. **No answer in doubt.** A message answers a call if it has one `id`, a `result` or an `error`, and no `method`. It must
+//!    end with the bracket of its object. Other members are only checked for matching brackets.
+
+use std::mem;
+
+use memchr::memchr2;
+
+use super::{IdKey, Presence, is_droppable, is_response};
+
+/// Maximum size of a name or an id that is kept. Longer than an id may be.
+const MAX_TEXT: usize = 2 * 1024;
+
+/// The state of a scan.
+#[derive(Debug, Default)]
+pub(crate) struct Scanner {
+    /// Number of open brackets.
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    /// The member whose value is being read.
+    member: Option<Member>,
+    /// The name or the id so far.
+    text: Vec<u8>,
+    id: Option<Vec<u8>>,
+    method: Option<Vec<u8>>,
+    result: Presence,
+    error: Presence,
+    ended: bool,
+    is_ambiguous: bool,
+}
+
+/// The value of an absent member.
+const NULL: &[u8] = b"null";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Member {
+    Id,
+    Method,
+    Result,
+    Error,
+    Other,
+}
+
+// === impl Scanner ===
+
+impl Scanner {
+    /// Scans a whole message.
+    pub(crate) fn of(message: &[u8]) -> Self {
+        let mut scanner = Self::default();
+        scanner.read(message);
+        scanner
+    }
+
+    /// Reads the next bytes of the message.
+    pub(crate) fn read(&mut self, mut bytes: &[u8]) {
+        loop {
+            if self.in_string && !self.escaped {
+                let plain = memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
+                let (text, rest) = bytes.split_at(plain);
+                self.keep(text);
+                bytes = rest;
+            }
+            let Some((byte, rest)) = bytes.split_first() else {
+                return;
+            };
+            self.step(*byte);
+            bytes = rest;
+        }
+    }
+
+    /// Returns the id of the call that it answers, once all of it was read.
+    pub(crate) fn answers(self) -> Option<IdKey> {
+        let is_answer = self.ended
+            && !self.is_ambiguous
+            && self.method.is_none()
+            && is_response(self.result, self.error);
+        let id = self.id.filter(|_| is_answer)?;
+        IdKey::of(str::from_utf8(&id).ok()?)
+    }
+
+    /// Returns `true` if it is a notification that [may be lost](super::Message::is_droppable).
+    ///
+    /// Based on what was read so far.
+    pub(crate) fn is_droppable(&self) -> bool {
+        let method: Option<String> = self
+            .method
+            .as_ref()
+            .and_then(|method| serde_json::from_slice(method).ok());
+        let is_other = self.is_ambiguous || self.id.is_some() || self.result != self.error;
+        !is_other && method.is_some_and(|method| is_droppable(&method))
+    }
+
+    /// Returns `true` if it is a request, once all of it was read.
+    pub(crate) fn is_request(&self) -> bool {
+        self.ended && !self.is_ambiguous && self.id.is_some() && self.method.is_some()
+    }
+
+    fn step(&mut self, byte: u8) {
+        if self.in_string {
+            self.keep(&[byte]);
+            match byte {
+                _ if mem::take(&mut self.escaped) => {}
+                b'\\' => self.escaped = true,
+                b'"' => self.in_string = false,
+                _ => {}
+            }
+            return;
+        }
+        match byte {
+            b' ' | b'\t' | b'\r' | b'\n' => self.keep(b" "),
+            b'{' if self.depth == 0 && !self.ended => self.depth = 1,
+            _ if self.depth == 0 => self.is_ambiguous = true,
+            b'}' if self.depth == 1 => {
+                self.end_member();
+                (self.depth, self.ended) = (0, true);
+            }
+            b',' if self.depth == 1 => self.end_member(),
+            b':' if self.depth == 1 && self.member.is_none() => self.begin_value(),
+            _ => {
+                self.keep(&[byte]);
+                match byte {
+                    b'"' => self.in_string = true,
+                    b'{' | b'[' => self.depth += 1,
+                    b'}' | b']' => self.depth -= 1,
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Keeps the bytes of a name, the id or the method.
+    ///
+    /// Of a result or an error it keeps enough to recognize `null`.
+    fn keep(&mut self, bytes: &[u8]) {
+        match self.member {
+            Some(Member::Other) => return,
+            Some(Member::Result | Member::Error) => {
+                let missing = NULL.len() + 1 - self.text.len().min(NULL.len() + 1);
+                if bytes != b" " {
+                    let bytes = bytes.get(..missing).unwrap_or(bytes);
+                    self.text.extend_from_slice(bytes);
+                }
+                return;
+            }
+            Some(Member::Id | Member::Method) | None => {}
+        }
+        if self.text.len() + bytes.len() <= MAX_TEXT {
+            self.text.extend_from_slice(bytes)
+        } else {
+            // The name or the method is unknown, or no call has such an id.
+            self.text = vec![0; MAX_TEXT]
+        }
+    }
+
+    fn begin_value(&mut self) {
+        let name = mem::take(&mut self.text);
+        let name: Option<String> = serde_json::from_slice(&name).ok();
+        self.member = Some(match name.as_deref() {
+            Some("id") => Member::Id,
+            Some("method") => Member::Method,
+            Some("result") => Member::Result,
+            Some("error") => Member::Error,
+            _ => Member::Other,
+        });
+    }
+
+    fn end_member(&mut self) {
+        let text = mem::take(&mut self.text);
+        match self.member.take() {
+            Some(Member::Id) => self.is_ambiguous |= self.id.replace(text).is_some(),
+            Some(Member::Method) => self.is_ambiguous |= self.method.replace(text).is_some(),
+            Some(Member::Result) => self.is_ambiguous |= add(&mut self.result, &text),
+            Some(Member::Error) => self.is_ambiguous |= add(&mut self.error, &text),
+            Some(Member::Other) => {}
+            None => self.is_ambiguous = true,
+        }
+    }
+}
+
+/// Sets a member. Returns `true` if it was set before.
+fn add(member: &mut Presence, value: &[u8]) -> bool {
+    let value = match value {
+        NULL => Presence::Null,
+        _ => Presence::Value,
+    };
+    std::mem::replace(member, value) != Presence::Absent
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{
+        super::{Kind, Message},
+        *,
+    };
+
+    /// Returns the call that a message answers, scanned in pieces of `size` bytes.
+    fn scanned(message: &[u8], size: usize) -> Option<IdKey> {
+        let mut scanner = Scanner::default();
+        for piece in message.chunks(size) {
+            scanner.read(piece);
+        }
+        assert!(scanner.text.capacity() <= 2 * MAX_TEXT);
+        scanner.answers()
+    }
+
+    /// Returns the call that a message answers, by a parser.
+    fn parsed(message: &[u8]) -> Option<IdKey> {
+        let message = Message::read(message)?;
+        let id = message.id.filter(|_| message.kind == Kind::Response);
+        id.and_then(IdKey::of)
+    }
+
+    #[test]
+    fn the_call_that_a_message_answers_is_found_wherever_its_id_stands() {
+        for (message, answers) in [
+            (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8}}"#, Some("7")),
+            (
+                r#" { "result" : [{"id":8}] , "id" : "a\u0062" } "#,
+                Some("\"ab\""),
+            ),
+            (
+                r#"{"error":{"message":"\\\"id\":8,"},"\u0069d":-1.50e1}"#,
+                Some("-15"),
+            ),
+            (r#"{"id":7,"result":"}","x":{"method":1}}"#, Some("7")),
+            (r#"{"id":7,"method":"a"}"#, None),
+            (r#"{"id":7,"method":"a","result":1}"#, None),
+            (r#"{"id":7,"result":1,"error":1}"#, None),
+            (r#"{"id":7,"result":{},"error": null }"#, Some("7")),
+            (r#"{"id":7,"result":null,"error":{}}"#, Some("7")),
+            (r#"{"id":7,"result":null,"error":null}"#, None),
+            (r#"{"id":7,"result":null,"result":{}}"#, None),
+            (r#"{"id":7,"id":8,"result":1}"#, None),
+            (r#"{"id":null,"result":1}"#, None),
+            (r#"{"id":{"id":7},"result":1}"#, None),
+            (r#"{"x":{"id":7,"result":1}}"#, None),
+            (r#"[{"id":7,"result":1}]"#, None),
+            (r#"{"id":7,"result":1} {}"#, None),
+            (r#"{"id":7,"result":1"#, None),
+            (r#"{"id":7,"result":1,}"#, None),
+            ("{}", None),
+            ("x", None),
+            ("", None),
+        ] {
+            let answers = answers.and_then(IdKey::of);
+            assert_eq!(parsed(message.as_bytes()), answers, "{message}");
+            for size in [1, 2, 3, 7, 1_000] {
+                assert_eq!(
+                    scanned(message.as_bytes(), size),
+                    answers,
+                    "{message} by {size}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn names_and_ids_that_are_too_long_are_none_of_ours() {
+        let long = "x".repeat(10 * MAX_TEXT);
+        let name = format!(r#"{{"{long}":1,"id":7,"result":"{long}"}}"#);
+        assert_eq!(scanned(name.as_bytes(), 100), IdKey::of("7"));
+        let id = format!(r#"{{"id":"{long}","result":1}}"#);
+        assert_eq!(scanned(id.as_bytes(), 100), None);
+    }
+
+    fn json() -> impl Strategy<Value = String> {
+        let word = prop_oneof![
+            Just("id"),
+            Just("method"),
+            Just("result"),
+            Just("error"),
+            Just("\\u0069d"),
+            Just("a\\\""),
+            Just("}"),
+            Just("\\\\")
+        ];
+        let leaf = prop_oneof![
+            (0..20_u32).prop_map(|number| number.to_string()),
+            word.clone().prop_map(|word| format!("\"{word}\"")),
+            Just("null".to_owned()),
+        ];
+        leaf.prop_recursive(3, 20, 5, move |inner| {
+            let members = proptest::collection::vec((word.clone(), inner.clone()), 0..5);
+            let object = members.prop_map(|members| {
+                let members = members.iter().map(|(name, value)| format!("\"{name}\" : {value}"));
+                format!("{{{}}}", members.collect::<Vec<_>>().join(", "))
+            });
+            let array = proptest::collection::vec(inner, 0..3);
+            prop_oneof![4 => object, 1 => array.prop_map(|values| format!("[{}]", values.join(",")))]
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn of_whatever_json_it_says_what_a_parser_does(json in json(), size in 1..10_usize) {
+            let (scanned, parsed) = (scanned(json.as_bytes(), size), parsed(json.as_bytes()));
+            // A method that is null is in doubt.
+            let is_doubted = scanned.is_none() && json.contains(r#""method" : null"#);
+            prop_assert!(scanned == parsed || is_doubted, "{:?} {:?}", scanned, parsed);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Logs what a process writes besides its messages, bounded in rate and length.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use mcp_cancel_on_disconnect::observe::SessionIds;
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    time::Instant,
+};
+use tracing::{debug, info, warn};
+
+use super::lines::{Line, Lines};
+use crate::message::sanitize;
+
+/// Maximum number of logged lines of a process in a [`PERIOD`]: 100.
+const MAX_LINES: u32 = 100;
+
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// Maximum length of a line of stderr that is logged whole: 4 KiB.
+const MAX_LINE: usize = 4 * 1024;
+
+/// Maximum number of logged bytes of a line that is not a message.
+const MAX_EXCERPT: usize = 200;
+
+/// Identifies a session in the log, like the layer does. The session id itself is a credential, so it is not logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SessionLogId(Arc<str>);
+
+/// Admits a number of lines in each period, and counts the others.
+#[derive(Debug, Default)]
+pub(super) struct LineRateLimit {
+    since: Option<Instant>,
+    lines: u32,
+    left_out: u64,
+}
+
+// === impl SessionLogId ===
+
+impl SessionLogId {
+    /// Returns the hash of a session id. It is stable within this process only.
+    pub(super) fn of(id: &str) -> Self {
+        Self(SessionIds::Hashed.shown(id).unwrap_or_default().into())
+    }
+}
+
+impl fmt::Display for SessionLogId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+// === impl LineRateLimit ===
+
+impl LineRateLimit {
+    /// Admits a line, and returns how many lines were omitted before it. Returns `None` if this line must be omitted.
+    pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now >= since + PERIOD) {
+            self.since = Some(now);
+            self.lines = 0;
+        }
+        if self.lines >= MAX_LINES {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+
+    /// Logs a line that is not a message, unless the rate is exceeded.
+    pub(super) fn log_unparsed(&mut self, session: &SessionLogId, why: &str, line: &[u8]) {
+        if let Some(left_out) = self.admit(Instant::now()) {
+            let excerpt = sanitize(line, MAX_EXCERPT);
+            let left_out = (left_out > 0).then_some(left_out);
+            warn!(mcp.session.id = %session, left_out, "the MCP server wrote {why} to its stdout: {excerpt}");
+        }
+    }
+}
+
+/// Logs the lines of stderr until its end.
+pub(super) async fn log_stderr(session: SessionLogId, mut from: impl AsyncRead + Unpin) {
+    let (mut lines, mut rate) = (Lines::new(MAX_LINE), LineRateLimit::default());
+    loop {
+        let read = from.read_buf(lines.buffer()).await;
+        while let Some(line) = lines.next_line() {
+            log_line(&session, &mut rate, &line);
+        }
+        if !matches!(read, Ok(1..)) {
+            if let Some(line) = lines.last_line() {
+                log_line(&session, &mut rate, &line);
+            }
+            return debug!(mcp.session.id = %session, "the MCP server's stderr has ended");
+        }
+    }
+}
+
+fn log_line(session: &SessionLogId, rate: &mut LineRateLimit, line: &Line) {
+    if let Some(left_out) = rate.admit(Instant::now()) {
+        let (text, cut) = match line {
+            Line::Whole(text) => (text, None),
+            Line::TooLong { beginning, .. } => (beginning, Some(true)),
+        };
+        let left_out = (left_out > 0).then_some(left_out);
+        let text = sanitize(text, MAX_LINE);
+        info!(target: "mcp_server", left_out, cut, mcp.session.id = %session, "{text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_counted_and_not_logged() {
+        let (mut rate, now) = (LineRateLimit::default(), Instant::now());
+        let allowed = (0..1_000).filter_map(|_| rate.admit(now));
+        assert_eq!(allowed.collect::<Vec<_>>(), [0; MAX_LINES as usize]);
+        assert_eq!(rate.admit(now + PERIOD), Some(900));
+        assert_eq!(rate.admit(now + PERIOD), Some(0));
+    }
+
+    #[test]
+    fn the_name_of_a_session_does_not_tell_its_id() {
+        assert_eq!(SessionLogId::of("abc"), SessionLogId::of("abc"));
+        assert_ne!(SessionLogId::of("abc"), SessionLogId::of("abd"));
+        assert_eq!(SessionLogId::of("abc").to_string().len(), 8);
+    }
+}

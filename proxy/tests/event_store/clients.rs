@@ -1,0 +1,410 @@
+//! Whose a stream is: what a client must have to get it, and with what the proxy speaks for a client.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use http::Request;
+use mcp_cancel_on_disconnect::{CancelReason, Outcome};
+use mcp_cancel_proxy::event_store::{EventStore, Limits};
+
+use crate::{NEW, scripted::*};
+
+const PONG: &str = r#"{"jsonrpc":"2.0","id":"mcp-cancel-proxy","result":{}}"#;
+
+fn with(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> Request<Body> {
+    for (name, value) in fields {
+        let value = value.parse().unwrap();
+        request.headers_mut().append(*name, value);
+    }
+    request
+}
+
+/// A call with these fields, its client and the id of its first event.
+async fn begun(setup: &mut Setup, fields: &[(&'static str, &str)]) -> (Stream, Events, String) {
+    let waiting = setup.send(with(posted(SESSION, call(1)), fields));
+    let server = setup.next().await.events();
+    let mut client = in_time(waiting).await.unwrap();
+    let last = client.event().await.unwrap().id.unwrap();
+    (client, server, last)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_with_another_key_or_none_gets_no_answer_of_a_call_without_its_server() {
+    for field in ["x-api-key", "cookie", "authorization", "x-user"] {
+        let mut setup = Setup::begun(NEW).await;
+        let (mut owner, server, last) = begun(&mut setup, &[(field, "owner")]).await;
+        for other in [
+            &[][..],
+            &[(field, "other")],
+            &[(field, "owner"), ("x-more", "1")],
+        ] {
+            let waiting = setup.send(with(resumed(SESSION, &last), other));
+            setup.next().await.status(401);
+            assert_eq!(
+                in_time(waiting).await.unwrap().status,
+                401,
+                "{field} {other:?}"
+            );
+        }
+        // The owner has not lost the stream, and needs no question.
+        server.message(&answer(1)).await;
+        assert_eq!(owner.event().await.unwrap().data, answer(1));
+        let same = [
+            (field, "owner"),
+            ("traceparent", "00-1-2-01"),
+            ("user-agent", "b"),
+        ];
+        let mut again = in_time(setup.send(with(resumed(SESSION, &last), &same)))
+            .await
+            .unwrap();
+        assert_eq!(again.event().await.unwrap().data, answer(1));
+        assert!(setup.arrived.is_empty());
+    }
+}
+
+/// Hosted servers take their key in the query (`?api_key=`), or in the path.
+#[tokio::test(start_paused = true)]
+async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server() {
+    for (own, other) in [
+        ("/mcp?key=owner", "/mcp?key=other"),
+        ("/mcp?key=owner", "/mcp"),
+        ("/mcp/owner", "/mcp/other"),
+    ] {
+        let at = |mut request: Request<Body>, target: &str| {
+            *request.uri_mut() = target.parse().unwrap();
+            request
+        };
+        let mut setup = Setup::begun(NEW).await;
+        let waiting = setup.send(at(posted(SESSION, call(1)), own));
+        let server = setup.next().await.events();
+        let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
+        let last = last.unwrap();
+        let waiting = setup.send(at(resumed(SESSION, &last), other));
+        let ping = setup.next().await;
+        assert_eq!(ping.uri, other);
+        ping.status(401);
+        assert_eq!(in_time(waiting).await.unwrap().status, 401);
+        server.message(&answer(1)).await;
+        let waiting = setup.send(at(resumed(SESSION, &last), own));
+        let mut back = in_time(waiting).await.unwrap();
+        assert_eq!(back.event().await.unwrap().data, answer(1));
+        assert!(setup.arrived.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cancel_goes_where_the_client_was_accepted_last() {
+    let mut setup = Setup::begun(NEW).await;
+    let mut request = posted(SESSION, call(1));
+    *request.uri_mut() = "/mcp?key=old".parse().unwrap();
+    let waiting = setup.send(request);
+    let _server = setup.next().await.events();
+    let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
+    let mut back = resumed(SESSION, &last.unwrap());
+    *back.uri_mut() = "/mcp?key=new".parse().unwrap();
+    let waiting = setup.send(back);
+    setup.next().await.json(PONG);
+    drop(in_time(waiting).await.unwrap());
+    let cancel = setup.next().await;
+    assert!(cancel.body.contains("notifications/cancelled"));
+    assert_eq!(cancel.uri, "/mcp?key=new");
+    cancel.status(202);
+}
+
+/// Servers refuse in their JSON-RPC, and gateways with a page to log in.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_has_its_key() {
+    let response = |content_type: &str, body: &str| {
+        http::Response::builder()
+            .header("content-type", content_type)
+            .body(Body::from(body.to_owned()))
+            .unwrap()
+    };
+    let error = PONG.replace(
+        r#""result":{}"#,
+        r#""error":{"code":-32001,"message":"no"}"#,
+    );
+    let without_ping = error.replace("-32001", "-32601");
+    let log = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#;
+    let too_long = format!("{}{PONG}", " ".repeat(64 * 1024));
+    let stream = |message: &str| format!(": hi\n\ndata: {log}\n\ndata: {message}\n\n");
+    for (content_type, body, accepted) in [
+        ("application/json", &*error, false),
+        ("text/event-stream", &stream(&error), false),
+        ("text/event-stream", ": nothing\n\n", false),
+        ("text/html", "<html>log in</html>", false),
+        ("text/html", PONG, false),
+        ("application/json", &too_long, false),
+        ("application/json", PONG, true),
+        ("application/json", &without_ping, true),
+        ("text/event-stream", &stream(PONG), true),
+    ] {
+        let mut setup = Setup::begun(NEW).await;
+        let (client, server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
+        drop(client);
+        let other = with(resumed(SESSION, &last), &[("x-api-key", "other")]);
+        let waiting = setup.send(other);
+        let ping = setup.next().await;
+        ping.answer(response(content_type, body));
+        let mut back = in_time(waiting).await.unwrap();
+        let status = if accepted { 200 } else { 403 };
+        assert_eq!(back.status, status, "{content_type} {body:.100}");
+        if accepted {
+            server.message(&answer(1)).await;
+            assert_eq!(back.event().await.unwrap().data, answer(1));
+        } else {
+            let cancel = setup.next().await;
+            assert_eq!(cancel.headers["x-api-key"], "owner");
+        }
+    }
+}
+
+/// A gateway that never ends its answer does not hold the client up.
+#[tokio::test(start_paused = true)]
+async fn an_answer_to_the_question_who_came_back_that_never_ends_is_a_refusal() {
+    let mut setup = Setup::begun(NEW).await;
+    let (_client, _server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
+    let waiting = setup.resume(&last);
+    let _unended = setup.next().await.events();
+    let back = tokio::time::timeout(Duration::from_secs(11), waiting).await;
+    assert_eq!(back.unwrap().unwrap().status, 403);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_id_of_an_event_tells_nothing_about_the_ids_of_other_streams() {
+    let store = EventStore::new(Limits::default());
+    let session = store.begin(SESSION, Some(NEW)).unwrap();
+    let mut names = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let stream = session.open_standalone().unwrap();
+        stream.prime();
+        stream.end();
+        let body = http_body_util::BodyExt::collect(stream.respond().into_body())
+            .await
+            .unwrap();
+        let text = String::from_utf8(body.to_bytes().into()).unwrap();
+        let id = text
+            .lines()
+            .find_map(|line| line.strip_prefix("id: "))
+            .unwrap();
+        let (name, _) = id.rsplit_once('.').unwrap();
+        let (_, bits) = name.rsplit_once('-').unwrap();
+        assert_eq!(bits.len(), 32, "{id}");
+        // Neighbours share no half.
+        assert!(names.insert(bits[..16].to_owned()) && names.insert(bits[16..].to_owned()));
+        assert_eq!(store.resume(SESSION, id).unwrap().status(), 200);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_id_of_an_earlier_start_of_the_proxy_does_not_go_to_the_server() {
+    let mut earlier = Setup::begun(NEW).await;
+    let (mut client, _server) = earlier.call(1).await;
+    let last = client.event().await.unwrap();
+    let mut setup = Setup::begun(NEW).await;
+    assert_eq!(setup.resumed(&last).await.status, 400);
+    assert!(setup.arrived.is_empty());
+    // An id of the server, or of a proxy in front of another server, is the server's.
+    for id in [
+        "1",
+        "mcp-1",
+        "mcp-00000000-0123456789abcdef0123456789abcdef.1",
+    ] {
+        let _waiting = setup.resume(id);
+        assert_eq!(setup.next().await.headers["last-event-id"], id);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_not_cancelled_while_its_server_is_asked_who_came_back() {
+    let mut setup = Setup::begun(NEW).await;
+    let (client, server, last) = begun(&mut setup, &[("authorization", "old")]).await;
+    drop(client);
+    let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
+    let ping = setup.next().await;
+    // The server is busy with the tool, and answers the question after it.
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert!(setup.arrived.is_empty(), "no cancel");
+    server.message(&answer(1)).await;
+    settle().await;
+    ping.json(PONG);
+    let mut client = in_time(waiting).await.unwrap();
+    assert_eq!(client.event().await.unwrap().data, answer(1));
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_cancelled_after_a_question_that_was_answered_with_no() {
+    let mut setup = Setup::begun(NEW).await;
+    let (client, _server, last) = begun(&mut setup, &[("authorization", "old")]).await;
+    drop(client);
+    let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
+    let ping = setup.next().await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    ping.status(401);
+    assert_eq!(in_time(waiting).await.unwrap().status, 401);
+    let cancel = tokio::time::timeout(Duration::from_secs(30), setup.next())
+        .await
+        .unwrap();
+    assert!(cancel.body.contains("notifications/cancelled"));
+    cancel.status(202);
+    let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+    assert_eq!(setup.outcome().await, orphaned);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cancel_has_the_credentials_that_were_accepted_last() {
+    let mut setup = Setup::begun(NEW).await;
+    let old = [
+        ("authorization", "old"),
+        ("x-old", "1"),
+        ("accept-language", "de"),
+    ];
+    let (client, _server, last) = begun(&mut setup, &old).await;
+    drop(client);
+    let new = [("authorization", "new"), ("cookie", "c")];
+    let waiting = setup.send(with(resumed(SESSION, &last), &new));
+    setup.next().await.json(PONG);
+    drop(in_time(waiting).await.unwrap());
+    // What the server refuses does not count.
+    let waiting = setup.send(with(
+        resumed(SESSION, &last),
+        &[("authorization", "refused")],
+    ));
+    setup.next().await.status(403);
+    assert_eq!(in_time(waiting).await.unwrap().status, 403);
+    let cancel = setup.next().await;
+    assert!(cancel.body.contains("notifications/cancelled"));
+    assert_eq!(cancel.headers["authorization"], "new");
+    assert_eq!(cancel.headers["cookie"], "c");
+    assert!(!cancel.headers.contains_key("x-old"));
+    assert_eq!(cancel.headers["accept-language"], "de");
+    assert_eq!(cancel.headers["mcp-session-id"], SESSION);
+    cancel.status(202);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_of_the_client_has_its_own_credentials() {
+    let mut setup = Setup::begun(NEW).await;
+    let (_client, _server, _last) = begun(&mut setup, &[("authorization", "call")]).await;
+    let _waiting = setup.send(with(
+        posted(SESSION, cancel_of(1)),
+        &[("authorization", "other")],
+    ));
+    let cancel = setup.next().await;
+    assert_eq!(cancel.headers["authorization"], "other");
+}
+
+/// The server cuts its stream, as SEP-1699 allows, and the token of the call expires before the proxy asks for the rest.
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_token_expired_is_sent_back_for_a_fresh_one_and_gets_its_answer() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server, last) = begun(&mut setup, &[("authorization", "old")]).await;
+    server.send("id: up-1\ndata: \n\n").await;
+    drop(server);
+    let poll = setup.next().await;
+    assert_eq!(poll.headers["authorization"], "old");
+    poll.status(401);
+    assert_eq!(client.event().await, None, "it is to come back");
+    // It may not know that its token has expired.
+    let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "old")]));
+    setup.next().await.status(401);
+    assert_eq!(in_time(waiting).await.unwrap().status, 401);
+    let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
+    setup.next().await.json(PONG);
+    let mut client = in_time(waiting).await.unwrap();
+    let poll = setup.next().await;
+    assert_eq!(poll.headers["authorization"], "new");
+    assert_eq!(poll.headers["last-event-id"], "up-1");
+    let server = poll.events();
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(client.rest().await, [answer(1)]);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_refuses_what_it_accepted_is_not_asked_for_ever() {
+    let mut setup = Setup::begun(NEW).await;
+    let (_client, server, last) = begun(&mut setup, &[]).await;
+    server.send("id: up-1\ndata: \n\n").await;
+    drop(server);
+    let mut asked = 0;
+    let last_words = loop {
+        setup.next().await.status(403);
+        asked += 1;
+        settle().await;
+        let waiting = setup.resume(&last);
+        if asked == 3 {
+            setup.next().await.json(PONG);
+            break in_time(waiting).await.unwrap().rest().await;
+        }
+        setup.next().await.json(PONG);
+        drop(in_time(waiting).await.unwrap());
+    };
+    assert!(
+        last_words[0].contains("ended before its answer"),
+        "{last_words:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
+    for is_fast in [true, false] {
+        // It has seen no `initialize`.
+        let mut setup = Setup::with(Limits::default());
+        let request = with(posted(SESSION, call(1)), &[("mcp-protocol-version", NEW)]);
+        let waiting = setup.send(request);
+        let asked = setup.next().await;
+        if !is_fast {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        let server = asked.events();
+        let mut client = in_time(waiting).await.unwrap();
+        let primed = client.event().await.unwrap();
+        assert_eq!(primed.data, "");
+        drop(client);
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert!(setup.arrived.is_empty(), "no cancel at once");
+        server.message(&answer(1)).await;
+        drop(server);
+        assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+        assert_eq!(setup.outcome().await, Outcome::Completed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_its_server_does_not_know_is_not_kept() {
+    let mut setup = Setup::with(Limits::default());
+    let request = with(posted("made-up", call(1)), &[("mcp-protocol-version", NEW)]);
+    let waiting = setup.send(request);
+    setup.next().await.status(404);
+    assert_eq!(in_time(waiting).await.unwrap().status, 404);
+    assert_eq!(setup.store.stats().sessions, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_names_the_call_as_its_client_wrote_it() {
+    for id in ["1.0", "1e2", "-0", "7", "\"a\""] {
+        let mut setup = Setup::begun(NEW).await;
+        let body = format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"slow"}}}}"#
+        );
+        let waiting = setup.post(body);
+        let _server = setup.next().await.events();
+        drop(in_time(waiting).await.unwrap());
+        let cancel = setup.next().await;
+        assert!(
+            cancel.body.contains(&format!(r#""requestId":{id}"#)),
+            "{}",
+            cancel.body
+        );
+        let length: usize = cancel.headers["content-length"]
+            .to_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert_eq!(length, cancel.body.len());
+        cancel.status(202);
+    }
+}

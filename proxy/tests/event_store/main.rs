@@ -1,0 +1,987 @@
+//! The event store between a server that the test controls and the layer that cancels.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
+mod clients;
+mod scripted;
+mod short;
+
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{HeaderMap, Request, Response, header};
+use http_body_util::StreamBody;
+use mcp_cancel_on_disconnect::{CancelReason, Outcome};
+use mcp_cancel_proxy::event_store::{Event as StoreEvent, EventStore, Limits};
+
+use self::scripted::*;
+
+/// Its clients know priming events.
+const NEW: &str = "2025-11-25";
+
+/// Its clients do not.
+const OLD: &str = "2025-06-18";
+
+/// Longer than the grace of a call whose client can resume.
+const PAST_THE_GRACE: Duration = Duration::from_secs(60);
+
+const GONE: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_comes_back_in_time_gets_every_event_once_and_in_order() {
+    let mut setup = Setup::begun(OLD).await;
+    let (mut client, server) = setup.call(1).await;
+    server.progress(1).await;
+    let first = client.event().await.unwrap();
+    drop(client);
+    server.progress(2).await;
+    server.progress(3).await;
+    settle().await;
+    let mut client = setup.resumed(&first).await;
+    assert_eq!(client.event().await.unwrap().data, progress_of(2));
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(client.rest().await, [progress_of(3), answer(1)]);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_comes_back_after_the_end_gets_the_answer() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    assert_eq!(primed.data, "");
+    drop(client);
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+    for _ in 0..2 {
+        assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_the_grace() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+    // Later than the grace, sooner than it is forgotten.
+    tokio::time::sleep(Duration::from_secs(50)).await;
+    assert!(setup.arrived.is_empty(), "no cancel");
+    assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_client_stays_away_is_cancelled_and_its_stream_let_go() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    let gone = tokio::time::Instant::now();
+    let cancel = setup.next().await;
+    assert!(gone.elapsed() >= Duration::from_secs(20), "the grace");
+    assert!(
+        cancel.body.contains("notifications/cancelled"),
+        "{}",
+        cancel.body
+    );
+    assert_eq!(cancel.headers["mcp-session-id"], SESSION);
+    assert!(!server.is_closed());
+    cancel.status(202);
+    let told = tokio::time::Instant::now();
+    in_time(server.closed()).await;
+    let kept = told.elapsed();
+    assert!(
+        kept >= Duration::from_millis(900) && kept < Duration::from_secs(3),
+        "{kept:?}"
+    );
+    let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+    assert_eq!(setup.outcome().await, orphaned);
+    let late = setup.resumed(&primed).await.rest().await;
+    assert!(late[0].contains("-32800"), "{late:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_had_no_event_id_is_gone_at_once() {
+    let mut setup = Setup::begun(OLD).await;
+    let (client, server) = setup.call(1).await;
+    let before = tokio::time::Instant::now();
+    drop(client);
+    let cancel = setup.next().await;
+    assert!(before.elapsed() < Duration::from_secs(1));
+    cancel.status(202);
+    in_time(server.closed()).await;
+    assert_eq!(setup.outcome().await, GONE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_that_come_back_at_once_the_last_reads_on() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    let mut one = setup.resumed(&primed).await;
+    assert_eq!(client.event().await, None, "the first was taken over");
+    let mut two = setup.resumed(&primed).await;
+    assert_eq!(one.event().await, None);
+    // A client whose stream was taken over has not disconnected.
+    tokio::time::sleep(PAST_THE_GRACE).await;
+    assert!(setup.arrived.is_empty());
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(two.rest().await, [answer(1)]);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_comes_back_beside_the_answer_gets_it_once() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    let resume = setup.resume(primed.id.as_deref().unwrap());
+    server.message(&answer(1)).await;
+    drop(server);
+    let mut client = in_time(resume).await.unwrap();
+    assert_eq!(client.rest().await, [answer(1)]);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
+    for error in [true, false] {
+        let mut setup = Setup::begun(OLD).await;
+        let (mut client, server) = setup.call(7).await;
+        server.progress(1).await;
+        if error {
+            server.cut().await
+        } else {
+            drop(server)
+        }
+        let rest = client.rest().await;
+        assert_eq!(rest.len(), 2, "{rest:?}");
+        assert!(
+            rest[1].contains(r#""id":7,"error":{"code":-32603"#),
+            "{rest:?}"
+        );
+        assert_eq!(
+            setup.outcome().await,
+            Outcome::Completed,
+            "its client knows"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    server.send("id: up/1\nretry: 2000\ndata:\n\n").await;
+    server
+        .send(format!("id: up/2\ndata: {}\n\ndata: half", progress_of(1)))
+        .await;
+    server.cut().await;
+    let first = client.event().await.unwrap();
+    assert_eq!(first.data, progress_of(1));
+    assert!(
+        !first.id.unwrap().contains("up/"),
+        "its ids are not the client's"
+    );
+    // It ends two streams more, and refuses once.
+    let resume = setup.next().await;
+    assert_eq!(
+        (resume.method.as_str(), &resume.headers["last-event-id"]),
+        ("GET", &"up/2".parse().unwrap())
+    );
+    assert_eq!(resume.headers[header::ACCEPT], "text/event-stream");
+    assert!(!resume.headers.contains_key(header::CONTENT_TYPE));
+    resume.status(503);
+    let again = setup.next().await.events();
+    again.send("id: up/3\ndata:\n\n").await;
+    drop(again);
+    let resume = setup.next().await;
+    assert_eq!(resume.headers["last-event-id"], "up/3");
+    let again = resume.events();
+    again.message(&answer(1)).await;
+    drop(again);
+    assert_eq!(client.rest().await, [answer(1)]);
+    assert_eq!(
+        setup.resumed(&primed).await.rest().await,
+        [progress_of(1), answer(1)]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_take_its_own_ids_is_asked_three_times() {
+    let mut setup = Setup::begun(OLD).await;
+    let (mut client, server) = setup.call(1).await;
+    server
+        .send(format!("id: up/1\ndata: {}\n\n", progress_of(1)))
+        .await;
+    drop(server);
+    for _ in 0..3 {
+        setup.next().await.status(404);
+    }
+    let rest = client.rest().await;
+    assert!(rest[1].contains("-32603"), "{rest:?}");
+    assert!(setup.arrived.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_progress_drops_the_oldest_and_says_so_and_keeps_the_answer() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    for progress in 0..1_000 {
+        server.progress(progress).await;
+    }
+    server.message(&answer(1)).await;
+    drop(server);
+    settle().await;
+    let text = setup.resumed(&primed).await.text().await;
+    assert!(
+        text.starts_with(": 746 events were dropped here\n\n"),
+        "{}",
+        &text[..200]
+    );
+    assert!(text.contains(&progress_of(999)) && text.contains(&answer(1)));
+    assert_eq!(text.matches("data: ").count(), 255);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_must_be_kept_waits_for_a_client_that_is_there() {
+    let mut setup = Setup::begun(OLD).await;
+    let (mut client, server) = setup.call(1).await;
+    let sent = async {
+        for id in 0..1_000 {
+            server.message(&request_of(id)).await;
+        }
+        server.message(&answer(1)).await;
+    };
+    tokio::pin!(sent);
+    let stuck = tokio::time::timeout(Duration::from_secs(5), &mut sent).await;
+    assert!(stuck.is_err(), "nobody has read");
+    let read = async {
+        for id in 0..1_000 {
+            assert_eq!(client.event().await.unwrap().data, request_of(id));
+        }
+        client.event().await.unwrap().data
+    };
+    let ((), last) = tokio::join!(sent, read);
+    assert_eq!(last, answer(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_must_be_kept_and_has_no_room_ends_the_call_of_a_client_that_is_away() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    for id in 0..255 {
+        server.message(&request_of(id)).await;
+    }
+    settle().await;
+    assert!(!server.is_closed());
+    server.message(&request_of(255)).await;
+    in_time(server.closed()).await;
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest.len(), 256);
+    assert!(rest[255].contains(r#""id":1,"error""#), "{}", rest[255]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_too_large_to_keep_goes_through_to_a_client_that_reads() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    let large = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#,
+        "x".repeat(6 << 20)
+    );
+    let sent = async {
+        server.message(&large).await;
+        drop(server);
+    };
+    let read = async {
+        let seen = client.event().await.unwrap();
+        assert!(seen.id.is_some());
+        assert!(seen.data == large);
+        assert_eq!(client.event().await, None);
+    };
+    tokio::join!(sent, read);
+    // It was not kept. A client that did not get it gets an error.
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest.len(), 1);
+    assert!(rest[0].contains("-32603"), "{rest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_of_some_megabytes_is_kept() {
+    let small = Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    };
+    for (length, limits) in [
+        (1 << 20, Limits::default()),
+        (5 << 19, Limits::default()),
+        (3 << 20, Limits::default()),
+        ((4 << 20) - 1024, Limits::default()),
+        (700_000, small),
+    ] {
+        let mut setup = Setup::begun_with(NEW, limits).await;
+        let (mut client, server) = setup.call(1).await;
+        let primed = client.event().await.unwrap();
+        drop(client);
+        let large = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#,
+            "x".repeat(length)
+        );
+        for piece in [b"data: " as &[u8], large.as_bytes(), b"\r\n\r\n"] {
+            for piece in piece.chunks(100_000) {
+                server.send(piece).await;
+            }
+        }
+        drop(server);
+        assert_eq!(setup.outcome().await, Outcome::Completed);
+        for _ in 0..2 {
+            let rest = setup.resumed(&primed).await.rest().await;
+            assert!(rest == [large.clone()], "{length}: {:.200}", rest[0]);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_event_whose_client_leaves_in_its_middle_ends_the_call_with_an_error() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    let begun = async {
+        server.send("data: ").await;
+        for _ in 0..80 {
+            server.send("x".repeat(100_000)).await;
+        }
+    };
+    {
+        tokio::pin!(begun);
+        let stuck = tokio::time::timeout(Duration::from_secs(5), &mut begun).await;
+        assert!(stuck.is_err());
+    }
+    drop(client);
+    in_time(server.closed()).await;
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest.len(), 1, "nothing of it");
+    assert!(rest[0].contains("-32603"), "{rest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_event_that_the_server_cuts_does_not_spoil_the_error_after_it() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    client.event().await.unwrap();
+    let cut = async {
+        server.send("data: ").await;
+        for _ in 0..80 {
+            server.send("x".repeat(100_000)).await;
+        }
+        server.cut().await;
+    };
+    let read = async {
+        let mut last = None;
+        while let Some(block) = client.block().await {
+            last = Some(block);
+        }
+        last.expect("an error")
+    };
+    let ((), last) = tokio::join!(cut, in_time(read));
+    assert!(
+        last.starts_with("data: {") && last.contains("-32603"),
+        "{}",
+        &last[..last.len().min(100)]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    let other = setup.send(posted("other", call(1)));
+    let other_server = setup.next().await.events();
+    let mut other = in_time(other).await.unwrap();
+    for (status, ends) in [(404, false), (204, true)] {
+        let request = Request::delete("/mcp")
+            .header("mcp-session-id", SESSION)
+            .body(Body::empty())
+            .unwrap();
+        let delete = setup.send(request);
+        setup.next().await.status(status);
+        assert_eq!(
+            in_time(delete).await.unwrap().status,
+            status,
+            "answered as the server did"
+        );
+        settle().await;
+        assert_eq!(server.is_closed(), ends);
+    }
+    let told = client.rest().await;
+    assert!(told[0].contains("the session was deleted"), "{told:?}");
+    assert_eq!(setup.resumed(&primed).await.status, 400);
+    other_server.message(&answer(1)).await;
+    drop(other_server);
+    assert_eq!(other.rest().await, [answer(1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn event_ids_of_other_sessions_and_ids_never_given_are_refused_and_others_pass() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, _server) = setup.call(1).await;
+    let id = client.event().await.unwrap().id.unwrap();
+    let (stream, _) = id.rsplit_once('.').unwrap();
+    for last in [
+        format!("{stream}.1"),
+        format!("{stream}9.0"),
+        format!("{stream}.00"),
+        stream.to_owned(),
+    ] {
+        let refused = in_time(setup.resume(&last)).await.unwrap();
+        assert_eq!(refused.status, 400, "{last}");
+        assert!(refused.text().await.contains("Last-Event-ID"));
+    }
+    let refused = in_time(setup.send(resumed("other", &id))).await.unwrap();
+    assert_eq!(refused.status, 400);
+    for last in ["1/0", "mcp-0123456789abcdef-0.0"] {
+        let waiting = setup.resume(last);
+        let passed = setup.next().await;
+        assert_eq!(passed.headers["last-event-id"], last);
+        passed.status(405);
+        assert_eq!(in_time(waiting).await.unwrap().status, 405);
+    }
+    // No other client took over the stream.
+    assert_eq!(setup.store.stats().resumes, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_of_the_client_lets_the_stream_go_once_the_server_took_it() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    client.event().await.unwrap();
+    for (status, goes) in [(500, false), (202, true)] {
+        let cancel = setup.post(cancel_of(1));
+        setup.next().await.status(status);
+        assert_eq!(in_time(cancel).await.unwrap().status, status);
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        assert_eq!(server.is_closed(), goes);
+    }
+    assert_eq!(client.event().await, None);
+    assert_eq!(setup.outcome().await, Outcome::ClientCancelled);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_cancelled_is_let_go_also_if_the_server_refuses_the_cancel() {
+    for status in [401, 404, 503] {
+        let mut setup = Setup::begun(NEW).await;
+        let empty = setup.store.stats().buffer_bytes;
+        let (mut client, server) = setup.call(1).await;
+        client.event().await.unwrap();
+        // While its client is there, a cancel that is refused changes nothing.
+        let cancel = setup.post(cancel_of(1));
+        setup.next().await.status(status);
+        assert_eq!(in_time(cancel).await.unwrap().status, status);
+        tokio::time::sleep(PAST_THE_GRACE).await;
+        server.progress(1).await;
+        assert_eq!(client.event().await.unwrap().data, progress_of(1));
+        drop(client);
+        let cancel = setup.next().await;
+        assert!(cancel.body.contains("notifications/cancelled"));
+        cancel.status(status);
+        in_time(server.closed()).await;
+        let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+        assert_eq!(setup.outcome().await, orphaned);
+        tokio::time::sleep(Duration::from_secs(65)).await;
+        let stats = setup.store.stats();
+        assert_eq!((stats.streams, stats.buffer_bytes), (0, empty), "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_that_comes_before_the_head_lets_the_stream_go() {
+    // The event store knows one of these sessions. Of the other it learns with the head, and of the cancel from the call's token.
+    for session in [SESSION, "other"] {
+        let mut setup = Setup::begun(OLD).await;
+        let waiting = setup.send(posted(session, call(1)));
+        let arrived = setup.next().await;
+        let cancel = setup.send(posted(session, cancel_of(1)));
+        setup.next().await.status(202);
+        assert_eq!(in_time(cancel).await.unwrap().status, 202);
+        let server = arrived.events();
+        let client = in_time(waiting).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        assert!(server.is_closed(), "{session}");
+        drop(client);
+        tokio::time::sleep(Duration::from_secs(65)).await;
+        assert!(setup.arrived.is_empty(), "no second cancel");
+        assert_eq!(setup.store.stats().streams, 0, "{session}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_never_ends_its_stream_is_let_go_after_the_answer() {
+    let mut setup = Setup::begun(OLD).await;
+    let (mut client, server) = setup.call(1).await;
+    server.message(&answer(1)).await;
+    assert_eq!(client.event().await.unwrap().data, answer(1));
+    in_time(server.closed()).await;
+    assert_eq!(client.event().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let arrived = setup.next().await;
+    let mut client = in_time(waiting).await.unwrap();
+    assert_eq!(client.headers[header::CONTENT_TYPE], "text/event-stream");
+    let primed = client.event().await.unwrap();
+    drop(client);
+    arrived.json("{\"jsonrpc\":\"2.0\",\r\n\"id\":1.0,\"result\":{\"n\":1.0}}\n");
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(
+        rest,
+        [r#"{"jsonrpc":"2.0",  "id":1.0,"result":{"n":1.0}} "#]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let asked = setup.next().await;
+    let mut client = in_time(waiting).await.unwrap();
+    client.event().await.unwrap();
+    asked.json(&format!("\u{feff}{}", answer(1)));
+    assert_eq!(client.rest().await, [answer(1)]);
+}
+
+/// Revision 2025-03-26 lets a server batch its answers.
+#[tokio::test(start_paused = true)]
+async fn a_batch_with_the_answer_is_the_answer() {
+    let batch = format!("[{},{}]", progress_of(1), answer(1));
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    server.message(&batch).await;
+    drop(server);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest, std::slice::from_ref(&batch));
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let asked = setup.next().await;
+    let mut client = in_time(waiting).await.unwrap();
+    client.event().await.unwrap();
+    asked.json(&batch);
+    assert_eq!(client.rest().await, [batch]);
+}
+
+/// Servers mark their streams so to keep compressing middleware off.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
+    let marked = |content_type: &str, body: String| {
+        Response::builder()
+            .header(header::CONTENT_TYPE, content_type)
+            .header(header::CONTENT_ENCODING, "identity")
+            .body(Body::from(body))
+            .unwrap()
+    };
+    let event = format!("data: {}\n\n", answer(1));
+    for (content_type, body) in [
+        ("application/json", answer(1)),
+        ("text/event-stream", event.clone()),
+    ] {
+        let mut setup = Setup::begun(NEW).await;
+        let waiting = setup.post(call(1));
+        let asked = setup.next().await;
+        let mut client = in_time(waiting).await.unwrap();
+        let primed = client.event().await.unwrap();
+        drop(client);
+        asked.answer(marked(content_type, body));
+        assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+    }
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let asked = setup.next().await;
+    asked.answer(marked("text/event-stream", event));
+    let primed = in_time(waiting).await.unwrap().event().await.unwrap();
+    assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_refusal_becomes_an_error_with_what_the_server_said() {
+    let mut setup = Setup::begun(NEW).await;
+    for (body, expected) in [
+        (
+            r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"no","data":1.0}}"#,
+            r#"{"code":-32000,"message":"no","data":1.0}"#,
+        ),
+        ("<html>", "HTTP status 500"),
+        (r#"{"error":"no"}"#, "HTTP status 500"),
+    ] {
+        let waiting = setup.post(call(1));
+        let arrived = setup.next().await;
+        let mut client = in_time(waiting).await.unwrap();
+        arrived.answer(
+            Response::builder()
+                .status(500)
+                .body(Body::from(body))
+                .unwrap(),
+        );
+        let rest = client.rest().await;
+        assert!(
+            rest[1].contains(expected) && rest[1].contains(r#""id":1,"#),
+            "{rest:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_json_that_does_not_answer_the_call_is_handed_on_and_an_error_follows() {
+    let mut setup = Setup::begun(NEW).await;
+    for json in [
+        "",
+        "7",
+        r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700}}"#,
+    ] {
+        let waiting = setup.post(call(1));
+        let arrived = setup.next().await;
+        let mut client = in_time(waiting).await.unwrap();
+        client.event().await.unwrap();
+        arrived.json(json);
+        let mut rest = client.rest().await;
+        let error = rest.pop().unwrap();
+        assert!(error.contains(r#""id":1,"error""#), "{error}");
+        assert_eq!(rest.concat(), json);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fast_answer_passes_as_it_is() {
+    let mut setup = Setup::begun(NEW).await;
+    for (status, media_type) in [
+        (200, "application/json"),
+        (401, "text/event-stream"),
+        (202, "text/plain"),
+    ] {
+        let waiting = setup.post(call(1));
+        let response = Response::builder()
+            .status(status)
+            .header(header::CONTENT_TYPE, media_type)
+            .header("www-authenticate", "Bearer")
+            .body(Body::from("as it is"))
+            .unwrap();
+        setup.next().await.answer(response);
+        let client = in_time(waiting).await.unwrap();
+        assert_eq!(client.status, status);
+        assert_eq!(client.headers["www-authenticate"], "Bearer");
+        assert_eq!(client.text().await, "as it is");
+    }
+    assert_eq!(setup.store.stats().streams, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_head_is_sent_early_to_clients_that_know_no_priming_or_no_events() {
+    let mut setup = Setup::begun(OLD).await;
+    let waiting = setup.post(call(1));
+    let arrived = setup.next().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!waiting.is_finished());
+    arrived.json(&answer(1));
+    assert_eq!(in_time(waiting).await.unwrap().text().await, answer(1));
+
+    let mut setup = Setup::begun(NEW).await;
+    let mut request = posted(SESSION, call(1));
+    request
+        .headers_mut()
+        .insert(header::ACCEPT, "application/json".parse().unwrap());
+    let waiting = setup.send(request);
+    let arrived = setup.next().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!waiting.is_finished());
+    arrived.json(&answer(1));
+    assert_eq!(in_time(waiting).await.unwrap().text().await, answer(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_before_the_head_takes_its_call_along() {
+    let mut setup = Setup::begun(OLD).await;
+    let waiting = setup.post(call(1));
+    let arrived = setup.next().await;
+    waiting.abort();
+    in_time(arrived.given_up()).await;
+    setup.next().await.status(202);
+    assert_eq!(setup.outcome().await, GONE);
+    assert_eq!(setup.store.stats().streams, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_no_call_of_a_session_passes_with_the_ids_of_the_server() {
+    let mut setup = Setup::begun(NEW).await;
+    let events = format!("id: up/1\ndata: {}\n\n", answer(1));
+    let without = Request::post("/mcp").body(Body::from(call(1))).unwrap();
+    let mut newer = posted(SESSION, call(1));
+    newer
+        .headers_mut()
+        .insert("mcp-protocol-version", "2026-07-28".parse().unwrap());
+    let mut twice = posted(SESSION, call(1));
+    twice
+        .headers_mut()
+        .append("mcp-session-id", "b".parse().unwrap());
+    let standalone = Request::get("/mcp")
+        .header("mcp-session-id", SESSION)
+        .body(Body::empty())
+        .unwrap();
+    let batch = posted(SESSION, format!("[{}]", call(1)));
+    for request in [without, newer, twice, standalone, batch] {
+        let waiting = setup.send(request);
+        let server = setup.next().await.events();
+        let client = in_time(waiting).await.unwrap();
+        server.send(&events).await;
+        drop(server);
+        assert_eq!(client.text().await, events);
+    }
+    assert_eq!(setup.store.stats().streams, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_with_trailers_or_that_is_marked_as_not_compressed_can_be_resumed() {
+    let trailers = HeaderMap::from_iter([(header::EXPIRES, header::HeaderValue::from_static("0"))]);
+    let frames = [
+        Ok::<_, std::io::Error>(http_body::Frame::data(call(1).into())),
+        Ok(http_body::Frame::trailers(trailers)),
+    ];
+    let body = StreamBody::new(futures_util::stream::iter(frames));
+    let with_trailers = posted(SESSION, "").map(|_| Body::new(body));
+    let mut marked = posted(SESSION, call(1));
+    let identity = header::HeaderValue::from_static("identity");
+    marked
+        .headers_mut()
+        .insert(header::CONTENT_ENCODING, identity);
+    for request in [with_trailers, marked] {
+        let mut setup = Setup::begun(NEW).await;
+        let waiting = setup.send(request);
+        let asked = setup.next().await;
+        assert_eq!(asked.body, call(1));
+        let server = asked.events();
+        let primed = in_time(waiting).await.unwrap().event().await.unwrap();
+        server.message(&answer(1)).await;
+        drop(server);
+        assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_bodies_pass_byte_for_byte_however_large() {
+    let mut setup = Setup::begun(NEW).await;
+    let large = format!(
+        r#"{{"id":1,"method":"a","params":"{}"}}"#,
+        "x".repeat(5 << 20)
+    );
+    for body in [
+        "",
+        "no json",
+        "{\"id\" : 1e2 ,\n\"method\":\"a\\u0062\", \"x\":1.0}",
+        &large,
+    ] {
+        let frames: Vec<Result<bytes::Bytes, std::io::Error>> = body
+            .as_bytes()
+            .chunks(100_001)
+            .map(|piece| Ok(bytes::Bytes::copy_from_slice(piece)))
+            .collect();
+        let request =
+            posted(SESSION, "").map(|_| Body::from_stream(futures_util::stream::iter(frames)));
+        let waiting = setup.send(request);
+        let arrived = setup.next().await;
+        assert!(arrived.body == body);
+        arrived.status(202);
+        assert_eq!(in_time(waiting).await.unwrap().status, 202);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_comes_back_with_another_authorization_is_judged_by_the_server() {
+    let mut setup = Setup::begun(NEW).await;
+    let authorized = |mut request: Request<Body>, token: &str| {
+        request
+            .headers_mut()
+            .insert(header::AUTHORIZATION, token.parse().unwrap());
+        request
+    };
+    let waiting = setup.send(authorized(posted(SESSION, call(1)), "a"));
+    let server = setup.next().await.events();
+    let mut client = in_time(waiting).await.unwrap();
+    let last = client.event().await.unwrap().id.unwrap();
+    let waiting = setup.send(resumed(SESSION, &last));
+    let ping = setup.next().await;
+    assert!(ping.body.contains(r#""method":"ping""#));
+    ping.status(401);
+    assert_eq!(in_time(waiting).await.unwrap().status, 401);
+    let waiting = setup.send(authorized(resumed(SESSION, &last), "b"));
+    let ping = setup.next().await;
+    assert_eq!(ping.headers[header::AUTHORIZATION], "b");
+    ping.json(r#"{"jsonrpc":"2.0","id":"mcp-cancel-proxy","result":{}}"#);
+    let mut fresh = in_time(waiting).await.unwrap();
+    let mut same = in_time(setup.send(authorized(resumed(SESSION, &last), "b")))
+        .await
+        .unwrap();
+    assert_eq!(fresh.event().await, None);
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(same.rest().await, [answer(1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_room_a_call_has_no_ids_and_a_hang_up_cancels_it_at_once() {
+    let limits = Limits {
+        bytes: 3_000,
+        ..Limits::default()
+    };
+    let mut setup = Setup::begun_with(NEW, limits).await;
+    let (client, server) = setup.call(1).await;
+    drop(client);
+    let before = tokio::time::Instant::now();
+    setup.next().await.status(202);
+    assert!(before.elapsed() < Duration::from_secs(1));
+    in_time(server.closed()).await;
+    let (client, server) = setup.call(2).await;
+    server.message(&answer(2)).await;
+    drop(server);
+    assert_eq!(client.text().await, format!("data: {}\n\n", answer(2)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_whose_client_has_everything_make_room_for_others() {
+    let limits = Limits {
+        bytes: 60_000,
+        ..Limits::default()
+    };
+    let mut setup = Setup::begun_with(NEW, limits).await;
+    for id in 0..100 {
+        let (mut client, server) = setup.call(id).await;
+        server.message(&answer(id)).await;
+        drop(server);
+        let rest = client.rest().await;
+        assert_eq!(
+            rest,
+            ["".to_owned(), answer(id)],
+            "primed, so there was room"
+        );
+        assert!(setup.store.stats().buffer_bytes <= limits.bytes);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_are_forgotten_a_minute_after_their_end_and_give_everything_back() {
+    let mut setup = Setup::begun(NEW).await;
+    let empty = setup.store.stats().buffer_bytes;
+    let mut last = None;
+    for id in 0..10 {
+        let (mut client, server) = setup.call(id).await;
+        last = client.event().await;
+        if id % 2 == 0 {
+            drop(client);
+        }
+        server.message(&answer(id)).await;
+    }
+    settle().await;
+    assert_eq!(setup.store.stats().streams, 10);
+    tokio::time::sleep(Duration::from_secs(65)).await;
+    assert_eq!(setup.store.stats().streams, 0);
+    assert_eq!(setup.store.stats().buffer_bytes, empty);
+    assert_eq!(setup.resumed(&last.unwrap()).await.status, 400);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_everything_is_dropped_no_task_and_no_byte_is_left() {
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    let before = tasks();
+    let mut setup = Setup::begun(NEW).await;
+    let mut streams = Vec::new();
+    for id in 0..5 {
+        let (mut client, server) = setup.call(id).await;
+        client.event().await.unwrap();
+        server.progress(1).await;
+        streams.push((client, server));
+    }
+    let server = streams.pop().unwrap().1;
+    server.message(&answer(4)).await;
+    drop(server);
+    setup.outcome().await;
+    let clients: Vec<_> = streams
+        .into_iter()
+        .map(|(client, server)| (drop(server), client))
+        .collect();
+    settle().await;
+    drop(clients);
+    let store = setup.into_event_store();
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(store.stats().streams, 0);
+    store.close(SESSION);
+    assert_eq!(store.stats().buffer_bytes, 0);
+    drop(store);
+    settle().await;
+    assert_eq!(tasks(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_for_no_call_and_is_full_says_so_once_in_the_log() {
+    let (log, lines) = std::sync::mpsc::channel();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || Log(log.clone()));
+    let _on_this_thread = tracing::subscriber::set_default(subscriber.finish());
+    let limits = Limits {
+        events: 1,
+        ..Limits::default()
+    };
+    let store = EventStore::new(limits);
+    let session = store.begin(SESSION, None).unwrap();
+    let stream = session.open_standalone().unwrap();
+    let json = br#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+    let mut refused = 0;
+    for _ in 0..10 {
+        let pushed = stream.push(StoreEvent::message(json, None)).await;
+        refused += usize::from(pushed.is_err());
+    }
+    assert_eq!(refused, 9);
+    assert_eq!(lines.try_iter().count(), 1);
+}
+
+/// Where lines are logged.
+struct Log(std::sync::mpsc::Sender<()>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        // No client reads after the test.
+        let _ = self.0.send(());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

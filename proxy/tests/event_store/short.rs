@@ -1,0 +1,347 @@
+//! Without room: which events are dropped first, and which are kept.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::Outcome;
+use mcp_cancel_proxy::event_store::Limits;
+
+use crate::{NEW, scripted::*};
+
+fn log_of(size: usize) -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/message","params":{{"level":"info","data":"{}"}}}}"#,
+        "x".repeat(size)
+    )
+}
+
+fn large_answer(id: u32, size: usize) -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"result":{{"text":"{}"}}}}"#,
+        "x".repeat(size)
+    )
+}
+
+/// Its connection breaks before the client has received more than the first event.
+#[tokio::test(start_paused = true)]
+async fn a_question_of_the_server_is_not_lost_with_the_connection() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    server.message(&request_of(7)).await;
+    for count in 0..300 {
+        let updated = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"x:{count}"}}}}"#
+        );
+        server.message(&updated).await;
+        client.some().await;
+    }
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+    drop(client);
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest[0], request_of(7));
+    assert_eq!(rest[rest.len() - 1], answer(1));
+}
+
+/// Calls fill the limit of a session with log lines; then an answer arrives.
+#[tokio::test(start_paused = true)]
+async fn log_lines_go_before_an_answer_whatever_its_length() {
+    for size in [1_000, 20_000] {
+        let mut setup = Setup::begun(NEW).await;
+        let mut calls = Vec::new();
+        for id in 1..11 {
+            let (mut client, server) = setup.call(id).await;
+            let primed = client.event().await.unwrap();
+            drop(client);
+            calls.push((primed, server));
+        }
+        for (_, server) in &calls {
+            for _ in 0..300 {
+                server.message(&log_of(1_900)).await;
+            }
+        }
+        settle().await;
+        let (primed, server) = calls.remove(0);
+        let whole = large_answer(1, size);
+        server.message(&whole).await;
+        drop(server);
+        settle().await;
+        let rest = setup.resumed(&primed).await.rest().await;
+        let last = rest.last().unwrap();
+        assert!(*last == whole, "{size}: {last:.200}");
+        assert_eq!(setup.outcome().await, Outcome::Completed);
+    }
+}
+
+/// A log line that is as long as what is read without room, almost.
+#[tokio::test(start_paused = true)]
+async fn a_log_line_of_three_kilobytes_is_read_where_there_is_no_room() {
+    let limits = Limits {
+        session_bytes: 9_200,
+        ..Limits::default()
+    };
+    let mut setup = Setup::begun_with(NEW, limits).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    server.message(&log_of(3_000)).await;
+    settle().await;
+    assert!(!server.is_closed(), "the call goes on");
+    drop(primed);
+}
+
+/// A log line that is longer than what is read without room.
+#[tokio::test(start_paused = true)]
+async fn a_log_line_for_which_there_is_no_room_does_not_end_its_call() {
+    let limits = Limits {
+        session_bytes: 20_000,
+        ..Limits::default()
+    };
+    let mut setup = Setup::begun_with(NEW, limits).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    server.message(&log_of(40_000)).await;
+    settle().await;
+    assert!(!server.is_closed(), "the call goes on");
+    server.message(&answer(1)).await;
+    drop(server);
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest.last(), Some(&answer(1)));
+}
+
+/// The client takes a part of a log line that is too large to keep, and disconnects.
+#[tokio::test(start_paused = true)]
+async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    let large = log_of(6 << 20);
+    let sent = async {
+        server.message(&large).await;
+        server.message(&answer(1)).await;
+    };
+    let left = async {
+        client.some().await;
+        drop(client);
+    };
+    tokio::join!(sent, left);
+    drop(server);
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest, [answer(1)]);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+}
+
+/// A request of the server that is too large to keep.
+fn large_request() -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","id":9,"method":"sampling/createMessage","params":"{}"}}"#,
+        "x".repeat(6 << 20)
+    )
+}
+
+/// Such a request, then a cut.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let large = large_request();
+    let sent = async {
+        server.send(format!("id: up-1\ndata: {large}\n\n")).await;
+        server.cut().await;
+    };
+    let read = async {
+        assert_eq!(client.event().await.unwrap().data, "");
+        assert!(client.event().await.unwrap().data == large);
+    };
+    tokio::join!(sent, read);
+    let again = tokio::time::timeout(Duration::from_secs(40), setup.arrived.recv());
+    let again = again
+        .await
+        .expect("the server is asked for the rest")
+        .unwrap();
+    assert_eq!(again.headers["last-event-id"], "up-1");
+    let server = again.events();
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(client.rest().await, [answer(1)]);
+}
+
+/// The same for a server without event ids: the client gets an error.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let large = large_request();
+    let sent = async {
+        server.send(format!("data: {large}\n\n")).await;
+        server.cut().await;
+    };
+    let read = async {
+        assert_eq!(client.event().await.unwrap().data, "");
+        assert!(client.event().await.unwrap().data == large);
+        client.rest().await
+    };
+    let ((), rest) = tokio::join!(sent, read);
+    assert!(
+        rest.last()
+            .is_some_and(|last| last.contains("ended before its answer")),
+        "{rest:?}"
+    );
+}
+
+/// Its server never ends the stream of a call that it has answered.
+#[tokio::test(start_paused = true)]
+async fn the_stream_of_an_answer_too_large_to_keep_is_let_go() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let large = large_answer(1, 6 << 20);
+    let read = async {
+        client.event().await.unwrap();
+        client.event().await.unwrap()
+    };
+    let ((), seen) = tokio::join!(server.message(&large), read);
+    assert!(seen.data == large);
+    drop(client);
+    let closed = tokio::time::timeout(Duration::from_secs(600), server.closed());
+    closed.await.expect("it is let go ten minutes later");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gap_is_counted_once_its_stream_is_forgotten() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    for progress in 0..300 {
+        server.progress(progress).await;
+    }
+    server.message(&answer(1)).await;
+    drop(server);
+    settle().await;
+    setup.resumed(&primed).await.rest().await;
+    assert_eq!(setup.store.stats().gaps, 0);
+    tokio::time::sleep(Duration::from_secs(65)).await;
+    assert_eq!(setup.store.stats().gaps, 1);
+}
+
+#[tokio::test]
+async fn an_event_store_has_room_for_its_maximum_of_sessions() {
+    let limits = Limits {
+        sessions: 5_000,
+        bytes: 1 << 30,
+        ..Limits::default()
+    };
+    let store = mcp_cancel_proxy::event_store::EventStore::new(limits);
+    for number in 0..5_000 {
+        let session = store.begin(&format!("{number:032x}"), Some(NEW));
+        let session = session.unwrap_or_else(|| panic!("no room for session {number}"));
+        session.open_standalone().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_has_room_for_a_thousand_calls_that_can_be_resumed() {
+    let mut setup = Setup::begun(NEW).await;
+    let mut calls = Vec::new();
+    for id in 0..1_024 {
+        let (mut client, server) = setup.call(id).await;
+        let primed = client.event().await.unwrap();
+        assert_eq!(primed.data, "", "call {id}");
+        drop(client);
+        calls.push((primed, server));
+    }
+    for (id, (primed, server)) in (0..).zip(calls) {
+        server.message(&answer(id)).await;
+        drop(server);
+        assert_eq!(setup.resumed(&primed).await.rest().await, [answer(id)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_were_hung_up_and_cancelled_leave_their_room_to_others() {
+    let limits = Limits {
+        streams: 100,
+        bytes: 1_000_000,
+        ..Limits::default()
+    };
+    let mut setup = Setup::begun_with(NEW, limits).await;
+    for round in 0..5 {
+        let begun = tokio::time::Instant::now();
+        let mut servers = Vec::new();
+        for id in 0..100 {
+            let (mut client, server) = setup.call(round * 100 + id).await;
+            assert_eq!(client.event().await.unwrap().data, "", "{round} {id}");
+            drop(client);
+            servers.push(server);
+        }
+        for _ in 0..100 {
+            let cancel = setup.next().await;
+            assert!(cancel.body.contains("notifications/cancelled"));
+            cancel.status(202);
+        }
+        // Servers need not end the streams of cancelled calls.
+        for server in &servers {
+            in_time(server.closed()).await;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_deletes_its_session_is_told_and_gets_an_answer_that_had_come() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut open, _server) = setup.call(1).await;
+    let (mut answered, server) = setup.call(2).await;
+    server.message(&answer(2)).await;
+    drop(server);
+    settle().await;
+    let delete = http::Request::delete("/mcp").header("mcp-session-id", SESSION);
+    let waiting = setup.send(delete.body(axum::body::Body::empty()).unwrap());
+    setup.next().await.status(200);
+    assert_eq!(in_time(waiting).await.unwrap().status, 200);
+    let told = open.rest().await;
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[1].contains(r#""id":1,"error""#), "{told:?}");
+    assert_eq!(answered.rest().await, ["".to_owned(), answer(2)]);
+    drop((open, answered));
+    assert_eq!(setup.store.stats().buffer_bytes, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_not_quite_right_has_no_second_one() {
+    for line in [
+        r#"{"jsonrpc":"2.0","id":"1","result":{}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#,
+        r#"{"jsonrpc":"2.0","id":1,"result":{"a":NaN}}"#,
+    ] {
+        let mut setup = Setup::begun(NEW).await;
+        let (mut client, server) = setup.call(1).await;
+        server.message(line).await;
+        drop(server);
+        assert_eq!(client.rest().await, ["", line]);
+        assert_eq!(setup.outcome().await, Outcome::Completed);
+        // The same of an answer in JSON that is slow.
+        let waiting = setup.post(call(1));
+        let asked = setup.next().await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        asked.json(line);
+        assert_eq!(in_time(waiting).await.unwrap().rest().await, ["", line]);
+    }
+}
+
+/// The client has a stream of the proxy by then, in which nothing can be compressed.
+#[tokio::test(start_paused = true)]
+async fn a_compressed_answer_that_is_slow_ends_its_call_with_an_error_that_says_why() {
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let asked = setup.next().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let response = http::Response::builder()
+        .header("content-type", "application/json")
+        .header("content-encoding", "gzip");
+    asked.answer(response.body(axum::body::Body::from("x")).unwrap());
+    let rest = in_time(waiting).await.unwrap().rest().await;
+    assert!(rest[1].contains("is compressed"), "{rest:?}");
+}

@@ -1,0 +1,164 @@
+//! The event store: what it keeps for clients that left.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{Request, Response, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use mcp_cancel_proxy::event_store::{EventStore, Limits, Resumable};
+use tower::{Service, ServiceExt, service_fn};
+
+use crate::{MEMORY, alone};
+
+const SESSIONS: usize = 40;
+const CALLS: usize = 40;
+const BUFFER: usize = 8 << 20;
+
+/// What the test itself may hold for a call: its request, its client and its server.
+const OF_THE_TEST: usize = 1 << 10;
+
+/// What the server sends for each call: progress, requests of its own, and the answer, 100 kB in all. Every stream shares
+/// the same bytes.
+fn frames() -> Vec<Bytes> {
+    let event = |json: String| Bytes::from(format!("data: {json}\n\n"));
+    let padding = |size| "x".repeat(size);
+    let mut frames = Vec::new();
+    for number in 0..100 {
+        frames.push(event(format!(
+            r#"{{"method":"notifications/progress","params":{{"message":"{}"}}}}"#,
+            padding(200)
+        )));
+        if number % 10 == 0 {
+            frames.push(event(format!(
+                r#"{{"id":{number},"method":"sampling/createMessage","params":"{}"}}"#,
+                padding(4_000)
+            )));
+        }
+    }
+    frames.push(event(format!(
+        r#"{{"id":1,"result":"{}"}}"#,
+        padding(40_000)
+    )));
+    frames
+}
+
+#[test]
+fn what_is_kept_for_clients_that_left_is_never_more_than_the_buffer() {
+    alone(kept);
+}
+
+async fn kept() {
+    let frames: Arc<[Bytes]> = frames().into();
+    let server = service_fn(move |_: Request<Body>| {
+        let body = futures_util::stream::unfold((frames.clone(), 0), async |(frames, at)| {
+            tokio::task::yield_now().await;
+            let frame = frames.get(at)?.clone();
+            Some((Ok::<_, Infallible>(Frame::data(frame)), (frames, at + 1)))
+        });
+        let response = Response::builder()
+            .header(header::CONTENT_TYPE, "text/event-stream")
+            .body(Body::new(StreamBody::new(body)))
+            .unwrap();
+        std::future::ready(Ok::<_, Infallible>(response))
+    });
+    let limits = Limits {
+        bytes: BUFFER,
+        retention: Duration::from_millis(100),
+        ..Limits::default()
+    };
+    let store = EventStore::new(limits);
+    let service = Resumable::new(server, store.clone());
+    // Once, for what stays allocated.
+    client(service.clone(), "first").await;
+    MEMORY.reset_peak_usage();
+    let before = MEMORY.current_usage();
+    let mut clients = tokio::task::JoinSet::new();
+    for session in 0..SESSIONS {
+        let session = session.to_string();
+        store.begin(&session, Some("2025-11-25"));
+        for _ in 0..CALLS {
+            let service = service.clone();
+            let session = session.clone();
+            clients.spawn(async move { client(service, &session).await });
+        }
+    }
+    let mut kept = 0;
+    while clients.join_next().await.is_some() {
+        kept = kept.max(store.stats().buffer_bytes);
+        assert!(kept <= BUFFER);
+    }
+    let most = MEMORY.peak_usage() - before;
+    let may = BUFFER + SESSIONS * CALLS * OF_THE_TEST;
+    println!("{kept} bytes counted at most, {most} allocated, {may} may be");
+    assert!(kept > BUFFER / 2, "it was a flood: {kept}");
+    assert!(most <= may, "{most} of {may}");
+    while store.stats().streams > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for session in 0..SESSIONS {
+        store.close(&session.to_string());
+    }
+    store.close("first");
+    assert_eq!(store.stats().buffer_bytes, 0);
+}
+
+/// Calls, reads a little, and disconnects.
+async fn client<S>(service: S, session: &str)
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    let request = Request::post("/")
+        .header("mcp-session-id", session)
+        .body(Body::from(r#"{"id":1,"method":"tools/call"}"#))
+        .unwrap();
+    let response = service.oneshot(request).await.unwrap();
+    let first = response.into_body().frame().await;
+    first.expect("an event").expect("no error");
+}
+
+#[test]
+fn long_ids_of_events_are_counted() {
+    alone(ids);
+}
+
+/// Every stream stays open in the middle of an event, after ids that are as long as they may be.
+async fn ids() {
+    let id = "x".repeat(512);
+    let begun =
+        format!("id: {id}\ndata: {{\"method\":\"notifications/progress\"}}\n\nid: {id}\nid: {id}");
+    let begun = Bytes::from(begun);
+    let server = service_fn(move |_: Request<Body>| {
+        let first = futures_util::stream::iter([Ok::<_, Infallible>(Frame::data(begun.clone()))]);
+        let body = futures_util::StreamExt::chain(first, futures_util::stream::pending());
+        let response = Response::builder()
+            .header(header::CONTENT_TYPE, "text/event-stream")
+            .body(Body::new(StreamBody::new(body)))
+            .unwrap();
+        std::future::ready(Ok::<_, Infallible>(response))
+    });
+    let limits = Limits {
+        bytes: BUFFER,
+        ..Limits::default()
+    };
+    let store = EventStore::new(limits);
+    let service = Resumable::new(server, store.clone());
+    MEMORY.reset_peak_usage();
+    let before = MEMORY.current_usage();
+    for session in 0..4 {
+        let session = session.to_string();
+        store.begin(&session, Some("2025-11-25"));
+        for _ in 0..500 {
+            client(service.clone(), &session).await;
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let (kept, most) = (store.stats().buffer_bytes, MEMORY.peak_usage() - before);
+    println!(
+        "{kept} bytes counted, {most} allocated, {} streams",
+        store.stats().streams
+    );
+    assert!(kept > BUFFER / 2, "it was a flood: {kept}");
+    assert!(most <= BUFFER + BUFFER / 4, "{most} of {BUFFER}");
+}

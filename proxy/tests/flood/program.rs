@@ -1,0 +1,263 @@
+//! The whole proxy, in front of either kind of server: half of the clients left, and the others do not read.
+
+use std::{
+    ffi::OsString,
+    fs,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use mcp_cancel_proxy::{Proxy, config::Config};
+use test_support::{
+    Connection, Mcp,
+    body::{BodyDecoder, Decoded},
+    head, within,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    time::sleep,
+};
+
+use crate::{MEMORY, alone};
+
+const MIB: usize = 1024 * 1024;
+const BUFFER: usize = 16 * MIB;
+
+/// What connections and the work on them may take besides.
+const BESIDES: usize = BUFFER / 4;
+
+const SESSIONS: usize = 10;
+const CALLS: usize = 4;
+
+/// For each call.
+const EVENTS: usize = 64;
+
+const EVENT: usize = 16 * 1024;
+
+/// Of a client that does not read, so that the kernel keeps little for it.
+const SMALL: u32 = 4 * 1024;
+
+/// Time without progress after which the flood has ended: there is no event for it.
+const STILL: Duration = Duration::from_secs(1);
+
+/// A server over HTTP that answers each call with the flood.
+struct Server {
+    addr: SocketAddr,
+    written: Arc<AtomicUsize>,
+}
+
+/// A file with the flood, for a server on stdin and stdout. Its drop removes the file.
+struct File(PathBuf);
+
+#[test]
+fn what_is_kept_is_never_much_more_than_the_buffer_in_front_of_a_server_over_http() {
+    alone(async || {
+        let server = Server::start().await;
+        let url = format!("http://{}/mcp", server.addr);
+        let grown = flooded(&["--buffer=16MiB", "--upstream", &url], &server.written).await;
+        assert!(grown > BUFFER / 2, "it was a flood: {grown}");
+        assert!(grown <= BUFFER + BESIDES, "{grown}");
+    });
+}
+
+#[test]
+fn where_nothing_is_kept_a_flood_takes_little() {
+    alone(async || {
+        let server = Server::start().await;
+        let url = format!("http://{}/mcp", server.addr);
+        let grown = flooded(&["--no-resumable", "--upstream", &url], &server.written).await;
+        let written = server.written.load(Ordering::Relaxed);
+        assert!(written > BUFFER / 2, "it was a flood: {written}");
+        assert!(grown <= BESIDES, "{grown}");
+    });
+}
+
+#[test]
+fn what_is_kept_is_never_much_more_than_the_buffer_in_front_of_a_command() {
+    alone(async || {
+        let file = File::of_the_flood();
+        let result = r#"{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"s","version":"0"}}"#;
+        // `initialize`, its notification, and then calls, whose tokens are 1 and so on.
+        let script = format!(
+            r#"read -r line; id=${{line#*\"id\":}}; id=${{id%%,*}}; id=${{id%%\}}*}}
+            printf '{{"jsonrpc":"2.0","id":%s,"result":%s}}\n' "$id" '{result}'
+            read -r line; token=0
+            while read -r line; do token=$((token + 1)); sed "s/TOKEN/$token/" '{}'; done"#,
+            file.0.display()
+        );
+        let options = ["--buffer=16MiB", "--", "sh", "-c", &script];
+        let grown = flooded(&options, &AtomicUsize::new(0)).await;
+        assert!(grown > BUFFER / 2, "it was a flood: {grown}");
+        assert!(grown <= BUFFER + BESIDES, "{grown}");
+    });
+}
+
+/// By how much the memory of the proxy, and of this test, grew at most. `written` is by the server.
+async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
+    let own = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
+    let options = own.iter().chain(options).map(OsString::from);
+    let proxy = Proxy::bind(Config::read(options).unwrap()).await.unwrap();
+    let addr = proxy.local_addr().unwrap();
+    let served = tokio::spawn(proxy.serve(std::future::pending()));
+    // For what stays allocated.
+    let _first = session(addr).await;
+    MEMORY.reset_peak_usage();
+    let before = MEMORY.current_usage();
+    let mut clients = Vec::new();
+    // Before the flood, in which a command refuses more of them.
+    let mut sessions = Vec::new();
+    for _ in 0..SESSIONS {
+        sessions.push(session(addr).await);
+    }
+    for session in &sessions {
+        for number in 1..=CALLS {
+            let mut client = Connection::open_with_receive_buffer(addr, SMALL).await;
+            let call = format!(
+                r#"{{"jsonrpc":"2.0","id":{number},"method":"tools/call","params":{{"name":"flood","_meta":{{"progressToken":{number}}}}}}}"#
+            );
+            client.send(&session.post_request(call)).await;
+            client.head().await;
+            if number % 2 == 0 {
+                clients.push(client);
+            }
+        }
+    }
+    let over = async {
+        loop {
+            let moved = || (MEMORY.peak_usage(), written.load(Ordering::Relaxed));
+            let before = moved();
+            sleep(STILL).await;
+            if moved() == before {
+                return;
+            }
+        }
+    };
+    within("the end of the flood", over).await;
+    let grown = MEMORY.peak_usage() - before;
+    println!("{} KiB", grown / 1024);
+    served.abort();
+    grown
+}
+
+async fn session(addr: SocketAddr) -> Mcp {
+    Mcp::stateless(addr, "/mcp")
+        .version("2025-11-25")
+        .connect()
+        .await
+}
+
+/// One event, as JSON.
+fn progress(token: &str) -> String {
+    let padding = "x".repeat(EVENT);
+    format!(
+        r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":1,"message":"{padding}"}}}}"#
+    )
+}
+
+// === impl Server ===
+
+impl Server {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let event = format!("data: {}\n\n", progress("1"));
+        let chunk = Bytes::from(format!("{:x}\r\n{event}\r\n", event.len()));
+        let written = Arc::new(AtomicUsize::new(0));
+        let all = written.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let answering = answer(stream, chunk.clone(), all.clone());
+                tokio::spawn(answering);
+            }
+        });
+        Self { addr, written }
+    }
+}
+
+/// Answers one request. `None` if its client disconnects before the end.
+async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) -> Option<()> {
+    let mut received = BytesMut::new();
+    let (_, headers) = loop {
+        match head::take(&mut received) {
+            Some(head) => break head,
+            None => stream
+                .read_buf(&mut received)
+                .await
+                .ok()
+                .filter(|read| *read > 0)?,
+        };
+    };
+    let (mut decoder, mut body) = (BodyDecoder::announced(&headers), Vec::new());
+    loop {
+        match decoder.decode(&mut received) {
+            Decoded::Data(data) => body.extend_from_slice(&data),
+            Decoded::End => break,
+            Decoded::More => {
+                stream
+                    .read_buf(&mut received)
+                    .await
+                    .ok()
+                    .filter(|read| *read > 0)?;
+            }
+        }
+    }
+    let message: serde_json::Value = serde_json::from_slice(&body).ok()?;
+    let id = message.get("id").cloned().unwrap_or_default();
+    let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
+    match message.get("method")?.as_str()? {
+        "initialize" => {
+            static NEXT: AtomicUsize = AtomicUsize::new(0);
+            let session = NEXT.fetch_add(1, Ordering::Relaxed);
+            let body = format!(
+                r#"{{"jsonrpc":"2.0","id":{id},"result":{{"protocolVersion":"2025-11-25","capabilities":{{}},"serverInfo":{{"name":"s","version":"0"}}}}}}"#
+            );
+            let head = format!(
+                "{head}mcp-session-id: {session}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            stream.write_all((head + &body).as_bytes()).await.ok()
+        }
+        "tools/call" => {
+            let head = format!(
+                "{head}content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).await.ok()?;
+            for _ in 0..EVENTS {
+                stream.write_all(&chunk).await.ok()?;
+                written.fetch_add(chunk.len(), Ordering::Relaxed);
+            }
+            // It never answers.
+            stream.read_u8().await.ok().map(drop)
+        }
+        _ => {
+            let head = "HTTP/1.1 202 Accepted\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+            stream.write_all(head.as_bytes()).await.ok()
+        }
+    }
+}
+
+// === impl File ===
+
+impl File {
+    fn of_the_flood() -> Self {
+        let name = format!("mcp-cancel-proxy-flood-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let line = progress("TOKEN") + "\n";
+        fs::write(&path, line.repeat(EVENTS)).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // It may have been removed already.
+        let _removed = fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,412 @@
+//! Disconnects, as the server sees them.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use serde_json::Value;
+
+use crate::support::*;
+
+/// The cancel that the server is sent next, which it takes.
+async fn cancel_of(upstream: &Upstream) -> Value {
+    let cancel = upstream.asked().await;
+    let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
+    assert_eq!(message["method"], "notifications/cancelled");
+    assert_eq!(cancel.headers["mcp-session-id"], "s");
+    assert_eq!(cancel.headers["host"], upstream.addr.to_string());
+    cancel.answer("202 Accepted", "").await;
+    message["params"]["requestId"].clone()
+}
+
+#[tokio::test]
+async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    client.fin();
+    asked.gone().await;
+    proxy.calls_reach(0).await;
+    assert!(!upstream.has_more().await, "nothing is injected");
+}
+
+#[tokio::test]
+async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    asked.chunk("data: 1\n\n").await;
+    client.head().await;
+    client.event().await.expect("an event");
+    client.rst();
+    asked.gone().await;
+    proxy.calls_reach(0).await;
+    assert!(!upstream.has_more().await, "nothing is injected");
+}
+
+#[tokio::test]
+async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut connection = H2::open(proxy.addr).await;
+    let left = connection.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    let mut stays = connection.send(&stateless_call("2")).await;
+    let other = upstream.asked().await;
+    left.reset();
+    asked.gone().await;
+    other.answer("200 OK", "{}").await;
+    assert_eq!(stays.head().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_session_call_without_a_head_is_cancelled() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    client.fin();
+    assert_eq!(cancel_of(&upstream).await, 1);
+    asked.gone().await;
+}
+
+#[tokio::test]
+async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable", "--grace=100ms"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("\"a\"")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    asked.chunk("id: x\ndata: \n\n").await;
+    client.head().await;
+    client.event().await.expect("an event");
+    client.fin();
+    asked.gone().await;
+    assert_eq!(cancel_of(&upstream).await, "a");
+    proxy.calls_reach(0).await;
+}
+
+#[tokio::test]
+async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
+    for option in ["--exempt=work", "--tool-grace=work=always=1h"] {
+        let upstream = Upstream::start().await;
+        let proxy =
+            Running::before(&upstream, &["--no-resumable", "--grace=immediate", option]).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        client.head().await;
+        client.fin();
+        asked.gone().await;
+        while proxy.calls.detached() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(proxy.calls.len(), 1, "{option}");
+        assert!(!upstream.has_more().await, "{option}");
+    }
+}
+
+/// To a server without sessions the end of the connection is the cancel.
+#[tokio::test]
+async fn what_runs_on_without_a_session_keeps_its_connection_to_the_end() {
+    for option in ["--exempt=work", "--tool-grace=work=never", "--grace=never"] {
+        for has_head in [false, true] {
+            let upstream = Upstream::start().await;
+            let proxy = Running::before(&upstream, &[option]).await;
+            let mut client = Connection::open(proxy.addr).await;
+            client.send(&stateless_call("1")).await;
+            let mut asked = upstream.asked().await;
+            if has_head {
+                asked.stream().await;
+                client.head().await;
+            }
+            client.fin();
+            // Of a call without a head the layer sees the last here.
+            while proxy.calls.len() > proxy.calls.detached() {
+                tokio::task::yield_now().await;
+            }
+            if !has_head {
+                asked.stream().await;
+            }
+            // More than the buffers between hold: the proxy reads.
+            for _ in 0..64 {
+                asked
+                    .chunk(&format!(": {}\n\n", "x".repeat(64 * 1024)))
+                    .await;
+            }
+            asked
+                .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
+                .await;
+            asked.end().await;
+            proxy.calls_reach(0).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_runs_on_without_a_session_reaches_its_client_as_it_is() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--exempt=work"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let asked = upstream.asked().await;
+    assert!(asked.body().contains("work"), "{}", asked.body());
+    asked.answer("200 OK", "{}").await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, &*reply.body), (200, &b"{}"[..]));
+    proxy.calls_reach(0).await;
+}
+
+#[tokio::test]
+async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--exempt=other"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    client.fin();
+    asked.gone().await;
+    proxy.calls_reach(0).await;
+}
+
+#[tokio::test]
+async fn a_timeout_closes_the_connection_of_what_runs_on() {
+    let upstream = Upstream::start().await;
+    let options = ["--exempt=work", "--call-timeout=1s"];
+    let proxy = Running::before(&upstream, &options).await;
+    let mut client = Connection::open(proxy.addr).await;
+    let begun = Instant::now();
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    client.fin();
+    asked.gone().await;
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    proxy.calls_reach(0).await;
+}
+
+/// A time is for clients that can resume, and no call without event ids has such a client.
+#[tokio::test]
+async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_does() {
+    for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, &["--no-resumable", grace]).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        client.head().await;
+        client.fin();
+        asked.gone().await;
+        if is_kept {
+            while proxy.calls.detached() == 0 {
+                tokio::task::yield_now().await;
+            }
+        } else {
+            assert_eq!(cancel_of(&upstream).await, 1);
+        }
+        proxy.calls_reach(usize::from(is_kept)).await;
+    }
+}
+
+#[tokio::test]
+async fn clients_are_asked_to_come_back_within_a_quarter_of_the_grace() {
+    let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}"#;
+    for (options, retry) in [
+        (&[][..], "retry: 3000\n"),
+        (&["--grace=1h"], "retry: 3000\n"),
+        (&["--grace=4s"], "retry: 1000\n"),
+        (&["--grace=always=2s"], "retry: 500\n"),
+        (
+            &["--grace=immediate", "--tool-grace=other=6s"],
+            "retry: 1500\n",
+        ),
+    ] {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, options).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&post(initialize)).await;
+        let head = "200 OK\r\nmcp-session-id: s\r\ncontent-type: application/json";
+        upstream.asked().await.answer(head, "{}").await;
+        client.reply().await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        client.head().await;
+        let first = client.data().await.expect("an event");
+        assert!(
+            first.starts_with(retry.as_bytes()),
+            "{options:?}: {first:?}"
+        );
+    }
+}
+
+/// To JavaScript 9007199254740993 is 9007199254740992, which may be another call.
+#[tokio::test]
+async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_cancelled() {
+    for options in [
+        &["--grace=immediate"][..],
+        &["--grace=immediate", "--no-resumable"],
+    ] {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, options).await;
+        let (mut clients, mut requested_revision) = (Vec::new(), Vec::new());
+        for id in ["9007199254740993", "-9007199254740992", "9007199254740991"] {
+            let mut client = Connection::open(proxy.addr).await;
+            client.send(&session_call(id)).await;
+            let mut asked = upstream.asked().await;
+            asked.stream().await;
+            client.head().await;
+            clients.push(client);
+            requested_revision.push(asked);
+        }
+        for client in clients {
+            client.fin();
+        }
+        assert_eq!(cancel_of(&upstream).await, 9_007_199_254_740_991_u64);
+        while proxy.calls.detached() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!upstream.has_more().await, "{options:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable", "--call-timeout=100ms"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let _asked = upstream.asked().await;
+    let reply = client.reply().await.json();
+    assert_eq!(
+        (&reply["id"], &reply["error"]["code"]),
+        (&1.into(), &(-32001).into())
+    );
+    assert_eq!(cancel_of(&upstream).await, 1);
+}
+
+#[tokio::test]
+async fn a_silent_server_gives_its_client_a_stream_to_wait_on() {
+    let upstream = Upstream::start().await;
+    let options = [
+        "--no-resumable",
+        "--commit-after=250ms",
+        "--keep-alive=100ms",
+    ];
+    let proxy = Running::before(&upstream, &options).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let asked = upstream.asked().await;
+    assert!(client.head().await.is_event_stream());
+    assert!(
+        matches!(client.item().await, Some(SseItem::Comment(_))),
+        "a probe"
+    );
+    let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    asked
+        .answer("200 OK\r\ncontent-type: application/json", answer)
+        .await;
+    assert_eq!(client.event().await.expect("the answer").data, answer);
+}
+
+/// The upstream sheds load, then closes the connection without an answer.
+#[tokio::test]
+async fn a_cancel_that_the_server_does_not_take_at_once_is_sent_again() {
+    for options in [&[][..], &["--no-resumable"]] {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, options).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let _asked = upstream.asked().await;
+        client.fin();
+        upstream
+            .asked()
+            .await
+            .answer("503 Service Unavailable", "")
+            .await;
+        drop(upstream.asked().await);
+        assert_eq!(cancel_of(&upstream).await, 1, "{options:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_that_the_server_refuses_is_sent_once() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let _asked = upstream.asked().await;
+    client.fin();
+    upstream.asked().await.answer("401 Unauthorized", "").await;
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    assert!(!upstream.has_more().await);
+}
+
+/// Its connection is closed, and that cancels it.
+#[tokio::test]
+async fn a_call_without_a_session_shows_no_grace() {
+    for option in ["--grace=1h", "--tool-grace=work=1h"] {
+        for is_older in [true, false] {
+            let upstream = Upstream::start().await;
+            let proxy = Running::before(&upstream, &[option]).await;
+            let mut client = Connection::open(proxy.addr).await;
+            let request = if is_older {
+                post(&call("1")).header("mcp-protocol-version", "2025-11-25")
+            } else {
+                // Of this revision no request is in a session.
+                stateless_call("1").header("mcp-session-id", "s")
+            };
+            client.send(&request).await;
+            let mut asked = upstream.asked().await;
+            asked.stream().await;
+            asked.chunk("data: 1\n\n").await;
+            client.head().await;
+            client.event().await.expect("an event");
+            client.fin();
+            asked.gone().await;
+            proxy.calls_reach(0).await;
+        }
+    }
+}
+
+/// For longer than the 30 s after which the kernel once gave such a client up.
+#[tokio::test]
+#[ignore = "takes 35 s"]
+async fn a_client_that_does_not_read_is_still_there_if_the_stall_timeout_allows_it() {
+    let options = [["--stall-timeout", "off"], ["--stall-timeout", "10m"]];
+    let waits = options.map(async |options| {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, &options).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&stateless_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        // More than the client's receive buffer and what is unsent in the proxy's socket.
+        let event = format!("data: {}\n\n", "x".repeat(1 << 20));
+        let (client, ()) = tokio::join!(
+            async {
+                tokio::time::sleep(std::time::Duration::from_secs(35)).await;
+                proxy.calls_reach(1).await;
+                client.head().await;
+                client.event().await.expect("the event");
+                client
+            },
+            asked.chunk(&event)
+        );
+        let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+        asked.chunk(&format!("data: {answer}\n\n")).await;
+        asked.end().await;
+        let mut client = client;
+        assert_eq!(client.answer().await.expect("the answer")["id"], 1);
+    });
+    futures_util::future::join_all(waits).await;
+}

@@ -1,0 +1,300 @@
+//! The program at its whole job, in front of either kind of server.
+
+use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use crate::support::*;
+
+/// A revision whose clients support priming events.
+const PRIMED: &str = "2025-11-25";
+
+/// The program in front of the scripted server, and what that writes down.
+struct Started {
+    program: Program,
+    addr: SocketAddr,
+    client: Mcp,
+    notes: Notes,
+}
+
+/// The log of the scripted server. Its drop removes the file.
+struct Notes(PathBuf);
+
+// === impl Started ===
+
+impl Started {
+    async fn with(name: &str, options: &[&str], of_server: &[&str]) -> Self {
+        let notes = Notes::new(name);
+        let path = notes.0.to_str().expect("text");
+        let server = env!("CARGO_BIN_EXE_mcp-cancel-proxy");
+        let mut args = vec!["--listen=127.0.0.1:0"];
+        args.extend(options);
+        args.extend(["--", server, "scripted-server", "--notes", path]);
+        args.extend(of_server);
+        let mut program = Program::start(Program::command(&args));
+        let addr = program.addr();
+        let client = Mcp::stateless(addr, "/mcp").version(PRIMED).connect().await;
+        Self {
+            program,
+            addr,
+            client,
+            notes,
+        }
+    }
+
+    /// The text that a tool returns.
+    async fn text(&self, tool: &str) -> String {
+        let mut call = self.client.call("text", tool, json!({})).await;
+        let answer = call.answer().await.expect("an answer");
+        let text = answer["result"]["content"][0]["text"].as_str();
+        text.expect("text").to_owned()
+    }
+
+    /// The process of the session, and one that it started.
+    async fn processes(&self) -> [Pid; 2] {
+        [self.text("pid").await, self.text("fork").await].map(|pid| {
+            let pid = pid.parse().expect("a number");
+            Pid::from_raw(pid).expect("a process")
+        })
+    }
+
+    /// Calls the tool that works, and waits until it does. The id is that of the first event.
+    async fn work(&self, seconds: u32) -> (Connection, String) {
+        let arguments = json!({ "seconds": seconds, "label": "it" });
+        let mut call = self.client.call(7, "work", arguments).await;
+        assert_eq!(call.head().await.status, 200);
+        let first = call.event().await.expect("an event");
+        self.notes.reach("started it").await;
+        (call, first.id.expect("an id"))
+    }
+}
+
+// === impl Notes ===
+
+impl Notes {
+    fn new(name: &str) -> Self {
+        let name = format!("mcp-cancel-proxy-{}-{name}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn have(&self, what: &str) -> bool {
+        fs::read_to_string(&self.0).is_ok_and(|text| text.contains(what))
+    }
+
+    async fn reach(&self, what: &str) {
+        let reached = async {
+            // There is no event for it.
+            while !self.have(what) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        within(what, reached).await;
+    }
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        // There may be none.
+        let _removed = fs::remove_file(&self.0);
+    }
+}
+
+/// Waits until processes do not exist any more. An ended one may wait for the init process to reap it.
+async fn gone(processes: &[Pid]) {
+    let is_there = |pid: &Pid| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
+        let is_zombie = stat.is_ok_and(|stat| stat.contains(") Z "));
+        !is_zombie && test_kill_process(*pid).is_ok()
+    };
+    let all_gone = async {
+        while processes.iter().any(is_there) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within("the processes to be gone", all_gone).await;
+}
+
+#[tokio::test]
+async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_hang_up() {
+    let started = Started::with("hangs-up", &["--grace=300ms"], &[]).await;
+    let (call, _) = started.work(60).await;
+    let left = Instant::now();
+    call.rst();
+    started.notes.reach("cancelled it").await;
+    assert!(left.elapsed() >= Duration::from_millis(300));
+}
+
+#[tokio::test]
+async fn a_client_of_a_command_that_comes_back_gets_its_answer() {
+    let started = Started::with("comes-back", &[], &[]).await;
+    let (call, last) = started.work(1).await;
+    call.fin();
+    let answer = started.client.resume(&last).await.answer().await;
+    let answer = answer.expect("an answer");
+    assert_eq!(answer["id"], 7);
+    assert!(answer["result"].is_object(), "{answer}");
+
+    let (call, last) = started.work(1).await;
+    call.rst();
+    started.notes.reach("finished it").await;
+    let answer = started.client.resume(&last).await.answer().await;
+    assert_eq!(answer.expect("an answer")["id"], 7, "it comes late");
+    assert!(!started.notes.have("cancelled"));
+}
+
+#[tokio::test]
+async fn the_calls_of_a_command_that_is_killed_end_with_an_error_and_clients_begin_anew() {
+    let started = Started::with("killed", &[], &[]).await;
+    let processes = started.processes().await;
+    let (mut call, _) = started.work(60).await;
+    kill_process(processes[0], Signal::KILL).expect("it runs");
+    let error = call.answer().await.expect("an error");
+    assert_eq!(
+        (&error["id"], &error["error"]["code"]),
+        (&7.into(), &(-32000).into())
+    );
+    let said = error["error"]["message"].as_str().expect("text");
+    assert!(said.contains("signal 9"), "{said}");
+    gone(&processes).await;
+    assert_eq!(started.client.notify("ping", json!({})).await, 404);
+    let mut again = Mcp::session(started.addr, "/mcp")
+        .await
+        .call(1, "pid", json!({}))
+        .await;
+    assert!(again.answer().await.expect("an answer")["result"].is_object());
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_program_and_all_that_it_started_in_time() {
+    let started = Started::with("signal", &["--drain=300ms"], &["--stubborn"]).await;
+    let processes = started.processes().await;
+    let (mut call, _) = started.work(60).await;
+    let mut open = Vec::new();
+    for _ in 0..10 {
+        open.push(started.client.listen().await);
+    }
+    open.push(
+        started
+            .client
+            .call(8, "work", json!({ "seconds": 60, "ignores_cancel": true }))
+            .await,
+    );
+    let begun = Instant::now();
+    started.program.signal(Signal::TERM);
+    let error = call.answer().await.expect("an error");
+    assert_eq!(
+        (&error["id"], &error["error"]["code"]),
+        (&7.into(), &(-32800).into())
+    );
+    started.notes.reach("cancelled it").await;
+    let (status, logged) = started.program.ended().await;
+    assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
+    assert!(status.success(), "{logged}");
+    gone(&processes).await;
+}
+
+#[tokio::test]
+async fn a_second_signal_kills_all_that_the_program_started() {
+    let mut started = Started::with("second", &["--drain=1h"], &["--stubborn"]).await;
+    let processes = started.processes().await;
+    let (_call, _) = started.work(60).await;
+    started.program.signal(Signal::INT);
+    while !started.program.line().contains("waiting up to") {}
+    started.program.signal(Signal::INT);
+    let (status, logged) = started.program.ended().await;
+    assert!(status.success(), "{logged}");
+    gone(&processes).await;
+}
+
+#[tokio::test]
+async fn a_command_is_found_at_its_path_only() {
+    let started = Started::with("path", &[], &[]).await;
+    for path in ["/", "/mcp/", "/.well-known/oauth-protected-resource"] {
+        let reply = Connection::fetch(started.addr, &Request::new("GET", path)).await;
+        assert_eq!(reply.status, 404, "{path}");
+    }
+}
+
+/// The program in front of an upstream that keeps nothing, in the session "s".
+async fn before(upstream: &Upstream, options: &[&str]) -> (Program, Mcp) {
+    let url = format!("http://{}/mcp", upstream.addr);
+    let mut args = vec!["--listen=127.0.0.1:0", "--upstream", &url];
+    args.extend(options);
+    let mut program = Program::start(Program::command(&args));
+    let addr = program.addr();
+    let connecting = Mcp::stateless(addr, "/mcp").version(PRIMED).connect();
+    let serving = async {
+        let initialize = upstream.asked().await;
+        let result = r#"{"jsonrpc":"2.0","id":"initialize","result":{}}"#;
+        let head = "200 OK\r\ncontent-type: application/json\r\nmcp-session-id: s";
+        initialize.answer(head, result).await;
+        upstream.asked().await.answer("202 Accepted", "").await;
+    };
+    let (client, ()) = tokio::join!(connecting, serving);
+    (program, client)
+}
+
+/// A call that the upstream has, and the id of the event that begins its stream.
+async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String, Asked) {
+    let mut call = client.call(id, "work", json!({})).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    assert_eq!(call.head().await.status, 200);
+    let first = call.event().await.expect("an event");
+    (call, first.id.expect("an id"), asked)
+}
+
+#[tokio::test]
+async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_hang_up() {
+    let upstream = Upstream::start().await;
+    let (_program, client) = before(&upstream, &["--grace=300ms"]).await;
+    let (call, _, mut asked) = call(&upstream, &client, 7).await;
+    let left = Instant::now();
+    call.rst();
+    let cancel = upstream.asked().await;
+    assert!(left.elapsed() >= Duration::from_millis(300));
+    let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
+    assert_eq!(message["method"], "notifications/cancelled");
+    assert_eq!(message["params"]["requestId"], 7);
+    assert_eq!(cancel.headers["mcp-session-id"], "s");
+    cancel.answer("202 Accepted", "").await;
+    // Its stream would stay open for ever.
+    asked.gone().await;
+}
+
+#[tokio::test]
+async fn a_client_of_an_upstream_that_keeps_nothing_comes_back_and_gets_its_answer() {
+    let upstream = Upstream::start().await;
+    let (_program, client) = before(&upstream, &[]).await;
+    let (call, last, mut asked) = call(&upstream, &client, 7).await;
+    call.rst();
+    let mut back = client.resume(&last).await;
+    assert_eq!(back.head().await.status, 200);
+    let answer = r#"{"jsonrpc":"2.0","id":7,"result":{"a":1.0}}"#;
+    asked.chunk(&format!("data: {answer}\n\n")).await;
+    asked.end().await;
+    assert_eq!(back.answer_event().await.expect("the answer").data, answer);
+
+    let mut late = client.resume(&last).await;
+    assert_eq!(late.head().await.status, 200);
+    assert_eq!(late.answer_event().await.expect("the answer").data, answer);
+    assert!(!upstream.has_more().await, "it hears of none of this");
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_program_in_front_of_an_upstream_with_streams_open() {
+    let upstream = Upstream::start().await;
+    let (program, client) = before(&upstream, &["--drain=300ms"]).await;
+    let (mut open, _, _asked) = call(&upstream, &client, 7).await;
+    let (left, _, _asked) = call(&upstream, &client, 8).await;
+    left.rst();
+    let begun = Instant::now();
+    program.signal(Signal::TERM);
+    let error = open.answer().await.expect("an error");
+    assert_eq!(error["error"]["code"], -32800);
+    let (status, logged) = program.ended().await;
+    assert!(status.success(), "{logged}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
+}
