@@ -8,11 +8,10 @@ use std::{
 };
 
 use crate::{
-    cluster::{Cluster, join},
+    cluster::{Cluster, Options, join},
     directory::{DirectoryError, MemoryDirectory, RedisAddress, RedisDirectory},
     filter::PeersFilter,
     ids::{Incarnation, Owner},
-    turned_away::CLIENT_BACKOFF,
     wire::{InvalidSecret, Secret},
 };
 
@@ -24,7 +23,7 @@ pub struct ClusterBuilder {
     advertised: Option<String>,
     secret: Option<String>,
     also_accepted: Option<String>,
-    client_backoff: Duration,
+    options: Options,
     filter: PeersFilter,
 }
 
@@ -74,7 +73,7 @@ impl fmt::Debug for ClusterBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterBuilder")
             .field("advertised", &self.advertised)
-            .field("client_backoff", &self.client_backoff)
+            .field("options", &self.options)
             .finish_non_exhaustive()
     }
 }
@@ -86,7 +85,7 @@ impl ClusterBuilder {
             advertised: None,
             secret: None,
             also_accepted: None,
-            client_backoff: CLIENT_BACKOFF,
+            options: Options::default(),
             filter: PeersFilter::default(),
         }
     }
@@ -240,7 +239,24 @@ impl ClusterBuilder {
     /// assert!(format!("{builder:?}").contains("client_backoff: 5s"));
     /// ```
     pub fn client_backoff(mut self, longest: Duration) -> Self {
-        self.client_backoff = longest;
+        self.options.client_backoff = longest;
+        self
+    }
+
+    /// Refuses requests of the sessions of this instance while its lease may have lapsed.
+    ///
+    /// The lease may have lapsed when the directory has not answered for 6 s. By default such requests are served. Another instance that
+    /// reaches the directory may claim a session meanwhile, and then both serve it until the directory answers again. With this option
+    /// these requests get 503 with `Retry-After`. A call that has begun goes on.
+    ///
+    /// ```
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    ///
+    /// let builder = Cluster::in_memory(&MemoryDirectory::default()).require_lease();
+    /// assert!(format!("{builder:?}").contains("requires_lease: true"));
+    /// ```
+    pub fn require_lease(mut self) -> Self {
+        self.options.requires_lease = true;
         self
     }
 
@@ -273,13 +289,13 @@ impl ClusterBuilder {
             incarnation: Incarnation::random(),
         };
         let secret = self.accepted().map_err(|_| What::Secret)?;
-        let backoff = self.client_backoff;
+        let options = self.options;
         match self.engine {
-            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret, backoff)),
+            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret, options)),
             Engine::Redis(address) => {
                 let directory = RedisDirectory::new(&address).map_err(What::Engine)?;
                 directory.inspect().await.map_err(What::Engine)?;
-                Ok(join(me, directory, self.filter, secret, backoff))
+                Ok(join(me, directory, self.filter, secret, options))
             }
         }
     }

@@ -41,7 +41,7 @@ use crate::{
     router::Router,
     sessions::Sessions,
     store::ClusterStore,
-    turned_away::TurnedAway,
+    turned_away::{CLIENT_BACKOFF, TurnedAway},
     wire::Secret,
 };
 
@@ -329,15 +329,33 @@ impl Drop for Shared {
     }
 }
 
+/// What the operator of an instance may set.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Options {
+    /// See [`ClusterBuilder::client_backoff`](crate::ClusterBuilder::client_backoff).
+    pub(crate) client_backoff: Duration,
+    /// See [`ClusterBuilder::require_lease`](crate::ClusterBuilder::require_lease).
+    pub(crate) requires_lease: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            client_backoff: CLIENT_BACKOFF,
+            requires_lease: false,
+        }
+    }
+}
+
 /// Everything that an instance is, over any directory.
 pub(crate) fn join(
     me: Owner,
     directory: impl Directory,
     filter: PeersFilter,
     secret: Secret,
-    client_backoff: Duration,
+    options: Options,
 ) -> Cluster {
-    join_over(Network::Tcp, me, directory, filter, secret, client_backoff)
+    join_over(Network::Tcp, me, directory, filter, secret, options)
 }
 
 /// [`join`] over any network.
@@ -348,13 +366,13 @@ pub(crate) fn join_over(
     directory: impl Directory,
     filter: PeersFilter,
     secret: Secret,
-    client_backoff: Duration,
+    options: Options,
 ) -> Cluster {
     meter::describe();
     let directory = Limited::new(directory);
     let (sessions, lost) = Sessions::new(me.incarnation);
     let closers = Closers::default();
-    let turned_away = Arc::new(TurnedAway::new(client_backoff));
+    let turned_away = Arc::new(TurnedAway::new(options.client_backoff));
     let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
     let heart = Heart::new(
         me,
@@ -362,6 +380,7 @@ pub(crate) fn join_over(
         sessions.clone(),
         turned_away.clone(),
         answers.clone(),
+        options.requires_lease,
     );
     let router = Arc::new(Router {
         me,

@@ -83,6 +83,7 @@ impl Heart {
         sessions: Arc<Sessions>,
         turned_away: Arc<TurnedAway>,
         answers: Arc<Answers>,
+        requires_lease: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
             me,
@@ -90,7 +91,7 @@ impl Heart {
             sessions,
             turned_away,
             answers,
-            soundness: Mutex::new(Soundness::new()),
+            soundness: Mutex::new(Soundness::new(requires_lease)),
             away: WarnRarely::default(),
             unwritten: WarnRarely::default(),
             leave: Notify::new(),

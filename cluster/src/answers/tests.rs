@@ -5,14 +5,13 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::{
-    cluster::{Cluster, join},
+    cluster::{Cluster, Options, join},
     directory::{
         Directory as _, MemoryDirectory,
         contract::instance,
         faulty::{Fault, Faulty},
     },
     filter::PeersFilter,
-    turned_away::CLIENT_BACKOFF,
     wire::Secret,
 };
 
@@ -48,7 +47,7 @@ impl Instance {
                 directory.clone(),
                 PeersFilter::default(),
                 secret,
-                CLIENT_BACKOFF,
+                Options::default(),
             ),
             directory,
             life: me.incarnation,

@@ -10,7 +10,7 @@
 //! 4. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
 //! 5. While the lease lasts no other instance claims a session. If it may have lapsed, because this process stood still or
 //!    because heartbeats were not answered, each session is verified before it serves anything new ([`Lapse`]). While
-//!    heartbeats are made and fail, sessions are served: there availability has precedence.
+//!    heartbeats are made and fail, sessions are served: there availability has precedence, unless the lease is required.
 
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub(super) struct Soundness {
     late_from: Option<Instant>,
     /// `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
+    /// Nothing new is served while the lease may have lapsed, also if heartbeats are made.
+    requires_lease: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +74,7 @@ pub(super) struct Todo {
 // === impl Soundness ===
 
 impl Soundness {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(requires_lease: bool) -> Self {
         Self {
             phase: Phase::Away {
                 must_write_all: true,
@@ -83,6 +85,7 @@ impl Soundness {
             owed: None,
             late_from: None,
             lapse: None,
+            requires_lease,
         }
     }
 
@@ -100,6 +103,9 @@ impl Soundness {
     pub(super) fn lapse(&self, now: Instant) -> Option<Lapse> {
         if self.has_stood_still(now) {
             return Some(Lapse::by_stop(now));
+        }
+        if self.requires_lease && self.beat.is_some() && !self.is_fresh(now) {
+            return Some(Lapse::by_failures(now));
         }
         self.lapse
     }

@@ -36,7 +36,7 @@ impl Instance {
         let turned_away = Arc::new(TurnedAway::new(Duration::ZERO));
         let directory = Limited::new(link.clone());
         let answers = Answers::new(directory.clone());
-        let heart = Heart::new(me, directory, sessions.clone(), turned_away, answers);
+        let heart = Heart::new(me, directory, sessions.clone(), turned_away, answers, false);
         let task = tokio::spawn(heart.clone().run());
         Self {
             me,

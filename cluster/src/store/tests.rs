@@ -44,6 +44,7 @@ impl Instance {
             sessions.clone(),
             Arc::new(TurnedAway::new(Duration::ZERO)),
             Answers::new(directory.clone()),
+            false,
         );
         Self {
             me,

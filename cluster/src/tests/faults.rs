@@ -20,6 +20,7 @@ use super::{
     steps::{all_else, directory, echo, status},
 };
 use crate::{
+    cluster::Options,
     directory::{
         LEASE, MemoryDirectory,
         contract::owner_of,
@@ -126,6 +127,37 @@ async fn an_owner_that_stood_still_for_less_than_its_lease_goes_on() {
     assert!(a.routing().heart.may_serve(mcp.session_id().unwrap()));
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
     heart.abort();
+}
+
+/// The directory does not answer for longer than a lease lasts.
+#[tokio::test]
+async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_required() {
+    for requires_lease in [false, true] {
+        let directory = directory();
+        let options = Options {
+            requires_lease,
+            ..Options::default()
+        };
+        let setup = Setup {
+            options,
+            ..Setup::default()
+        };
+        let a = setup.start(&directory).await;
+        a.settles().await;
+        let mcp = a.session().await;
+        let mut call = held(&a, &mcp, 1, "begun").await;
+        directory.set(Fault::Fails);
+        pass(LEASE - BEAT).await;
+        assert_eq!(status(&mcp, 2).await, 200);
+        pass(2 * BEAT).await;
+        let expected = if requires_lease { 503 } else { 200 };
+        assert_eq!(status(&mcp, 3).await, expected);
+        a.witness.release("begun");
+        assert_eq!(call.answer().await.unwrap()["id"], 1);
+        directory.set(Fault::None);
+        pass(2 * BEAT).await;
+        assert_eq!(echo(&mcp, 4).await, 4);
+    }
 }
 
 #[tokio::test]

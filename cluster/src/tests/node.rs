@@ -21,13 +21,12 @@ use tower_service::Service as _;
 
 use super::fake::nobody_at;
 use crate::{
-    cluster::{Cluster, join},
+    cluster::{Cluster, Options, join},
     directory::{LEASE, faulty::Faulty},
     filter::PeersFilter,
     heart::SETTLED,
     ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
     router::Router as Routing,
-    turned_away::CLIENT_BACKOFF,
     wire::Secret,
 };
 
@@ -57,6 +56,7 @@ pub(super) struct Setup {
     pub(super) secret: &'static str,
     pub(super) also_accepts: Option<&'static str>,
     pub(super) filter: PeersFilter,
+    pub(super) options: Options,
     /// Whether the service has the cluster as its session store.
     pub(super) is_stored: bool,
     #[allow(clippy::type_complexity, reason = "it is what `Tools::on_start` takes")]
@@ -73,6 +73,7 @@ impl Default for Setup {
             secret: SECRET,
             also_accepts: None,
             filter: PeersFilter::default(),
+            options: Options::default(),
             is_stored: true,
             on_start: None,
         }
@@ -90,7 +91,7 @@ impl Setup {
         if let Some(other) = self.also_accepts {
             secret = secret.also_accept(other).unwrap();
         }
-        let cluster = join(me, directory.clone(), self.filter, secret, CLIENT_BACKOFF);
+        let cluster = join(me, directory.clone(), self.filter, secret, self.options);
         let witness = Witness::new();
         let mut tools = Tools::new(&witness);
         if let Some(on_start) = self.on_start {

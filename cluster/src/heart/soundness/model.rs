@@ -58,7 +58,7 @@ impl History {
 proptest! {
     #[test]
     fn it_is_sound_as_it_is_defined(steps in vec(step(), 0..60)) {
-        let mut soundness = Soundness::new();
+        let mut soundness = Soundness::new(false);
         let mut history = History::default();
         let mut now = Instant::now();
         let mut last: Option<(Instant, u8)> = None;

@@ -6,7 +6,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A soundness, some time after a heartbeat in a run of the engine that found everything as it was left.
 fn after(time: Duration) -> (Soundness, Instant) {
-    let (mut soundness, begun) = (Soundness::new(), Instant::now());
+    let (mut soundness, begun) = (Soundness::new(false), Instant::now());
     soundness.begins(begun);
     soundness.has_no_lease();
     soundness.answered(begun, EngineRun::new("run"));

@@ -17,12 +17,11 @@ use super::{
     weather::Weather,
 };
 use crate::{
-    cluster::{Cluster, join_over},
+    cluster::{Cluster, Options, join_over},
     directory::faulty::Faulty,
     filter::PeersFilter,
     ids::{Incarnation, Owner},
     network::Network,
-    turned_away::CLIENT_BACKOFF,
     wire::Secret,
 };
 
@@ -81,7 +80,7 @@ impl Node {
                 directory,
                 PeersFilter::default(),
                 secret,
-                CLIENT_BACKOFF,
+                Options::default(),
             );
             let app = app(&cluster, id, &around.watcher);
             let listener = around.net.listen(id, machine, address);

@@ -64,6 +64,7 @@ impl Living {
             sessions.clone(),
             Arc::new(TurnedAway::new(Duration::ZERO)),
             Answers::new(directory.clone()),
+            false,
         );
         for id in 0..sessions_here {
             let id = id.to_string();
