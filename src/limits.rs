@@ -75,7 +75,7 @@ impl Limits {
     /// KiB. The first that is kept of a session counts another 0.8 KiB. An answer that is too large for this
     /// limit, or for that of its session, is not kept. When there is no room, the answers go first whose client was connected
     /// when they came, and then those that a client may still come for, which
-    /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) reports. The sessions that hold the most give first, and each
+    /// [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) reports. The sessions that hold the most give first, and each
     /// gives its oldest.
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;

@@ -117,7 +117,7 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, Unreadable>) {
                 call.protocol_version().map(str::to_owned),
             )),
             Event::Ended { outcome, .. } => reported.ended.push(*outcome),
-            Event::Unwatched { why, .. } => reported.unknown = Some(*why),
+            Event::UnparsedBody { why, .. } => reported.unknown = Some(*why),
             _ => panic!("{event:?}"),
         }
     });

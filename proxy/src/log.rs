@@ -162,7 +162,7 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
                 None => log_call!(call, cause, "client gone, its call runs on"),
             }
         }
-        Event::Unwatched { why, .. } => {
+        Event::UnparsedBody { why, .. } => {
             let Some(what) = unwatched(*why) else {
                 return;
             };

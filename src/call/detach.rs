@@ -16,7 +16,7 @@ use crate::call::CancelReason;
 ///         eprintln!("the client of {} does not read", call.request_id());
 ///     }
 /// });
-/// assert_eq!(DetachCause::HungUp.to_string(), "hung up");
+/// assert_eq!(DetachCause::Disconnected.to_string(), "disconnected");
 /// # drop(layer);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ use crate::call::CancelReason;
 pub enum DetachCause {
     /// The client closed its connection, or reset its stream: hyper let go of the response, or failed to
     /// read the request.
-    HungUp,
+    Disconnected,
     /// The kernel reported that the connection is gone while hyper did not read from it, see `WatchedListener` (feature
     /// `socket`).
     PeerGone,
@@ -64,7 +64,7 @@ impl DetachCause {
     /// Why a call is cancelled that does not wait for its client.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
-            Self::HungUp | Self::PeerGone | Self::Stalled => CancelReason::ClientDisconnected,
+            Self::Disconnected | Self::PeerGone | Self::Stalled => CancelReason::ClientDisconnected,
             Self::EndedByServer => CancelReason::Orphaned,
             Self::ResponseDropped => CancelReason::ResponseDropped,
             Self::ServicePanicked => CancelReason::ServicePanicked,
@@ -75,7 +75,7 @@ impl DetachCause {
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::HungUp => "hung_up",
+            Self::Disconnected => "disconnected",
             Self::PeerGone => "peer_gone",
             Self::Stalled => "stalled",
             Self::EndedByServer => "ended_by_server",
@@ -86,7 +86,7 @@ impl DetachCause {
 
     pub(crate) fn text(self) -> &'static str {
         match self {
-            Self::HungUp => "hung up",
+            Self::Disconnected => "disconnected",
             Self::PeerGone => "connection gone",
             Self::Stalled => "did not read",
             Self::EndedByServer => "stream ended by the server",

@@ -32,7 +32,7 @@ use memchr::memmem;
 /// let unread = Arc::new(Mutex::new(Vec::new()));
 /// let log = unread.clone();
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(move |event| {
-///     if let Event::Unwatched { why, .. } = event {
+///     if let Event::UnparsedBody { why, .. } = event {
 ///         log.lock().unwrap().push(*why);
 ///     }
 /// });

@@ -60,7 +60,7 @@ impl Attachment {
             (resumed || state.phase == Phase::Abandoned, going)
         };
         let cause = match client_left {
-            true => going.unwrap_or(DetachCause::HungUp),
+            true => going.unwrap_or(DetachCause::Disconnected),
             // Unwinding comes through here before it comes to the exchange's guard.
             false if std::thread::panicking() => DetachCause::ServicePanicked,
             false => DetachCause::ResponseDropped,

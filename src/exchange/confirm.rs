@@ -53,7 +53,7 @@ impl Exchange {
             exchange: self.clone(),
             id,
             expiry,
-            answer: Confirmation::PutOff(grace),
+            answer: Confirmation::Postpone(grace),
         };
         let orphan = Orphan {
             call,
@@ -99,7 +99,7 @@ impl Drop for Question {
             Confirmation::Cancel => {
                 self.exchange.at_home(|core| core.confirm(id, expiry, now));
             }
-            Confirmation::PutOff(wait) => {
+            Confirmation::Postpone(wait) => {
                 let until = now + wait.clamp(MIN_PUT_OFF, MAX_PUT_OFF);
                 self.exchange
                     .at_home(|core| core.put_off(id, expiry, until));

@@ -339,7 +339,7 @@ impl Exchange {
         dropped.extend(registry.make_room());
         for dropped in &dropped {
             // Not in the span of this call, which has nothing to do with it.
-            self.instance.report(&Event::AnswerDropped {
+            self.instance.report(&Event::AnswerEvicted {
                 call: dropped.call,
                 session: &dropped.session,
                 outcome: dropped.outcome,

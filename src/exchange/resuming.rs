@@ -152,7 +152,7 @@ impl Resume {
     /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.
     pub(super) fn is_going(&self, instance: &Instance, cause: DetachCause) {
         // Which is what it takes a drop for.
-        if cause != DetachCause::HungUp
+        if cause != DetachCause::Disconnected
             && self.is_managed()
             && let Some(exchange) = self.target(instance)
         {

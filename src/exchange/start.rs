@@ -103,7 +103,7 @@ impl Exchange {
             }
             state.request = self.settled_unread(body);
         }
-        self.instance.report(&Event::Unwatched { why: body.why });
+        self.instance.report(&Event::UnparsedBody { why: body.why });
     }
 
     /// Reports a body that the layer cannot read, because no session manager will bind its call. A body that was dropped
@@ -123,7 +123,7 @@ impl Exchange {
             is_reported.then_some(body)
         };
         if let Some(body) = unread {
-            self.instance.report(&Event::Unwatched { why: body.why });
+            self.instance.report(&Event::UnparsedBody { why: body.why });
         }
     }
 

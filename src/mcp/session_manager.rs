@@ -149,10 +149,10 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// ```
     /// # use mcp_cancel_on_disconnect::CancellableSessionManager;
-    /// let sessions = CancellableSessionManager::default().keep_idle();
+    /// let sessions = CancellableSessionManager::default().no_idle_timeout();
     /// assert!(format!("{sessions:?}").contains("idle_timeout: None"));
     /// ```
-    pub fn keep_idle(mut self) -> Self {
+    pub fn no_idle_timeout(mut self) -> Self {
         self.idle_timeout = None;
         self
     }

@@ -100,7 +100,7 @@ pub enum Event<'a> {
     ///
     /// This is reported to the observers of the call that needed the room, which is mostly another call.
     #[non_exhaustive]
-    AnswerDropped {
+    AnswerEvicted {
         /// The call.
         call: CallId,
         /// The id of its session.
@@ -113,7 +113,7 @@ pub enum Event<'a> {
     /// The body of a POST could not be read as JSON-RPC with certainty. It went to the inner service untouched, and makes no
     /// call.
     #[non_exhaustive]
-    Unwatched {
+    UnparsedBody {
         /// Why the body could not be read.
         why: Unreadable,
     },
@@ -150,17 +150,17 @@ impl fmt::Debug for Event<'_> {
                 let mut shown = f.debug_struct("Untracked");
                 shown.field("call", call).field("limit", limit).finish()
             }
-            Self::AnswerDropped {
+            Self::AnswerEvicted {
                 call,
                 session: _,
                 outcome,
                 bytes,
             } => {
-                let mut shown = f.debug_struct("AnswerDropped");
+                let mut shown = f.debug_struct("AnswerEvicted");
                 shown.field("call", call).field("outcome", outcome);
                 shown.field("bytes", bytes).finish_non_exhaustive()
             }
-            Self::Unwatched { why } => f.debug_struct("Unwatched").field("why", why).finish(),
+            Self::UnparsedBody { why } => f.debug_struct("UnparsedBody").field("why", why).finish(),
         }
     }
 }
@@ -177,7 +177,7 @@ impl fmt::Debug for Event<'_> {
 ///   still prints it, and with `panic = "abort"` the process ends.)
 ///
 /// The current span is the one in which the call's request was served, if there was one. For an
-/// [`AnswerDropped`](Event::AnswerDropped) it may be any span.
+/// [`AnswerEvicted`](Event::AnswerEvicted) it may be any span.
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};

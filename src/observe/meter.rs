@@ -18,8 +18,8 @@ const DETACHES: &str = "mcp_call_detaches_total";
 const RESUMES: &str = "mcp_call_resumes_total";
 const CANCELS_FAILED: &str = "mcp_call_cancels_failed_total";
 const UNTRACKED: &str = "mcp_calls_untracked_total";
-const ANSWERS_DROPPED: &str = "mcp_answers_dropped_total";
-const UNWATCHED: &str = "mcp_requests_unwatched_total";
+const ANSWERS_EVICTED: &str = "mcp_answers_evicted_total";
+const BODIES_UNPARSED: &str = "mcp_request_bodies_unparsed_total";
 const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
 const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
@@ -36,11 +36,11 @@ const OTHER: &str = "other";
 /// | `mcp_calls_started_total` | counter | `method` | calls |
 /// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` of the cancelled | ends: as many as starts, less what is in flight |
 /// | `mcp_call_detaches_total` | counter | `method`, `cause` | times that a call lost its client, also if it is cancelled at once |
-/// | `mcp_call_resumes_total` | counter | `method` | times that a client came back for its call |
-/// | `mcp_call_cancels_failed_total` | counter | `method` | cancels of which the server could not be notified |
-/// | `mcp_calls_untracked_total` | counter | `limit` | calls for which there was no room, see [`Limits`](crate::Limits) |
-/// | `mcp_answers_dropped_total` | counter | `outcome` | answers that were not kept for clients that are away, for want of room |
-/// | `mcp_requests_unwatched_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
+/// | `mcp_call_resumes_total` | counter | `method` | times that a client resumed its call |
+/// | `mcp_call_cancels_failed_total` | counter | `method` | cancels that were not delivered to the server |
+/// | `mcp_calls_untracked_total` | counter | `limit` | calls over a limit, see [`Limits`](crate::Limits) |
+/// | `mcp_answers_evicted_total` | counter | `outcome` | answers that were evicted, or not retained, although their clients may resume |
+/// | `mcp_request_bodies_unparsed_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
 /// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one time without a client, until the outcome or until `resumed` |
 /// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of cancelled calls without a client: from when that was noticed until the token fired |
@@ -186,11 +186,11 @@ impl Observer for Metrics {
             Event::Untracked { limit, .. } => {
                 counter!(UNTRACKED, "limit" => limit.name()).increment(1);
             }
-            Event::AnswerDropped { outcome, .. } => {
-                counter!(ANSWERS_DROPPED, "outcome" => outcome.name()).increment(1);
+            Event::AnswerEvicted { outcome, .. } => {
+                counter!(ANSWERS_EVICTED, "outcome" => outcome.name()).increment(1);
             }
-            Event::Unwatched { why } => {
-                counter!(UNWATCHED, "why" => snake_case(why)).increment(1);
+            Event::UnparsedBody { why } => {
+                counter!(BODIES_UNPARSED, "why" => snake_case(why)).increment(1);
             }
         }
     }
@@ -207,18 +207,21 @@ fn describe() {
         (STARTED, "Calls that started"),
         (ENDED, "Calls that ended, by outcome"),
         (DETACHES, "Times that a call lost its client"),
-        (RESUMES, "Times that a client came back for its call"),
+        (RESUMES, "Times that a client resumed its call"),
         (
             CANCELS_FAILED,
-            "Cancels of which the server could not be told",
-        ),
-        (UNTRACKED, "Calls beyond a limit, which run on untracked"),
-        (
-            ANSWERS_DROPPED,
-            "Answers for which there was no room until their clients came back",
+            "Cancels that were not delivered to the server",
         ),
         (
-            UNWATCHED,
+            UNTRACKED,
+            "Calls over a limit, which keep running untracked",
+        ),
+        (
+            ANSWERS_EVICTED,
+            "Answers that were evicted before their clients resumed",
+        ),
+        (
+            BODIES_UNPARSED,
             "Request bodies that could not be read as JSON-RPC",
         ),
     ] {

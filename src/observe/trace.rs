@@ -78,7 +78,13 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
         Event::Started { call } => log_call!(trace, call, sessions, "call started"),
         Event::Detached { call, cause, grace } => match grace {
             Some(Duration::ZERO) => {
-                log_call!(debug, call, sessions, cause = cause.text(), "client gone");
+                log_call!(
+                    debug,
+                    call,
+                    sessions,
+                    cause = cause.text(),
+                    "client disconnected"
+                );
             }
             _ => log_call!(
                 debug,
@@ -86,7 +92,7 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
                 sessions,
                 cause = cause.text(),
                 grace = grace.map(tracing::field::debug),
-                "client gone, call goes on"
+                "client disconnected, waiting for resume"
             ),
         },
         Event::Resumed { call, detachment } => log_call!(
@@ -95,7 +101,7 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             sessions,
             cause = detachment.map(cause),
             detached = detachment.map(lasted),
-            "client is back"
+            "client resumed"
         ),
         Event::Ended {
             call,
@@ -107,7 +113,7 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             call,
             sessions,
             error = &*plain(&error.to_string()),
-            "server could not be told of the cancel"
+            "cancel not delivered"
         ),
         Event::Untracked { call, limit } => log_call!(
             debug,
@@ -116,7 +122,7 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             limit = limit.name(),
             "call is not tracked"
         ),
-        Event::AnswerDropped {
+        Event::AnswerEvicted {
             call,
             session,
             outcome,
@@ -127,10 +133,10 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             mcp.session.id = sessions.shown(session).as_deref(),
             ?outcome,
             bytes,
-            "kept answer dropped",
+            "answer evicted",
         ),
-        Event::Unwatched { why } => {
-            debug!(target: "mcp_cancel_on_disconnect", %why, "request body is not watched");
+        Event::UnparsedBody { why } => {
+            debug!(target: "mcp_cancel_on_disconnect", %why, "request body not parsed");
         }
     }
 }
@@ -169,7 +175,7 @@ fn log_end(
         }
         Outcome::Completed => log_end!(trace, "call completed"),
         Outcome::Failed => log_end!(debug, "call failed"),
-        Outcome::Unknown => log_end!(debug, "call out of sight"),
+        Outcome::Unknown => log_end!(debug, "call untracked"),
     }
 }
 
@@ -187,7 +193,7 @@ pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
         target: "mcp_cancel_on_disconnect",
         cause = DetachCause::Stalled.text(),
         mcp.session.id = session.and_then(|id| sessions.shown(id)).as_deref(),
-        "stream let go",
+        "stream closed",
     );
 }
 
@@ -206,7 +212,7 @@ pub(crate) fn log_dropped(answers: u64) {
     warn!(
         target: "mcp_cancel_on_disconnect",
         answers,
-        "no room for answers of clients that are away: they are dropped",
+        "limit of retained answers reached: answers are evicted",
     );
 }
 

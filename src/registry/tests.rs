@@ -96,7 +96,7 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> C
     call.with(|core| {
         core.name(id, b"event", Form::Any);
         if owed {
-            let gone = Detachment::new(DetachCause::HungUp, now);
+            let gone = Detachment::new(DetachCause::Disconnected, now);
             core.detach(id, FIRST, FOR_ITS_END, false, gone);
         }
         let ended = Ended {
@@ -214,7 +214,7 @@ async fn the_graces_of_all_sessions_end_when_they_are_over() {
             deadline: now + seconds * SECOND,
             retry: SECOND,
         };
-        let gone = Detachment::new(DetachCause::HungUp, now);
+        let gone = Detachment::new(DetachCause::Disconnected, now);
         let detached = call.with(|core| core.detach(id, FIRST, wait, false, gone));
         assert_eq!(detached, Detached::Waiting);
         (seconds, call)
@@ -367,7 +367,7 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                                         retry: SECOND,
                                     },
                                 };
-                                let gone = Detachment::new(DetachCause::HungUp, now);
+                                let gone = Detachment::new(DetachCause::Disconnected, now);
                                 let _done =
                                     call.with(|core| core.detach(*id, FIRST, wait, false, gone));
                             }
@@ -451,7 +451,7 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                                     deadline: now + Duration::from_millis(dice >> 40 & 31),
                                     retry: SECOND,
                                 };
-                                let gone = Detachment::new(DetachCause::HungUp, now);
+                                let gone = Detachment::new(DetachCause::Disconnected, now);
                                 call.with(|core| {
                                     core.detach(*id, FIRST, wait, false, gone);
                                     stream.map(|it| core.detach(*id, it, wait, false, gone))
@@ -480,7 +480,7 @@ fn let_go((id, call): &(CallId, Arc<Call>), now: Instant) {
         deadline: now + SECOND,
         retry: SECOND,
     };
-    let gone = Detachment::new(DetachCause::HungUp, now);
+    let gone = Detachment::new(DetachCause::Disconnected, now);
     call.with(|core| core.detach(*id, FIRST, wait, false, gone));
 }
 

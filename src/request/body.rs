@@ -128,7 +128,7 @@ where
             }
             Some(Err(error)) => {
                 // hyper reports a client that left in the middle of its request only here.
-                watch.exchange.abandon(DetachCause::HungUp, None);
+                watch.exchange.abandon(DetachCause::Disconnected, None);
                 Some(Err(error))
             }
             None => {

@@ -151,7 +151,7 @@ impl Hub {
             session.find(&IdKey::of_call(call.request_id()))
         });
         if stream.is_some_and(|stream| stream.is_in_question()) {
-            Confirmation::PutOff(UNTIL_ASKED_AGAIN)
+            Confirmation::Postpone(UNTIL_ASKED_AGAIN)
         } else {
             Confirmation::Cancel
         }

@@ -65,7 +65,7 @@ fn until(deadline: Instant) -> Wait {
 }
 
 fn gone(at: Instant) -> Detachment {
-    Detachment::new(DetachCause::HungUp, at)
+    Detachment::new(DetachCause::Disconnected, at)
 }
 
 /// Detaches the first stream of a call at `now`, with its deadline a second later.

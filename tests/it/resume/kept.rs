@@ -24,7 +24,7 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
-const DROPPED: What = What::AnswerDropped(Outcome::Completed);
+const DROPPED: What = What::AnswerEvicted(Outcome::Completed);
 
 /// The id of the first event of the first stream of a session.
 const FIRST_EVENT: &str = "0/0";
@@ -309,7 +309,7 @@ async fn an_answer_that_has_to_go_before_its_client_is_back_is_told() {
     assert_eq!(events(&mcp, "0/2").await.len(), 2);
     let lines = lines.of_layer();
     assert_eq!(lines.len(), 1, "once a minute: {lines:#?}");
-    let expected = "no room for answers of clients that are away: they are dropped answers=1";
+    let expected = "limit of retained answers reached: answers are evicted answers=1";
     assert!(lines[0].ends_with(expected), "{lines:#?}");
 }
 

@@ -178,7 +178,7 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
 
     assert_eq!(refused.head().await.status, 401);
     setup.exchanges.over_for("stranger").await;
-    let unread = What::Unwatched(Unreadable::NotRead);
+    let unread = What::UnparsedBody(Unreadable::NotRead);
     assert!(!setup.events.all().contains(&unread), "a 401 is no doubt");
     assert_untouched(&setup, &mcp, call).await;
 }

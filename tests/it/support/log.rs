@@ -26,7 +26,7 @@ pub enum Happened {
     Detached(Call),
     Ended(Call, Outcome),
     CancelFailed(Call, Option<StatusCode>),
-    Unwatched(Unreadable),
+    UnparsedBody(Unreadable),
     Other(String),
 }
 
@@ -99,7 +99,7 @@ impl Log {
             Event::CancelFailed { call, error, .. } => {
                 Happened::CancelFailed(Call::of(call), error.status())
             }
-            Event::Unwatched { why, .. } => Happened::Unwatched(*why),
+            Event::UnparsedBody { why, .. } => Happened::UnparsedBody(*why),
             other => Happened::Other(format!("{other:?}")),
         };
         self.lock().push(happened);

@@ -1,4 +1,4 @@
-//! Which bodies are reported as [`Event::Unwatched`](mcp_cancel_on_disconnect::Event::Unwatched), where a call may still be
+//! Which bodies are reported as [`Event::UnparsedBody`](mcp_cancel_on_disconnect::Event::UnparsedBody), where a call may still be
 //! bound after its body has ended, and where the body is never read.
 
 use std::convert::Infallible;
@@ -45,7 +45,7 @@ async fn a_call_that_the_session_manager_watches_is_not_reported() {
 
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(setup.events.ended(&mcp, 1).await, disconnected);
-    assert_eq!(unwatched(&setup), []);
+    assert_eq!(unparsed(&setup), []);
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn a_large_call_that_the_session_manager_watches_is_not_reported() {
     setup.assert_completes("a", &mut call).await;
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
-    assert_eq!(unwatched(&setup), []);
+    assert_eq!(unparsed(&setup), []);
 }
 
 #[tokio::test]
@@ -73,12 +73,12 @@ async fn a_body_that_no_session_manager_binds_is_reported_once() {
 
     let mut refused = mcp.send(&mcp.post_request(batch)).await;
     assert!(refused.head().await.status >= 400);
-    assert_eq!(unwatched(&setup), [Unreadable::Batch]);
+    assert_eq!(unparsed(&setup), [Unreadable::Batch]);
 
     let mut accepted = mcp.send(&mcp.post_request(notification)).await;
     assert_eq!(accepted.head().await.status, 202);
     setup.assert_usable(&mcp).await;
-    assert_eq!(unwatched(&setup).len(), 2);
+    assert_eq!(unparsed(&setup).len(), 2);
 }
 
 /// A client that disconnects first changes nothing.
@@ -100,18 +100,18 @@ async fn a_body_whose_client_left_before_it_was_bound_is_reported_once() {
     let request = mcp.post_request("[]").header("x-waits", "1");
     let call = mcp.send(&request).await;
     setup.assert_usable(&mcp).await;
-    assert_eq!(unwatched(&setup), []);
+    assert_eq!(unparsed(&setup), []);
 
     drop(call);
 
     within("the report", async {
-        while unwatched(&setup).is_empty() {
+        while unparsed(&setup).is_empty() {
             tokio::task::yield_now().await;
         }
     })
     .await;
     setup.assert_usable(&mcp).await;
-    assert_eq!(unwatched(&setup).len(), 1);
+    assert_eq!(unparsed(&setup).len(), 1);
 }
 
 #[tokio::test]
@@ -140,16 +140,16 @@ async fn what_is_refused_unread_is_not_reported() {
             drop(response);
 
             let events = log.events();
-            let unwatched = |event: &&Happened| matches!(event, Happened::Unwatched(_));
-            assert_eq!(events.iter().filter(unwatched).count(), reports, "{name}");
+            let unparsed = |event: &&Happened| matches!(event, Happened::UnparsedBody(_));
+            assert_eq!(events.iter().filter(unparsed).count(), reports, "{name}");
             assert_eq!(events.len(), reports, "{name}: {events:?}");
         }
     }
 }
 
-fn unwatched(setup: &Setup) -> Vec<Unreadable> {
+fn unparsed(setup: &Setup) -> Vec<Unreadable> {
     let why = |event| match event {
-        What::Unwatched(why) => Some(why),
+        What::UnparsedBody(why) => Some(why),
         _ => None,
     };
     setup.events.all().into_iter().filter_map(why).collect()
