@@ -4,10 +4,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     call::CallInfo,
+    catch_panic::catch_panic,
     confirm::Confirm,
     observe::Observers,
     policy::{Policy, Rules},
-    quietly::quietly,
 };
 
 /// Which answers are kept for clients that resume their calls. This needs
@@ -58,10 +58,10 @@ type Exempt = dyn Fn(&CallInfo) -> bool + Send + Sync;
 impl Options {
     pub(crate) fn policy_for(&self, call: &CallInfo) -> Rules {
         let policy = self.policy.as_ref();
-        let policy = policy.and_then(|policy| quietly(|| policy(call)));
+        let policy = policy.and_then(|policy| catch_panic(|| policy(call)));
         let rules = policy.unwrap_or_default().or(self.rules);
         let mut exempt = self.exempt.iter();
-        if exempt.any(|exempt| quietly(|| exempt(call)).unwrap_or(false)) {
+        if exempt.any(|exempt| catch_panic(|| exempt(call)).unwrap_or(false)) {
             rules.exempt()
         } else {
             rules

@@ -85,7 +85,7 @@ where
             let future = self.inner.call(request.map(TeeBody::unwatched));
             return ResponseFuture::unwatched(future);
         }
-        self.instance.registry.timer().on_this_runtime();
+        self.instance.registry.timer().ensure_on_current_runtime();
         let fields = Fields::of(request.headers());
         let exchange = Arc::new(Exchange::new(self.instance.clone(), &request, &fields));
         let capture = Capture::of(request.method(), &fields);

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use super::state::{Core, Exchange};
 use crate::{
     call::{CallId, CancelReason},
+    catch_panic::catch_panic,
     confirm::{Confirm, Confirmation, Confirming, Orphan},
-    quietly::quietly,
     registry::Expiry,
-    timer::{Moves, in_time},
+    timer::{Migration, migrating_timeout},
 };
 
 /// How long an answer may take: 10 s. Then the call is put off.
@@ -60,9 +60,9 @@ impl Exchange {
             detachment,
             grace,
         };
-        if let Some(answer) = quietly(|| confirm(&orphan)) {
+        if let Some(answer) = catch_panic(|| confirm(&orphan)) {
             let timer = self.instance.registry.timer();
-            timer.spawn(Moves::BeforeItBegins, question.hear(answer));
+            timer.spawn(Migration::BeforeStart, question.hear(answer));
         }
     }
 
@@ -86,7 +86,7 @@ impl Exchange {
 
 impl Question {
     async fn hear(mut self, answer: Confirming) {
-        if let Some(answer) = in_time(ANSWER_LIMIT, answer).await {
+        if let Some(answer) = migrating_timeout(ANSWER_LIMIT, answer).await {
             self.answer = answer;
         }
     }

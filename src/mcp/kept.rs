@@ -16,7 +16,7 @@ use super::{answers, error_for, id_hash};
 use crate::{
     call::{CancelReason, RequestId},
     registry::{Answer, AnswerContent, End},
-    timer::in_time,
+    timer::migrating_timeout,
 };
 
 mod shelf;
@@ -274,7 +274,7 @@ impl<S: Stream<Item = ServerSseMessage> + Unpin> Completed<S> {
 
     async fn next(&mut self) -> Option<ServerSseMessage> {
         if let Some(replayed) = &mut self.replayed {
-            if let Some(Some(event)) = in_time(NEXT_EVENT, replayed.next()).await {
+            if let Some(Some(event)) = migrating_timeout(NEXT_EVENT, replayed.next()).await {
                 self.note(&event);
                 return Some(event);
             }

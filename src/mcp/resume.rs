@@ -21,7 +21,7 @@ use crate::{
     call::CallId,
     exchange::{Exchange, Reading},
     registry::{Answer, End, Named},
-    timer::{Moves, in_time},
+    timer::{Migration, migrating_timeout},
 };
 
 /// A resume: which event it names in which session.
@@ -174,8 +174,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let registry = exchange.registry().clone();
         let call = BoundCall::of_nobody(exchange, id, self.shared.form());
         let used = self.used.as_ref().map(InUse::again);
-        registry.timer().spawn(Moves::Always, async move {
-            if let Some((Ok(stream), turn)) = in_time(UNREAD_LIMIT, asked).await {
+        registry.timer().spawn(Migration::Always, async move {
+            if let Some((Ok(stream), turn)) = migrating_timeout(UNREAD_LIMIT, asked).await {
                 drop(turn);
                 read_on(Box::pin(stream), call, used).await;
             }

@@ -30,12 +30,15 @@ use super::{
 };
 use crate::{
     call::{CallId, RequestId},
+    catch_panic::catch_panic,
     exchange::Exchange,
     lock::lock,
     observe::SessionEvent,
-    quietly::quietly,
     shards::Shards,
-    timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, Watch, in_time},
+    timer::{
+        LatenessTracker, OnDeadline, Rearm, STALL_THRESHOLD, Timeliness, Timer, TimerHandle,
+        migrating_timeout,
+    },
 };
 
 /// The least idle timeout: 100 ms. The timer looks this often at a session that is in use.
@@ -61,7 +64,7 @@ pub(super) struct Session {
     injections: watch::Sender<Vec<RequestId>>,
     /// How long it may be idle.
     idle_timeout: Option<Duration>,
-    ticket: OnceLock<Ticket>,
+    ticket: OnceLock<TimerHandle>,
     owner: Weak<dyn Owner>,
     watchers: Arc<[Watcher]>,
     told: Mutex<Told>,
@@ -242,7 +245,7 @@ impl Session {
 
     fn tell(&self, event: &SessionEvent<'_>) {
         for watcher in &*self.watchers {
-            quietly(|| watcher(event));
+            catch_panic(|| watcher(event));
         }
     }
 
@@ -307,12 +310,12 @@ impl Session {
             None => under_way.is_empty(),
         };
         // It fails only without the sender, which is here.
-        let _arrived = in_time(limit, under_way.wait_for(none)).await;
+        let _arrived = migrating_timeout(limit, under_way.wait_for(none)).await;
     }
 }
 
-impl Timed for Session {
-    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+impl OnDeadline for Session {
+    fn on_deadline(&self, watch: &LatenessTracker, noticed: Timeliness) -> Option<Rearm> {
         let now = watch.now();
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
@@ -321,15 +324,15 @@ impl Timed for Session {
             self.life.touch(now);
         }
         let left = match noticed {
-            Noticed::Late | Noticed::Delayed => self.life.left(now, idle_timeout),
-            Noticed::InTime => self.life.close_if_idle(now, idle_timeout),
+            Timeliness::Late | Timeliness::Delayed => self.life.left(now, idle_timeout),
+            Timeliness::OnTime => self.life.close_if_idle(now, idle_timeout),
         };
         match (left, noticed) {
-            (Some(left), _) => now.checked_add(left).map(NextLook::At),
+            (Some(left), _) => now.checked_add(left).map(Rearm::At),
             // The runtime stood still: requests may wait in the accept queue.
-            (None, Noticed::Late) => now.checked_add(LATE).map(NextLook::At),
-            (None, Noticed::Delayed) => Some(NextLook::Soon),
-            (None, Noticed::InTime) => {
+            (None, Timeliness::Late) => now.checked_add(STALL_THRESHOLD).map(Rearm::At),
+            (None, Timeliness::Delayed) => Some(Rearm::Soon),
+            (None, Timeliness::OnTime) => {
                 owner.close_idle(self.id.clone());
                 None
             }

@@ -42,7 +42,7 @@ use crate::{
     exchange::{BEFORE_CLOSE, Exchange, PendingCancel, Registry},
     observe::Remarks,
     registry::{Answer, End, Form, Manager, Named},
-    timer::{Moves, Timer},
+    timer::{Migration, Timer},
 };
 
 /// A session manager's own state, which its calls share: they need it to be cancelled.
@@ -271,9 +271,9 @@ impl<M: SessionManager> SharedManager<M> {
     /// no longer knows it when this returns.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
         // Another runtime may have run the timer, and have ended.
-        self.timer.on_this_runtime();
+        self.timer.ensure_on_current_runtime();
         if let Some(session) = self.sessions.touch(id) {
-            let spawn = |closed| self.timer.spawn(Moves::Always, closed);
+            let spawn = |closed| self.timer.spawn(Migration::Always, closed);
             SpawnOnDrop::new(self.clone().close(session), spawn).await;
         }
     }
@@ -281,10 +281,10 @@ impl<M: SessionManager> SharedManager<M> {
     /// Ends a session as its client asks, also if the client goes away meanwhile.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         // No other request need have come before this one.
-        self.timer.on_this_runtime();
+        self.timer.ensure_on_current_runtime();
         let spawn = |ended: Pin<Box<_>>| {
             let id = id.clone();
-            self.timer.spawn(Moves::Always, async move {
+            self.timer.spawn(Migration::Always, async move {
                 let ended: Result<(), M::Error> = ended.await;
                 if let Err(error) = ended {
                     let error = without_id(&error, &id);
@@ -343,7 +343,7 @@ impl<M: SessionManager> Owner for SharedManager<M> {
 
     fn close_idle(self: Arc<Self>, id: SessionId) {
         let this = self.clone();
-        self.timer.spawn(Moves::Always, async move {
+        self.timer.spawn(Migration::Always, async move {
             let session = this.sessions.find(&id);
             if let Some(session) = session.filter(|session| session.is_over()) {
                 this.close(session).await;

@@ -17,7 +17,7 @@ use crate::{
     call::{CallId, CallInfo, DetachCause},
     exchange::{Attachment, Exchange},
     registry::{Form, NOBODYS, numbers},
-    timer::Moves,
+    timer::Migration,
 };
 
 /// The inner manager's stream of a call.
@@ -111,7 +111,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if call.attachment.exchange.signal.reason().is_none() {
             let registry = call.attachment.exchange.registry().clone();
             let task = read_on(stream, call, self.used.take());
-            registry.timer().spawn(Moves::Always, task);
+            registry.timer().spawn(Migration::Always, task);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{call::CallId, lock::lock, timer::in_time};
+use crate::{call::CallId, lock::lock, timer::migrating_timeout};
 
 /// How long a resume waits for the one before it: 4 s. It holds its call's clock for 5 s past the deadline, and the manager
 /// is to be asked within that time, or the call would be cancelled although its client came back in time.
@@ -74,7 +74,7 @@ impl Turns {
 impl Turn {
     /// Waits for those that came before, but not for long.
     pub(super) async fn come(mut self) -> Self {
-        let permit = in_time(TURN_LIMIT, self.semaphore.clone().acquire_owned()).await;
+        let permit = migrating_timeout(TURN_LIMIT, self.semaphore.clone().acquire_owned()).await;
         self.permit = permit.and_then(Result::ok);
         self
     }

@@ -6,7 +6,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::quietly::quietly;
+use crate::catch_panic::catch_panic;
 
 pub(crate) mod event;
 #[cfg(feature = "metrics")]
@@ -56,7 +56,7 @@ impl Observers {
         trace::log(event, self.session_ids);
         for observer in &self.added {
             // If it panics, neither the call nor another observer is harmed.
-            quietly(|| observer.on_event(event));
+            catch_panic(|| observer.on_event(event));
         }
     }
 

@@ -27,7 +27,7 @@ use crate::{
     exchange::Guard,
     lock::lock,
     registry::Outlet,
-    timer::{NextLook, Noticed, Ticket, Timed, Watch},
+    timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, TimerHandle},
 };
 
 pub(super) struct Slot<B> {
@@ -95,7 +95,7 @@ struct Stall {
     since: Instant,
     /// When the reader was last given something that it has not come back from, in ms after `since`, plus 1.
     given_at: AtomicU64,
-    ticket: OnceLock<Ticket>,
+    ticket: OnceLock<TimerHandle>,
 }
 
 // === impl Slot ===
@@ -120,7 +120,7 @@ impl<B> Slot<B> {
     }
 
     /// Keeps the ticket by which it is watched for a reader that stays away.
-    pub(super) fn keep_ticket(&self, ticket: Ticket) {
+    pub(super) fn keep_ticket(&self, ticket: TimerHandle) {
         if let Some(stall) = &self.stall {
             // A slot is watched once.
             let _first = stall.ticket.set(ticket);
@@ -273,8 +273,8 @@ impl<B: Send> Outlet for Slot<B> {
     }
 }
 
-impl<B: Send> Timed for Slot<B> {
-    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+impl<B: Send> OnDeadline for Slot<B> {
+    fn on_deadline(&self, watch: &LatenessTracker, noticed: Timeliness) -> Option<Rearm> {
         let now = watch.now();
         let stall = self.stall.as_ref()?;
         if self.state().closing().is_some() {
@@ -289,13 +289,13 @@ impl<B: Send> Timed for Slot<B> {
             }
         };
         if deadline > now {
-            return Some(NextLook::At(deadline));
+            return Some(Rearm::At(deadline));
         }
         match noticed {
             // The runtime stood still, and with it the reader.
-            Noticed::Late => again.map(NextLook::At),
-            Noticed::Delayed => Some(NextLook::Soon),
-            Noticed::InTime => {
+            Timeliness::Late => again.map(Rearm::At),
+            Timeliness::Delayed => Some(Rearm::Soon),
+            Timeliness::OnTime => {
                 self.abandon(DetachCause::Stalled);
                 None
             }

@@ -14,7 +14,7 @@ use tokio::{
 
 /// Waits for `future`, but not longer than `limit`. tokio's own time limit panics where it is polled after its runtime
 /// has ended.
-pub(crate) async fn in_time<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
+pub(crate) async fn migrating_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
     let end = Instant::now().checked_add(limit);
     let mut future = pin!(future);
     let mut alarm: Option<(Id, Pin<Box<Sleep>>)> = None;

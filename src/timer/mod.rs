@@ -30,53 +30,53 @@ use tokio::{
 };
 
 use self::{
-    alarms::{AlarmId, Alarms, Due},
-    errand::Errand,
-    runner::Runner,
-    shared::{Keepers, SLACK},
+    entries::{EntryId, Expired, TimerEntries},
+    pending_task::PendingTask,
+    shared::{FAILOVER_DELAY, TimerShared},
+    task_runner::TaskRunner,
 };
-use crate::{lock::lock, quietly::quietly};
+use crate::{catch_panic::catch_panic, lock::lock};
 
-mod alarms;
-mod errand;
-mod in_time;
-mod roll;
-mod runner;
+mod entries;
+mod lateness;
+mod migrating_timeout;
+mod pending_task;
+mod runtime_cache;
 mod shared;
-mod watch;
+mod task_runner;
 
 pub(crate) use self::{
-    alarms::{LATE, MAX_GLANCES, NextLook, Timed},
-    errand::Moves,
-    in_time::in_time,
-    watch::{GLANCE, Noticed, ON_TIME, Watch},
+    entries::{MAX_RECHECKS, OnDeadline, Rearm, STALL_THRESHOLD},
+    lateness::{LatenessTracker, RECHECK_DELAY, RECHECK_TOLERANCE, Timeliness},
+    migrating_timeout::migrating_timeout,
+    pending_task::Migration,
 };
 
 /// How long a keeper goes on with what is due before others are served: 0.1 ms, and one look.
-const TURN: Duration = Duration::from_micros(100);
+const POLL_BUDGET: Duration = Duration::from_micros(100);
 
 /// How often it looks at something in a turn at most: 64 times, where a clock stands still.
-const LOOKS: usize = 64;
+const MAX_PER_POLL: usize = 64;
 
 /// Keeps the time of what has a [`Ticket`], and the tasks that have not begun.
 #[derive(Default)]
 pub(crate) struct Timer {
-    shared: Arc<Keepers>,
-    alarms: Mutex<Alarms>,
+    shared: Arc<TimerShared>,
+    entries: Mutex<TimerEntries>,
 }
 
 /// Keeps an alarm set. What is looked at owns it; nothing of the alarm is left once it is dropped.
-pub(crate) struct Ticket {
+pub(crate) struct TimerHandle {
     timer: Arc<Timer>,
-    id: AlarmId,
+    id: EntryId,
 }
 
 /// Keeps time on one runtime, until it is dropped, alone or with its runtime.
-struct Keeper {
-    shared: Arc<Keepers>,
+struct TimerTask {
+    shared: Arc<TimerShared>,
     runtime: Id,
     /// Its last turn, if more was due after it.
-    behind: Option<Watch>,
+    backlog: Option<LatenessTracker>,
 }
 
 // === impl Timer ===
@@ -87,28 +87,28 @@ impl Timer {
     }
 
     /// Has the current runtime keep time too, if it does not yet. Called with every request.
-    pub(crate) fn on_this_runtime(self: &Arc<Self>) {
-        if !self.shared.roll.is_here() {
-            self.enter();
+    pub(crate) fn ensure_on_current_runtime(self: &Arc<Self>) {
+        if !self.shared.cache.is_registered() {
+            self.register_current_runtime();
         }
     }
 
     #[cold]
-    fn enter(self: &Arc<Self>) {
+    fn register_current_runtime(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
         let id = runtime.id();
         let is_new = {
             let mut state = self.shared.state();
-            self.shared.roll.note(&runtime);
-            state.enter(id)
+            self.shared.cache.record(&runtime);
+            state.register(id)
         };
         if is_new {
-            let keeper = Keeper {
+            let keeper = TimerTask {
                 shared: self.shared.clone(),
                 runtime: id,
-                behind: None,
+                backlog: None,
             };
             drop(runtime.spawn(keeper.run(Arc::downgrade(self))));
         }
@@ -116,38 +116,38 @@ impl Timer {
 
     /// Runs a task on this runtime, or on another one that keeps time if this one does not come to it. When none is
     /// left, the task is dropped.
-    pub(crate) fn spawn(&self, moves: Moves, task: impl Future<Output = ()> + Send + 'static) {
-        let errand = Errand {
-            moves,
+    pub(crate) fn spawn(&self, moves: Migration, task: impl Future<Output = ()> + Send + 'static) {
+        let errand = PendingTask {
+            migration: moves,
             task: Box::pin(task),
-            moved: 0,
+            migrations: 0,
         };
-        Runner::start(&self.shared, errand);
+        TaskRunner::start(&self.shared, errand);
     }
 
     /// Has something looked at when its time comes, as long as its ticket is kept.
     #[must_use]
-    pub(crate) fn set(self: &Arc<Self>, at: Instant, timed: Weak<dyn Timed>) -> Ticket {
-        let id = self.change(|alarms| alarms.add(at, timed));
-        self.on_this_runtime();
-        Ticket {
+    pub(crate) fn set(self: &Arc<Self>, at: Instant, timed: Weak<dyn OnDeadline>) -> TimerHandle {
+        let id = self.update(|alarms| alarms.add(at, timed));
+        self.ensure_on_current_runtime();
+        TimerHandle {
             timer: self.clone(),
             id,
         }
     }
 
     /// Changes something in the alarms, and has the keepers look again if that brought an earlier time.
-    fn change<R>(&self, change: impl FnOnce(&mut Alarms) -> R) -> R {
+    fn update<R>(&self, change: impl FnOnce(&mut TimerEntries) -> R) -> R {
         let (result, is_news) = {
-            let mut alarms = self.alarms();
-            (change(&mut alarms), alarms.must_tell())
+            let mut alarms = self.entries();
+            (change(&mut alarms), alarms.needs_wake())
         };
         if is_news {
             let mut state = self.shared.state();
-            if state.keepers.len() > 1
+            if state.entries.len() > 1
                 && let Ok(here) = Handle::try_current()
             {
-                state.prefer(here.id());
+                state.set_leader(here.id());
             }
             drop(state);
             self.shared.wake.notify_waiters();
@@ -156,46 +156,46 @@ impl Timer {
     }
 
     /// Looks at what is due for a [`TURN`], and tells when to come back. Any number of keepers may do so at the same time.
-    fn look(&self, watch: &Watch) -> Option<Instant> {
+    fn run_expired(&self, watch: &LatenessTracker) -> Option<Instant> {
         let begun = Instant::now();
-        for _ in 0..LOOKS {
-            let Some((id, due)) = self.take_due(watch.now()) else {
+        for _ in 0..MAX_PER_POLL {
+            let Some((id, due)) = self.take_expired(watch.now()) else {
                 break;
             };
             // A user's destructor that panics in it harms nothing else.
-            if let Some(again) = quietly(|| due.look(watch)) {
+            if let Some(again) = catch_panic(|| due.run(watch)) {
                 // Another keeper may have looked meanwhile, and sleep past what was taken out here.
-                self.change(|alarms| alarms.again(id, &again));
+                self.update(|alarms| alarms.requeue(id, &again));
             }
-            if begun.elapsed() >= TURN {
+            if begun.elapsed() >= POLL_BUDGET {
                 break;
             }
         }
-        self.alarms().come_back(watch.now())
+        self.entries().end_turn(watch.now())
     }
 
-    fn take_due(&self, now: Instant) -> Option<(AlarmId, Due)> {
-        self.alarms().take_due(now)
+    fn take_expired(&self, now: Instant) -> Option<(EntryId, Expired)> {
+        self.entries().take_expired(now)
     }
 
     /// Looks at all that is due, as a keeper does.
     #[cfg(test)]
-    pub(crate) fn look_now(&self, now: Instant) -> Option<Instant> {
-        self.look_all(&Watch::new(now, Noticed::InTime))
+    pub(crate) fn run_expired_now(&self, now: Instant) -> Option<Instant> {
+        self.run_all_expired(&LatenessTracker::new(now, Timeliness::OnTime))
     }
 
     #[cfg(test)]
-    fn look_all(&self, watch: &Watch) -> Option<Instant> {
+    fn run_all_expired(&self, watch: &LatenessTracker) -> Option<Instant> {
         loop {
-            let next = self.look(watch);
+            let next = self.run_expired(watch);
             if next.is_none_or(|next| next > watch.now()) {
                 return next;
             }
         }
     }
 
-    fn alarms(&self) -> MutexGuard<'_, Alarms> {
-        lock(&self.alarms)
+    fn entries(&self) -> MutexGuard<'_, TimerEntries> {
+        lock(&self.entries)
     }
 }
 
@@ -208,31 +208,32 @@ impl Drop for Timer {
 
 // === impl Ticket ===
 
-impl Ticket {
+impl TimerHandle {
     /// Has it looked at by `at`, if it would be looked at later or not at all. During a look too the earlier time counts,
     /// and none is lost.
-    pub(crate) fn by(&self, at: Instant) {
-        self.timer.change(|alarms| alarms.by(self.id, at));
+    pub(crate) fn reset_earlier(&self, at: Instant) {
+        self.timer
+            .update(|alarms| alarms.reset_earlier(self.id, at));
     }
 }
 
 #[cfg(test)]
-impl Ticket {
+impl TimerHandle {
     /// When it is looked at next.
-    pub(crate) fn at(&self) -> Option<Instant> {
-        self.timer.alarms().at(self.id)
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.timer.entries().deadline(self.id)
     }
 }
 
-impl Drop for Ticket {
+impl Drop for TimerHandle {
     fn drop(&mut self) {
-        let _gone = self.timer.alarms().remove(self.id);
+        let _gone = self.timer.entries().remove(self.id);
     }
 }
 
 // === impl Keeper ===
 
-impl Keeper {
+impl TimerTask {
     async fn run(mut self, timer: Weak<Timer>) {
         let mut can_sleep = true;
         loop {
@@ -240,18 +241,18 @@ impl Keeper {
             // Listens before it looks.
             let mut woken = pin!(shared.wake.notified());
             woken.as_mut().enable();
-            let look = timer.upgrade().map(|timer| self.look(&timer));
+            let look = timer.upgrade().map(|timer| self.run_once(&timer));
             let Some(ControlFlow::Continue(at)) = look else {
                 return;
             };
-            if self.behind.is_some() {
+            if self.backlog.is_some() {
                 // Others are served before it goes on.
                 yield_now().await;
                 continue;
             }
             let at = at.filter(|_| can_sleep);
             // Where the runtime has no clock, tokio tells only by a panic.
-            let alarm = at.map(|at| quietly(|| sleep_until(at)));
+            let alarm = at.map(|at| catch_panic(|| sleep_until(at)));
             match alarm {
                 Some(Some(alarm)) => {
                     select(woken, pin!(alarm)).await;
@@ -259,7 +260,7 @@ impl Keeper {
                 Some(None) => {
                     // All times are left to the others.
                     can_sleep = false;
-                    self.shared.state().cannot_sleep(self.runtime);
+                    self.shared.state().disable_sleep(self.runtime);
                     self.shared.wake.notify_waiters();
                 }
                 None => woken.await,
@@ -268,67 +269,72 @@ impl Keeper {
     }
 
     /// Says when to come back, if at all. `Break` if the runtime takes no tasks any more.
-    fn look(&mut self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
+    fn run_once(&mut self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
         let now = Instant::now();
-        let (errands, next_errand) = self.shared.state().errands.take_due(now);
-        if !Runner::take_over(&self.shared, errands) {
+        let (errands, next_errand) = self.shared.state().pending.take_overdue(now);
+        if !TaskRunner::steal(&self.shared, errands) {
             return ControlFlow::Break(());
         }
-        let is_first = self.shared.state().is_first(self.runtime);
-        let behind = self.behind.take();
+        let is_first = self.shared.state().is_or_becomes_leader(self.runtime);
+        let behind = self.backlog.take();
         let deadline = if is_first {
-            self.turn(timer, now, behind)
+            self.run_as_leader(timer, now, behind)
         } else {
-            self.stand_by(timer, now)
+            self.run_as_standby(timer, now)
         };
         ControlFlow::Continue(deadline.into_iter().chain(next_errand).min())
     }
 
     /// Does what is due, or goes on with it.
-    fn turn(&mut self, timer: &Timer, now: Instant, behind: Option<Watch>) -> Option<Instant> {
+    fn run_as_leader(
+        &mut self,
+        timer: &Timer,
+        now: Instant,
+        behind: Option<LatenessTracker>,
+    ) -> Option<Instant> {
         let watch = match behind {
             Some(mut watch) => {
-                watch.go_on(now);
+                watch.next_turn(now);
                 watch
             }
-            None => Watch::new(now, Noticed::InTime),
+            None => LatenessTracker::new(now, Timeliness::OnTime),
         };
-        self.watch(timer, watch)
+        self.run_turn(timer, watch)
     }
 
     /// Does what the first keeper has not done in time.
-    fn stand_by(&mut self, timer: &Timer, now: Instant) -> Option<Instant> {
-        let overdue = timer.alarms().looked_at_by()?.checked_add(SLACK)?;
+    fn run_as_standby(&mut self, timer: &Timer, now: Instant) -> Option<Instant> {
+        let overdue = timer.entries().turn_due_at()?.checked_add(FAILOVER_DELAY)?;
         if overdue > now {
             return Some(overdue);
         }
-        self.shared.state().prefer(self.runtime);
-        self.watch(timer, Watch::new(now, Noticed::Late))
+        self.shared.state().set_leader(self.runtime);
+        self.run_turn(timer, LatenessTracker::new(now, Timeliness::Late))
     }
 
-    fn watch(&mut self, timer: &Timer, watch: Watch) -> Option<Instant> {
-        let next = timer.look(&watch);
+    fn run_turn(&mut self, timer: &Timer, watch: LatenessTracker) -> Option<Instant> {
+        let next = timer.run_expired(&watch);
         let is_behind = next.is_some_and(|at| at <= watch.now());
-        self.behind = is_behind.then_some(watch);
+        self.backlog = is_behind.then_some(watch);
         next
     }
 }
 
-impl Drop for Keeper {
+impl Drop for TimerTask {
     fn drop(&mut self) {
         let nobody_takes = {
             let mut state = self.shared.state();
-            state.leave(self.runtime);
-            self.shared.roll.renew();
-            if state.keepers.is_empty() {
-                state.errands.take_free()
+            state.deregister(self.runtime);
+            self.shared.cache.invalidate();
+            if state.entries.is_empty() {
+                state.pending.take_without_runtime()
             } else {
                 Vec::new()
             }
         };
         self.shared.wake.notify_waiters();
         // These may be the user's.
-        quietly(|| drop(nobody_takes));
+        catch_panic(|| drop(nobody_takes));
     }
 }
 

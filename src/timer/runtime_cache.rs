@@ -13,84 +13,84 @@ use std::{
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
 /// How many timers a thread can know: 16. A server has two.
-const KNOWN: usize = 16;
+const CACHED_TIMERS: usize = 16;
 
 /// Changes whenever a runtime leaves. No two timers ever have the same number.
-static NUMBERS: AtomicU64 = AtomicU64::new(0);
+static LAST_EPOCH: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    static HERE: [Cell<Here>; KNOWN] = const { [const { Cell::new(Here::NOTHING) }; KNOWN] };
+    static CURRENT_RUNTIMES: [Cell<CurrentRuntime>; CACHED_TIMERS] = const { [const { Cell::new(CurrentRuntime::UNKNOWN) }; CACHED_TIMERS] };
 }
 
 #[derive(Debug)]
-pub(super) struct Roll {
-    number: AtomicU64,
-    place: usize,
+pub(super) struct RuntimeCache {
+    epoch: AtomicU64,
+    slot: usize,
 }
 
 /// What a thread knows of one timer.
 #[derive(Debug, Clone, Copy)]
-struct Here {
+struct CurrentRuntime {
     /// The number of the roll when it was found out.
-    number: u64,
+    epoch: u64,
     /// The runtime, where the thread may come to drive another one.
-    only: Option<Id>,
+    pinned_to: Option<Id>,
 }
 
 // === impl Roll ===
 
-impl Roll {
+impl RuntimeCache {
     /// Whether the current runtime is known to keep time.
-    pub(super) fn is_here(&self) -> bool {
-        let number = self.number.load(Ordering::Relaxed);
-        let here = HERE.with(|known| known.get(self.place).map(Cell::get));
-        here.is_some_and(|here| here.number == number && here.is_current())
+    pub(super) fn is_registered(&self) -> bool {
+        let number = self.epoch.load(Ordering::Relaxed);
+        let here = CURRENT_RUNTIMES.with(|known| known.get(self.slot).map(Cell::get));
+        here.is_some_and(|here| here.epoch == number && here.is_current())
     }
 
     /// Notes for this thread that its runtime keeps time, or is about to. Under the timer's lock.
-    pub(super) fn note(&self, runtime: &Handle) {
+    pub(super) fn record(&self, runtime: &Handle) {
         let is_driven_by_others = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
-        let here = Here {
-            number: self.number.load(Ordering::Relaxed),
-            only: (!is_driven_by_others).then(|| runtime.id()),
+        let here = CurrentRuntime {
+            epoch: self.epoch.load(Ordering::Relaxed),
+            pinned_to: (!is_driven_by_others).then(|| runtime.id()),
         };
-        HERE.with(|known| {
-            if let Some(known) = known.get(self.place) {
+        CURRENT_RUNTIMES.with(|known| {
+            if let Some(known) = known.get(self.slot) {
                 known.set(here);
             }
         });
     }
 
     /// Makes all threads forget what they know: a keeper has ended. Under the timer's lock.
-    pub(super) fn renew(&self) {
-        self.number.store(next_number(), Ordering::Relaxed);
+    pub(super) fn invalidate(&self) {
+        self.epoch.store(next_epoch(), Ordering::Relaxed);
     }
 }
 
-impl Default for Roll {
+impl Default for RuntimeCache {
     fn default() -> Self {
-        let number = next_number();
+        let number = next_epoch();
         Self {
-            number: AtomicU64::new(number),
-            place: usize::try_from(number).map_or(0, |number| number % KNOWN),
+            epoch: AtomicU64::new(number),
+            slot: usize::try_from(number).map_or(0, |number| number % CACHED_TIMERS),
         }
     }
 }
 
 // === impl Here ===
 
-impl Here {
-    const NOTHING: Self = Self {
-        number: 0,
-        only: None,
+impl CurrentRuntime {
+    const UNKNOWN: Self = Self {
+        epoch: 0,
+        pinned_to: None,
     };
 
     fn is_current(&self) -> bool {
         let is_current = |only| Handle::try_current().is_ok_and(|current| current.id() == only);
-        self.only.is_none_or(is_current)
+        self.pinned_to.is_none_or(is_current)
     }
 }
 
-fn next_number() -> u64 {
-    NUMBERS.fetch_add(1, Ordering::Relaxed) + 1
+fn next_epoch() -> u64 {
+    LAST_EPOCH.fetch_add(1, Ordering::Relaxed) + 1
 }

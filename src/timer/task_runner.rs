@@ -10,76 +10,80 @@ use std::{
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{
-    errand::{Errand, ErrandId, Moves},
-    shared::{Keepers, SLACK},
+    pending_task::{Migration, PendingTask, TaskId},
+    shared::{FAILOVER_DELAY, TimerShared},
 };
 
 /// How often a task may go on to another runtime: 8 times. Each of these took it over in vain.
-pub(super) const MAX_MOVES: u8 = 8;
+pub(super) const MAX_MIGRATIONS: u8 = 8;
 
 /// The task of a runtime that runs an errand.
-pub(super) struct Runner {
-    shared: Arc<Keepers>,
-    id: ErrandId,
+pub(super) struct TaskRunner {
+    shared: Arc<TimerShared>,
+    id: TaskId,
     stage: Stage,
 }
 
 enum Stage {
     /// The timer has the errand, unless another runtime took it.
-    ToBegin,
+    Pending,
     /// It was taken over from another runtime.
-    Taken(Errand),
-    Begun(Errand),
+    Stolen(PendingTask),
+    Running(PendingTask),
     /// It has ended, or is being polled: if that panics it is over too.
-    Over,
+    Done,
 }
 
 // === impl Runner ===
 
-impl Runner {
+impl TaskRunner {
     /// Has an errand run on the current runtime, or on another one.
-    pub(super) fn start(shared: &Arc<Keepers>, errand: Errand) {
+    pub(super) fn start(shared: &Arc<TimerShared>, errand: PendingTask) {
         let here = Handle::try_current().ok();
         let now = Instant::now();
-        let overdue = here.as_ref().and_then(|_| now.checked_add(SLACK));
+        let overdue = here.as_ref().and_then(|_| now.checked_add(FAILOVER_DELAY));
         let (id, others) = {
             let mut state = shared.state();
-            if here.is_none() && state.keepers.is_empty() {
+            if here.is_none() && state.entries.is_empty() {
                 // Nobody can run it. It may be the user's, so it is dropped without the lock.
                 drop(state);
                 return drop(errand);
             }
-            let id = state.errands.add(errand, overdue);
+            let id = state.pending.add(errand, overdue);
             let here = here.as_ref().map(Handle::id);
-            let mut keepers = state.keepers.iter();
+            let mut keepers = state.entries.iter();
             let others = keepers.any(|member| Some(member.runtime) != here)
-                && overdue.is_none_or(|at| state.errands.must_tell(at, now));
+                && overdue.is_none_or(|at| state.pending.needs_wake(at, now));
             (id, others)
         };
         if others {
             shared.wake.notify_waiters();
         }
         if let Some(here) = here {
-            drop(here.spawn(Self::new(shared, id, Stage::ToBegin)));
+            drop(here.spawn(Self::new(shared, id, Stage::Pending)));
         }
     }
 
     /// Has errands of other runtimes run on the current one. `false` if this one takes no tasks any more.
-    pub(super) fn take_over(shared: &Arc<Keepers>, errands: Vec<(ErrandId, Errand)>) -> bool {
+    pub(super) fn steal(shared: &Arc<TimerShared>, errands: Vec<(TaskId, PendingTask)>) -> bool {
         let mut goes_on = true;
         for (id, errand) in errands {
-            let runner = Self::new(shared, id, Stage::Taken(errand));
+            let runner = Self::new(shared, id, Stage::Stolen(errand));
             match Handle::try_current() {
                 Ok(here) if goes_on => drop(here.spawn(runner)),
                 // Dropped, it leaves its errand to yet another runtime.
                 Ok(_) | Err(_) => drop(runner),
             }
-            goes_on &= !shared.state().errands.waiting.contains_key(&id.free());
+            goes_on &= !shared
+                .state()
+                .pending
+                .waiting
+                .contains_key(&id.without_runtime());
         }
         goes_on
     }
 
-    fn new(shared: &Arc<Keepers>, id: ErrandId, stage: Stage) -> Self {
+    fn new(shared: &Arc<TimerShared>, id: TaskId, stage: Stage) -> Self {
         Self {
             shared: shared.clone(),
             id,
@@ -88,50 +92,53 @@ impl Runner {
     }
 
     /// Leaves an errand to the other runtimes, if there are any and it can go on.
-    fn leave(&self, mut errand: Errand) {
-        errand.moved += 1;
+    fn release(&self, mut errand: PendingTask) {
+        errand.migrations += 1;
         let mut state = self.shared.state();
-        if errand.moved > MAX_MOVES || state.keepers.is_empty() {
+        if errand.migrations > MAX_MIGRATIONS || state.entries.is_empty() {
             drop(state);
             return drop(errand);
         }
-        state.errands.waiting.insert(self.id.free(), errand);
+        state
+            .pending
+            .waiting
+            .insert(self.id.without_runtime(), errand);
         drop(state);
         self.shared.wake.notify_waiters();
     }
 }
 
-impl Future for Runner {
+impl Future for TaskRunner {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let errand = match mem::replace(&mut self.stage, Stage::Over) {
-            Stage::ToBegin => self.shared.state().errands.take(self.id),
-            Stage::Taken(errand) | Stage::Begun(errand) => Some(errand),
-            Stage::Over => None,
+        let errand = match mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Pending => self.shared.state().pending.take(self.id),
+            Stage::Stolen(errand) | Stage::Running(errand) => Some(errand),
+            Stage::Done => None,
         };
         let Some(mut errand) = errand else {
             return Poll::Ready(());
         };
         let polled = errand.task.as_mut().poll(cx);
         if polled.is_pending() {
-            self.stage = Stage::Begun(errand);
+            self.stage = Stage::Running(errand);
         }
         polled
     }
 }
 
-impl Drop for Runner {
+impl Drop for TaskRunner {
     fn drop(&mut self) {
-        let errand = match mem::replace(&mut self.stage, Stage::Over) {
+        let errand = match mem::replace(&mut self.stage, Stage::Done) {
             // Its own runtime has ended, or another one was faster.
-            Stage::ToBegin => self.shared.state().errands.take(self.id),
-            Stage::Taken(errand) => Some(errand),
-            Stage::Begun(errand) => (errand.moves == Moves::Always).then_some(errand),
-            Stage::Over => None,
+            Stage::Pending => self.shared.state().pending.take(self.id),
+            Stage::Stolen(errand) => Some(errand),
+            Stage::Running(errand) => (errand.migration == Migration::Always).then_some(errand),
+            Stage::Done => None,
         };
         if let Some(errand) = errand {
-            self.leave(errand);
+            self.release(errand);
         }
     }
 }

@@ -22,7 +22,7 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 /// How its times were noticed.
 #[derive(Default)]
 struct Target {
-    noticed: Mutex<Vec<Noticed>>,
+    noticed: Mutex<Vec<Timeliness>>,
 }
 
 /// Says that it was dropped unfinished, by way of the other half.
@@ -31,18 +31,18 @@ struct Unfinished(oneshot::Sender<()>);
 // === impl Target ===
 
 impl Target {
-    fn set(self: &Arc<Self>, timer: &Arc<Timer>, at: Instant) -> Ticket {
+    fn set(self: &Arc<Self>, timer: &Arc<Timer>, at: Instant) -> TimerHandle {
         let weak: Weak<Self> = Arc::downgrade(self);
         timer.set(at, weak)
     }
 
-    fn noticed(&self) -> Vec<Noticed> {
+    fn noticed(&self) -> Vec<Timeliness> {
         self.noticed.lock().expect("no panic").clone()
     }
 }
 
-impl Timed for Target {
-    fn look(&self, _watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+impl OnDeadline for Target {
+    fn on_deadline(&self, _watch: &LatenessTracker, noticed: Timeliness) -> Option<Rearm> {
         self.noticed.lock().expect("no panic").push(noticed);
         None
     }
@@ -57,7 +57,7 @@ fn paused() -> Runtime {
 /// Has a runtime keep time, and its keeper look for the first time.
 fn meet(runtime: &Runtime, timer: &Arc<Timer>) {
     runtime.block_on(async {
-        timer.on_this_runtime();
+        timer.ensure_on_current_runtime();
         yield_now().await;
     });
 }
@@ -65,12 +65,12 @@ fn meet(runtime: &Runtime, timer: &Arc<Timer>) {
 /// The same. Counts how often the keeper wakes.
 fn meet_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let polls = Arc::new(AtomicUsize::new(0));
-    let keeper = Keeper {
+    let keeper = TimerTask {
         shared: timer.shared.clone(),
         runtime: runtime.handle().id(),
-        behind: None,
+        backlog: None,
     };
-    assert!(timer.shared.state().enter(keeper.runtime));
+    assert!(timer.shared.state().register(keeper.runtime));
     let mut run = Box::pin(keeper.run(Arc::downgrade(timer)));
     let counted = polls.clone();
     let counting = poll_fn(move |cx| {
@@ -90,11 +90,11 @@ fn wait(runtime: &Runtime, time: Duration) {
 }
 
 fn keepers(timer: &Timer) -> usize {
-    timer.shared.state().keepers.len()
+    timer.shared.state().entries.len()
 }
 
 fn waiting(timer: &Timer) -> usize {
-    timer.shared.state().errands.waiting.len()
+    timer.shared.state().pending.waiting.len()
 }
 
 #[test]
@@ -106,14 +106,14 @@ fn each_runtime_has_one_keeper_whatever_thread_asks() {
         meet(&second, &timer);
     }
     assert_eq!(keepers(&timer), 2);
-    timer.on_this_runtime();
+    timer.ensure_on_current_runtime();
     assert_eq!(keepers(&timer), 2, "here is no runtime");
     drop(first);
     assert_eq!(keepers(&timer), 1);
     let several = Builder::new_multi_thread().worker_threads(2).build();
     let several = several.expect("a runtime");
     for _ in 0..3 {
-        several.block_on(async { timer.on_this_runtime() });
+        several.block_on(async { timer.ensure_on_current_runtime() });
     }
     assert_eq!(keepers(&timer), 2);
 }
@@ -147,7 +147,7 @@ fn a_keeper_wakes_once_when_it_is_told_and_once_when_it_is_time() {
     wait(&second, HOUR / 2);
     assert_eq!(wakes(), 1);
     wait(&first, 2 * HOUR);
-    assert_eq!(target.noticed(), [Noticed::InTime]);
+    assert_eq!(target.noticed(), [Timeliness::OnTime]);
     wait(&second, 10 * HOUR);
     assert_eq!(wakes(), 2);
     assert_eq!(target.noticed().len(), 1);
@@ -166,14 +166,14 @@ fn who_takes_over_is_the_one_that_looks_from_then_on() {
         ticket
     });
     second.block_on(async {
-        sleep(HOUR + 2 * SLACK).await;
-        assert_eq!(target.noticed(), [Noticed::Late]);
+        sleep(HOUR + 2 * FAILOVER_DELAY).await;
+        assert_eq!(target.noticed(), [Timeliness::Late]);
         // Told of it from where no runtime is.
         let at = Instant::now() + HOUR;
-        let tell = || ticket.by(at);
+        let tell = || ticket.reset_earlier(at);
         std::thread::scope(|scope| scope.spawn(tell).join()).expect("no panic");
-        sleep(HOUR + SLACK / 2).await;
-        assert_eq!(target.noticed(), [Noticed::Late, Noticed::InTime]);
+        sleep(HOUR + FAILOVER_DELAY / 2).await;
+        assert_eq!(target.noticed(), [Timeliness::Late, Timeliness::OnTime]);
     });
 }
 
@@ -185,9 +185,9 @@ fn a_runtime_without_a_clock_leaves_times_to_the_others() {
     meet(&without, &timer);
     let with = paused();
     with.block_on(async {
-        timer.on_this_runtime();
-        sleep(HOUR + SLACK / 2).await;
-        assert_eq!(target.noticed(), [Noticed::InTime]);
+        timer.ensure_on_current_runtime();
+        sleep(HOUR + FAILOVER_DELAY / 2).await;
+        assert_eq!(target.noticed(), [Timeliness::OnTime]);
     });
     assert_eq!(keepers(&timer), 2);
 }
@@ -204,9 +204,9 @@ fn a_task_that_another_runtime_took_does_not_run_twice() {
             runs.fetch_add(1, Ordering::Relaxed);
         }
     };
-    first.block_on(async { timer.spawn(Moves::Always, task) });
+    first.block_on(async { timer.spawn(Migration::Always, task) });
     assert_eq!(runs.load(Ordering::Relaxed), 0);
-    wait(&second, 2 * SLACK);
+    wait(&second, 2 * FAILOVER_DELAY);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
     first.block_on(yield_now());
     assert_eq!(runs.load(Ordering::Relaxed), 1);
@@ -215,7 +215,7 @@ fn a_task_that_another_runtime_took_does_not_run_twice() {
 
 #[test]
 fn a_task_that_has_begun_goes_on_where_it_may() {
-    for moves in [Moves::Always, Moves::BeforeItBegins] {
+    for moves in [Migration::Always, Migration::BeforeStart] {
         let timer = Arc::new(Timer::new());
         let (first, second) = (paused(), paused());
         meet(&first, &timer);
@@ -225,7 +225,7 @@ fn a_task_that_has_begun_goes_on_where_it_may() {
         let task = async move {
             let ended = Unfinished(ended);
             // The time of the first runtime ends with it.
-            in_time(HOUR, goes_on)
+            migrating_timeout(HOUR, goes_on)
                 .await
                 .expect("in time")
                 .expect("told");
@@ -237,9 +237,9 @@ fn a_task_that_has_begun_goes_on_where_it_may() {
         });
         drop(first);
         let told = go_on.send(());
-        assert_eq!(told.is_ok(), moves == Moves::Always);
-        wait(&second, SLACK);
-        assert_eq!(end.try_recv().is_ok(), moves == Moves::Always);
+        assert_eq!(told.is_ok(), moves == Migration::Always);
+        wait(&second, FAILOVER_DELAY);
+        assert_eq!(end.try_recv().is_ok(), moves == Migration::Always);
         assert_eq!(waiting(&timer), 0);
     }
 }
@@ -259,11 +259,11 @@ fn a_task_that_panics_is_not_handed_on() {
         }
     };
     first.block_on(async {
-        timer.spawn(Moves::Always, task);
+        timer.spawn(Migration::Always, task);
         yield_now().await;
     });
     drop(first);
-    wait(&second, SLACK);
+    wait(&second, FAILOVER_DELAY);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
     assert_eq!(waiting(&timer), 0);
 }
@@ -276,7 +276,7 @@ fn a_task_goes_on_from_runtime_to_runtime_and_not_for_ever() {
     meet(&runtime, &timer);
     runtime.block_on(async {
         let unfinished = Unfinished(unfinished);
-        timer.spawn(Moves::Always, async move {
+        timer.spawn(Migration::Always, async move {
             let _unfinished = unfinished;
             pending::<()>().await;
         });
@@ -287,7 +287,7 @@ fn a_task_goes_on_from_runtime_to_runtime_and_not_for_ever() {
         let next = paused();
         meet(&next, &timer);
         drop(std::mem::replace(&mut runtime, next));
-        wait(&runtime, SLACK);
+        wait(&runtime, FAILOVER_DELAY);
         moved += 1;
         assert!(moved < 100, "it never ends");
     }
@@ -303,7 +303,7 @@ fn nothing_waits_where_nobody_comes() {
         let _unfinished = Unfinished(unfinished);
         pending::<()>().await;
     };
-    timer.spawn(Moves::Always, task(unfinished));
+    timer.spawn(Migration::Always, task(unfinished));
     assert!(
         end.try_recv()
             .is_err_and(|error| error == oneshot::error::TryRecvError::Closed)
@@ -312,7 +312,7 @@ fn nothing_waits_where_nobody_comes() {
     let only = paused();
     meet(&only, &timer);
     // Its keeper may come to it later.
-    timer.spawn(Moves::Always, task(unfinished));
+    timer.spawn(Migration::Always, task(unfinished));
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Empty));
     drop(only);
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Closed));
@@ -355,7 +355,7 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
     let mut builder = Builder::new_multi_thread();
     let stays = builder.worker_threads(1).enable_all().build();
     let stays = stays.expect("a runtime");
-    stays.block_on(async { timer.on_this_runtime() });
+    stays.block_on(async { timer.ensure_on_current_runtime() });
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let (timer, fates) = (&timer, &fates);
@@ -363,10 +363,10 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
                 for runtime in 0..RUNTIMES {
                     let goes = Builder::new_current_thread().enable_all().build();
                     goes.expect("a runtime").block_on(async {
-                        timer.on_this_runtime();
+                        timer.ensure_on_current_runtime();
                         for number in 0..TASKS {
                             let number = (thread * RUNTIMES + runtime) * TASKS + number;
-                            timer.spawn(Moves::Always, task(fates, number));
+                            timer.spawn(Migration::Always, task(fates, number));
                             if number.is_multiple_of(7) {
                                 yield_now().await;
                             }
@@ -381,7 +381,7 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
     stays.block_on(async {
         for _ in 0..limit {
             if dropped() < all {
-                sleep(SLACK).await;
+                sleep(FAILOVER_DELAY).await;
             }
         }
     });
@@ -397,7 +397,7 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
 
 #[tokio::test(start_paused = true)]
 async fn others_have_a_turn_while_much_is_due() {
-    const ALL: usize = 20 * LOOKS;
+    const ALL: usize = 20 * MAX_PER_POLL;
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
@@ -409,13 +409,13 @@ async fn others_have_a_turn_while_much_is_due() {
     while before < ALL {
         yield_now().await;
         let now = looked_at();
-        assert!(now - before <= 2 * LOOKS, "{before} to {now}");
+        assert!(now - before <= 2 * MAX_PER_POLL, "{before} to {now}");
         before = now;
         turns += 1;
         assert!(turns < 10 * ALL, "it does not end");
     }
     for target in targets {
-        assert_eq!(target.noticed(), [Noticed::InTime]);
+        assert_eq!(target.noticed(), [Timeliness::OnTime]);
     }
 }
 
@@ -426,20 +426,20 @@ fn who_is_behind_and_at_it_stays_in_charge() {
     let start = Instant::now();
     let target = Arc::<Target>::default();
     let _ticket = target.set(&timer, start);
-    let behind = Watch::new(start + HOUR, Noticed::InTime);
-    timer.alarms().come_back(behind.now());
+    let behind = LatenessTracker::new(start + HOUR, Timeliness::OnTime);
+    timer.entries().end_turn(behind.now());
     let other = paused();
-    let mut keeper = Keeper {
+    let mut keeper = TimerTask {
         shared: timer.shared.clone(),
         runtime: other.handle().id(),
-        behind: None,
+        backlog: None,
     };
-    assert!(timer.shared.state().enter(keeper.runtime));
-    let next = keeper.stand_by(&timer, start + HOUR + SLACK / 2);
-    assert_eq!(next, Some(start + HOUR + SLACK));
+    assert!(timer.shared.state().register(keeper.runtime));
+    let next = keeper.run_as_standby(&timer, start + HOUR + FAILOVER_DELAY / 2);
+    assert_eq!(next, Some(start + HOUR + FAILOVER_DELAY));
     assert_eq!(target.noticed(), []);
-    keeper.stand_by(&timer, start + HOUR + SLACK);
-    assert_eq!(target.noticed(), [Noticed::Late], "it stopped");
+    keeper.run_as_standby(&timer, start + HOUR + FAILOVER_DELAY);
+    assert_eq!(target.noticed(), [Timeliness::Late], "it stopped");
 }
 
 #[test]
@@ -449,20 +449,20 @@ fn who_comes_back_from_a_look_that_lasted_does_not_hide_that_another_is_at_it() 
     let target = Arc::<Target>::default();
     let _ticket = target.set(&timer, start + HOUR);
     let at_it = start + 2 * HOUR;
-    timer.alarms().come_back(at_it);
-    timer.alarms().come_back(start + HOUR / 2);
-    assert_eq!(timer.alarms().looked_at_by(), Some(at_it));
+    timer.entries().end_turn(at_it);
+    timer.entries().end_turn(start + HOUR / 2);
+    assert_eq!(timer.entries().turn_due_at(), Some(at_it));
 }
 
 /// What was not looked at yet is not forgotten with the keeper that was at it.
 #[test]
 fn a_runtime_that_ends_between_two_turns_leaves_the_rest_to_another() {
-    const ALL: usize = 10 * LOOKS;
+    const ALL: usize = 10 * MAX_PER_POLL;
     let timer = Arc::new(Timer::new());
     let other = Builder::new_current_thread().enable_time().build();
     let other = other.expect("a runtime");
     other.block_on(async {
-        timer.on_this_runtime();
+        timer.ensure_on_current_runtime();
         yield_now().await;
     });
     let first = Builder::new_current_thread().enable_time().build();
@@ -470,7 +470,7 @@ fn a_runtime_that_ends_between_two_turns_leaves_the_rest_to_another() {
     let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
     let looked_at = || targets.iter().filter(|it| !it.noticed().is_empty()).count();
     let tickets: Vec<_> = first.block_on(async {
-        timer.on_this_runtime();
+        timer.ensure_on_current_runtime();
         yield_now().await;
         let now = Instant::now();
         let set = |target: &Arc<Target>| target.set(&timer, now);
@@ -496,7 +496,7 @@ fn a_runtime_that_ends_between_two_turns_leaves_the_rest_to_another() {
 /// Two keepers at once, of which each is told of earlier times by the other's looks.
 #[test]
 fn whoever_is_at_it_everything_is_looked_at_in_the_end() {
-    const ALL: usize = 6 * LOOKS;
+    const ALL: usize = 6 * MAX_PER_POLL;
     for _again in 0..20 {
         let timer = Arc::new(Timer::new());
         let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
@@ -509,7 +509,7 @@ fn whoever_is_at_it_everything_is_looked_at_in_the_end() {
                 scope.spawn(move || {
                     let runtime = runtime.expect("a runtime");
                     runtime.block_on(async {
-                        timer.on_this_runtime();
+                        timer.ensure_on_current_runtime();
                         yield_now().await;
                         for (n, target) in targets.iter().enumerate() {
                             if n % 2 == which {

@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::{
-    call::CallInfo, mcp::error_for, observe::HandlerEnd, quietly::quietly, token::CallToken,
+    call::CallInfo, catch_panic::catch_panic, mcp::error_for, observe::HandlerEnd, token::CallToken,
 };
 
 pin_project! {
@@ -51,7 +51,7 @@ pin_project! {
 impl<F> Handling<F> {
     /// Calls the method. It may panic in there, before it returns its future.
     pub(super) fn new(handled: Handled, stop: Option<Stop>, method: impl FnOnce() -> F) -> Self {
-        let handler = quietly(method);
+        let handler = catch_panic(method);
         Self {
             handler,
             handled,
@@ -69,7 +69,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         // First the handler: what it returns in its last moment counts.
-        let polled = quietly(|| {
+        let polled = catch_panic(|| {
             let handler = this.handler.as_mut().as_pin_mut();
             handler.map(|handler| handler.poll(cx))
         });
@@ -95,7 +95,7 @@ where
 
 /// Drops a handler. Its destructors are the user's: they may panic.
 fn let_go<F>(mut handler: Pin<&mut Option<F>>) {
-    quietly(|| handler.set(None));
+    catch_panic(|| handler.set(None));
 }
 
 // === impl Handled ===

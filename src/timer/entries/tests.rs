@@ -6,7 +6,7 @@ use std::{
 use tokio::time::sleep;
 
 use super::{
-    super::{LOOKS, Ticket, Timer},
+    super::{MAX_PER_POLL, Timer, TimerHandle},
     *,
 };
 
@@ -15,7 +15,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Is looked at again every minute, and lets go of what it was told to keep when it is looked at.
 #[derive(Default)]
 struct Stream {
-    ticket: OnceLock<Ticket>,
+    ticket: OnceLock<TimerHandle>,
     keeps: Mutex<Option<Arc<Stream>>>,
 }
 
@@ -29,22 +29,22 @@ impl Stream {
     }
 }
 
-impl Timed for Stream {
-    fn look(&self, watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
+impl OnDeadline for Stream {
+    fn on_deadline(&self, watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
         let now = watch.now();
         let mut keeps = self.keeps.lock().unwrap_or_else(PoisonError::into_inner);
         drop(keeps.take());
-        Some(NextLook::At(now + MINUTE))
+        Some(Rearm::At(now + MINUTE))
     }
 }
 
 fn counts(timer: &Timer) -> (usize, usize) {
-    let alarms = timer.alarms();
-    (alarms.due.len(), alarms.all.len())
+    let alarms = timer.entries();
+    (alarms.due.len(), alarms.entries.len())
 }
 
 fn next(timer: &Timer) -> Option<Instant> {
-    timer.alarms().next()
+    timer.entries().next()
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn what_stays_is_looked_at_again() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let stream = Stream::timed(&timer, now);
-    assert_eq!(timer.look_now(now), Some(now + MINUTE));
+    assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 1));
     drop(stream);
     assert_eq!(counts(&timer), (0, 0));
@@ -82,25 +82,27 @@ fn what_goes_while_it_is_looked_at_leaves_no_alarm() {
     *next.keeps.lock().expect("no panic") = Some(later);
     *first.keeps.lock().expect("no panic") = Some(next);
     let weak = Arc::downgrade(&first);
-    let (id, taken) = timer.take_due(now).expect("due");
+    let (id, taken) = timer.take_expired(now).expect("due");
     drop(first);
-    let again = taken.look(&Watch::new(now, Noticed::InTime));
+    let again = taken.run(&LatenessTracker::new(now, Timeliness::OnTime));
     assert_eq!(weak.strong_count(), 0);
-    assert!(timer.take_due(now).is_none());
-    timer.alarms().again(id, &again);
+    assert!(timer.take_expired(now).is_none());
+    timer.entries().requeue(id, &again);
     assert_eq!(counts(&timer), (0, 0));
 }
 
 /// Two runtimes may keep time at once, and one of them sleeps by what the other has taken out.
 #[test]
 fn two_that_look_at_once_forget_nothing() {
-    struct Looking(Arc<Timer>, OnceLock<Ticket>);
-    impl Timed for Looking {
-        fn look(&self, watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
+    struct Looking(Arc<Timer>, OnceLock<TimerHandle>);
+    impl OnDeadline for Looking {
+        fn on_deadline(&self, watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
             let now = watch.now();
-            let other = self.0.look_all(&Watch::new(now, Noticed::Late));
+            let other = self
+                .0
+                .run_all_expired(&LatenessTracker::new(now, Timeliness::Late));
             assert_eq!(other, None, "it is taken out");
-            Some(NextLook::At(now + MINUTE))
+            Some(Rearm::At(now + MINUTE))
         }
     }
     let timer = Arc::new(Timer::new());
@@ -108,8 +110,8 @@ fn two_that_look_at_once_forget_nothing() {
     let looking = Arc::new(Looking(timer.clone(), OnceLock::new()));
     let weak: Weak<Looking> = Arc::downgrade(&looking);
     assert!(looking.1.set(timer.set(now, weak)).is_ok());
-    assert_eq!(timer.look_now(now), Some(now + MINUTE));
-    assert_eq!(timer.alarms().awake_at, Some(now + MINUTE));
+    assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
+    assert_eq!(timer.entries().next_wake, Some(now + MINUTE));
     drop(looking);
     assert_eq!(counts(&timer), (0, 0));
 }
@@ -117,11 +119,13 @@ fn two_that_look_at_once_forget_nothing() {
 /// A look that does not return holds up no others: they are not taken out yet.
 #[test]
 fn what_is_behind_a_look_that_lasts_is_left_to_others() {
-    struct Lasts(Arc<Timer>, OnceLock<Ticket>);
-    impl Timed for Lasts {
-        fn look(&self, watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
+    struct Lasts(Arc<Timer>, OnceLock<TimerHandle>);
+    impl OnDeadline for Lasts {
+        fn on_deadline(&self, watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
             let now = watch.now();
-            let other = self.0.look_all(&Watch::new(now, Noticed::Late));
+            let other = self
+                .0
+                .run_all_expired(&LatenessTracker::new(now, Timeliness::Late));
             assert_eq!(other, Some(now + MINUTE));
             None
         }
@@ -132,15 +136,15 @@ fn what_is_behind_a_look_that_lasts_is_left_to_others() {
     let weak: Weak<Lasts> = Arc::downgrade(&lasts);
     assert!(lasts.1.set(timer.set(now, weak)).is_ok());
     let _behind = Stream::timed(&timer, now);
-    assert_eq!(timer.look_now(now), Some(now + MINUTE));
+    assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
 }
 
 #[test]
 fn a_look_that_panics_harms_no_other() {
-    struct Panics(OnceLock<Ticket>);
-    impl Timed for Panics {
-        fn look(&self, _watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
+    struct Panics(OnceLock<TimerHandle>);
+    impl OnDeadline for Panics {
+        fn on_deadline(&self, _watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
             std::panic::panic_any("on purpose");
         }
     }
@@ -150,7 +154,7 @@ fn a_look_that_panics_harms_no_other() {
     let weak: Weak<Panics> = Arc::downgrade(&panics);
     assert!(panics.0.set(timer.set(now, weak)).is_ok());
     let _other = Stream::timed(&timer, now);
-    assert_eq!(timer.look_now(now), Some(now + MINUTE));
+    assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
 }
 
@@ -158,16 +162,16 @@ fn a_look_that_panics_harms_no_other() {
 #[test]
 fn what_was_used_meanwhile_is_looked_at_again_as_often_as_at_first() {
     #[derive(Default)]
-    struct Used(Mutex<(bool, Vec<Noticed>)>, OnceLock<Ticket>);
-    impl Timed for Used {
-        fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+    struct Used(Mutex<(bool, Vec<Timeliness>)>, OnceLock<TimerHandle>);
+    impl OnDeadline for Used {
+        fn on_deadline(&self, watch: &LatenessTracker, noticed: Timeliness) -> Option<Rearm> {
             let now = watch.now();
             let (used, looks) = &mut *self.0.lock().expect("no panic");
             looks.push(noticed);
             match noticed {
-                _ if *used => Some(NextLook::At(now + MINUTE)),
-                Noticed::InTime => None,
-                Noticed::Late | Noticed::Delayed => Some(NextLook::Soon),
+                _ if *used => Some(Rearm::At(now + MINUTE)),
+                Timeliness::OnTime => None,
+                Timeliness::Late | Timeliness::Delayed => Some(Rearm::Soon),
             }
         }
     }
@@ -176,27 +180,29 @@ fn what_was_used_meanwhile_is_looked_at_again_as_often_as_at_first() {
     let stream = Arc::new(Used::default());
     let weak: Weak<Used> = Arc::downgrade(&stream);
     assert!(stream.1.set(timer.set(now, weak)).is_ok());
-    let uses = [(5, false), (20, true), (MAX_GLANCES + 1, false)];
+    let uses = [(5, false), (20, true), (MAX_RECHECKS + 1, false)];
     for (looks, used) in uses {
         for _ in 0..looks {
             stream.0.lock().expect("no panic").0 = used;
-            now = next(&timer).expect("not over") + 2 * ON_TIME;
-            timer.look_now(now);
+            now = next(&timer).expect("not over") + 2 * RECHECK_TOLERANCE;
+            timer.run_expired_now(now);
         }
     }
     assert_eq!(next(&timer), None);
     let looks = &stream.0.lock().expect("no panic").1;
-    let delayed = looks.iter().take_while(|look| **look == Noticed::Delayed);
-    assert_eq!(delayed.count(), 5 + 20 + usize::from(MAX_GLANCES));
-    assert_eq!(looks.last(), Some(&Noticed::InTime));
+    let delayed = looks
+        .iter()
+        .take_while(|look| **look == Timeliness::Delayed);
+    assert_eq!(delayed.count(), 5 + 20 + usize::from(MAX_RECHECKS));
+    assert_eq!(looks.last(), Some(&Timeliness::OnTime));
 }
 
 /// Has times of its own, as a registry has.
 struct Several {
-    ticket: OnceLock<Ticket>,
-    noticed: Mutex<Vec<(Instant, Noticed)>>,
+    ticket: OnceLock<TimerHandle>,
+    noticed: Mutex<Vec<(Instant, Timeliness)>>,
     /// What its ticket is told within the next look, and what that look says.
-    next: Mutex<(Vec<Instant>, Option<NextLook>)>,
+    next: Mutex<(Vec<Instant>, Option<Rearm>)>,
 }
 
 impl Several {
@@ -212,7 +218,7 @@ impl Several {
     }
 
     fn by(&self, at: Instant) {
-        self.ticket.get().expect("a ticket").by(at);
+        self.ticket.get().expect("a ticket").reset_earlier(at);
     }
 
     fn looks(&self) -> Vec<Instant> {
@@ -221,12 +227,12 @@ impl Several {
     }
 
     fn say(&self, within: &[Instant], next: Option<Instant>) {
-        *self.next.lock().expect("no panic") = (within.to_vec(), next.map(NextLook::At));
+        *self.next.lock().expect("no panic") = (within.to_vec(), next.map(Rearm::At));
     }
 }
 
-impl Timed for Several {
-    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+impl OnDeadline for Several {
+    fn on_deadline(&self, watch: &LatenessTracker, noticed: Timeliness) -> Option<Rearm> {
         let now = watch.now();
         self.noticed.lock().expect("no panic").push((now, noticed));
         let (within, next) = std::mem::take(&mut *self.next.lock().expect("no panic"));
@@ -291,29 +297,33 @@ fn a_time_beside_a_look_that_lasts_is_seen_by_others() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let several = Several::timed(&timer, now);
-    let (id, due) = timer.take_due(now).expect("due");
+    let (id, due) = timer.take_expired(now).expect("due");
     several.by(now + MINUTE);
-    let other = timer.look_all(&Watch::new(now + MINUTE, Noticed::Late));
+    let other = timer.run_all_expired(&LatenessTracker::new(now + MINUTE, Timeliness::Late));
     assert_eq!((several.looks(), other), (vec![now + MINUTE], None));
     several.say(&[], Some(now + 2 * MINUTE));
-    let again = due.look(&Watch::new(now, Noticed::InTime));
-    timer.change(|alarms| alarms.again(id, &again));
-    assert_eq!(timer.alarms().awake_at, Some(now + 2 * MINUTE));
+    let again = due.run(&LatenessTracker::new(now, Timeliness::OnTime));
+    timer.update(|alarms| alarms.requeue(id, &again));
+    assert_eq!(timer.entries().next_wake, Some(now + 2 * MINUTE));
 }
 
 #[test]
 fn it_is_told_how_late_it_was_noticed() {
     let now = Instant::now();
     for (late, noticed, told) in [
-        (Duration::ZERO, Noticed::InTime, Noticed::InTime),
-        (ON_TIME, Noticed::InTime, Noticed::InTime),
-        (2 * ON_TIME, Noticed::InTime, Noticed::Delayed),
-        (2 * LATE, Noticed::InTime, Noticed::Late),
-        (Duration::ZERO, Noticed::Late, Noticed::Late),
+        (Duration::ZERO, Timeliness::OnTime, Timeliness::OnTime),
+        (RECHECK_TOLERANCE, Timeliness::OnTime, Timeliness::OnTime),
+        (
+            2 * RECHECK_TOLERANCE,
+            Timeliness::OnTime,
+            Timeliness::Delayed,
+        ),
+        (2 * STALL_THRESHOLD, Timeliness::OnTime, Timeliness::Late),
+        (Duration::ZERO, Timeliness::Late, Timeliness::Late),
     ] {
         let timer = Arc::new(Timer::new());
         let several = Several::timed(&timer, now);
-        timer.look_all(&Watch::new(now + late, noticed));
+        timer.run_all_expired(&LatenessTracker::new(now + late, noticed));
         let heard = several.noticed.lock().expect("no panic");
         assert_eq!(*heard, [(now + late, told)]);
     }
@@ -324,16 +334,16 @@ fn it_is_told_how_late_it_was_noticed() {
 fn what_is_due_is_looked_at_in_turns() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let all: Vec<_> = (0..3 * LOOKS)
+    let all: Vec<_> = (0..3 * MAX_PER_POLL)
         .map(|_| Several::timed(&timer, now))
         .collect();
     let looked_at = || all.iter().filter(|it| !it.looks().is_empty()).count();
-    let watch = Watch::new(now + MINUTE, Noticed::InTime);
+    let watch = LatenessTracker::new(now + MINUTE, Timeliness::OnTime);
     let mut turns = 0;
-    while timer.look(&watch).is_some() {
+    while timer.run_expired(&watch).is_some() {
         turns += 1;
-        assert!(looked_at() <= turns * LOOKS);
-        let looked_at_by = timer.alarms().looked_at_by();
+        assert!(looked_at() <= turns * MAX_PER_POLL);
+        let looked_at_by = timer.entries().turn_due_at();
         assert_eq!(looked_at_by, Some(now + MINUTE), "nobody takes over");
     }
     assert!(turns >= 2);
