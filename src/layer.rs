@@ -11,7 +11,7 @@ use crate::{
     exchange::Registry,
     limits::Limits,
     observe::{Event, Observer, SessionIds},
-    options::{Options, Retain},
+    options::{Options, RetainAnswers},
     policy::{Grace, Policy},
     service::CancelOnDisconnect,
 };
@@ -24,7 +24,7 @@ const MIN_STALL: Duration = Duration::from_millis(100);
 /// ```
 /// use std::time::Duration;
 /// use mcp_cancel_on_disconnect::{
-///     CancelOnDisconnectLayer, Event, Grace, Observer, Policy, Retain, observe::SessionIds,
+///     CancelOnDisconnectLayer, Event, Grace, Observer, Policy, RetainAnswers, observe::SessionIds,
 /// };
 ///
 /// struct Printer;
@@ -43,7 +43,7 @@ const MIN_STALL: Duration = Duration::from_millis(100);
 ///     .exempt(|call| call.tool() == Some("deploy"))
 ///     .exempt(|call| call.method() == "prompts/get")
 ///     .stall_timeout(Duration::from_secs(30))
-///     .retain(Retain::Off)
+///     .retain(RetainAnswers::Off)
 ///     .log_session_ids(SessionIds::Omitted)
 ///     .observe(Printer)
 ///     .observe_fn(|event| {
@@ -290,7 +290,7 @@ impl CancelOnDisconnectLayer {
     }
 
     /// Sets which answers are kept for clients that resume.
-    pub fn retain(mut self, retain: Retain) -> Self {
+    pub fn retain(mut self, retain: RetainAnswers) -> Self {
         self.options.retain = retain;
         self
     }

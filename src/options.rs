@@ -17,13 +17,13 @@ use crate::{
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Retain};
 ///
-/// assert_eq!(Retain::default(), Retain::All);
-/// let frugal = CancelOnDisconnectLayer::new().retain(Retain::Detached);
+/// assert_eq!(RetainAnswers::default(), RetainAnswers::All);
+/// let frugal = CancelOnDisconnectLayer::new().retain(RetainAnswers::Detached);
 /// assert!(format!("{frugal:?}").contains("retain: Detached"));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum Retain {
+pub enum RetainAnswers {
     /// All answers, for 60 s at least, including those that were on their way when the connection broke. Those are the first to
     /// go when there is no room.
     #[default]
@@ -38,7 +38,7 @@ pub enum Retain {
 #[derive(Clone, Default)]
 pub(crate) struct Options {
     pub(crate) observers: Observers,
-    pub(crate) retain: Retain,
+    pub(crate) retain: RetainAnswers,
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,

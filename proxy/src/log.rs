@@ -15,7 +15,7 @@ use std::{
 
 use mcp_cancel_on_disconnect::{
     Event, Outcome,
-    observe::{SessionIds, Unreadable},
+    observe::{ParseFailure, SessionIds},
 };
 use tracing::{Subscriber, error, field::debug, info, level_filters::LevelFilter, warn};
 use tracing_subscriber::{
@@ -34,7 +34,7 @@ mod queue;
 
 /// What is logged unless `RUST_LOG` names another level for it. `mcp_server` is what a command writes to its stderr. The layer's
 /// remarks are for callers of its methods, and not for users of a program.
-const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::remarks=off,mcp_server=info";
+const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
 /// How many bytes of a name from a client are logged: 128.
 const LONGEST: usize = 128;
@@ -144,7 +144,7 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
                 jsonrpc.request.id = text(&$call.request_id().to_string()),
                 mcp.method.name = text($call.method()),
                 gen_ai.tool.name = $call.tool().map(text),
-                mcp.session.id = $call.session().and_then(|id| SessionIds::Hashed.shown(id)).as_deref(),
+                mcp.session.id = $call.session().and_then(|id| SessionIds::Hashed.display(id)).as_deref(),
                 $($rest)+
             )
         };
@@ -209,18 +209,18 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
 }
 
 /// What is wrong with a request that the layer does not watch, although a server may take it for a call.
-fn unwatched(why: Unreadable) -> Option<&'static str> {
+fn unwatched(why: ParseFailure) -> Option<&'static str> {
     Some(match why {
-        Unreadable::BadId => "a request has an id that is no string and no integer of 64 bits",
-        Unreadable::EscapedKey => {
+        ParseFailure::BadId => "a request has an id that is no string and no integer of 64 bits",
+        ParseFailure::EscapedKey => {
             "a request has an escape in the name of a member of the message or of its params"
         }
-        Unreadable::DuplicateKey => "a request has a member twice",
-        Unreadable::WrongType => "a request has params that are no object",
-        Unreadable::NotAMessage => "a request is no message of JSON-RPC 2.0",
-        Unreadable::TooDeep => "a request is nested too deep",
-        Unreadable::Batch => "a request is a batch",
-        Unreadable::ContentEncoding => "a request is compressed",
+        ParseFailure::DuplicateKey => "a request has a member twice",
+        ParseFailure::WrongType => "a request has params that are no object",
+        ParseFailure::NotAMessage => "a request is no message of JSON-RPC 2.0",
+        ParseFailure::TooDeep => "a request is nested too deep",
+        ParseFailure::Batch => "a request is a batch",
+        ParseFailure::ContentEncoding => "a request is compressed",
         _ => return None,
     })
 }

@@ -27,7 +27,7 @@ pub enum DetachCause {
     Disconnected,
     /// The kernel reported that the connection is gone while hyper did not read from it, see `WatchedListener` (feature
     /// `socket`).
-    PeerGone,
+    PeerClosed,
     /// The client is connected and has not read for as long as
     /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows.
     Stalled,
@@ -64,7 +64,9 @@ impl DetachCause {
     /// Why a call is cancelled that does not wait for its client.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
-            Self::Disconnected | Self::PeerGone | Self::Stalled => CancelReason::ClientDisconnected,
+            Self::Disconnected | Self::PeerClosed | Self::Stalled => {
+                CancelReason::ClientDisconnected
+            }
             Self::EndedByServer => CancelReason::Orphaned,
             Self::ResponseDropped => CancelReason::ResponseDropped,
             Self::ServicePanicked => CancelReason::ServicePanicked,
@@ -76,7 +78,7 @@ impl DetachCause {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Disconnected => "disconnected",
-            Self::PeerGone => "peer_gone",
+            Self::PeerClosed => "peer_closed",
             Self::Stalled => "stalled",
             Self::EndedByServer => "ended_by_server",
             Self::ResponseDropped => "response_dropped",
@@ -87,7 +89,7 @@ impl DetachCause {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Disconnected => "disconnected",
-            Self::PeerGone => "connection gone",
+            Self::PeerClosed => "connection closed",
             Self::Stalled => "did not read",
             Self::EndedByServer => "stream ended by the server",
             Self::ResponseDropped => "response dropped by the server",

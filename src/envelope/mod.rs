@@ -4,13 +4,13 @@ use std::iter;
 
 use bytes::{Bytes, BytesMut};
 
+mod parse_failure;
 mod read;
 mod scan;
-mod unreadable;
 
+pub use self::parse_failure::ParseFailure;
+pub(crate) use self::parse_failure::UnparsedBody;
 pub(crate) use self::read::{Answers, Message, Request, answers, read};
-pub(crate) use self::unreadable::NotKept;
-pub use self::unreadable::Unreadable;
 
 /// The largest body that is kept to be read: 4 MiB, which is also the most that rmcp accepts by default.
 const MAX_BODY: usize = 4 * 1024 * 1024;
@@ -54,15 +54,15 @@ impl Frames {
     }
 
     /// What is there of a body that is not kept any further.
-    pub(crate) fn not_kept(self, why: Unreadable) -> NotKept {
+    pub(crate) fn unparsed(self, why: ParseFailure) -> UnparsedBody {
         let rest = self.rest.iter().flat_map(|rest| &rest.frames);
         let mut frames = iter::once(&self.first)
             .chain(rest)
             .map(|frame| frame.trim_ascii_start());
         let beginning = frames.find(|frame| !frame.is_empty());
-        NotKept {
+        UnparsedBody {
             why,
-            is_doubtful: why.is_doubtful(beginning.unwrap_or_default()),
+            is_ambiguous: why.is_ambiguous(beginning.unwrap_or_default()),
         }
     }
 

@@ -14,7 +14,7 @@
 
 use memchr::memchr_iter;
 
-use super::Unreadable;
+use super::ParseFailure;
 
 /// Containers that may be open at once; `serde_json` refuses the 128th.
 const MAX_DEPTH: u32 = 127;
@@ -67,7 +67,7 @@ impl<'a> Cursor<'a> {
     /// again.
     ///
     /// A key is the text between its quotes, as it stands.
-    pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, Unreadable> {
+    pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.next_byte() != Some(b'{') {
             return Err(self.unexpected());
         }
@@ -79,7 +79,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// After a value of an object: the next key, or `None` if the object was closed instead.
-    pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, Unreadable> {
+    pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.comma_or_close()? {
             self.key().map(Some)
         } else {
@@ -88,7 +88,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Steps over the value that starts here and answers its text, without white space around it.
-    pub(super) fn value(&mut self) -> Result<&'a [u8], Unreadable> {
+    pub(super) fn value(&mut self) -> Result<&'a [u8], ParseFailure> {
         let first = self.next_byte();
         let start = self.at;
         match first {
@@ -99,15 +99,15 @@ impl<'a> Cursor<'a> {
     }
 
     /// Checks that nothing but white space is left.
-    pub(super) fn end(&mut self) -> Result<(), Unreadable> {
+    pub(super) fn end(&mut self) -> Result<(), ParseFailure> {
         match self.next_byte() {
             None => Ok(()),
-            Some(_) => Err(Unreadable::NotJson),
+            Some(_) => Err(ParseFailure::NotJson),
         }
     }
 
     /// Steps over the container that starts here.
-    fn container(&mut self) -> Result<(), Unreadable> {
+    fn container(&mut self) -> Result<(), ParseFailure> {
         let outside = self.depth;
         loop {
             let opened = match self.next_byte() {
@@ -132,9 +132,9 @@ impl<'a> Cursor<'a> {
     }
 
     /// Eats an opening bracket; `false` if the closing one follows, which is eaten too.
-    fn open(&mut self, kind: u128) -> Result<bool, Unreadable> {
+    fn open(&mut self, kind: u128) -> Result<bool, ParseFailure> {
         if self.depth == MAX_DEPTH {
-            return Err(Unreadable::TooDeep);
+            return Err(ParseFailure::TooDeep);
         }
         self.at += 1;
         self.depth += 1;
@@ -147,7 +147,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// `true`: a comma was eaten, the innermost container goes on. `false`: it was closed.
-    fn comma_or_close(&mut self) -> Result<bool, Unreadable> {
+    fn comma_or_close(&mut self) -> Result<bool, ParseFailure> {
         match self.next_byte() {
             Some(b',') => {
                 self.at += 1;
@@ -175,7 +175,7 @@ impl<'a> Cursor<'a> {
     // In line, these two make text with many keys cost a quarter less.
 
     #[inline(always)]
-    fn key(&mut self) -> Result<&'a [u8], Unreadable> {
+    fn key(&mut self) -> Result<&'a [u8], ParseFailure> {
         self.expect(b'"')?;
         let key = self.rest_of_string()?;
         self.expect(b':')?;
@@ -184,7 +184,7 @@ impl<'a> Cursor<'a> {
 
     /// Steps over the value with this `first` byte, which is not a container.
     #[inline(always)]
-    fn scalar(&mut self, first: Option<u8>) -> Result<(), Unreadable> {
+    fn scalar(&mut self, first: Option<u8>) -> Result<(), ParseFailure> {
         match first {
             Some(b'"') => {
                 self.at += 1;
@@ -199,18 +199,18 @@ impl<'a> Cursor<'a> {
     }
 
     /// Steps over a string whose opening quote was eaten and answers the text up to the closing one.
-    fn rest_of_string(&mut self) -> Result<&'a [u8], Unreadable> {
-        let text = self.body.get(self.at..).ok_or(Unreadable::Truncated)?;
+    fn rest_of_string(&mut self) -> Result<&'a [u8], ParseFailure> {
+        let text = self.body.get(self.at..).ok_or(ParseFailure::Truncated)?;
         let quote = match near_quote(text) {
             // There is no backslash right before it.
             Some(quote) if text.get(quote.wrapping_sub(1)) != Some(&b'\\') => quote,
-            _ => far_closing_quote(text).ok_or(Unreadable::Truncated)?,
+            _ => far_closing_quote(text).ok_or(ParseFailure::Truncated)?,
         };
         self.at += quote + 1;
-        text.get(..quote).ok_or(Unreadable::Truncated)
+        text.get(..quote).ok_or(ParseFailure::Truncated)
     }
 
-    fn number(&mut self) -> Result<(), Unreadable> {
+    fn number(&mut self) -> Result<(), ParseFailure> {
         self.eat(b'-');
         // A leading zero stands alone; a digit after it fails where a comma is expected.
         if !self.eat(b'0') {
@@ -227,7 +227,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn digits(&mut self) -> Result<(), Unreadable> {
+    fn digits(&mut self) -> Result<(), ParseFailure> {
         let start = self.at;
         while let Some(b'0'..=b'9') = self.peek() {
             self.at += 1;
@@ -238,7 +238,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn literal(&mut self, word: &[u8]) -> Result<(), Unreadable> {
+    fn literal(&mut self, word: &[u8]) -> Result<(), ParseFailure> {
         if !word.iter().all(|byte| self.eat(*byte)) {
             return Err(self.unexpected());
         }
@@ -246,7 +246,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Eats this byte, and white space before it.
-    fn expect(&mut self, byte: u8) -> Result<(), Unreadable> {
+    fn expect(&mut self, byte: u8) -> Result<(), ParseFailure> {
         if self.next_byte() != Some(byte) {
             return Err(self.unexpected());
         }
@@ -268,10 +268,10 @@ impl<'a> Cursor<'a> {
 
     /// Why the text cannot go on like this: it is over, or it is wrong.
     #[cold]
-    fn unexpected(&self) -> Unreadable {
+    fn unexpected(&self) -> ParseFailure {
         match self.peek() {
-            None => Unreadable::Truncated,
-            Some(_) => Unreadable::NotJson,
+            None => ParseFailure::Truncated,
+            Some(_) => ParseFailure::NotJson,
         }
     }
 }
@@ -354,7 +354,7 @@ mod tests {
                     assert_eq!(cursor.rest_of_string(), Ok(text.as_bytes()), "{body}");
                 }
                 let mut cut = Cursor::new(text.as_bytes());
-                assert_eq!(cut.rest_of_string(), Err(Unreadable::Truncated), "{text}");
+                assert_eq!(cut.rest_of_string(), Err(ParseFailure::Truncated), "{text}");
             }
         }
     }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::state::{Attachment, Exchange, Instance, Resume};
 use crate::{
     call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
-    fields::LAST_EVENT_ID,
+    headers::LAST_EVENT_ID,
     lock::lock,
     observe::Event,
     registry::{End, Named, UNSEEN_FOR, Wait},

@@ -22,13 +22,13 @@ use rmcp::{
 };
 
 use super::{
+    create_stream::CreateStream,
     event_ids::{EventIds, Seal, Sealed},
-    kept,
-    opening::Opening,
+    inner::ManagerInner,
+    replay,
     resume::ResumeRequest,
-    session::{Session, Watcher},
-    shared::SharedManager,
-    stream::without_muted,
+    session::{Session, SessionListener},
+    stream::without_suppressed,
     transport::CancellableTransport,
 };
 use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
@@ -59,9 +59,9 @@ use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 /// assert_eq!(CancellableSessionManager::new("a manager").inner(), &"a manager");
 /// ```
 pub struct CancellableSessionManager<M> {
-    shared: Arc<SharedManager<M>>,
+    shared: Arc<ManagerInner<M>>,
     idle_timeout: Option<Duration>,
-    watchers: Arc<[Watcher]>,
+    listeners: Arc<[SessionListener]>,
     event_ids: EventIds,
 }
 
@@ -115,9 +115,9 @@ impl<M> CancellableSessionManager<M> {
     /// `SessionConfig::keep_alive`, closes them under silent calls.
     pub fn new(manager: M) -> Self {
         Self {
-            shared: Arc::new(SharedManager::new(manager)),
+            shared: Arc::new(ManagerInner::new(manager)),
             idle_timeout: None,
-            watchers: Arc::default(),
+            listeners: Arc::default(),
             event_ids: EventIds::of_process(),
         }
     }
@@ -189,8 +189,8 @@ impl<M> CancellableSessionManager<M> {
         mut self,
         watcher: impl Fn(&SessionEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
-        let watcher: Watcher = Arc::new(watcher);
-        self.watchers = self.watchers.iter().cloned().chain([watcher]).collect();
+        let watcher: SessionListener = Arc::new(watcher);
+        self.listeners = self.listeners.iter().cloned().chain([watcher]).collect();
         self
     }
 
@@ -231,7 +231,7 @@ impl<M> CancellableSessionManager<M> {
         session: &str,
         last_event_id: &str,
     ) -> Option<Arc<ServerJsonRpcMessage>> {
-        kept::message(self.shared.ended(&session.into(), last_event_id)?)
+        replay::message(self.shared.retained_for(&session.into(), last_event_id)?)
     }
 
     /// The manager inside.
@@ -254,9 +254,9 @@ impl<M: SessionManager> CancellableSessionManager<M> {
     ) -> CancellableTransport<M::Transport> {
         let session = self
             .shared
-            .open_session(id, self.idle_timeout, self.watchers.clone());
-        session.tell_opened(restored);
-        CancellableTransport::new(transport, session, self.shared.serving.clone())
+            .open_session(id, self.idle_timeout, self.listeners.clone());
+        session.notify_opened(restored);
+        CancellableTransport::new(transport, session, self.shared.serve_tasks.clone())
     }
 
     /// What binds the event ids of a session to it. `None` if there is no event store.
@@ -289,7 +289,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             && let Some(link) = CallToken::in_message(request.request.extensions())
         {
             // From its first call on the session is known to the layer.
-            self.shared.belongs_to(link.exchange().registry());
+            self.shared.can_bind(link.exchange().registry());
         }
         let used = self.shared.sessions.begin_use(id);
         let initialized = self.shared.manager.initialize_session(id, message);
@@ -306,7 +306,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     /// handlers run for another 5 s.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         // A task that has served a session means that one, and not what was restored under its id since.
-        let served = self.shared.serving.end(id);
+        let served = self.shared.serve_tasks.end(id);
         let is_current = |served: Arc<Session>| self.shared.sessions.is_current(&served);
         if served.is_some_and(|served| !served.upgrade().is_some_and(is_current)) {
             return Ok(());
@@ -329,8 +329,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             Some(_) => None,
             None => shared.untracked(id, &message, used.as_ref()),
         };
-        let opened = shared.hand_in(id, message, call.as_ref(), untracked.as_deref());
-        Opening::new(opened, call, untracked, self.seal_of(id), used)
+        let opened = shared.submit(id, message, call.as_ref(), untracked.as_deref());
+        CreateStream::new(opened, call, untracked, self.seal_of(id), used)
     }
 
     fn accept_message(
@@ -356,7 +356,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                     self.shared.client_cancelled(id, request, meant);
                 }
                 // If it is a call that is not tracked, rmcp sends no answer.
-                (Some(request), None, Some(used)) => used.muted.forget_untracked(&request),
+                (Some(request), None, Some(used)) => used.suppressed.forget_untracked(&request),
                 _ => {}
             }
             drop(used);
@@ -372,7 +372,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let used = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
         let seal = self.seal_of(id);
-        opened.map_ok(|stream| without_muted(Sealed::new(stream, seal), used))
+        opened.map_ok(|stream| without_suppressed(Sealed::new(stream, seal), used))
     }
 
     async fn resume(
@@ -408,7 +408,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
         let store = self.shared.manager.event_store()?;
-        Some(self.event_ids.guard(store))
+        Some(self.event_ids.wrap(store))
     }
 }
 
@@ -447,12 +447,12 @@ mod tests {
             hears.lock().unwrap().push(is_opened);
         });
         let (id, _transport) = manager.inner().create_session().await.unwrap();
-        let watchers = manager.watchers.clone();
+        let watchers = manager.listeners.clone();
         let session = manager.shared.open_session(id.clone(), None, watchers);
         manager.close_session(&id).await.unwrap();
         assert!(told.lock().unwrap().is_empty());
 
-        session.tell_opened(false);
+        session.notify_opened(false);
 
         assert_eq!(*told.lock().unwrap(), [true, false]);
     }

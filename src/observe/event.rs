@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use crate::{
     call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
     cancel::CancelError,
-    envelope::Unreadable,
+    envelope::ParseFailure,
     limits::Limit,
 };
 
@@ -115,7 +115,7 @@ pub enum Event<'a> {
     #[non_exhaustive]
     UnparsedBody {
         /// Why the body could not be read.
-        why: Unreadable,
+        why: ParseFailure,
     },
 }
 

@@ -6,5 +6,5 @@ mod replay;
 pub use self::body::TeeBody;
 pub(crate) use self::{
     body::Capture,
-    replay::{Replay, Template},
+    replay::{Replay, ServicePrototype},
 };

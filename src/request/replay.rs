@@ -18,7 +18,7 @@ use crate::{
     call::{CallInfo, CancelReason, Scope},
     cancel::{CancelError, Canceller, Injection},
     exchange::{Exchange, Instance},
-    fields::LAST_EVENT_ID,
+    headers::LAST_EVENT_ID,
     jsonrpc,
     lock::lock,
     token::CallToken,
@@ -62,11 +62,11 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
 
 /// The inner service as it was layered, never called itself: every replay clones it and waits for its own
 /// clone to be ready.
-pub(crate) type Template<S> = Mutex<S>;
+pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.
 pub(crate) struct Replay<S, B> {
-    service: Arc<Template<S>>,
+    service: Arc<ServicePrototype<S>>,
     instance: Arc<Instance>,
     uri: Uri,
     version: Version,
@@ -82,7 +82,7 @@ impl<S, B> Replay<S, B> {
     /// Keeps a copy of the request's head. Its extensions must not hold the exchange's link yet, or
     /// exchange and replay would keep each other alive.
     pub(crate) fn new(
-        service: Arc<Template<S>>,
+        service: Arc<ServicePrototype<S>>,
         instance: Arc<Instance>,
         request: &Request<B>,
     ) -> Self {

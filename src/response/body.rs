@@ -19,8 +19,8 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::{Departure, is_ready, stream::EventStream};
-use crate::{call::DetachCause, exchange::Guard, source::Source};
+use super::{PeerClosed, is_ready, stream::EventStream};
+use crate::{call::DetachCause, either_body::EitherBody, exchange::Guard};
 
 pin_project! {
     /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). If it is dropped before its end,
@@ -51,11 +51,11 @@ pin_project! {
             // First, so that the token fires before the inner body's destructors run.
             guard: Guard,
             #[pin]
-            source: Source<B>,
+            source: EitherBody<B>,
             // How many bytes are to come, where that is known.
             remaining: Option<u64>,
             // Until it was seen to have left.
-            peer: Option<Departure>,
+            peer: Option<PeerClosed>,
         },
         Events { stream: EventStream<B> },
     }
@@ -69,12 +69,12 @@ impl<B: Body> ResponseBody<B> {
         mut guard: Guard,
         inner: B,
         remaining: Option<u64>,
-        peer: Option<Departure>,
+        peer: Option<PeerClosed>,
     ) -> Self {
         if inner.is_end_stream() || remaining == Some(0) {
             guard.complete();
         }
-        let source = Source::body(inner);
+        let source = EitherBody::body(inner);
         Self {
             kind: Kind::Plain {
                 guard,
@@ -93,12 +93,12 @@ impl<B: Body> ResponseBody<B> {
 
     /// These bytes in place of the inner body.
     pub(super) fn bytes(bytes: Bytes) -> Self {
-        Self::unwatched(Source::bytes(bytes))
+        Self::inert(EitherBody::bytes(bytes))
     }
 }
 
 impl<B> ResponseBody<B> {
-    fn unwatched(source: Source<B>) -> Self {
+    fn inert(source: EitherBody<B>) -> Self {
         Self {
             kind: Kind::Plain {
                 guard: Guard::inert(),
@@ -139,7 +139,7 @@ where
             Poll::Ready(polled) => polled,
             Poll::Pending if is_ready(peer, cx) => {
                 *peer = None;
-                guard.abandon(DetachCause::PeerGone);
+                guard.abandon(DetachCause::PeerClosed);
                 return Poll::Ready(None);
             }
             Poll::Pending => return Poll::Pending,
@@ -177,7 +177,7 @@ where
 impl<B: Default> Default for ResponseBody<B> {
     /// An empty body that belongs to no call, as layers outside make one for their own answers.
     fn default() -> Self {
-        Self::unwatched(Source::body(B::default()))
+        Self::inert(EitherBody::body(B::default()))
     }
 }
 

@@ -17,9 +17,9 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::{
-    Departure, Sleeper,
+    PeerClosed, Sleeper,
     body::ResponseBody,
-    commit::Committed,
+    commit::CommittedBody,
     departure,
     head::{content_length, has_no_content, has_type, read_head},
     is_ready,
@@ -31,7 +31,7 @@ use super::{
 use crate::{
     call::{CallInfo, DetachCause},
     exchange::{BodyPlan, Delivering, Guard, Head, Tap},
-    fields::{Fields, accepts_events},
+    headers::{McpHeaders, accepts_events},
     options::Options,
 };
 
@@ -39,14 +39,14 @@ use crate::{
 /// of the shortest idle limit that proxies have by default.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
-const PROBE_COMMITTED: Duration = Duration::from_secs(15);
+const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// How often a call is looked for whose body is not known to have passed: every 100 ms, or less often with a longer
 /// [`commit_after`](crate::CancelOnDisconnectLayer::commit_after).
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// In place of a time that no clock can be set to: 10 years.
-const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// The status that nginx logs for a client that left before its response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -80,17 +80,17 @@ pin_project! {
         // First, so that the token fires before the inner future's destructors run.
         guard: Guard,
         #[pin]
-        inner: Answering<F>,
-        terms: Terms,
+        inner: InnerFuture<F>,
+        options: ResponseOptions,
         // Set while the answer waits inside for its head.
         delivering: Option<Delivering>,
-        used: Used,
+        used: UseUntilHead,
     }
 }
 
 pin_project! {
-    #[project = AnsweringProj]
-    enum Answering<F> {
+    #[project = InnerFutureProj]
+    enum InnerFuture<F> {
         Inline { #[pin] future: F },
         // Boxed where it may have to go on in the body.
         Boxed { future: Option<Pin<Box<F>>> },
@@ -100,7 +100,7 @@ pin_project! {
 /// The use of its session by a request that waits for the response head. Its session manager does not know of a request whose
 /// body is on its way, or that waits in a middleware.
 #[derive(Default)]
-enum Used {
+enum UseUntilHead {
     /// Each poll was ready, or a session manager had bound the call.
     #[default]
     NotYet,
@@ -110,41 +110,41 @@ enum Used {
 
 /// What request and options say about the response.
 #[derive(Default)]
-pub(crate) struct Terms {
+pub(crate) struct ResponseOptions {
     head_only: bool,
     commit: Option<Silence>,
-    peer: Option<Departure>,
+    peer: Option<PeerClosed>,
 }
 
 /// How long the inner service is silent, counted from when its call is known: a client may upload a request slowly.
 struct Silence {
     limit: Duration,
     timer: Sleeper,
-    is_known: bool,
+    has_call: bool,
 }
 
 // === impl ResponseFuture ===
 
 impl<F> ResponseFuture<F> {
-    pub(crate) fn new(guard: Guard, future: F, terms: Terms) -> Self {
-        let inner = match terms.commit {
-            None => Answering::Inline { future },
-            Some(_) => Answering::Boxed {
+    pub(crate) fn new(guard: Guard, future: F, options: ResponseOptions) -> Self {
+        let inner = match options.commit {
+            None => InnerFuture::Inline { future },
+            Some(_) => InnerFuture::Boxed {
                 future: Some(Box::pin(future)),
             },
         };
         Self {
             guard,
             inner,
-            terms,
+            options,
             delivering: None,
-            used: Used::NotYet,
+            used: UseUntilHead::NotYet,
         }
     }
 
     /// The future of a request that another layer watches already.
-    pub(crate) fn unwatched(future: F) -> Self {
-        Self::new(Guard::inert(), future, Terms::default())
+    pub(crate) fn passthrough(future: F) -> Self {
+        Self::new(Guard::inert(), future, ResponseOptions::default())
     }
 }
 
@@ -170,28 +170,31 @@ where
             this.inner.as_mut().poll(cx)
         };
         if polled.is_ready() {
-            *this.used = Used::NotYet;
+            *this.used = UseUntilHead::NotYet;
         }
         if let Some(exchange) = this.guard.exchange() {
             // Before `settle`, only a session manager makes a call known, and a call in flight uses its session.
-            if polled.is_pending() && matches!(this.used, Used::NotYet) && !exchange.has_call() {
+            if polled.is_pending()
+                && matches!(this.used, UseUntilHead::NotYet)
+                && !exchange.has_call()
+            {
                 let _used = exchange.use_session();
-                *this.used = Used::Begun { _used };
+                *this.used = UseUntilHead::Begun { _used };
             }
             exchange.settle();
         }
         match polled {
             Poll::Ready(Ok(response)) => {
                 let guard = mem::replace(this.guard, Guard::inert());
-                Poll::Ready(Ok(this.terms.respond(guard, response)))
+                Poll::Ready(Ok(this.options.respond(guard, response)))
             }
             Poll::Ready(Err(error)) => {
                 this.guard.fail();
                 Poll::Ready(Err(error))
             }
-            Poll::Pending if is_ready(&mut this.terms.peer, cx) => {
-                this.guard.abandon(DetachCause::PeerGone);
-                Poll::Ready(Ok(nobody_there()))
+            Poll::Pending if is_ready(&mut this.options.peer, cx) => {
+                this.guard.abandon(DetachCause::PeerClosed);
+                Poll::Ready(Ok(client_closed_request()))
             }
             Poll::Pending => {
                 if this.delivering.is_none()
@@ -203,8 +206,8 @@ where
                     .guard
                     .exchange()
                     .and_then(|exchange| exchange.call_in_flight());
-                let silence = this.terms.commit.as_mut();
-                let Some(call) = silence.and_then(|silence| silence.is_over(call, cx)) else {
+                let silence = this.options.commit.as_mut();
+                let Some(call) = silence.and_then(|silence| silence.poll_elapsed(call, cx)) else {
                     return Poll::Pending;
                 };
                 let request = call.request_id().clone();
@@ -212,14 +215,14 @@ where
                     return Poll::Pending;
                 };
                 let used = mem::take(this.used);
-                let answering = Box::pin(async move {
+                let pending = Box::pin(async move {
                     let answer = future.await.ok();
                     drop(used);
                     answer
                 });
                 let guard = mem::replace(this.guard, Guard::inert());
-                let committed = Committed::new(request, answering);
-                Poll::Ready(Ok(this.terms.commit(guard, committed)))
+                let committed = CommittedBody::new(request, pending);
+                Poll::Ready(Ok(this.options.commit(guard, committed)))
             }
         }
     }
@@ -231,23 +234,23 @@ impl<F> fmt::Debug for ResponseFuture<F> {
     }
 }
 
-// === impl Answering ===
+// === impl InnerFuture ===
 
-impl<F: Future> Answering<F> {
+impl<F: Future> InnerFuture<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         match self.project() {
-            AnsweringProj::Inline { future } => future.poll(cx),
-            AnsweringProj::Boxed {
+            InnerFutureProj::Inline { future } => future.poll(cx),
+            InnerFutureProj::Boxed {
                 future: Some(future),
             } => future.as_mut().poll(cx),
-            AnsweringProj::Boxed { future: None } => Poll::Pending,
+            InnerFutureProj::Boxed { future: None } => Poll::Pending,
         }
     }
 
     fn take(self: Pin<&mut Self>) -> Option<Pin<Box<F>>> {
         match self.project() {
-            AnsweringProj::Inline { .. } => None,
-            AnsweringProj::Boxed { future } => future.take(),
+            InnerFutureProj::Inline { .. } => None,
+            InnerFutureProj::Boxed { future } => future.take(),
         }
     }
 }
@@ -260,40 +263,40 @@ impl Silence {
         Some(Self {
             limit,
             timer: timer(limit)?,
-            is_known: false,
+            has_call: false,
         })
     }
 
     /// Returns the call once the inner service was silent for long enough. `None` if it was not, or has no call in flight.
-    fn is_over<'a>(
+    fn poll_elapsed<'a>(
         &mut self,
         call: Option<&'a CallInfo>,
         cx: &mut Context<'_>,
     ) -> Option<&'a CallInfo> {
         if let Some(call) = call
-            && !mem::replace(&mut self.is_known, true)
+            && !mem::replace(&mut self.has_call, true)
         {
             self.wait(call.started_at(), self.limit);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
-            if self.is_known {
+            if self.has_call {
                 return call;
             }
             // The inner service may have another task read the body, so this future need not be polled when it has passed.
-            self.wait(Instant::now(), self.limit.max(LOOK_AGAIN));
+            self.wait(Instant::now(), self.limit.max(RECHECK_INTERVAL));
         }
         None
     }
 
     fn wait(&mut self, from: Instant, time: Duration) {
-        let at = from.checked_add(time).unwrap_or(from + FAR);
+        let at = from.checked_add(time).unwrap_or(from + FAR_FUTURE);
         self.timer.as_mut().reset(at);
     }
 }
 
-// === impl Terms ===
+// === impl ResponseOptions ===
 
-impl Terms {
+impl ResponseOptions {
     /// `may_be_call`: whether the request may carry a call, as far as its head shows.
     pub(crate) fn of<B>(request: &Request<B>, may_be_call: bool, options: &Options) -> Self {
         let commit_after = options
@@ -321,20 +324,23 @@ impl Terms {
         RB: Body + Send + 'static,
     {
         let (mut parts, body) = response.into_parts();
-        let fields = Fields::of(&parts.headers);
+        let mcp_headers = McpHeaders::of(&parts.headers);
         let is_here = body.size_hint().exact().is_some();
-        let length = body.size_hint().exact().or_else(|| content_length(&fields));
+        let length = body
+            .size_hint()
+            .exact()
+            .or_else(|| content_length(&mcp_headers));
         let Some(exchange) = guard.exchange() else {
             return Response::from_parts(parts, ResponseBody::plain(guard, body, length, None));
         };
         let keep_alive = exchange.keep_alive();
-        let head = read_head(parts.status, &fields);
+        let head = read_head(parts.status, &mcp_headers);
         let mut answered = None;
         match exchange.head(head) {
             BodyPlan::Late { request, error } if !has_no_content(parts.status) => {
                 parts.headers.remove(header::CONTENT_LENGTH);
                 let late = Box::new(Late::new(body, request, error));
-                let content = Content::open(keep_alive.and_then(Probes::new));
+                let content = Content::injectable(keep_alive.and_then(Probes::new));
                 let inner = Inner::Late { late };
                 let stream = EventStream::new(guard, inner, content, self.peer.take());
                 return Response::from_parts(parts, ResponseBody::events(stream));
@@ -350,7 +356,7 @@ impl Terms {
         let is_over = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
         if let Some(call) = answered.filter(|_| !is_here && !is_over) {
             // Its server may be at work until the end. Of a known length, every byte but the last says that.
-            let is_json = has_type(&fields, "application/json") && !fields.is_encoded;
+            let is_json = has_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
                 guard.set_tap(Box::new(Tap::answer(call, is_json)));
             }
@@ -367,9 +373,9 @@ impl Terms {
                 if keep_alive.is_some() {
                     set_unbuffered(&mut parts.headers);
                 }
-                Content::open(keep_alive.and_then(Probes::new))
+                Content::injectable(keep_alive.and_then(Probes::new))
             }
-            remaining => Content::Sealed { remaining },
+            remaining => Content::Passthrough { remaining },
         };
         let stream = EventStream::new(guard, Inner::Body { body }, content, self.peer.take());
         Response::from_parts(parts, ResponseBody::events(stream))
@@ -377,12 +383,17 @@ impl Terms {
 
     /// The response before there is an answer.
     #[cold]
-    fn commit<RB>(&mut self, guard: Guard, committed: Committed<RB>) -> Response<ResponseBody<RB>>
+    fn commit<RB>(
+        &mut self,
+        guard: Guard,
+        committed: CommittedBody<RB>,
+    ) -> Response<ResponseBody<RB>>
     where
         RB: Body + Send + 'static,
     {
         let keep_alive = guard.exchange().and_then(|exchange| exchange.keep_alive());
-        let content = Content::open(Probes::new(keep_alive.unwrap_or(PROBE_COMMITTED)));
+        let content =
+            Content::injectable(Probes::new(keep_alive.unwrap_or(DEFAULT_PROBE_INTERVAL)));
         let inner = Inner::Committed {
             committed: Box::new(committed),
         };
@@ -407,7 +418,7 @@ fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
 
 /// An answer that nobody gets.
 #[cold]
-fn nobody_there<RB: Body>() -> Response<ResponseBody<RB>> {
+fn client_closed_request<RB: Body>() -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(Bytes::new()));
     if let Ok(status) = StatusCode::from_u16(CLIENT_CLOSED_REQUEST) {
         *response.status_mut() = status;

@@ -19,7 +19,7 @@ use super::{Polled, Sleeper, timer};
 use crate::{call::RequestId, envelope::Answers, sse::Reader};
 
 /// How long a server may take for its next event: 1 s, as with a session manager.
-const NEXT_EVENT: Duration = Duration::from_secs(1);
+const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum number of bytes that are held back: 1 MiB, as much as is kept of answers for a session. A longer stream is passed on.
 const MAX_HELD: usize = 1024 * 1024;
@@ -58,7 +58,7 @@ impl<B> Late<B> {
                 error,
                 reader: Reader::default(),
                 held: BytesMut::new(),
-                silence: timer(NEXT_EVENT),
+                silence: timer(NEXT_EVENT_TIMEOUT),
             })),
         }
     }
@@ -119,7 +119,7 @@ impl HeldBack {
             is_answer |= match event.answers {
                 Answers::One(request) => request == self.request,
                 // A batch may have it.
-                Answers::Nothing | Answers::Unclear(_) => event.is_doubtful,
+                Answers::Nothing | Answers::Unclear(_) => event.is_ambiguous,
             };
         });
         if is_event && let (Some(silence), Some(at)) = (&mut self.silence, next_event()) {
@@ -138,5 +138,5 @@ impl HeldBack {
 }
 
 fn next_event() -> Option<Instant> {
-    Instant::now().checked_add(NEXT_EVENT)
+    Instant::now().checked_add(NEXT_EVENT_TIMEOUT)
 }

@@ -30,7 +30,7 @@ mod late;
 mod slot;
 mod stream;
 
-pub(crate) use self::future::Terms;
+pub(crate) use self::future::ResponseOptions;
 pub use self::{body::ResponseBody, future::ResponseFuture};
 
 /// What a poll of a body gives.
@@ -39,17 +39,17 @@ type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error
 type Sleeper = Pin<Box<Sleep>>;
 
 /// Ends when the client's connection does, also where hyper does not look.
-type Departure = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+type PeerClosed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
 /// `None` where nobody watches the client's socket.
 #[cfg(feature = "socket")]
-fn departure(extensions: &Extensions) -> Option<Departure> {
+fn departure(extensions: &Extensions) -> Option<PeerClosed> {
     let peer = crate::socket::Peer::of(extensions)?.clone();
-    Some(Box::pin(async move { peer.gone().await }))
+    Some(Box::pin(async move { peer.closed().await }))
 }
 
 #[cfg(not(feature = "socket"))]
-fn departure(_: &Extensions) -> Option<Departure> {
+fn departure(_: &Extensions) -> Option<PeerClosed> {
     None
 }
 

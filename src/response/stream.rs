@@ -20,15 +20,15 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::{
-    Departure, Polled, Sleeper, is_ready,
-    slot::{Held, Inner, Next, Slot},
+    PeerClosed, Polled, Sleeper, is_ready,
+    slot::{BodySlot, Inner, InnerBody, Next},
     timer,
 };
 use crate::{
     call::DetachCause,
     exchange::{Delivering, Exchange, Guard},
     registry::Outlet,
-    sse::{self, Boundary, Start},
+    sse::{self, BomFilter, Boundary},
 };
 
 /// nginx holds back no event of a response with this header.
@@ -36,19 +36,19 @@ const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering
 
 /// Number of bytes that are handed on at once where the client's reading is timed: 16 KiB. Chosen because it is the default size of
 /// an HTTP/2 frame, and because a client that reads 400 KB/s takes 25 of them a second.
-const PIECE: usize = 16 * 1024;
+const MAX_PIECE: usize = 16 * 1024;
 
 pub(super) struct EventStream<B> {
-    slot: Arc<Slot<B>>,
+    slot: Arc<BodySlot<B>>,
     content: Content,
     /// The rest of a frame that is handed on in pieces.
     rest: Bytes,
-    peer: Option<Departure>,
-    start: Start,
+    peer: Option<PeerClosed>,
+    bom_filter: BomFilter,
     /// The exchange of the call that it resumes.
     resumed: Option<Arc<Exchange>>,
     /// Whether the registry was told that the stream stays open although its call has ended.
-    outlives_call: bool,
+    is_registered: bool,
     /// Set while it is to bring the answer of a call that has ended.
     delivering: Option<Delivering>,
     ended: bool,
@@ -57,7 +57,7 @@ pub(super) struct EventStream<B> {
 /// What can be done with a body of events.
 pub(super) enum Content {
     /// Nothing is put in: it is encoded, or its length is known, and this much of it is to come.
-    Sealed { remaining: Option<u64> },
+    Passthrough { remaining: Option<u64> },
     /// The answer itself, of which this much is to come if its length is known. As long as nothing but white space has passed,
     /// another can take its place, unless the length is known.
     Answer {
@@ -65,7 +65,7 @@ pub(super) enum Content {
         remaining: Option<u64>,
     },
     /// Between two events something can be put in.
-    Open {
+    Injectable {
         boundary: Boundary,
         probes: Option<Box<Probes>>,
     },
@@ -85,22 +85,22 @@ impl<B: Send + 'static> EventStream<B> {
         guard: Guard,
         inner: Inner<B>,
         content: Content,
-        peer: Option<Departure>,
+        peer: Option<PeerClosed>,
     ) -> Self {
         let exchange = guard.exchange().cloned();
         let stall_timeout = exchange.as_deref().and_then(Exchange::stall_timeout);
         let stall_timeout = stall_timeout.filter(|_| !matches!(content, Content::Answer { .. }));
-        let slot = Arc::new(Slot::new(guard, inner, stall_timeout));
+        let slot = Arc::new(BodySlot::new(guard, inner, stall_timeout));
         let mut resumed = None;
         let mut delivering = None;
         if let Some(exchange) = exchange {
-            let outlet: Weak<dyn Outlet> = Arc::<Slot<B>>::downgrade(&slot);
+            let outlet: Weak<dyn Outlet> = Arc::<BodySlot<B>>::downgrade(&slot);
             resumed = exchange.open(outlet);
             delivering = resumed.as_ref().unwrap_or(&exchange).delivering();
             if let Some(timeout) = stall_timeout
-                && let Some(ticket) = exchange.watch(Arc::<Slot<B>>::downgrade(&slot), timeout)
+                && let Some(handle) = exchange.watch(Arc::<BodySlot<B>>::downgrade(&slot), timeout)
             {
-                slot.keep_ticket(ticket);
+                slot.set_timer(handle);
             }
         }
         Self {
@@ -108,9 +108,9 @@ impl<B: Send + 'static> EventStream<B> {
             content,
             rest: Bytes::new(),
             peer,
-            start: Start::default(),
+            bom_filter: BomFilter::default(),
             resumed,
-            outlives_call: false,
+            is_registered: false,
             delivering,
             ended: false,
         }
@@ -124,7 +124,7 @@ impl<B> EventStream<B> {
 
     pub(super) fn size_hint(&self) -> SizeHint {
         match self.content {
-            Content::Sealed {
+            Content::Passthrough {
                 remaining: Some(remaining),
             }
             | Content::Answer {
@@ -142,10 +142,10 @@ where
     B::Data: From<Bytes>,
 {
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled<B> {
-        self.slot.came();
+        self.slot.reader_polled();
         let polled = ready!(self.poll(cx));
         if matches!(polled, Some(Ok(_))) {
-            self.slot.gave();
+            self.slot.frame_delivered();
         } else {
             self.ended = true;
         }
@@ -158,16 +158,16 @@ where
             match self.slot.next(at_boundary, cx.waker()) {
                 Next::Message(message) => {
                     let message = self.content.wrap(message);
-                    return self.put_in(message);
+                    return self.inject(message);
                 }
-                Next::Inner(held) if !self.rest.is_empty() => {
+                Next::Inner(body) if !self.rest.is_empty() => {
                     let rest = mem::take(&mut self.rest);
-                    return self.pass(held, Frame::data(rest.into()));
+                    return self.deliver(body, Frame::data(rest.into()));
                 }
-                Next::Inner(mut held) => match held.as_mut().poll_frame(cx) {
+                Next::Inner(mut body) => match body.as_mut().poll_frame(cx) {
                     Poll::Pending => {
-                        let exchange = self.outlives_call_of(&mut held);
-                        if self.slot.put_back(held) {
+                        let exchange = self.must_register(&mut body);
+                        if self.slot.restore(body) {
                             if let Some(exchange) = exchange {
                                 self.delivering = exchange.delivering();
                                 exchange.hand_over();
@@ -175,30 +175,30 @@ where
                             return self.poll_idle(cx);
                         }
                     }
-                    Poll::Ready(Some(Ok(frame))) => return self.pass(held, frame),
+                    Poll::Ready(Some(Ok(frame))) => return self.deliver(body, frame),
                     Poll::Ready(Some(Err(error))) => {
-                        let guard = held.as_mut().guard();
+                        let guard = body.as_mut().guard();
                         guard.abandon(DetachCause::ResponseDropped);
                         return Poll::Ready(Some(Err(error)));
                     }
                     Poll::Ready(None) => {
-                        held.as_mut().guard().complete();
+                        body.as_mut().guard().complete();
                         break;
                     }
                 },
                 // The call was cancelled here. Its client gets the error behind the frame that had begun.
-                Next::Over if self.slot.was_told() && !self.rest.is_empty() => {
+                Next::Closed if self.slot.was_closed_with_error() && !self.rest.is_empty() => {
                     let rest = mem::take(&mut self.rest);
-                    let piece = self.cut(rest);
+                    let piece = self.split_piece(rest);
                     return Poll::Ready(Some(Ok(Frame::data(self.forward(piece)))));
                 }
-                Next::Over => {
+                Next::Closed => {
                     let Some(message) = self.last_message() else {
                         break;
                     };
                     // The event that the server had begun is ended. Its client cannot read that one, and reads the error.
                     let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
-                    return self.put_in(message.into());
+                    return self.inject(message.into());
                 }
             }
         }
@@ -207,81 +207,81 @@ where
 
     /// The message for its client where the inner body was dropped in the middle of an event.
     fn last_message(&self) -> Option<Bytes> {
-        let is_open = matches!(self.content, Content::Open { .. });
+        let is_open = matches!(self.content, Content::Injectable { .. });
         is_open.then(|| self.slot.last_message())?
     }
 
-    fn pass(&mut self, mut held: Pin<Box<Held<B>>>, frame: Frame<B::Data>) -> Polled<B> {
+    fn deliver(&mut self, mut body: Pin<Box<InnerBody<B>>>, frame: Frame<B::Data>) -> Polled<B> {
         let is_trailers = frame.is_trailers();
         let frame = match frame.into_data() {
             Ok(mut data) => {
-                let piece = self.cut(data.copy_to_bytes(data.remaining()));
-                Frame::data(self.read(&mut held, piece))
+                let piece = self.split_piece(data.copy_to_bytes(data.remaining()));
+                Frame::data(self.observe(&mut body, piece))
             }
             Err(trailers) => trailers,
         };
-        self.ended = self.rest.is_empty() && held.is_end_stream();
+        self.ended = self.rest.is_empty() && body.is_end_stream();
         if self.ended || is_trailers || self.content.has_passed() {
-            held.as_mut().guard().complete();
+            body.as_mut().guard().complete();
         }
-        self.slot.put_back(held);
+        self.slot.restore(body);
         Poll::Ready(Some(Ok(frame)))
     }
 
     /// Returns the part of a frame that is handed on now, and keeps the rest.
-    fn cut(&mut self, mut frame: Bytes) -> Bytes {
-        if !self.slot.is_timed() || frame.len() <= PIECE {
+    fn split_piece(&mut self, mut frame: Bytes) -> Bytes {
+        if !self.slot.has_stall_timeout() || frame.len() <= MAX_PIECE {
             return frame;
         }
-        self.rest = frame.split_off(PIECE);
+        self.rest = frame.split_off(MAX_PIECE);
         frame
     }
 
     /// Reads what the inner body says.
-    fn read(&mut self, held: &mut Pin<Box<Held<B>>>, bytes: Bytes) -> B::Data {
-        if let Some(tap) = held.as_mut().guard().tap() {
+    fn observe(&mut self, body: &mut Pin<Box<InnerBody<B>>>, bytes: Bytes) -> B::Data {
+        if let Some(tap) = body.as_mut().guard().tap() {
             tap.read(&bytes);
         }
         self.forward(bytes)
     }
 
     fn forward(&mut self, bytes: Bytes) -> B::Data {
-        self.content.pass(&bytes);
-        self.start.pass(bytes).into()
+        self.content.observe(&bytes);
+        self.bom_filter.filter(bytes).into()
     }
 
     /// The exchange whose calls have ended although the inner body has not, if that is news.
-    fn outlives_call_of(&mut self, held: &mut Pin<Box<Held<B>>>) -> Option<Arc<Exchange>> {
+    fn must_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
             .as_ref()
-            .or(held.as_mut().guard().exchange())
+            .or(body.as_mut().guard().exchange())
             .filter(|exchange| exchange.is_call_over())?;
-        let is_news = !mem::replace(&mut self.outlives_call, true);
+        let is_news = !mem::replace(&mut self.is_registered, true);
         is_news.then(|| exchange.clone())
     }
 
     /// Does what is to be done while the inner body is pending.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         if is_ready(&mut self.peer, cx) {
-            self.slot.abandon(DetachCause::PeerGone);
+            self.slot.abandon(DetachCause::PeerClosed);
             return Poll::Ready(None);
         }
-        if let Content::Open {
+        if let Content::Injectable {
             boundary,
             probes: Some(probes),
         } = &mut self.content
-            && boundary.is_here()
+            && boundary.is_at_event_boundary()
         {
             ready!(probes.poll(cx));
-            return self.put_in(sse::COMMENT);
+            return self.inject(sse::COMMENT);
         }
         Poll::Pending
     }
 
     #[cold]
-    fn put_in(&mut self, bytes: Bytes) -> Polled<B> {
-        self.start.put_in();
+    fn inject(&mut self, bytes: Bytes) -> Polled<B> {
+        self.bom_filter.after_injection();
         self.content.reset_probes();
         Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
     }
@@ -296,8 +296,8 @@ impl<B> Drop for EventStream<B> {
 // === impl Content ===
 
 impl Content {
-    pub(super) fn open(probes: Option<Probes>) -> Self {
-        Self::Open {
+    pub(super) fn injectable(probes: Option<Probes>) -> Self {
+        Self::Injectable {
             boundary: Boundary::default(),
             probes: probes.map(Box::new),
         }
@@ -312,24 +312,24 @@ impl Content {
     }
 
     /// Follows the next frame of the body.
-    fn pass(&mut self, frame: &[u8]) {
+    fn observe(&mut self, frame: &[u8]) {
         match self {
-            Self::Sealed { remaining: None } => {}
+            Self::Passthrough { remaining: None } => {}
             Self::Answer {
                 is_untouched,
                 remaining: None,
             } => {
                 *is_untouched = *is_untouched && frame.trim_ascii().is_empty();
             }
-            Self::Sealed {
+            Self::Passthrough {
                 remaining: Some(remaining),
             }
             | Self::Answer {
                 remaining: Some(remaining),
                 ..
             } => *remaining = remaining.saturating_sub(frame.len() as u64),
-            Self::Open { boundary, .. } => {
-                boundary.pass(frame);
+            Self::Injectable { boundary, .. } => {
+                boundary.observe(frame);
                 self.reset_probes();
             }
         }
@@ -337,7 +337,7 @@ impl Content {
 
     /// Notes that something was sent.
     fn reset_probes(&mut self) {
-        if let Self::Open {
+        if let Self::Injectable {
             probes: Some(probes),
             ..
         } = self
@@ -348,9 +348,9 @@ impl Content {
 
     fn is_at_boundary(&self) -> bool {
         match self {
-            Self::Sealed { .. } => false,
+            Self::Passthrough { .. } => false,
             Self::Answer { is_untouched, .. } => *is_untouched,
-            Self::Open { boundary, .. } => boundary.is_here(),
+            Self::Injectable { boundary, .. } => boundary.is_at_event_boundary(),
         }
     }
 
@@ -359,7 +359,7 @@ impl Content {
     fn wrap(&self, message: Bytes) -> Bytes {
         match self {
             Self::Answer { .. } => message,
-            Self::Sealed { .. } | Self::Open { .. } => sse::event(&message),
+            Self::Passthrough { .. } | Self::Injectable { .. } => sse::event(&message),
         }
     }
 
@@ -367,7 +367,7 @@ impl Content {
     fn has_passed(&self) -> bool {
         matches!(
             self,
-            Self::Sealed { remaining: Some(0) }
+            Self::Passthrough { remaining: Some(0) }
                 | Self::Answer {
                     remaining: Some(0),
                     ..

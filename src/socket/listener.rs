@@ -9,7 +9,7 @@ use super::stream::WatchedStream;
 
 /// How long to wait after an error that is not of one connection: 1 s. Trying again at once would spin, with too many open files
 /// for example.
-const PAUSE: Duration = Duration::from_secs(1);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A listener that lets the layer see each connection's [`Peer`](super::Peer).
 ///
@@ -104,10 +104,10 @@ impl WatchedListener {
         loop {
             match self.listener.accept().await {
                 Ok((stream, addr)) => return (WatchedStream::new(stream, addr), addr),
-                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) if is_per_connection_error(&error) => {}
                 Err(error) => {
                     error!(target: "mcp_cancel_on_disconnect", %error, "accept failed");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
@@ -124,7 +124,7 @@ impl WatchedListener {
 }
 
 /// Whether the error says only that the connection ended before it was accepted.
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn is_per_connection_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted

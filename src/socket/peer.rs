@@ -27,11 +27,11 @@ use tokio::net::TcpStream;
 /// use mcp_cancel_on_disconnect::socket::{Peer, WatchedListener};
 ///
 /// async fn report(ConnectInfo(peer): ConnectInfo<Peer>) -> String {
-///     if peer.is_gone() {
-///         return "nobody waits for it".to_owned();
+///     if peer.is_closed() {
+///         return "the client disconnected".to_owned();
 ///     }
 ///     tokio::select! {
-///         () = peer.gone() => format!("{} has gone", peer.addr()),
+///         () = peer.closed() => format!("{} disconnected", peer.addr()),
 ///         () = std::future::ready(()) => "the report".to_owned(),
 ///     }
 /// }
@@ -57,7 +57,7 @@ pub struct Peer {
 pub(super) struct SharedStream {
     pub(super) stream: TcpStream,
     /// Set when the [`WatchedStream`](super::WatchedStream) goes: what happens to the socket from then on is this side's doing.
-    pub(super) let_go: AtomicBool,
+    pub(super) is_dropped: AtomicBool,
 }
 
 // === impl Peer ===
@@ -106,7 +106,7 @@ impl Peer {
     /// let peer = stream.peer().with_addr(client);
     /// assert_eq!(peer.addr(), client);
     /// drop(proxy);
-    /// while !peer.is_gone() {
+    /// while !peer.is_closed() {
     ///     tokio::task::yield_now().await;
     /// }
     /// # Ok(())
@@ -132,7 +132,7 @@ impl Peer {
     /// # Cancel safety
     ///
     /// Nothing is lost when this future is dropped. Any number of them may wait at the same time.
-    pub async fn gone(&self) {
+    pub async fn closed(&self) {
         if let Some(shared) = self.shared.upgrade()
             && shared.closed_by_peer().await
         {
@@ -141,8 +141,8 @@ impl Peer {
         future::pending().await
     }
 
-    /// Whether [`gone`](Self::gone) would return at once. False on a connection that this side has ended.
-    pub fn is_gone(&self) -> bool {
+    /// Whether [`closed`](Self::closed) would return at once. False on a connection that this side has ended.
+    pub fn is_closed(&self) -> bool {
         self.shared
             .upgrade()
             .is_some_and(|shared| shared.is_closed_by_peer())
@@ -171,7 +171,7 @@ impl SharedStream {
     pub(super) async fn closed_by_peer(&self) -> bool {
         loop {
             let ready = self.stream.ready(Interest::PRIORITY).await;
-            if self.let_go.load(Ordering::Acquire) {
+            if self.is_dropped.load(Ordering::Acquire) {
                 return false;
             }
             match ready {
@@ -190,7 +190,7 @@ impl SharedStream {
     /// Returns the same for this moment, without waiting.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
-        closed.is_ok() && !self.let_go.load(Ordering::Acquire)
+        closed.is_ok() && !self.is_dropped.load(Ordering::Acquire)
     }
 }
 
@@ -239,7 +239,7 @@ mod tests {
     #[tokio::test]
     async fn a_peer_without_a_connection_is_never_said_to_be_gone() {
         let peer = peer(1);
-        assert!(futures_util::poll!(std::pin::pin!(peer.gone())).is_pending());
-        assert!(!peer.is_gone());
+        assert!(futures_util::poll!(std::pin::pin!(peer.closed())).is_pending());
+        assert!(!peer.is_closed());
     }
 }

@@ -60,8 +60,8 @@ const MAX_UNSENT: u32 = 32 * 1024;
 /// drop(client);
 /// # #[cfg(target_os = "linux")]
 /// # {
-/// peer.gone().await;
-/// assert!(peer.is_gone());
+/// peer.closed().await;
+/// assert!(peer.is_closed());
 /// # }
 /// # Ok(())
 /// # }
@@ -85,7 +85,10 @@ impl WatchedStream {
         let _best_effort = SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT);
         let let_go = AtomicBool::new(false);
         Self {
-            shared: Arc::new(SharedStream { stream, let_go }),
+            shared: Arc::new(SharedStream {
+                stream,
+                is_dropped: let_go,
+            }),
             addr,
         }
     }
@@ -205,7 +208,7 @@ impl Drop for WatchedStream {
     /// Those who await the peer's end hold the socket open. Shutting down the read side sends nothing, wakes them, and
     /// shows them that there is nothing to wait for any more.
     fn drop(&mut self) {
-        self.shared.let_go.store(true, Ordering::Release);
+        self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {
             // It fails when the connection is gone, and then they are awake.
             let _woken = SockRef::from(self.tcp()).shutdown(Shutdown::Read);

@@ -19,16 +19,16 @@ pub(crate) struct Boundary {
 
 impl Boundary {
     /// Whether the bytes so far end between two events.
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_at_event_boundary(&self) -> bool {
         !self.in_line && !self.in_event
     }
 
     /// Follows the next frame of the body.
-    pub(crate) fn pass(&mut self, frame: &[u8]) {
+    pub(crate) fn observe(&mut self, frame: &[u8]) {
         // This ends with a blank line, whatever came before. Most frames are whole events that end so.
         if frame.ends_with(b"\n\n") || frame.ends_with(b"\r\n\r\n") {
             *self = Self {
-                lines: Lines::begun(),
+                lines: Lines::after_start(),
                 ..Self::default()
             };
             return;
@@ -36,8 +36,8 @@ impl Boundary {
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
-                Piece::Mark => (self.in_line, self.in_event) = (false, false),
-                Piece::PartOfMark => (self.in_line, self.in_event) = (true, true),
+                Piece::Bom => (self.in_line, self.in_event) = (false, false),
+                Piece::PartOfBom => (self.in_line, self.in_event) = (true, true),
                 Piece::Text { text, ends } => {
                     if !self.in_line && !text.is_empty() {
                         self.in_line = true;

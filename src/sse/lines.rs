@@ -5,26 +5,26 @@ use std::mem;
 use memchr::memchr2;
 
 /// The byte order mark that a body may start with.
-pub(super) const MARK: &[u8] = b"\xef\xbb\xbf";
+pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Cuts a body into lines: any of the three line ends ends one, and a byte order mark at the start is part of none.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     /// How many bytes of the mark have come: all, once something else came.
-    marked: u8,
+    bom_bytes: u8,
     /// The last byte was a carriage return, so that a line feed would belong to it.
     after_return: bool,
 }
 
-const MARKED: u8 = MARK.len() as u8;
+const BOM_LEN: u8 = BOM.len() as u8;
 
 /// The next piece of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece<'f> {
     /// A part of the mark. If the rest does not come, it is a line that begins like no field.
-    PartOfMark,
+    PartOfBom,
     /// The end of the mark: nothing has come.
-    Mark,
+    Bom,
     /// Text of the line: up to its end, or of the frame's.
     Text { text: &'f [u8], ends: bool },
 }
@@ -33,9 +33,9 @@ pub(super) enum Piece<'f> {
 
 impl Lines {
     /// The lines of a body of which a line end has passed.
-    pub(super) fn begun() -> Self {
+    pub(super) fn after_start() -> Self {
         Self {
-            marked: MARKED,
+            bom_bytes: BOM_LEN,
             after_return: false,
         }
     }
@@ -43,16 +43,16 @@ impl Lines {
     /// Takes the next piece off `frame`. `None` at its end.
     pub(super) fn next<'f>(&mut self, frame: &mut &'f [u8]) -> Option<Piece<'f>> {
         let (first, rest) = frame.split_first()?;
-        if let Some(wanted) = MARK.get(usize::from(self.marked)) {
+        if let Some(wanted) = BOM.get(usize::from(self.bom_bytes)) {
             if first == wanted {
                 *frame = rest;
-                self.marked += 1;
-                return Some(match self.marked {
-                    MARKED => Piece::Mark,
-                    _ => Piece::PartOfMark,
+                self.bom_bytes += 1;
+                return Some(match self.bom_bytes {
+                    BOM_LEN => Piece::Bom,
+                    _ => Piece::PartOfBom,
                 });
             }
-            self.marked = MARKED;
+            self.bom_bytes = BOM_LEN;
         }
         if mem::take(&mut self.after_return) && *first == b'\n' {
             *frame = rest;

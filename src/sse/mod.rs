@@ -26,16 +26,16 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use self::{
-    block::{Block, EventField},
+    event_block::{EventBlock, EventField},
     lines::{Lines, Piece},
 };
 
-mod block;
+mod bom_filter;
 mod boundary;
+mod event_block;
 mod lines;
-mod start;
 
-pub(crate) use self::{block::StreamEvent, boundary::Boundary, start::Start};
+pub(crate) use self::{bom_filter::BomFilter, boundary::Boundary, event_block::StreamEvent};
 
 /// A comment. It is not an event, and only shows whether the client is still there.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
@@ -46,7 +46,7 @@ pub(crate) struct Reader {
     lines: Lines,
     line: Line,
     /// The event that a frame has cut.
-    cut: Option<Block<'static>>,
+    cut: Option<EventBlock<'static>>,
 }
 
 /// How far the current line has come.
@@ -79,12 +79,12 @@ pub(crate) fn event(data: &[u8]) -> Bytes {
 impl Reader {
     /// Reads the next frame of the body and gives every event that ends in it to `event`, in order.
     pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(StreamEvent<'_>)) {
-        let mut block: Block<'_> = self.cut.take().unwrap_or_default();
+        let mut block: EventBlock<'_> = self.cut.take().unwrap_or_default();
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
-                Piece::PartOfMark => self.line = Line::Other,
-                Piece::Mark => self.line = Line::Start,
+                Piece::PartOfBom => self.line = Line::Other,
+                Piece::Bom => self.line = Line::Start,
                 Piece::Text { text, ends } => {
                     let line = self.line.after(text, &mut block);
                     self.line = if ends { Line::Start } else { line };
@@ -92,13 +92,13 @@ impl Reader {
                         if let Some(ended) = block.event() {
                             event(ended);
                         }
-                        block = Block::default();
+                        block = EventBlock::default();
                     }
                 }
             }
         }
         if !block.is_empty() {
-            self.cut = Some(block.keep());
+            self.cut = Some(block.into_owned());
         }
     }
 }
@@ -107,7 +107,7 @@ impl Reader {
 
 impl Line {
     /// What the line is after `text`, which is on it. What of that is a value goes to `block`.
-    fn after<'f>(mut self, mut text: &'f [u8], block: &mut Block<'f>) -> Self {
+    fn after<'f>(mut self, mut text: &'f [u8], block: &mut EventBlock<'f>) -> Self {
         if let Self::Start = self {
             self = match text.first() {
                 None => return Self::Start,
@@ -136,13 +136,13 @@ impl Line {
             self = Self::Value(field);
         }
         if let Self::Value(field) = self {
-            block.go_on(field, text);
+            block.append(field, text);
         }
         self
     }
 
     /// Ends the line. Says whether it was blank.
-    fn end(self, block: &mut Block<'_>) -> bool {
+    fn end(self, block: &mut EventBlock<'_>) -> bool {
         match self {
             Self::Start => return true,
             Self::Name(field, came) if usize::from(came) + 1 == field.name().len() => {

@@ -1,4 +1,4 @@
-//! Alarms: the things to look at when their times come.
+//! The timer's entries: each calls its target when its deadline passes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,83 +10,86 @@ use tokio::time::Instant;
 
 use super::lateness::{LatenessTracker, RECHECK_DELAY, RECHECK_TOLERANCE, Timeliness};
 
-/// How late something may be noticed before the runtime counts as starved: 1 s.
+/// Maximum lateness before the runtime counts as stalled: 1 s.
 pub(crate) const STALL_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// How often something is looked at again at most: 10 times. A machine that is never on time then takes about a second
-/// longer to end an orphan, an idle session, or a stream that is not read.
+/// Maximum number of rechecks of one deadline: 10.
+///
+/// A machine that is never on time then takes about one second longer to end an orphan, an idle session, or a stream that
+/// is not read.
 pub(crate) const MAX_RECHECKS: u8 = 10;
 
-/// Something that has a time.
+/// The target of a timer entry.
 pub(crate) trait OnDeadline: Send + Sync {
-    /// Looks at it. Says when to look again, if at all. Looks may overlap if its ticket was told an
-    /// [earlier](super::Ticket::by) time meanwhile.
+    /// Handles an expired deadline. Returns the next deadline; `None` disarms the entry.
     ///
-    /// If it has several times it judges for each by the watch how late that was noticed. It does a part of what is due,
-    /// and has its ticket told when the rest is.
-    fn on_deadline(&self, watch: &LatenessTracker, noticed: Timeliness) -> Option<Rearm>;
+    /// Calls may overlap if [`reset_earlier`](super::TimerHandle::reset_earlier) was called meanwhile.
+    ///
+    /// A target with several deadlines takes the lateness of each from `lateness`. It may handle only some of them, and then
+    /// resets its handle to the deadline of the others.
+    fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
 }
 
-/// When something is to be looked at again.
+/// When an entry expires next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rearm {
     /// At this time.
     At(Instant),
-    /// A moment later, but not often in a row: it seems to be over, and the look was [delayed](Noticed::Delayed).
+    /// [`RECHECK_DELAY`] later, because the deadline seems to have passed, but the timer was
+    /// [delayed](Timeliness::Delayed). At most [`MAX_RECHECKS`] times in a row.
     Soon,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct EntryId(u64);
 
-/// Everything that has a ticket, in the order of its times.
+/// All entries, ordered by deadline.
 ///
-/// A `Weak` keeps the memory of what it points to, so none is kept longer than the [`Ticket`](super::Ticket).
+/// A `Weak` keeps the allocation of its target, so an entry is removed with its [`TimerHandle`](super::TimerHandle).
 #[derive(Default)]
 pub(super) struct TimerEntries {
     due: BTreeSet<(Instant, EntryId)>,
-    /// All that have a ticket.
     entries: BTreeMap<EntryId, TimerEntry>,
     last_id: u64,
-    /// When somebody looks next, as far as the keepers were told.
+    /// The earliest time at which a timer task will run, as far as the tasks were notified.
     pub(super) next_wake: Option<Instant>,
-    /// When the last turn began after which more was due.
+    /// Start of the latest turn that left expired entries behind.
     pub(super) backlog_at: Option<Instant>,
 }
 
 struct TimerEntry {
     target: Weak<dyn OnDeadline>,
-    /// `None` while it is being looked at, or needs no look.
+    /// `None` while the target handles its deadline, or if the entry is disarmed.
     deadline: Option<Instant>,
-    /// How many looks in a row were delayed and found that it seems to be over.
+    /// Number of rechecks in a row.
     rechecks: u8,
 }
 
-/// Something whose time has come.
-pub(super) struct Expired {
+/// An entry whose deadline has passed.
+pub(super) struct ExpiredEntry {
     deadline: Instant,
     target: Arc<dyn OnDeadline>,
     rechecks: u8,
 }
 
-/// When to look at something again.
+/// The next deadline of an entry that was handled.
 pub(super) struct Requeue {
     deadline: Option<Instant>,
     rechecks: u8,
 }
 
-// === impl Alarms ===
+// === impl TimerEntries ===
 
 impl TimerEntries {
-    pub(super) fn add(&mut self, at: Instant, timed: Weak<dyn OnDeadline>) -> EntryId {
+    pub(super) fn add(&mut self, at: Instant, target: Weak<dyn OnDeadline>) -> EntryId {
         self.last_id += 1;
         let id = EntryId(self.last_id);
-        let alarm = TimerEntry {
-            target: timed,
+        let entry = TimerEntry {
+            target: target,
             deadline: Some(at),
             rechecks: 0,
         };
-        self.entries.insert(id, alarm);
+        self.entries.insert(id, entry);
         self.due.insert((at, id));
         id
     }
@@ -96,56 +99,56 @@ impl TimerEntries {
         self.entries.get(&id)?.deadline
     }
 
-    /// Removes what has lost its ticket.
+    /// Removes an entry. Returns its target, to be dropped without the lock.
     pub(super) fn remove(&mut self, id: EntryId) -> Option<Weak<dyn OnDeadline>> {
-        let alarm = self.entries.remove(&id)?;
-        if let Some(at) = alarm.deadline {
+        let entry = self.entries.remove(&id)?;
+        if let Some(at) = entry.deadline {
             self.due.remove(&(at, id));
         }
-        Some(alarm.target)
+        Some(entry.target)
     }
 
-    /// Has it looked at no later than this.
+    /// Moves a deadline to `at`, unless it is earlier already.
     pub(super) fn reset_earlier(&mut self, id: EntryId, at: Instant) {
-        if let Some(alarm) = self.entries.get_mut(&id)
-            && alarm.deadline.is_none_or(|later| at < later)
+        if let Some(entry) = self.entries.get_mut(&id)
+            && entry.deadline.is_none_or(|later| at < later)
         {
-            if let Some(later) = alarm.deadline.replace(at) {
+            if let Some(later) = entry.deadline.replace(at) {
                 self.due.remove(&(later, id));
             }
             self.due.insert((at, id));
         }
     }
 
-    /// Takes out what is to be looked at now, the earliest first. The caller drops it, without the lock.
-    pub(super) fn take_expired(&mut self, now: Instant) -> Option<(EntryId, Expired)> {
+    /// Takes the earliest expired entry. The caller drops the target without the lock.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Option<(EntryId, ExpiredEntry)> {
         loop {
             let (at, id) = *self.due.first().filter(|(at, _)| *at <= now)?;
             self.due.remove(&(at, id));
-            // One that is about to lose its ticket has gone already.
-            if let Some(alarm) = self.entries.get_mut(&id)
-                && let Some(at) = alarm.deadline.take()
-                && let Some(timed) = alarm.target.upgrade()
+            // The target of a handle that is being dropped does not upgrade.
+            if let Some(entry) = self.entries.get_mut(&id)
+                && let Some(at) = entry.deadline.take()
+                && let Some(target) = entry.target.upgrade()
             {
-                let glances = alarm.rechecks;
+                let rechecks = entry.rechecks;
                 return Some((
                     id,
-                    Expired {
+                    ExpiredEntry {
                         deadline: at,
-                        target: timed,
-                        rechecks: glances,
+                        target: target,
+                        rechecks: rechecks,
                     },
                 ));
             }
         }
     }
 
-    /// Has it looked at again, if its ticket was not dropped meanwhile.
-    pub(super) fn requeue(&mut self, id: EntryId, again: &Requeue) {
-        if let Some(alarm) = self.entries.get_mut(&id) {
-            alarm.rechecks = again.rechecks;
+    /// Sets the next deadline of an entry, unless its handle was dropped meanwhile.
+    pub(super) fn requeue(&mut self, id: EntryId, requeue: &Requeue) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.rechecks = requeue.rechecks;
         }
-        if let Some(at) = again.deadline {
+        if let Some(at) = requeue.deadline {
             self.reset_earlier(id, at);
         }
     }
@@ -154,7 +157,7 @@ impl TimerEntries {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Whether the keepers must be told of an earlier time, and notes that they are.
+    /// Returns `true` if the timer tasks must be woken for an earlier deadline, and records that they are.
     pub(super) fn needs_wake(&mut self) -> bool {
         let next = self.next();
         let is_news = next.is_some_and(|next| self.next_wake.is_none_or(|at| next < at));
@@ -164,36 +167,36 @@ impl TimerEntries {
         is_news
     }
 
-    /// Notes that a keeper has had a turn, and says when it comes back: at once if more is due.
+    /// Records the end of a turn. Returns when the next one is due: at once if expired entries remain.
     pub(super) fn end_turn(&mut self, now: Instant) -> Option<Instant> {
         self.next_wake = self.next();
         if self.next_wake.is_some_and(|at| at <= now) {
-            // One whose look lasted comes back after others that began later.
+            // A turn with a slow target may end after later turns.
             self.backlog_at = self.backlog_at.max(Some(now));
         }
         self.next_wake
     }
 
-    /// When somebody should have looked, if somebody is to.
+    /// Returns the time by which a turn should have begun. `None` if no entry is armed.
     pub(super) fn turn_due_at(&self) -> Option<Instant> {
         let awake_at = self.next_wake?;
         Some(self.backlog_at.map_or(awake_at, |at| at.max(awake_at)))
     }
 }
 
-// === impl Due ===
+// === impl ExpiredEntry ===
 
-impl Expired {
-    pub(super) fn run(self, watch: &LatenessTracker) -> Requeue {
-        let now = watch.now();
-        let noticed = match watch.lateness(self.deadline) {
+impl ExpiredEntry {
+    pub(super) fn run(self, lateness: &LatenessTracker) -> Requeue {
+        let now = lateness.now();
+        let timeliness = match lateness.lateness(self.deadline) {
             late if late > STALL_THRESHOLD => Timeliness::Late,
-            _ if watch.was_stalled(self.deadline) => Timeliness::Late,
-            // After so many glances a machine that is never on time ends it all the same.
+            _ if lateness.was_stalled(self.deadline) => Timeliness::Late,
+            // After `MAX_RECHECKS`, a machine that is never on time counts as on time.
             late if late > RECHECK_TOLERANCE && self.rechecks < MAX_RECHECKS => Timeliness::Delayed,
             _ => Timeliness::OnTime,
         };
-        let (at, glances) = match self.target.on_deadline(watch, noticed) {
+        let (at, rechecks) = match self.target.on_deadline(lateness, timeliness) {
             Some(Rearm::At(at)) => (Some(at), 0),
             Some(Rearm::Soon) => (
                 now.checked_add(RECHECK_DELAY),
@@ -203,7 +206,7 @@ impl Expired {
         };
         Requeue {
             deadline: at,
-            rechecks: glances,
+            rechecks: rechecks,
         }
     }
 }

@@ -1,9 +1,11 @@
-//! Tasks that another runtime takes if their own does not come to them.
+//! Tasks that have not started, and that another runtime takes over if their own does not poll them.
 //!
-//! A task stays with the timer until it begins. Its own runtime has only a [`Runner`](super::runner::Runner) that
-//! fetches it then, so the runtime that comes first has it, and nothing runs twice. A runner that is dropped leaves its
-//! task to the keepers of other runtimes, but only [`MAX_MOVES`](super::runner::MAX_MOVES) times: runtimes that end one
-//! after another do not pass a task on without end.
+//! A pending task is stored in the timer. The spawned [`TaskRunner`](super::task_runner::TaskRunner) takes it when first
+//! polled, so no task runs twice. If its runtime never polls it, another runtime takes the task.
+//!
+//! A runner that is dropped releases its task to the timer tasks of other runtimes. A task migrates at most
+//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times, so runtimes that end one after another do not pass it on
+//! without end.
 
 use std::{collections::BTreeMap, pin::Pin};
 
@@ -11,12 +13,12 @@ use tokio::time::Instant;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Until when a task may go on to another runtime.
+/// Until when a task may migrate to another runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Migration {
-    /// Until it ends. It waits for nothing that belongs to a runtime.
+    /// Until it ends. The task must not await anything that belongs to a runtime.
     Always,
-    /// Until it begins.
+    /// Until it starts.
     BeforeStart,
 }
 
@@ -26,46 +28,46 @@ pub(super) struct PendingTask {
     pub(super) migrations: u8,
 }
 
-/// The tasks that have not begun, or lost their runtime, those first that any runtime may take first.
+/// Tasks that have not started or lost their runtime, ordered by when any runtime may take them.
 #[derive(Default)]
 pub(super) struct PendingTasks {
     pub(super) waiting: BTreeMap<TaskId, PendingTask>,
     last_number: u64,
-    /// When the keepers look for what is overdue, if they were told to.
+    /// When the timer tasks look for takeover_at tasks next. `None` if they were not woken for any.
     wake_at: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TaskId {
-    /// When any runtime may take it. `None` if it has none of its own: at once.
+    /// When any runtime may take the task. `None` if it has no runtime: at once.
     takeover_at: Option<Instant>,
     number: u64,
 }
 
-// === impl ErrandId ===
+// === impl TaskId ===
 
 impl TaskId {
-    /// The same, once it has no runtime of its own.
+    /// Returns the id of the same task without a runtime.
     pub(super) fn without_runtime(self) -> Self {
-        let overdue = None;
+        let takeover_at = None;
         Self {
-            takeover_at: overdue,
+            takeover_at: takeover_at,
             ..self
         }
     }
 }
 
-// === impl Errands ===
+// === impl PendingTasks ===
 
 impl PendingTasks {
-    pub(super) fn add(&mut self, errand: PendingTask, overdue: Option<Instant>) -> TaskId {
+    pub(super) fn add(&mut self, task: PendingTask, takeover_at: Option<Instant>) -> TaskId {
         self.last_number += 1;
         let number = self.last_number;
         let id = TaskId {
-            takeover_at: overdue,
+            takeover_at: takeover_at,
             number,
         };
-        self.waiting.insert(id, errand);
+        self.waiting.insert(id, task);
         id
     }
 
@@ -73,16 +75,16 @@ impl PendingTasks {
         self.waiting.remove(&id)
     }
 
-    /// Whether the keepers must be told that they are to look at this time.
-    pub(super) fn needs_wake(&mut self, overdue: Instant, now: Instant) -> bool {
-        let is_news = self.wake_at.is_none_or(|at| at <= now || overdue < at);
-        if is_news {
-            self.wake_at = Some(overdue);
+    /// Returns `true` if the timer tasks must be woken to look for takeover_at tasks at `takeover_at`.
+    pub(super) fn needs_wake(&mut self, takeover_at: Instant, now: Instant) -> bool {
+        let is_earlier = self.wake_at.is_none_or(|at| at <= now || takeover_at < at);
+        if is_earlier {
+            self.wake_at = Some(takeover_at);
         }
-        is_news
+        is_earlier
     }
 
-    /// What any runtime may take, and when to look again.
+    /// Takes the tasks that any runtime may run. Also returns when to look again.
     pub(super) fn take_overdue(
         &mut self,
         now: Instant,
@@ -95,7 +97,7 @@ impl PendingTasks {
         (due, self.wake_at)
     }
 
-    /// What has no runtime of its own.
+    /// Takes the tasks without a runtime.
     pub(super) fn take_without_runtime(&mut self) -> Vec<(TaskId, PendingTask)> {
         self.take_while(|id| id.takeover_at.is_none())
     }

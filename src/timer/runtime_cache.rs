@@ -1,9 +1,10 @@
-//! The runtimes on which a timer has a keeper, as far as each thread knows.
+//! A thread-local cache of the runtimes that have a task of a timer.
 //!
-//! Every request asks for it, so it costs one relaxed load and a look at what the thread knows. A thread of a multi-threaded
-//! runtime stays with it, so what it found out once holds until a keeper ends. A thread that drives a runtime by itself may
-//! drive another one next, so there the runtime's id is compared. That clones the runtime's handle, which no other thread does
-//! at the same time.
+//! Every request reads it, so a hit costs one relaxed load and one read of a thread-local.
+//!
+//! - A worker thread of a multi-threaded runtime stays with that runtime. Its entry is valid until a timer task ends.
+//! - A thread that drives a runtime by itself may drive another one next. There the id of the runtime is compared, which
+//!   clones the handle of the runtime. No other thread does so at the same time.
 
 use std::{
     cell::Cell,
@@ -12,10 +13,10 @@ use std::{
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
-/// How many timers a thread can know: 16. A server has two.
+/// Maximum number of timers that a thread caches: 16. A server has two.
 const CACHED_TIMERS: usize = 16;
 
-/// Changes whenever a runtime leaves. No two timers ever have the same number.
+/// The last epoch. A timer gets a new epoch whenever one of its tasks ends; no two timers ever share one.
 static LAST_EPOCH: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -28,40 +29,40 @@ pub(super) struct RuntimeCache {
     slot: usize,
 }
 
-/// What a thread knows of one timer.
+/// The cache entry of one timer in one thread.
 #[derive(Debug, Clone, Copy)]
 struct CurrentRuntime {
-    /// The number of the roll when it was found out.
+    /// Epoch of the timer when the entry was recorded.
     epoch: u64,
-    /// The runtime, where the thread may come to drive another one.
+    /// The runtime, if the thread may drive another one later.
     pinned_to: Option<Id>,
 }
 
-// === impl Roll ===
+// === impl RuntimeCache ===
 
 impl RuntimeCache {
-    /// Whether the current runtime is known to keep time.
+    /// Returns `true` if the current runtime is known to have a timer task.
     pub(super) fn is_registered(&self) -> bool {
-        let number = self.epoch.load(Ordering::Relaxed);
-        let here = CURRENT_RUNTIMES.with(|known| known.get(self.slot).map(Cell::get));
-        here.is_some_and(|here| here.epoch == number && here.is_current())
+        let epoch = self.epoch.load(Ordering::Relaxed);
+        let here = CURRENT_RUNTIMES.with(|cached| cached.get(self.slot).map(Cell::get));
+        here.is_some_and(|here| here.epoch == epoch && here.is_current())
     }
 
-    /// Notes for this thread that its runtime keeps time, or is about to. Under the timer's lock.
+    /// Records for this thread that its runtime has a timer task, or is about to. Requires the lock of the timer.
     pub(super) fn record(&self, runtime: &Handle) {
-        let is_driven_by_others = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
+        let is_multi_threaded = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
         let here = CurrentRuntime {
             epoch: self.epoch.load(Ordering::Relaxed),
-            pinned_to: (!is_driven_by_others).then(|| runtime.id()),
+            pinned_to: (!is_multi_threaded).then(|| runtime.id()),
         };
-        CURRENT_RUNTIMES.with(|known| {
-            if let Some(known) = known.get(self.slot) {
-                known.set(here);
+        CURRENT_RUNTIMES.with(|cached| {
+            if let Some(cached) = cached.get(self.slot) {
+                cached.set(here);
             }
         });
     }
 
-    /// Makes all threads forget what they know: a keeper has ended. Under the timer's lock.
+    /// Invalidates the entries of all threads, because a timer task has ended. Requires the lock of the timer.
     pub(super) fn invalidate(&self) {
         self.epoch.store(next_epoch(), Ordering::Relaxed);
     }
@@ -69,15 +70,15 @@ impl RuntimeCache {
 
 impl Default for RuntimeCache {
     fn default() -> Self {
-        let number = next_epoch();
+        let epoch = next_epoch();
         Self {
-            epoch: AtomicU64::new(number),
-            slot: usize::try_from(number).map_or(0, |number| number % CACHED_TIMERS),
+            epoch: AtomicU64::new(epoch),
+            slot: usize::try_from(epoch).map_or(0, |epoch| epoch % CACHED_TIMERS),
         }
     }
 }
 
-// === impl Here ===
+// === impl CurrentRuntime ===
 
 impl CurrentRuntime {
     const UNKNOWN: Self = Self {

@@ -1,4 +1,4 @@
-//! The state that a timer shares with its tasks: the runtimes that keep time, and the tasks that wait for one.
+//! The state that a timer shares with its tasks: the registered runtimes and the pending tasks.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -10,8 +10,9 @@ use tokio::{runtime::Id, sync::Notify};
 use super::{pending_task::PendingTasks, runtime_cache::RuntimeCache};
 use crate::lock::lock;
 
-/// How long a runtime has to do its own work before another one does it: 100 ms. A thread that polls its tasks as it
-/// should comes to each of them sooner.
+/// Delay after which another runtime takes over work that a runtime has not done: 100 ms.
+///
+/// A thread that is not blocked polls each of its tasks sooner.
 pub(super) const FAILOVER_DELAY: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
@@ -23,9 +24,9 @@ pub(super) struct TimerShared {
 
 #[derive(Default)]
 pub(super) struct Runtimes {
-    /// The runtimes that keep time.
+    /// The runtimes that have a timer task.
     pub(super) entries: Vec<RuntimeEntry>,
-    /// The one whose keeper looks on time.
+    /// The runtime whose timer task handles deadlines on time.
     pub(super) leader: Option<Id>,
     pub(super) pending: PendingTasks,
 }
@@ -33,11 +34,11 @@ pub(super) struct Runtimes {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RuntimeEntry {
     pub(super) runtime: Id,
-    /// False if it was built without `enable_time`.
+    /// `false` if the runtime was built without `enable_time`.
     pub(super) can_sleep: bool,
 }
 
-// === impl Keepers ===
+// === impl TimerShared ===
 
 impl TimerShared {
     pub(super) fn state(&self) -> MutexGuard<'_, Runtimes> {
@@ -45,12 +46,12 @@ impl TimerShared {
     }
 }
 
-// === impl Roster ===
+// === impl Runtimes ===
 
 impl Runtimes {
-    /// Adds a keeper. Says whether its runtime was not known.
+    /// Adds a runtime. Returns `true` if it is new.
     pub(super) fn register(&mut self, runtime: Id) -> bool {
-        if self.entries.iter().any(|member| member.runtime == runtime) {
+        if self.entries.iter().any(|entry| entry.runtime == runtime) {
             return false;
         }
         self.entries.push(RuntimeEntry {
@@ -61,19 +62,19 @@ impl Runtimes {
     }
 
     pub(super) fn deregister(&mut self, runtime: Id) {
-        self.entries.retain(|member| member.runtime != runtime);
-        self.leader.take_if(|first| *first == runtime);
+        self.entries.retain(|entry| entry.runtime != runtime);
+        self.leader.take_if(|leader| *leader == runtime);
     }
 
-    /// Makes the keeper of this runtime the first, if it can sleep.
+    /// Makes this runtime the leader, if it can sleep.
     pub(super) fn set_leader(&mut self, runtime: Id) {
-        let mut keepers = self.entries.iter();
-        if keepers.any(|member| member.runtime == runtime && member.can_sleep) {
+        let mut entries = self.entries.iter();
+        if entries.any(|entry| entry.runtime == runtime && entry.can_sleep) {
             self.leader = Some(runtime);
         }
     }
 
-    /// Says whether the keeper of this runtime is the first. It becomes that if none is.
+    /// Returns `true` if this runtime is the leader. Without a leader, it becomes the leader.
     pub(super) fn is_or_becomes_leader(&mut self, runtime: Id) -> bool {
         if self.leader.is_none() {
             self.set_leader(runtime);
@@ -82,10 +83,10 @@ impl Runtimes {
     }
 
     pub(super) fn disable_sleep(&mut self, runtime: Id) {
-        let mut keepers = self.entries.iter_mut();
-        if let Some(member) = keepers.find(|member| member.runtime == runtime) {
-            member.can_sleep = false;
+        let mut entries = self.entries.iter_mut();
+        if let Some(entry) = entries.find(|entry| entry.runtime == runtime) {
+            entry.can_sleep = false;
         }
-        self.leader.take_if(|first| *first == runtime);
+        self.leader.take_if(|leader| *leader == runtime);
     }
 }

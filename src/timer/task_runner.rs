@@ -1,4 +1,4 @@
-//! The task that runs an errand on a runtime.
+//! The spawned task that runs a pending task on a runtime.
 
 use std::{
     mem,
@@ -14,10 +14,10 @@ use super::{
     shared::{FAILOVER_DELAY, TimerShared},
 };
 
-/// How often a task may go on to another runtime: 8 times. Each of these took it over in vain.
+/// Maximum number of times that a task migrates: 8. Each of these runtimes ended before the task did.
 pub(super) const MAX_MIGRATIONS: u8 = 8;
 
-/// The task of a runtime that runs an errand.
+/// Runs a pending task on a runtime.
 pub(super) struct TaskRunner {
     shared: Arc<TimerShared>,
     id: TaskId,
@@ -25,38 +25,38 @@ pub(super) struct TaskRunner {
 }
 
 enum Stage {
-    /// The timer has the errand, unless another runtime took it.
+    /// The timer holds the task, unless another runtime took it.
     Pending,
-    /// It was taken over from another runtime.
+    /// The task was stolen from another runtime.
     Stolen(PendingTask),
     Running(PendingTask),
-    /// It has ended, or is being polled: if that panics it is over too.
+    /// The task has ended, or is being polled: a task that panics is not polled again.
     Done,
 }
 
-// === impl Runner ===
+// === impl TaskRunner ===
 
 impl TaskRunner {
-    /// Has an errand run on the current runtime, or on another one.
-    pub(super) fn start(shared: &Arc<TimerShared>, errand: PendingTask) {
+    /// Runs a task on the current runtime, or on another one. Drops the task if there is no runtime.
+    pub(super) fn start(shared: &Arc<TimerShared>, task: PendingTask) {
         let here = Handle::try_current().ok();
         let now = Instant::now();
-        let overdue = here.as_ref().and_then(|_| now.checked_add(FAILOVER_DELAY));
-        let (id, others) = {
+        let takeover_at = here.as_ref().and_then(|_| now.checked_add(FAILOVER_DELAY));
+        let (id, wakes_others) = {
             let mut state = shared.state();
             if here.is_none() && state.entries.is_empty() {
-                // Nobody can run it. It may be the user's, so it is dropped without the lock.
+                // No runtime can run the task. Its destructor may be the user's, so it is dropped without the lock.
                 drop(state);
-                return drop(errand);
+                return drop(task);
             }
-            let id = state.pending.add(errand, overdue);
+            let id = state.pending.add(task, takeover_at);
             let here = here.as_ref().map(Handle::id);
-            let mut keepers = state.entries.iter();
-            let others = keepers.any(|member| Some(member.runtime) != here)
-                && overdue.is_none_or(|at| state.pending.needs_wake(at, now));
-            (id, others)
+            let mut entries = state.entries.iter();
+            let wakes_others = entries.any(|entry| Some(entry.runtime) != here)
+                && takeover_at.is_none_or(|at| state.pending.needs_wake(at, now));
+            (id, wakes_others)
         };
-        if others {
+        if wakes_others {
             shared.wake.notify_waiters();
         }
         if let Some(here) = here {
@@ -64,23 +64,23 @@ impl TaskRunner {
         }
     }
 
-    /// Has errands of other runtimes run on the current one. `false` if this one takes no tasks any more.
-    pub(super) fn steal(shared: &Arc<TimerShared>, errands: Vec<(TaskId, PendingTask)>) -> bool {
-        let mut goes_on = true;
-        for (id, errand) in errands {
-            let runner = Self::new(shared, id, Stage::Stolen(errand));
+    /// Runs tasks of other runtimes on the current one. Returns `false` if this one is shutting down.
+    pub(super) fn steal(shared: &Arc<TimerShared>, tasks: Vec<(TaskId, PendingTask)>) -> bool {
+        let mut is_running = true;
+        for (id, task) in tasks {
+            let runner = Self::new(shared, id, Stage::Stolen(task));
             match Handle::try_current() {
-                Ok(here) if goes_on => drop(here.spawn(runner)),
-                // Dropped, it leaves its errand to yet another runtime.
+                Ok(here) if is_running => drop(here.spawn(runner)),
+                // The drop releases the task to yet another runtime.
                 Ok(_) | Err(_) => drop(runner),
             }
-            goes_on &= !shared
+            is_running &= !shared
                 .state()
                 .pending
                 .waiting
                 .contains_key(&id.without_runtime());
         }
-        goes_on
+        is_running
     }
 
     fn new(shared: &Arc<TimerShared>, id: TaskId, stage: Stage) -> Self {
@@ -91,18 +91,18 @@ impl TaskRunner {
         }
     }
 
-    /// Leaves an errand to the other runtimes, if there are any and it can go on.
-    fn release(&self, mut errand: PendingTask) {
-        errand.migrations += 1;
+    /// Releases a task to the other runtimes. Drops it if there are none, or after [`MAX_MIGRATIONS`].
+    fn release(&self, mut task: PendingTask) {
+        task.migrations += 1;
         let mut state = self.shared.state();
-        if errand.migrations > MAX_MIGRATIONS || state.entries.is_empty() {
+        if task.migrations > MAX_MIGRATIONS || state.entries.is_empty() {
             drop(state);
-            return drop(errand);
+            return drop(task);
         }
         state
             .pending
             .waiting
-            .insert(self.id.without_runtime(), errand);
+            .insert(self.id.without_runtime(), task);
         drop(state);
         self.shared.wake.notify_waiters();
     }
@@ -112,17 +112,17 @@ impl Future for TaskRunner {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let errand = match mem::replace(&mut self.stage, Stage::Done) {
+        let task = match mem::replace(&mut self.stage, Stage::Done) {
             Stage::Pending => self.shared.state().pending.take(self.id),
-            Stage::Stolen(errand) | Stage::Running(errand) => Some(errand),
+            Stage::Stolen(task) | Stage::Running(task) => Some(task),
             Stage::Done => None,
         };
-        let Some(mut errand) = errand else {
+        let Some(mut task) = task else {
             return Poll::Ready(());
         };
-        let polled = errand.task.as_mut().poll(cx);
+        let polled = task.task.as_mut().poll(cx);
         if polled.is_pending() {
-            self.stage = Stage::Running(errand);
+            self.stage = Stage::Running(task);
         }
         polled
     }
@@ -130,15 +130,15 @@ impl Future for TaskRunner {
 
 impl Drop for TaskRunner {
     fn drop(&mut self) {
-        let errand = match mem::replace(&mut self.stage, Stage::Done) {
-            // Its own runtime has ended, or another one was faster.
+        let task = match mem::replace(&mut self.stage, Stage::Done) {
+            // The runtime has ended, or another one has taken the task.
             Stage::Pending => self.shared.state().pending.take(self.id),
-            Stage::Stolen(errand) => Some(errand),
-            Stage::Running(errand) => (errand.migration == Migration::Always).then_some(errand),
+            Stage::Stolen(task) => Some(task),
+            Stage::Running(task) => (task.migration == Migration::Always).then_some(task),
             Stage::Done => None,
         };
-        if let Some(errand) = errand {
-            self.release(errand);
+        if let Some(task) = task {
+            self.release(task);
         }
     }
 }

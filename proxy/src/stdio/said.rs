@@ -41,7 +41,7 @@ pub(super) struct Rate {
 impl Name {
     /// The same for the same id, in this process only.
     pub(super) fn of(id: &str) -> Self {
-        Self(SessionIds::Hashed.shown(id).unwrap_or_default().into())
+        Self(SessionIds::Hashed.display(id).unwrap_or_default().into())
     }
 }
 

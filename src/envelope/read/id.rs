@@ -2,25 +2,25 @@
 
 use serde_json::{Number, Value};
 
-use crate::{call::RequestId, envelope::Unreadable};
+use crate::{call::RequestId, envelope::ParseFailure};
 
 /// Decodes an id from its span, to the same value as rmcp 3.9.
-pub(super) fn id(span: &[u8]) -> Result<RequestId, Unreadable> {
+pub(super) fn id(span: &[u8]) -> Result<RequestId, ParseFailure> {
     // Nothing but a string or a number reaches `serde_json`: with its `arbitrary_precision` or
     // `raw_value` on, which any crate of a build can do, some objects read as numbers too.
     if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
-        return Err(Unreadable::BadId);
+        return Err(ParseFailure::BadId);
     }
     // What `serde_json` would read from almost every id, without the way through a `Value`.
     if let Some(number) = digits(span) {
         return Ok(RequestId::Number(number));
     }
-    match serde_json::from_slice(span).map_err(|_| Unreadable::NotJson)? {
+    match serde_json::from_slice(span).map_err(|_| ParseFailure::NotJson)? {
         Value::String(string) => Ok(RequestId::String(string.into())),
         Value::Number(number) => integer(&number, span)
             .map(RequestId::Number)
-            .ok_or(Unreadable::BadId),
-        _ => Err(Unreadable::BadId),
+            .ok_or(ParseFailure::BadId),
+        _ => Err(ParseFailure::BadId),
     }
 }
 

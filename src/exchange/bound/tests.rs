@@ -22,7 +22,7 @@ use crate::{
     calls::{Calls, DrainReport},
     cancel::Injection,
     envelope::Frames,
-    fields::Fields,
+    headers::McpHeaders,
     options::Options,
     registry::{Form, Manager, Outlet},
 };
@@ -85,7 +85,7 @@ fn asked(registry: &Arc<Registry>, method: Method, last_event_id: Option<&str>) 
         options: Options::default(),
         registry: registry.clone(),
     });
-    let fields = Fields::of(request.headers());
+    let fields = McpHeaders::of(request.headers());
     Arc::new(Exchange::new(instance, &request, &fields))
 }
 
@@ -546,7 +546,7 @@ fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
             options: Options::default(),
             registry,
         });
-        let fields = Fields::of(request.headers());
+        let fields = McpHeaders::of(request.headers());
         let exchange = Arc::new(Exchange::new(instance, &request, &fields));
         let linked = tokio_util::sync::CancellationToken::new();
         exchange.link(linked.clone());

@@ -26,7 +26,7 @@ use rmcp::{
     service::{MaybeSendFuture, NotificationContext, RequestContext, SubscriptionContext},
 };
 
-use super::{AbortOnCancel, handling::Handled};
+use super::{AbortOnCancel, abortable_future::RequestInfo};
 
 /// Requests, one a line: what becomes of the handler when the call is cancelled, the method with its parameters, what
 /// it returns, and its name in the protocol.
@@ -39,8 +39,8 @@ macro_rules! requests {
             &self,
             context: RequestContext<RoleServer>,
         ) -> impl Future<Output = Result<$result, ErrorData>> + MaybeSendFuture + '_ {
-            let handled = Handled::new(&context, $name);
-            self.$fate(handled, context, |handler, context| handler.$method(context))
+            let request_info = RequestInfo::new(&context, $name);
+            self.$fate(request_info, context, |handler, context| handler.$method(context))
         }
     };
     (@ $fate:ident $method:ident($params:ty) -> $result:ty = $name:literal) => {
@@ -49,8 +49,8 @@ macro_rules! requests {
             request: $params,
             context: RequestContext<RoleServer>,
         ) -> impl Future<Output = Result<$result, ErrorData>> + MaybeSendFuture + '_ {
-            let handled = Handled::new(&context, $name);
-            self.$fate(handled, context, |handler, context| handler.$method(request, context))
+            let request_info = RequestInfo::new(&context, $name);
+            self.$fate(request_info, context, |handler, context| handler.$method(request, context))
         }
     };
 }
@@ -111,8 +111,8 @@ impl<H: ServerHandler> ServerHandler for AbortOnCancel<H> {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> impl Future<Output = Result<CallToolResponse, ErrorData>> + MaybeSendFuture + '_ {
-        let handled = Handled::new(&context, "tools/call").with_tool(&request.name);
-        self.abortable(handled, context, |handler, context| {
+        let request_info = RequestInfo::new(&context, "tools/call").with_tool(&request.name);
+        self.abortable(request_info, context, |handler, context| {
             handler.call_tool(request, context)
         })
     }
@@ -122,8 +122,8 @@ impl<H: ServerHandler> ServerHandler for AbortOnCancel<H> {
         request: CustomRequest,
         context: RequestContext<RoleServer>,
     ) -> impl Future<Output = Result<CustomResult, ErrorData>> + MaybeSendFuture + '_ {
-        let handled = Handled::new(&context, request.method.clone());
-        self.abortable(handled, context, |handler, context| {
+        let request_info = RequestInfo::new(&context, request.method.clone());
+        self.abortable(request_info, context, |handler, context| {
             handler.on_custom_request(request, context)
         })
     }

@@ -11,7 +11,7 @@ use axum::{
 };
 use http::{Request, Response, StatusCode, header};
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancelReason, Outcome, body::TeeBody, observe::Unreadable,
+    CancelOnDisconnectLayer, CancelReason, Outcome, body::TeeBody, observe::ParseFailure,
 };
 use serde_json::json;
 use tower::{Layer as _, ServiceExt as _, service_fn};
@@ -73,7 +73,7 @@ async fn a_body_that_no_session_manager_binds_is_reported_once() {
 
     let mut refused = mcp.send(&mcp.post_request(batch)).await;
     assert!(refused.head().await.status >= 400);
-    assert_eq!(unparsed(&setup), [Unreadable::Batch]);
+    assert_eq!(unparsed(&setup), [ParseFailure::Batch]);
 
     let mut accepted = mcp.send(&mcp.post_request(notification)).await;
     assert_eq!(accepted.head().await.status, 202);
@@ -147,7 +147,7 @@ async fn what_is_refused_unread_is_not_reported() {
     }
 }
 
-fn unparsed(setup: &Setup) -> Vec<Unreadable> {
+fn unparsed(setup: &Setup) -> Vec<ParseFailure> {
     let why = |event| match event {
         What::UnparsedBody(why) => Some(why),
         _ => None,

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::StatusCode;
 use mcp_cancel_on_disconnect::{
     CallInfo, Event, Outcome,
-    observe::{Limit, Unreadable},
+    observe::{Limit, ParseFailure},
 };
 use serde_json::Value;
 use tokio::{sync::watch, time::Instant};
@@ -26,7 +26,7 @@ pub(crate) enum What {
     CancelFailed(Option<StatusCode>),
     Untracked(Limit),
     AnswerEvicted(Outcome),
-    UnparsedBody(Unreadable),
+    UnparsedBody(ParseFailure),
 }
 
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ fn answer(result: Value) -> ServerJsonRpcMessage {
 
 fn keep_one(message: &ServerJsonRpcMessage) -> Answer {
     let event = ServerSseMessage::from_message(message.clone());
-    keep(&event, Some(&Shelf::default())).unwrap().0
+    retain(&event, Some(&TextArena::default())).unwrap().0
 }
 
 fn results() -> Vec<Value> {
@@ -28,7 +28,7 @@ fn results() -> Vec<Value> {
             "content": [{ "type": "text", "text": "a", "annotations": { "priority": 0.5 } }],
             "isError": false,
         }),
-        json!({ "content": [text(&"x".repeat(SMALL + 1))], "isError": false }),
+        json!({ "content": [text(&"x".repeat(MAX_ARENA_TEXT + 1))], "isError": false }),
     ]
 }
 
@@ -68,12 +68,12 @@ fn an_answer_comes_back_as_it_was() {
 fn a_replay_is_over_with_the_answer_though_the_store_waits_for_more() {
     let message = answer(json!({ "content": [] }));
     let replayed = [None, Some(Arc::new(message.clone()))].map(|message| {
-        let mut event = ServerSseMessage::priming("later", RETRY);
+        let mut event = ServerSseMessage::priming("later", DEFAULT_RETRY);
         event.message = message;
         event
     });
     let replayed = stream::iter(replayed).chain(stream::pending());
-    let completed = Completed::new(replayed, keep_one(&message), "named");
+    let completed = ReplayedAnswer::new(replayed, keep_one(&message), "named");
     let events = completed.into_stream().collect::<Vec<_>>();
     let events = events.now_or_never().unwrap();
     assert_eq!(events.len(), 2, "{events:?}");
@@ -144,7 +144,7 @@ fn an_answer_weighs_what_it_holds_wherever_that_is() {
     for (place, shown) in places(&"x".repeat(MUCH)).into_iter().zip(shown) {
         let message = serde_json::from_value(place).unwrap();
         let event = ServerSseMessage::from_message(message);
-        let (_, weight) = keep(&event, Some(&Shelf::default())).unwrap();
+        let (_, weight) = retain(&event, Some(&TextArena::default())).unwrap();
         assert!(
             (MUCH..MUCH + 10_000).contains(&weight),
             "{weight} for {shown}"
@@ -157,7 +157,7 @@ fn annotations_of_a_text_are_weighed() {
     let annotations = json!({ "audience": vec!["user"; 100_000] });
     let block = json!({ "type": "text", "text": "a", "annotations": annotations });
     let event = ServerSseMessage::from_message(answer(json!({ "content": [block] })));
-    let (_, weight) = keep(&event, None).unwrap();
+    let (_, weight) = retain(&event, None).unwrap();
     assert!(weight >= 100_000 * "\"user\"".len(), "{weight}");
 }
 
@@ -166,6 +166,6 @@ fn blocks_without_text_are_no_free_gift() {
     let block = json!({ "type": "text", "text": "" });
     let message = answer(json!({ "content": vec![block; 10_000] }));
     let event = ServerSseMessage::from_message(message);
-    let (_, weight) = keep(&event, None).unwrap();
+    let (_, weight) = retain(&event, None).unwrap();
     assert!(weight >= 10_000 * size_of::<ContentBlock>(), "{weight}");
 }

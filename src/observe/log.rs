@@ -1,7 +1,7 @@
 //! Events as log lines. A cancel is logged at info and not as an error, because it is what was asked for.
 //!
 //! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may choose texts that would break a log,
-//! so they pass through [`plain`]. Header values are not logged, and session ids only as [`SessionIds`] says.
+//! so they pass through [`sanitize`]. Header values are not logged, and session ids only as [`SessionIds`] says.
 
 use std::{
     borrow::Cow,
@@ -64,10 +64,10 @@ macro_rules! log_call {
         $level!(
             target: "mcp_cancel_on_disconnect",
             call = %call.id(),
-            jsonrpc.request.id = &*plain(&call.request_id().to_string()),
-            mcp.method.name = &*plain(call.method()),
-            gen_ai.tool.name = call.tool().map(plain).as_deref(),
-            mcp.session.id = call.session().and_then(|id| $sessions.shown(id)).as_deref(),
+            jsonrpc.request.id = &*sanitize(&call.request_id().to_string()),
+            mcp.method.name = &*sanitize(call.method()),
+            gen_ai.tool.name = call.tool().map(sanitize).as_deref(),
+            mcp.session.id = call.session().and_then(|id| $sessions.display(id)).as_deref(),
             $($rest)+
         )
     }};
@@ -112,7 +112,7 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             warn,
             call,
             sessions,
-            error = &*plain(&error.to_string()),
+            error = &*sanitize(&error.to_string()),
             "cancel not delivered"
         ),
         Event::Untracked { call, limit } => log_call!(
@@ -130,7 +130,7 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
         } => debug!(
             target: "mcp_cancel_on_disconnect",
             %call,
-            mcp.session.id = sessions.shown(session).as_deref(),
+            mcp.session.id = sessions.display(session).as_deref(),
             ?outcome,
             bytes,
             "answer evicted",
@@ -192,7 +192,7 @@ pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     debug!(
         target: "mcp_cancel_on_disconnect",
         cause = DetachCause::Stalled.text(),
-        mcp.session.id = session.and_then(|id| sessions.shown(id)).as_deref(),
+        mcp.session.id = session.and_then(|id| sessions.display(id)).as_deref(),
         "stream closed",
     );
 }
@@ -208,7 +208,7 @@ pub(crate) fn log_limit(limit: Limit, calls: u64) {
 }
 
 /// Logs how many answers were dropped since the last such line.
-pub(crate) fn log_dropped(answers: u64) {
+pub(crate) fn log_evicted(answers: u64) {
     warn!(
         target: "mcp_cancel_on_disconnect",
         answers,
@@ -218,12 +218,12 @@ pub(crate) fn log_dropped(answers: u64) {
 
 /// The text as it can stand on one line of any log: characters that control, separate lines or turn the direction of
 /// text are escaped, and it is cut after [`MAX_TEXT`] characters.
-fn plain(text: &str) -> Cow<'_, str> {
-    plain_up_to(MAX_TEXT, text)
+fn sanitize(text: &str) -> Cow<'_, str> {
+    sanitize_up_to(MAX_TEXT, text)
 }
 
 /// The same, cut after `most` characters.
-fn plain_up_to(most: usize, text: &str) -> Cow<'_, str> {
+fn sanitize_up_to(most: usize, text: &str) -> Cow<'_, str> {
     let is_plain = |text: char| text == ' ' || text.is_ascii_graphic();
     if text.len() <= most && text.chars().all(is_plain) {
         return Cow::Borrowed(text);
@@ -254,15 +254,15 @@ impl HandlerEnd {
         method: &str,
         tool: Option<&str>,
     ) {
-        let session = call.and_then(|(call, sessions)| sessions.shown(call.session()?));
+        let session = call.and_then(|(call, sessions)| sessions.display(call.session()?));
         macro_rules! log_handler {
             ($level:ident, $message:literal) => {
                 $level!(
                     target: "mcp_cancel_on_disconnect",
                     call = call.map(|(call, _)| tracing::field::display(call.id())),
-                    jsonrpc.request.id = &*plain(&request.to_string()),
-                    mcp.method.name = &*plain(method),
-                    gen_ai.tool.name = tool.map(plain).as_deref(),
+                    jsonrpc.request.id = &*sanitize(&request.to_string()),
+                    mcp.method.name = &*sanitize(method),
+                    gen_ai.tool.name = tool.map(sanitize).as_deref(),
                     mcp.session.id = session.as_deref(),
                     $message
                 )
@@ -286,20 +286,20 @@ impl SessionIds {
     /// ```
     /// use mcp_cancel_on_disconnect::observe::SessionIds;
     ///
-    /// let shown = SessionIds::Hashed.shown("a session");
-    /// assert_eq!(shown, SessionIds::Hashed.shown("a session"));
+    /// let shown = SessionIds::Hashed.display("a session");
+    /// assert_eq!(shown, SessionIds::Hashed.display("a session"));
     /// assert_eq!(shown.expect("a hash").len(), 8);
-    /// assert_eq!(SessionIds::Omitted.shown("a session"), None);
+    /// assert_eq!(SessionIds::Omitted.display("a session"), None);
     /// ```
     #[must_use]
-    pub fn shown(self, id: &str) -> Option<Cow<'_, str>> {
-        static KEY: OnceLock<RandomState> = OnceLock::new();
+    pub fn display(self, id: &str) -> Option<Cow<'_, str>> {
+        static LOG_KEY: OnceLock<RandomState> = OnceLock::new();
         match self {
             Self::Hashed => {
-                let hash = KEY.get_or_init(RandomState::new).hash_one(id);
+                let hash = LOG_KEY.get_or_init(RandomState::new).hash_one(id);
                 Some(Cow::Owned(format!("{:08x}", hash >> 32)))
             }
-            Self::Verbatim => Some(plain_up_to(MAX_SESSION_ID, id)),
+            Self::Verbatim => Some(sanitize_up_to(MAX_SESSION_ID, id)),
             Self::Omitted => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, mem, time::Duration};
 
-use crate::envelope::{Answers, Unreadable, answers};
+use crate::envelope::{Answers, ParseFailure, answers};
 
 /// How much data is gathered: as much as is kept of a request body.
 const MAX_DATA: usize = 4 * 1024 * 1024;
@@ -24,7 +24,7 @@ pub(crate) struct StreamEvent<'a> {
     /// What its data answers.
     pub(crate) answers: Answers,
     /// Its data may be an answer, and whose is not known.
-    pub(crate) is_doubtful: bool,
+    pub(crate) is_ambiguous: bool,
 }
 
 /// The fields that matter.
@@ -39,7 +39,7 @@ pub(super) enum EventField {
 ///
 /// While a frame `'f` is read, texts are borrowed from it as far as they can be.
 #[derive(Default)]
-pub(super) struct Block<'f> {
+pub(super) struct EventBlock<'f> {
     /// The data lines, joined by line feeds.
     data: Option<Text<'f>>,
     id: Option<Cow<'f, [u8]>>,
@@ -67,9 +67,9 @@ impl EventField {
     }
 }
 
-// === impl Block ===
+// === impl EventBlock ===
 
-impl<'f> Block<'f> {
+impl<'f> EventBlock<'f> {
     /// Starts the value of a line.
     pub(super) fn start(&mut self, field: EventField) {
         match (field, &mut self.data) {
@@ -80,7 +80,7 @@ impl<'f> Block<'f> {
     }
 
     /// Adds to the value of a line.
-    pub(super) fn go_on(&mut self, field: EventField, piece: &'f [u8]) {
+    pub(super) fn append(&mut self, field: EventField, piece: &'f [u8]) {
         match field {
             EventField::Data => self.data.get_or_insert_default().push(piece, MAX_DATA),
             EventField::Id | EventField::Retry => self.value.push(piece, MAX_VALUE),
@@ -112,7 +112,7 @@ impl<'f> Block<'f> {
 
     /// What the block says once it has ended; `None` if nothing.
     pub(super) fn event(&self) -> Option<StreamEvent<'_>> {
-        if !self.says_something() {
+        if !self.is_non_empty() {
             return None;
         }
         let (answers, is_doubtful) = match &self.data {
@@ -121,37 +121,37 @@ impl<'f> Block<'f> {
                 let answers = answers(data);
                 let is_doubtful = match answers {
                     Answers::Nothing | Answers::One(_) => false,
-                    Answers::Unclear(why) => why.is_doubtful(data),
+                    Answers::Unclear(why) => why.is_ambiguous(data),
                 };
                 (answers, is_doubtful)
             }
-            Some(Text::TooLong) => (Answers::Unclear(Unreadable::TooLarge), true),
+            Some(Text::TooLong) => (Answers::Unclear(ParseFailure::TooLarge), true),
         };
         Some(StreamEvent {
             id: self.id.as_deref(),
             retry: self.retry,
             answers,
-            is_doubtful,
+            is_ambiguous: is_doubtful,
         })
     }
 
     /// Takes what is borrowed from the frame into buffers.
-    pub(super) fn keep(self) -> Block<'static> {
-        Block {
-            data: self.data.map(|data| data.keep(MAX_DATA)),
+    pub(super) fn into_owned(self) -> EventBlock<'static> {
+        EventBlock {
+            data: self.data.map(|data| data.into_owned(MAX_DATA)),
             id: self.id.map(|id| Cow::Owned(id.into_owned())),
             retry: self.retry,
-            value: self.value.keep(MAX_VALUE),
+            value: self.value.into_owned(MAX_VALUE),
         }
     }
 
-    fn says_something(&self) -> bool {
+    fn is_non_empty(&self) -> bool {
         self.data.is_some() || self.id.is_some() || self.retry.is_some()
     }
 
     /// Whether nothing of it has come.
     pub(super) fn is_empty(&self) -> bool {
-        !self.says_something() && matches!(&self.value, Text::Whole(text) if text.is_empty())
+        !self.is_non_empty() && matches!(&self.value, Text::Whole(text) if text.is_empty())
     }
 
     /// How much it has allocated.
@@ -202,7 +202,7 @@ impl<'f> Text<'f> {
         }
     }
 
-    fn keep(self, limit: usize) -> Text<'static> {
+    fn into_owned(self, limit: usize) -> Text<'static> {
         match self {
             Self::Whole(Cow::Owned(text)) => Text::Whole(Cow::Owned(text)),
             Self::Whole(Cow::Borrowed(text)) if text.len() <= limit => {

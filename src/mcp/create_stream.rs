@@ -1,4 +1,4 @@
-//! A request on its way into the manager inside, and the stream that comes back.
+//! Submits a request to the inner manager, and wraps the stream that it returns.
 
 use std::{
     pin::Pin,
@@ -16,8 +16,8 @@ use rmcp::{
 
 use super::{
     event_ids::{Seal, Sealed},
-    session::InUse,
-    shared::SharedManager,
+    inner::ManagerInner,
+    session::SessionUse,
     stream::{BoundCall, CallStream},
 };
 use crate::{
@@ -25,36 +25,36 @@ use crate::{
     exchange::{Contest, INJECTION_LIMIT, PendingCancel},
 };
 
-/// Opens the stream of a request. `F` is in a box: it holds the message, which is large, and rmcp moves this twice.
-pub(super) struct Opening<F> {
-    opened: F,
+/// Creates the stream of a request. `F` is boxed because it holds the message, which is large, and rmcp moves this twice.
+pub(super) struct CreateStream<F> {
+    created: F,
     call: Option<BoundCall>,
     untracked: Option<Box<Untracked>>,
     seal: Option<Box<Seal>>,
-    /// Last, so that the session is in use until the call is seen to be given up.
-    used: Option<InUse>,
+    /// Last, so that the session is in use until the drop of `call` was reported.
+    used: Option<SessionUse>,
 }
 
-/// A request that is not tracked. Only once the manager took it does it change anything for an older call with its id.
+/// An untracked request. It affects an older call with its id only once the manager accepted it.
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
-    /// `None` if its session is not known, in which nothing is muted.
-    used: Option<InUse>,
+    /// `None` if the session is unknown: nothing is suppressed in it.
+    used: Option<SessionUse>,
 }
 
-// === impl Opening ===
+// === impl CreateStream ===
 
-impl<F> Opening<F> {
+impl<F> CreateStream<F> {
     pub(super) fn new(
-        opened: F,
+        created: F,
         call: Option<BoundCall>,
         untracked: Option<Box<Untracked>>,
         seal: Option<Box<Seal>>,
-        used: Option<InUse>,
+        used: Option<SessionUse>,
     ) -> Self {
         Self {
-            opened,
+            created,
             call,
             untracked,
             seal,
@@ -63,7 +63,7 @@ impl<F> Opening<F> {
     }
 }
 
-impl<F, S, E> Future for Opening<F>
+impl<F, S, E> Future for CreateStream<F>
 where
     F: Future<Output = Result<S, E>> + Unpin,
     S: Stream<Item = ServerSseMessage> + Send + 'static,
@@ -71,10 +71,10 @@ where
     type Output = Result<CallStream<Sealed<S>>, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let opened = ready!(Pin::new(&mut self.opened).poll(cx));
+        let created = ready!(Pin::new(&mut self.created).poll(cx));
         let mut call = self.call.take();
         let untracked = self.untracked.take();
-        Poll::Ready(match opened {
+        Poll::Ready(match created {
             Ok(stream) => {
                 if let Some(call) = &mut call {
                     call.opened();
@@ -98,11 +98,11 @@ where
     }
 }
 
-// === impl SharedManager ===
+// === impl ManagerInner ===
 
-impl<M: SessionManager> SharedManager<M> {
-    /// Gives a request to the manager inside, once no cancel is on its way that would meet it.
-    pub(super) fn hand_in<'a, 'b>(
+impl<M: SessionManager> ManagerInner<M> {
+    /// Submits a request to the inner manager, after any pending cancel that would hit it.
+    pub(super) fn submit<'a, 'b>(
         &'a self,
         id: &'b SessionId,
         message: ClientJsonRpcMessage,
@@ -118,23 +118,23 @@ impl<M: SessionManager> SharedManager<M> {
     + use<'a, 'b, M> {
         let exchange = call.map(|call| call.exchange());
         let info = call.and_then(BoundCall::info);
-        let awaited = match (info, untracked) {
-            (Some(info), _) => self.awaits(id, info.request_id()),
-            (None, Some(untracked)) => self.injecting(id, untracked.call.request_id()),
+        let pending = match (info, untracked) {
+            (Some(info), _) => self.pending_cancel_for(id, info.request_id()),
+            (None, Some(untracked)) => self.find_pending_cancel(id, untracked.call.request_id()),
             (None, None) => None,
         };
         if let Some(exchange) = exchange {
-            exchange.set_pending_cancel(match &awaited {
+            exchange.set_pending_cancel(match &pending {
                 Some(_) => PendingCancel::Awaited,
                 None => PendingCancel::None,
             });
         }
         if let Some(untracked) = untracked {
-            untracked.unmute();
+            untracked.resume_delivery();
         }
-        let Some(session) = awaited else {
+        let Some(session) = pending else {
             if let Some(info) = info {
-                self.unmute(id, info);
+                self.resume_delivery(id, info);
             }
             return Either::Left(Box::pin(self.manager.create_stream(id, message)));
         };
@@ -142,11 +142,13 @@ impl<M: SessionManager> SharedManager<M> {
         let request = request.map(|request| request.request_id().clone());
         let tracked = exchange.cloned().zip(info.cloned());
         Either::Right(Box::pin(async move {
-            // As long as such a cancel may take.
-            session.injected(request.as_ref(), INJECTION_LIMIT).await;
+            // The maximum time that a cancel takes.
+            session
+                .wait_for_cancels(request.as_ref(), INJECTION_LIMIT)
+                .await;
             if let Some((exchange, info)) = tracked {
                 exchange.set_pending_cancel(PendingCancel::None);
-                self.unmute(id, &info);
+                self.resume_delivery(id, &info);
             }
             self.manager.create_stream(id, message).await
         }))
@@ -156,7 +158,7 @@ impl<M: SessionManager> SharedManager<M> {
 // === impl Untracked ===
 
 impl Untracked {
-    pub(super) fn new(call: CallInfo, contest: Option<Contest>, used: Option<InUse>) -> Self {
+    pub(super) fn new(call: CallInfo, contest: Option<Contest>, used: Option<SessionUse>) -> Self {
         Self {
             call,
             contest,
@@ -164,14 +166,14 @@ impl Untracked {
         }
     }
 
-    /// Takes its ids from cancelled calls, and keeps them from calls that are cancelled while it runs.
-    pub(super) fn unmute(&self) {
+    /// Removes its ids from cancelled calls, and keeps them from calls that are cancelled while it runs.
+    pub(super) fn resume_delivery(&self) {
         if let Some(used) = &self.used {
-            used.muted.unmute_untracked(&self.call);
+            used.suppressed.resume_delivery_untracked(&self.call);
         }
     }
 
-    /// The manager took it.
+    /// Records that the manager accepted the request.
     #[cold]
     fn opened(self) {
         if let Some(contest) = self.contest {
@@ -179,11 +181,11 @@ impl Untracked {
         }
     }
 
-    /// The manager refused it.
+    /// Records that the manager refused the request.
     #[cold]
     fn refused(self) {
         if let Some(used) = &self.used {
-            used.muted.forget_untracked(self.call.request_id());
+            used.suppressed.forget_untracked(self.call.request_id());
         }
     }
 }

@@ -24,7 +24,7 @@ use memchr::memmem;
 /// use std::sync::{Arc, Mutex};
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
 /// use http::Request;
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, observe::Unreadable};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, observe::ParseFailure};
 /// use tower::ServiceExt;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -40,12 +40,12 @@ use memchr::memmem;
 ///
 /// let request = Request::post("/mcp").header("content-type", "application/json");
 /// app.oneshot(request.body(Body::from("[]")).unwrap()).await.unwrap();
-/// assert_eq!(*unread.lock().unwrap(), [Unreadable::Batch]);
+/// assert_eq!(*unread.lock().unwrap(), [ParseFailure::Batch]);
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Unreadable {
+pub enum ParseFailure {
     /// The body is not JSON (RFC 8259), or not as `serde_json` reads it.
     NotJson,
     /// The body ends inside a JSON value, or is empty.
@@ -77,19 +77,19 @@ pub enum Unreadable {
 
 /// A body that was not kept to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NotKept {
-    pub(crate) why: Unreadable,
+pub(crate) struct UnparsedBody {
+    pub(crate) why: ParseFailure,
     /// It may be JSON-RPC.
-    pub(crate) is_doubtful: bool,
+    pub(crate) is_ambiguous: bool,
 }
 
-// === impl Unreadable ===
+// === impl ParseFailure ===
 
-impl Unreadable {
+impl ParseFailure {
     /// Whether a body that could not be read for this reason may be JSON-RPC all the same.
-    pub(crate) fn is_doubtful(self, body: &[u8]) -> bool {
+    pub(crate) fn is_ambiguous(self, body: &[u8]) -> bool {
         match self {
-            Self::NotJson | Self::Truncated | Self::NotRead => begins_like_a_message(body),
+            Self::NotJson | Self::Truncated | Self::NotRead => looks_like_jsonrpc(body),
             Self::NotAMessage => memmem::find(body, br#""jsonrpc""#).is_some(),
             Self::ContentType => false,
             Self::TooDeep
@@ -105,12 +105,12 @@ impl Unreadable {
 }
 
 /// Whether the first thing in it is an object or an array. A byte order mark may stand before it: some servers take that.
-fn begins_like_a_message(body: &[u8]) -> bool {
+fn looks_like_jsonrpc(body: &[u8]) -> bool {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))
 }
 
-impl fmt::Display for Unreadable {
+impl fmt::Display for ParseFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotJson => "not json",

@@ -11,16 +11,16 @@ use pin_project_lite::pin_project;
 
 pin_project! {
     #[project = SourceProj]
-    pub(crate) enum Source<B> {
+    pub(crate) enum EitherBody<B> {
         Body { #[pin] body: B },
         // In a box: bodies are moved often, and hardly one is replaced.
         Bytes { bytes: Option<Box<Bytes>> },
     }
 }
 
-// === impl Source ===
+// === impl EitherBody ===
 
-impl<B> Source<B> {
+impl<B> EitherBody<B> {
     pub(crate) fn body(body: B) -> Self {
         Self::Body { body }
     }
@@ -33,7 +33,7 @@ impl<B> Source<B> {
     }
 }
 
-impl<B> Body for Source<B>
+impl<B> Body for EitherBody<B>
 where
     B: Body,
     B::Data: From<Bytes>,

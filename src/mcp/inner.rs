@@ -1,4 +1,4 @@
-//! The state that a session manager shares with its calls, which outlive the requests they came with.
+//! The state that a session manager shares with its calls, which outlive their requests.
 
 use std::{
     any::TypeId,
@@ -29,59 +29,60 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::{
-    kept,
-    passing::EarlyEnds,
-    serving::Serving,
-    session::{Owner, Session, Sessions, Watcher},
+    early_stream_end::EarlyStreamEnds,
+    replay,
+    resume_queue::ResumeQueue,
+    serve_tasks::ServeTasks,
+    session::{Owner, Session, SessionListener, Sessions},
     spawn_on_drop::SpawnOnDrop,
-    turns::Turns,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId, Scope, SessionKey},
     cancel::{Announced, CancelError, Canceller, Injection},
     exchange::{BEFORE_CLOSE, Exchange, PendingCancel, Registry},
-    observe::Remarks,
+    observe::SetupHints,
     registry::{Answer, End, Form, Manager, Named},
     timer::{Migration, Timer},
 };
 
-/// A session manager's own state, which its calls share: they need it to be cancelled.
-pub(super) struct SharedManager<M> {
+/// The inner state of a session manager. Calls share it, because a cancel goes through it.
+pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
     pub(super) sessions: Sessions,
-    pub(super) serving: Arc<Serving>,
-    /// Its own: sessions are looked at from when they are created, be there a layer or not.
+    pub(super) serve_tasks: Arc<ServeTasks>,
+    /// The manager's own timer: idle sessions are closed with or without a layer.
     timer: Arc<Timer>,
-    /// Whether anything was ever cancelled. Until then no call asks whether a cancel means it.
-    cancels: AtomicBool,
-    /// The registry of the first layer through which a call came. Calls through another layer are not
-    /// bound: their sessions could not be told from ours.
+    /// `true` once a call was cancelled. Until then no call looks for a pending cancel.
+    has_cancelled: AtomicBool,
+    /// The registry of the first layer that passed a call.
+    ///
+    /// Calls through another layer are not bound, because their sessions could not be distinguished.
     pub(super) registry: OnceLock<Arc<Registry>>,
-    /// Hashes the arguments of calls.
+    /// Hasher for the arguments of calls.
     pub(super) hasher: RandomState,
-    pub(super) remarks: Remarks,
-    pub(super) turns: Arc<Turns>,
-    /// Whether streams can end before their calls are answered: an event store may fail, or other code can reach `manager`.
+    pub(super) hints: SetupHints,
+    pub(super) resume_queue: Arc<ResumeQueue>,
+    /// `true` if streams can end before the answer: an event store may fail, or other code can reach `manager`.
     pub(super) early_ends: Arc<AtomicBool>,
 }
 
-// === impl SharedManager ===
+// === impl ManagerInner ===
 
-impl<M> SharedManager<M> {
+impl<M> ManagerInner<M> {
     pub(super) fn new(manager: M) -> Self {
         static NEXT_SCOPE: AtomicU64 = AtomicU64::new(0);
         Self {
             manager,
             scope: NEXT_SCOPE.fetch_add(1, Ordering::Relaxed),
             sessions: Sessions::default(),
-            serving: Arc::default(),
+            serve_tasks: Arc::default(),
             timer: Arc::new(Timer::new()),
-            cancels: AtomicBool::new(false),
+            has_cancelled: AtomicBool::new(false),
             registry: OnceLock::new(),
             hasher: RandomState::new(),
-            remarks: Remarks::default(),
-            turns: Arc::default(),
+            hints: SetupHints::default(),
+            resume_queue: Arc::default(),
             early_ends: Arc::default(),
         }
     }
@@ -93,23 +94,27 @@ impl<M> SharedManager<M> {
         }
     }
 
-    /// What a client means that comes back to a session with this event.
-    pub(super) fn named(&self, session: &SessionId, last_event_id: &str) -> Named<Exchange> {
+    /// Returns the call or retained outcome that an event id belongs to.
+    pub(super) fn match_event(&self, session: &SessionId, last_event_id: &str) -> Named<Exchange> {
         match self.registry.get() {
             Some(registry) => registry.named(&self.key_of(session), last_event_id.as_bytes()),
             None => Named::Nothing,
         }
     }
 
-    /// What the memory has for a client that has seen everything up to the event.
-    pub(super) fn ended(&self, session: &SessionId, last_event_id: &str) -> Option<End<Answer>> {
-        match self.named(session, last_event_id) {
-            Named::Ended(end) if !kept::is_known(&end, last_event_id) => Some(end),
+    /// Returns the retained outcome for a client whose last event is this one.
+    pub(super) fn retained_for(
+        &self,
+        session: &SessionId,
+        last_event_id: &str,
+    ) -> Option<End<Answer>> {
+        match self.match_event(session, last_event_id) {
+            Named::Ended(end) if !replay::has_answer(&end, last_event_id) => Some(end),
             _ => None,
         }
     }
 
-    /// The call in flight of a session with this JSON-RPC id.
+    /// Returns the call in flight of a session with this JSON-RPC id.
     pub(super) fn find(
         &self,
         session: &SessionId,
@@ -126,43 +131,44 @@ impl<M> SharedManager<M> {
         })
     }
 
-    /// Cancels what is in flight, and lets cancels that are on their way arrive: a session that is closed takes none, and
-    /// rmcp lets the handler run for another 5 s.
+    /// Cancels the calls in flight, and waits for pending cancels.
+    ///
+    /// A closed session accepts no cancel, and rmcp lets its handlers run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.calls_of(id).into_iter();
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
         let under_way = async {
             if let Some(session) = self.sessions.find(id) {
-                session.injected(None, BEFORE_CLOSE).await;
+                session.wait_for_cancels(None, BEFORE_CLOSE).await;
             }
         };
-        // Both are given the same second.
+        // Both have the same timeout of one second.
         join(cancels, under_way).await;
     }
 
-    /// Forgets the calls of a session that starts anew under its old id: its streams count from `0/0` again.
+    /// Removes the calls of a session that restarts under its old id. Its event ids count from `0/0` again.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.calls_of(id) {
             exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
         }
     }
 
-    /// Mutes what the call still sends.
-    pub(super) fn mute(&self, session: &SessionId, call: &CallInfo) {
-        // The lock of the session's home orders it: a cancel looks there after this, and a new call does so before it reads
-        // this.
-        self.cancels.store(true, Ordering::Relaxed);
+    /// Suppresses the messages that a cancelled call still sends.
+    pub(super) fn suppress(&self, session: &SessionId, call: &CallInfo) {
+        // Relaxed, because the lock of the session entry orders it. A cancel takes that lock after this store; a new call
+        // takes it before its load.
+        self.has_cancelled.store(true, Ordering::Relaxed);
         let Some(entered) = self.sessions.find(session) else {
             return;
         };
-        entered.muted.mute(call);
-        // Muted first: a call that comes after this look takes its token back itself.
+        entered.suppressed.suppress(call);
+        // Suppressed first: a call that is bound after this check claims its token itself.
         if call.progress_token().is_some() && self.has_newer_with_token(session, call) {
-            entered.muted.unmute_token(call);
+            entered.suppressed.resume_delivery_of_token(call);
         }
     }
 
-    /// Whether a newer call of the session has the progress token of this one.
+    /// Returns `true` if a newer call of the session has the progress token of this one.
     fn has_newer_with_token(&self, session: &SessionId, call: &CallInfo) -> bool {
         let Some(registry) = self.registry.get() else {
             return false;
@@ -173,7 +179,7 @@ impl<M> SharedManager<M> {
         })
     }
 
-    /// Whether another call has the id of a call that has ended. `None` if that is not decided yet.
+    /// Returns whether another call has the id of an ended call. `None` if that is not decided yet.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
             session: self.key_of(session),
@@ -184,7 +190,7 @@ impl<M> SharedManager<M> {
             return Some(false);
         };
         match exchange.pending_cancel() {
-            // It waits for this very cancel.
+            // The other call waits for this cancel.
             PendingCancel::Awaited => Some(false),
             PendingCancel::Unknown => None,
             PendingCancel::None if exchange.is_accepted(other) => Some(true),
@@ -192,38 +198,44 @@ impl<M> SharedManager<M> {
         }
     }
 
-    /// The session of a new call, if a cancel on its way means the call's id as well. The call has to wait for that cancel.
-    pub(super) fn awaits(&self, session: &SessionId, request: &RequestId) -> Option<Arc<Session>> {
-        if !self.cancels.load(Ordering::Relaxed) {
+    /// Returns the session of a new call if a pending cancel has the call's id. The call must wait for that cancel.
+    pub(super) fn pending_cancel_for(
+        &self,
+        session: &SessionId,
+        request: &RequestId,
+    ) -> Option<Arc<Session>> {
+        if !self.has_cancelled.load(Ordering::Relaxed) {
             return None;
         }
-        self.injecting(session, request)
+        self.find_pending_cancel(session, request)
     }
 
-    /// The same for a call that is not tracked. A cancel does not find such a call, so the two need another order: a cancel is
-    /// announced before its call leaves the registry, and this comes after the look for that call.
-    pub(super) fn injecting(
+    /// Returns the same for an untracked call.
+    ///
+    /// A cancel does not find an untracked call, so the two need another order. A cancel becomes pending before its call is
+    /// removed from the registry. This check runs after the look-up of that call.
+    pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,
         request: &RequestId,
     ) -> Option<Arc<Session>> {
         let session = self.sessions.find(session)?;
-        session.is_injecting(request).then_some(session)
+        session.has_pending_cancel(request).then_some(session)
     }
 
-    /// Lets a new call be heard, although it may have the id of a cancelled one.
-    pub(super) fn unmute(&self, session: &SessionId, call: &CallInfo) {
-        if self.cancels.load(Ordering::Relaxed)
+    /// Delivers the messages of a new call, although it may have the id of a cancelled one.
+    pub(super) fn resume_delivery(&self, session: &SessionId, call: &CallInfo) {
+        if self.has_cancelled.load(Ordering::Relaxed)
             && let Some(session) = self.sessions.find(session)
         {
-            session.muted.unmute(call);
+            session.suppressed.resume_delivery(call);
         }
     }
 }
 
-impl<M: SessionManager> SharedManager<M> {
-    /// Whether calls that come through a layer can be bound: those of the first layer that was met can.
-    pub(super) fn belongs_to(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
+impl<M: SessionManager> ManagerInner<M> {
+    /// Returns `true` if calls of this registry can be bound: only those of the first layer can.
+    pub(super) fn can_bind(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let own = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
             registry.add_manager(this);
@@ -232,45 +244,47 @@ impl<M: SessionManager> SharedManager<M> {
         Arc::ptr_eq(own, registry)
     }
 
-    /// Whether it is rmcp's own manager without an event store. Its streams end early only at the hands of others, and it refuses
-    /// the resume of a call in flight only once it has sent the answer. An event store may fail at either.
-    pub(super) fn is_rmcps(&self) -> bool {
+    /// Returns `true` for rmcp's own manager without an event store.
+    ///
+    /// Its streams end early only if other code ends them. It refuses the resume of a call in flight only once it has sent the
+    /// answer. An event store may fail at either.
+    pub(super) fn is_local_manager(&self) -> bool {
         TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
             && self.manager.event_store().is_none()
     }
 
-    /// The form of the manager's event ids.
-    pub(super) fn form(&self) -> Form {
-        if self.is_rmcps() {
+    /// Returns the format of the manager's event ids.
+    pub(super) fn event_id_format(&self) -> Form {
+        if self.is_local_manager() {
             Form::Rmcp
         } else {
             Form::Any
         }
     }
 
-    /// Enters a session, which is closed when it is idle.
+    /// Adds a session, which is closed when it is idle.
     pub(super) fn open_session(
         self: &Arc<Self>,
         id: SessionId,
         idle_timeout: Option<Duration>,
-        watchers: Arc<[Watcher]>,
+        watchers: Arc<[SessionListener]>,
     ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
-        if !self.is_rmcps() {
+        if !self.is_local_manager() {
             self.early_ends.store(true, Ordering::Relaxed);
         }
-        let early_ends = EarlyEnds::new(self.early_ends.clone());
+        let early_ends = EarlyStreamEnds::new(self.early_ends.clone());
         let session = Session::new(id, idle_timeout, this, early_ends, watchers);
         let session = Arc::new(session);
         self.sessions.add(session.clone());
-        session.watch(&self.timer);
+        session.start_idle_timer(&self.timer);
         session
     }
 
-    /// Notes that a request for a session came. If the session was closed for being idle a moment ago, the manager inside
-    /// no longer knows it when this returns.
+    /// Records a request for a session. If the session was closed for being idle, waits until the inner manager has closed
+    /// it.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
-        // Another runtime may have run the timer, and have ended.
+        // The only runtime of the timer may have ended.
         self.timer.ensure_on_current_runtime();
         if let Some(session) = self.sessions.touch(id) {
             let spawn = |closed| self.timer.spawn(Migration::Always, closed);
@@ -278,16 +292,16 @@ impl<M: SessionManager> SharedManager<M> {
         }
     }
 
-    /// Ends a session as its client asks, also if the client goes away meanwhile.
+    /// Closes a session as its client asks, even if the client disconnects meanwhile.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
-        // No other request need have come before this one.
+        // This may be the first request on this runtime.
         self.timer.ensure_on_current_runtime();
         let spawn = |ended: Pin<Box<_>>| {
             let id = id.clone();
             self.timer.spawn(Migration::Always, async move {
                 let ended: Result<(), M::Error> = ended.await;
                 if let Err(error) = ended {
-                    let error = without_id(&error, &id);
+                    let error = redact_session(&error, &id);
                     warn!(target: "mcp_cancel_on_disconnect", error, "session not closed");
                 }
             });
@@ -302,8 +316,8 @@ impl<M: SessionManager> SharedManager<M> {
         // rmcp's own has closed a session that it reports as terminated.
         let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
         match session {
-            Some(session) if is_open => self.sessions.put_back(session),
-            Some(session) => session.tell_closed(),
+            Some(session) if is_open => self.sessions.restore(session),
+            Some(session) => session.notify_closed(),
             None => {}
         }
         closed
@@ -320,18 +334,18 @@ impl<M: SessionManager> SharedManager<M> {
             let id = session.id();
             self.end_calls(id).await;
             if let Err(error) = self.manager.close_session(id).await {
-                let error = without_id(&error, id);
+                let error = redact_session(&error, id);
                 warn!(target: "mcp_cancel_on_disconnect", error, "idle session not closed");
             }
         };
-        // The manager inside may panic, and other requests wait for this end.
+        // The inner manager may panic, and other requests await this future.
         let _panicked = AssertUnwindSafe(close).catch_unwind().await;
-        // Last: until here the manager inside may still take calls, so a request for the session has to wait.
+        // Last: until here the inner manager may still accept calls, so a request for the session has to wait.
         self.sessions.remove_this(session);
     }
 }
 
-impl<M: SessionManager> Owner for SharedManager<M> {
+impl<M: SessionManager> Owner for ManagerInner<M> {
     fn is_awaited(&self, session: &SessionId, now: Instant) -> bool {
         let registry = self.registry.get();
         registry.is_some_and(|registry| registry.is_awaited(&self.key_of(session), now))
@@ -345,14 +359,14 @@ impl<M: SessionManager> Owner for SharedManager<M> {
         let this = self.clone();
         self.timer.spawn(Migration::Always, async move {
             let session = this.sessions.find(&id);
-            if let Some(session) = session.filter(|session| session.is_over()) {
+            if let Some(session) = session.filter(|session| session.is_closed()) {
                 this.close(session).await;
             }
         });
     }
 }
 
-impl<M: SessionManager> Manager for SharedManager<M> {
+impl<M: SessionManager> Manager for ManagerInner<M> {
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         Some(Box::new(self.sessions.begin_use(session)?))
     }
@@ -363,14 +377,14 @@ impl<M: SessionManager> Manager for SharedManager<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
-            // The manager inside may have sessions of its own: shared with others, or restored by itself.
+            // The inner manager may have other sessions: shared with other code, or restored by itself.
             || self.registry.get().is_some_and(|registry| {
                 registry.has_session(&self.key_of(&session.into()))
             })
     }
 }
 
-impl<M: SessionManager> Canceller for SharedManager<M> {
+impl<M: SessionManager> Canceller for ManagerInner<M> {
     fn scope(&self) -> Scope {
         Scope::Manager(self.scope)
     }
@@ -386,24 +400,25 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
 
     fn announce(&self, call: &CallInfo) -> Option<Announced> {
         let session = self.sessions.find(call.session()?)?;
-        Some(Box::new(session.inject(call.request_id())))
+        Some(Box::new(session.begin_cancel(call.request_id())))
     }
 
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // First the cancel is announced, then it looks which call it would meet. A call that comes with the same id does the
-        // reverse: it owns the key first, and then looks which cancels are on their way. So one of the two sees the other.
-        self.cancels.store(true, Ordering::Relaxed);
+        // The cancel becomes pending first; then it looks up which call has its id. A new call with the same id does the
+        // reverse: it registers its key first, and then looks for pending cancels. Both use the same two locks, so at least
+        // one of them finds the other.
+        self.has_cancelled.store(true, Ordering::Relaxed);
         let injecting = self.announce(call);
         let undecided = match self.is_reused(&session, call) {
             Some(true) => return Box::pin(async { Err(CancelError::REUSED) }),
             Some(false) => {
-                self.mute(&session, call);
+                self.suppress(&session, call);
                 None
             }
-            // Who polls this waits for that first. Muted now, the other call would be silent as well.
+            // The poller awaits that decision first. Suppressed now, the other call would be suppressed as well.
             None => Some(call.clone()),
         };
         let cancelled = CancelledNotificationParam::new(
@@ -415,17 +430,18 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
         );
         Box::pin(async move {
             if let Some(call) = undecided {
-                self.mute(&session, &call);
+                self.suppress(&session, &call);
             }
             let accepted = self.manager.accept_message(&session, message).await;
             drop(injecting);
-            accepted.map_err(|error| CancelError::failed(without_id(&error, &session)))
+            accepted.map_err(|error| CancelError::failed(redact_session(&error, &session)))
         })
     }
 }
 
-/// The error of a manager inside as it can be logged and reported: it may name the session, and a client that knows the id of a
-/// session can speak for it.
-fn without_id(error: &impl ToString, session: &str) -> String {
+/// Returns the error of an inner manager without the session id, to be logged and reported.
+///
+/// A client that knows the id of a session can act for it.
+fn redact_session(error: &impl ToString, session: &str) -> String {
     error.to_string().replace(session, "…")
 }

@@ -15,14 +15,14 @@ use crate::{
 };
 
 const NESTED: &str =
-    "WARN mcp_cancel_on_disconnect::remarks: a request passed two CancelOnDisconnectLayers:";
-const NO_LAYER: &str = "WARN mcp_cancel_on_disconnect::remarks: a call reached CancellableSessionManager without CancelOnDisconnectLayer:";
-const TWO_LAYERS: &str = "WARN mcp_cancel_on_disconnect::remarks: a CancellableSessionManager has the calls of two \
+    "WARN mcp_cancel_on_disconnect::setup: a request passed two CancelOnDisconnectLayers:";
+const NO_LAYER: &str = "WARN mcp_cancel_on_disconnect::setup: a call reached CancellableSessionManager without CancelOnDisconnectLayer:";
+const TWO_LAYERS: &str = "WARN mcp_cancel_on_disconnect::setup: a CancellableSessionManager has the calls of two \
     CancelOnDisconnectLayers:";
-const NO_MANAGER: &str = "WARN mcp_cancel_on_disconnect::remarks: event ids look like rmcp's, and no CancellableSessionManager binds their calls:";
-const SUPERSEDE: &str = "WARN mcp_cancel_on_disconnect::remarks: Policy::supersede has no effect";
-const STORED: &str = "INFO mcp_cancel_on_disconnect::remarks: events are in a store:";
-const WAITS: &str = "INFO mcp_cancel_on_disconnect::remarks: a client went away, and its call waits for it to come back:";
+const NO_MANAGER: &str = "WARN mcp_cancel_on_disconnect::setup: event ids look like rmcp's, and no CancellableSessionManager binds their calls:";
+const SUPERSEDE: &str = "WARN mcp_cancel_on_disconnect::setup: Policy::supersede has no effect";
+const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: events are in a store:";
+const WAITS: &str = "INFO mcp_cancel_on_disconnect::setup: a client went away, and its call waits for it to come back:";
 
 /// Each of the lines begins with one of these, in order.
 fn assert_said(lines: &Lines, expected: &[&str]) {

@@ -2,46 +2,46 @@
 
 use bytes::{Buf, Bytes};
 
-use super::lines::MARK;
+use super::lines::BOM;
 
 /// Passes a body on so that it may follow what was put in before it.
 ///
 /// A byte order mark counts only at the very start. After something else it would be a part of the first line, so
 /// it is removed. Frames may cut it: what could still become one is held back.
 #[derive(Debug, Default)]
-pub(crate) enum Start {
+pub(crate) enum BomFilter {
     /// Nothing was sent.
     #[default]
-    Nothing,
+    AtStart,
     /// Something was put in. Of a mark this many bytes have come.
-    Preceded { held: u8 },
+    AfterInjection { held: u8 },
     /// Bytes of the body were sent.
     Body,
 }
 
-// === impl Start ===
+// === impl BomFilter ===
 
-impl Start {
+impl BomFilter {
     /// Something is put in.
-    pub(crate) fn put_in(&mut self) {
-        if let Self::Nothing = self {
-            *self = Self::Preceded { held: 0 };
+    pub(crate) fn after_injection(&mut self) {
+        if let Self::AtStart = self {
+            *self = Self::AfterInjection { held: 0 };
         }
     }
 
     /// What is to be sent for the next frame of the body. What is held back at the end of the body is dropped.
-    pub(crate) fn pass(&mut self, mut frame: Bytes) -> Bytes {
+    pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;
         }
-        let Self::Preceded { held } = *self else {
+        let Self::AfterInjection { held } = *self else {
             *self = Self::Body;
             return frame;
         };
-        let (came, left) = MARK.split_at_checked(held.into()).unwrap_or_default();
+        let (came, left) = BOM.split_at_checked(held.into()).unwrap_or_default();
         let more = frame.iter().zip(left).take_while(|(a, b)| a == b).count();
         if more == frame.len() && more < left.len() {
-            *self = Self::Preceded {
+            *self = Self::AfterInjection {
                 held: held + more as u8,
             };
             return Bytes::new();
@@ -64,14 +64,14 @@ mod tests {
 
     const EVENT: &[u8] = b"data: 1\n\n";
 
-    fn passed(start: &mut Start, frames: &[&'static [u8]]) -> Vec<u8> {
+    fn passed(start: &mut BomFilter, frames: &[&'static [u8]]) -> Vec<u8> {
         let frames = frames.iter().map(|frame| Bytes::from_static(frame));
-        frames.flat_map(|frame| start.pass(frame)).collect()
+        frames.flat_map(|frame| start.filter(frame)).collect()
     }
 
     fn preceded(frames: &[&'static [u8]]) -> Vec<u8> {
-        let mut start = Start::default();
-        start.put_in();
+        let mut start = BomFilter::default();
+        start.after_injection();
         passed(&mut start, frames)
     }
 
@@ -111,17 +111,17 @@ mod tests {
 
     #[test]
     fn an_empty_frame_begins_no_body() {
-        let mut start = Start::default();
-        assert!(start.pass(Bytes::new()).is_empty());
-        start.put_in();
+        let mut start = BomFilter::default();
+        assert!(start.filter(Bytes::new()).is_empty());
+        start.after_injection();
         assert_eq!(passed(&mut start, &[b"", b"\xef\xbb\xbf", EVENT]), EVENT);
     }
 
     #[test]
     fn a_body_that_came_first_keeps_its_mark() {
-        let mut start = Start::default();
+        let mut start = BomFilter::default();
         assert_eq!(passed(&mut start, &[b"\xef"]), b"\xef");
-        start.put_in();
+        start.after_injection();
         assert_eq!(
             passed(&mut start, &[b"\xbb\xbf", EVENT]).len(),
             2 + EVENT.len()

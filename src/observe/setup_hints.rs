@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 /// Something to know about the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Remark {
+pub(crate) enum Hint {
     /// A policy supersedes, and no session manager knows which calls are the same.
     SupersedeHasNoEffect,
     /// The events of calls are stored, so detached calls run on.
@@ -27,14 +27,14 @@ pub(crate) enum Remark {
 
 /// Which remarks were made.
 #[derive(Debug, Default)]
-pub(crate) struct Remarks(AtomicU8);
+pub(crate) struct SetupHints(AtomicU8);
 
-// === impl Remarks ===
+// === impl SetupHints ===
 
-impl Remarks {
+impl SetupHints {
     /// Makes a remark, unless it was made before.
-    pub(crate) fn make(&self, remark: Remark) {
-        if !self.include(remark)
+    pub(crate) fn emit(&self, remark: Hint) {
+        if !self.was_emitted(remark)
             && self.0.fetch_or(remark.bit(), Ordering::Relaxed) & remark.bit() == 0
         {
             remark.log();
@@ -42,58 +42,58 @@ impl Remarks {
     }
 
     /// Whether a remark was made.
-    pub(crate) fn include(&self, remark: Remark) -> bool {
+    pub(crate) fn was_emitted(&self, remark: Hint) -> bool {
         self.0.load(Ordering::Relaxed) & remark.bit() != 0
     }
 }
 
-// === impl Remark ===
+// === impl Hint ===
 
-macro_rules! log_remark {
+macro_rules! log_hint {
     ($level:ident, $message:literal) => {
-        $level!(target: "mcp_cancel_on_disconnect::remarks", $message)
+        $level!(target: "mcp_cancel_on_disconnect::setup", $message)
     };
 }
 
-impl Remark {
+impl Hint {
     fn bit(self) -> u8 {
         1 << self as u8
     }
 
     fn log(self) {
         match self {
-            Self::SupersedeHasNoEffect => log_remark!(
+            Self::SupersedeHasNoEffect => log_hint!(
                 warn,
                 "Policy::supersede has no effect without CancellableSessionManager: give one to StreamableHttpService"
             ),
-            Self::StoredCallsRunOn => log_remark!(
+            Self::StoredCallsRunOn => log_hint!(
                 info,
                 "events are in a store: calls whose clients go away run on, because they may be resumed \
                  on another server; set a grace to cancel them"
             ),
-            Self::CallsWait => log_remark!(
+            Self::CallsWait => log_hint!(
                 info,
                 "a client went away, and its call waits for it to come back: after the grace (20 s or more by \
                  default) the call is cancelled; CancelOnDisconnectLayer::grace sets another grace, and \
                  Grace::Immediate sets none"
             ),
-            Self::Nested => log_remark!(
+            Self::Nested => log_hint!(
                 warn,
                 "a request passed two CancelOnDisconnectLayers: the options of the inner one have no effect; \
                  set them on the outer one, and remove the inner one"
             ),
-            Self::NoLayer => log_remark!(
+            Self::NoLayer => log_hint!(
                 warn,
                 "a call reached CancellableSessionManager without CancelOnDisconnectLayer: nobody sees its client \
                  hang up; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep their \
                  extensions on the way"
             ),
-            Self::TwoLayers => log_remark!(
+            Self::TwoLayers => log_hint!(
                 warn,
                 "a CancellableSessionManager has the calls of two CancelOnDisconnectLayers: those of the second are \
                  watched as if it had no session manager; put .layer(layer.clone()) of one layer on all routes"
             ),
-            Self::NoSessionManager => log_remark!(
+            Self::NoSessionManager => log_hint!(
                 warn,
                 "event ids look like rmcp's, and no CancellableSessionManager binds their calls: answers that come \
                  while a client is away are lost. If rmcp runs in this process, give StreamableHttpService an \
@@ -110,12 +110,12 @@ mod tests {
 
     #[test]
     fn each_remark_is_made_once() {
-        let remarks = Remarks::default();
-        assert!(!remarks.include(Remark::Nested));
-        remarks.make(Remark::Nested);
-        assert!(remarks.include(Remark::Nested));
-        assert!(!remarks.include(Remark::StoredCallsRunOn));
-        remarks.make(Remark::StoredCallsRunOn);
-        assert!(remarks.include(Remark::Nested));
+        let remarks = SetupHints::default();
+        assert!(!remarks.was_emitted(Hint::Nested));
+        remarks.emit(Hint::Nested);
+        assert!(remarks.was_emitted(Hint::Nested));
+        assert!(!remarks.was_emitted(Hint::StoredCallsRunOn));
+        remarks.emit(Hint::StoredCallsRunOn);
+        assert!(remarks.was_emitted(Hint::Nested));
     }
 }

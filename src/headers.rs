@@ -10,18 +10,18 @@ static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-vers
 
 /// What of a request's or a response's head is read.
 #[derive(Debug, Default)]
-pub(crate) struct Fields<'a> {
-    pub(crate) session_id: Field<'a>,
-    pub(crate) protocol_version: Field<'a>,
-    pub(crate) content_type: Field<'a>,
-    pub(crate) content_length: Field<'a>,
+pub(crate) struct McpHeaders<'a> {
+    pub(crate) session_id: Header<'a>,
+    pub(crate) protocol_version: Header<'a>,
+    pub(crate) content_type: Header<'a>,
+    pub(crate) content_length: Header<'a>,
     /// Whether a content coding was applied.
     pub(crate) is_encoded: bool,
 }
 
 /// The values of one field.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) enum Field<'a> {
+pub(crate) enum Header<'a> {
     #[default]
     Absent,
     One(&'a HeaderValue),
@@ -29,39 +29,39 @@ pub(crate) enum Field<'a> {
     Several(&'a HeaderValue),
 }
 
-// === impl Fields ===
+// === impl McpHeaders ===
 
-impl<'a> Fields<'a> {
+impl<'a> McpHeaders<'a> {
     pub(crate) fn of(headers: &'a HeaderMap) -> Self {
-        let mut fields = Self::default();
+        let mut found = Self::default();
         for (name, value) in headers {
             // Names that HTTP knows are compared as numbers.
-            let field = if *name == header::CONTENT_TYPE {
-                &mut fields.content_type
+            let header = if *name == header::CONTENT_TYPE {
+                &mut found.content_type
             } else if *name == header::CONTENT_LENGTH {
-                &mut fields.content_length
+                &mut found.content_length
             } else if *name == header::CONTENT_ENCODING {
-                fields.is_encoded |= names_coding(value);
+                found.is_encoded |= names_coding(value);
                 continue;
             } else if *name == SESSION_ID {
-                &mut fields.session_id
+                &mut found.session_id
             } else if *name == PROTOCOL_VERSION {
-                &mut fields.protocol_version
+                &mut found.protocol_version
             } else {
                 continue;
             };
-            *field = match *field {
-                Field::Absent => Field::One(value),
-                Field::One(first) | Field::Several(first) => Field::Several(first),
+            *header = match *header {
+                Header::Absent => Header::One(value),
+                Header::One(first) | Header::Several(first) => Header::Several(first),
             };
         }
-        fields
+        found
     }
 }
 
-// === impl Field ===
+// === impl Header ===
 
-impl<'a> Field<'a> {
+impl<'a> Header<'a> {
     pub(crate) fn first(self) -> Option<&'a HeaderValue> {
         match self {
             Self::Absent => None,
@@ -85,8 +85,8 @@ pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
 
 /// Whether a `Content-Type` is plainly not that of a JSON-RPC message. Some servers also take `application/json-rpc` and types that
 /// end in `+json`.
-pub(crate) fn is_of_another_kind(content_type: Field<'_>) -> bool {
-    let Field::One(value) = content_type else {
+pub(crate) fn is_of_another_kind(content_type: Header<'_>) -> bool {
+    let Header::One(value) = content_type else {
         return false;
     };
     if value.as_bytes().starts_with(b"application/json") {
@@ -148,12 +148,12 @@ mod tests {
             let name: HeaderName = name.parse().unwrap();
             headers.append(name, HeaderValue::from_static(value));
         }
-        let fields = Fields::of(&headers);
-        assert!(matches!(fields.session_id, Field::One(value) if value == "c"));
-        assert!(matches!(fields.content_type, Field::Several(first) if first == "b"));
-        assert!(fields.is_encoded);
-        assert!(fields.protocol_version.first().is_none());
-        assert!(fields.content_length.first().is_none());
+        let found = McpHeaders::of(&headers);
+        assert!(matches!(found.session_id, Header::One(value) if value == "c"));
+        assert!(matches!(found.content_type, Header::Several(first) if first == "b"));
+        assert!(found.is_encoded);
+        assert!(found.protocol_version.first().is_none());
+        assert!(found.content_length.first().is_none());
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
             for value in values {
                 headers.append("content-encoding", HeaderValue::from_static(value));
             }
-            Fields::of(&headers).is_encoded
+            McpHeaders::of(&headers).is_encoded
         };
         for plain in [
             &[][..],

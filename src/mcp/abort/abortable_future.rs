@@ -1,4 +1,4 @@
-//! The future of a handler's method: what it returns, or why it had to end.
+//! The future of a handler's method. It returns the handler's result, or an error if the handler was stopped.
 
 use std::{
     borrow::Cow,
@@ -17,18 +17,18 @@ use crate::{
 };
 
 pin_project! {
-    /// Polls a handler, and drops it when it may be stopped, its call is cancelled and its time is over.
-    pub(super) struct Handling<F> {
+    /// Polls a handler. Drops it if it may be stopped, once its call is cancelled and the grace has passed.
+    pub(super) struct AbortableFuture<F> {
         #[pin]
         handler: Option<F>,
-        handled: Handled,
+        request_info: RequestInfo,
         #[pin]
-        stop: Option<Stop>,
+        stop: Option<AbortTimer>,
     }
 }
 
-/// Which request is handled.
-pub(super) struct Handled {
+/// Which request is request_info.
+pub(super) struct RequestInfo {
     request: RequestId,
     method: Cow<'static, str>,
     tool: Option<Box<str>>,
@@ -36,31 +36,35 @@ pub(super) struct Handled {
 }
 
 pin_project! {
-    /// When a handler is to be stopped: some time after its token fired.
-    pub(super) struct Stop {
+    /// Completes when a handler must stop: a grace after its token fired.
+    pub(super) struct AbortTimer {
         #[pin]
         cancelled: WaitForCancellationFutureOwned,
-        window: Duration,
+        grace: Duration,
         // Boxed, because nearly no call ever needs it.
         closing: Option<Pin<Box<Sleep>>>,
     }
 }
 
-// === impl Handling ===
+// === impl AbortableFuture ===
 
-impl<F> Handling<F> {
-    /// Calls the method. It may panic in there, before it returns its future.
-    pub(super) fn new(handled: Handled, stop: Option<Stop>, method: impl FnOnce() -> F) -> Self {
+impl<F> AbortableFuture<F> {
+    /// Calls the method, which may panic before it returns its future.
+    pub(super) fn new(
+        request_info: RequestInfo,
+        stop: Option<AbortTimer>,
+        method: impl FnOnce() -> F,
+    ) -> Self {
         let handler = catch_panic(method);
         Self {
             handler,
-            handled,
+            request_info,
             stop,
         }
     }
 }
 
-impl<F, T> Future for Handling<F>
+impl<F, T> Future for AbortableFuture<F>
 where
     F: Future<Output = Result<T, ErrorData>>,
 {
@@ -68,7 +72,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // First the handler: what it returns in its last moment counts.
+        // The handler first: a result in the same poll counts.
         let polled = catch_panic(|| {
             let handler = this.handler.as_mut().as_pin_mut();
             handler.map(|handler| handler.poll(cx))
@@ -77,8 +81,8 @@ where
             Some(Some(Poll::Pending)) => {}
             Some(Some(ready)) => return ready,
             Some(None) | None => {
-                let_go(this.handler);
-                this.handled.say(HandlerEnd::Panicked);
+                drop_handler(this.handler);
+                this.request_info.log(HandlerEnd::Panicked);
                 let message = "The handler panicked";
                 return Poll::Ready(Err(ErrorData::internal_error(message, None)));
             }
@@ -87,22 +91,23 @@ where
             Some(stop) => ready!(stop.poll(cx)),
             None => return Poll::Pending,
         }
-        let_go(this.handler);
-        this.handled.say(HandlerEnd::Stopped);
+        drop_handler(this.handler);
+        this.request_info.log(HandlerEnd::Stopped);
         Poll::Ready(Err(error_for(None)))
     }
 }
 
-/// Drops a handler. Its destructors are the user's: they may panic.
-fn let_go<F>(mut handler: Pin<&mut Option<F>>) {
+/// Drops a handler. Its destructors may panic, because they are the user's.
+fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
     catch_panic(|| handler.set(None));
 }
 
-// === impl Handled ===
+// === impl RequestInfo ===
 
-impl Handled {
-    /// Has the token that the handler sees fire with the call's own. It is the context's alone: rmcp made it as a
-    /// child of the token that it keeps for the request.
+impl RequestInfo {
+    /// Links the token of the context to the call, so that both fire.
+    ///
+    /// Only the context has this token: rmcp creates it as a child of the token that it keeps for the request.
     pub(super) fn new(
         context: &RequestContext<RoleServer>,
         method: impl Into<Cow<'static, str>>,
@@ -119,7 +124,7 @@ impl Handled {
         }
     }
 
-    /// For handlers that are not served through the layer, which knows the tool.
+    /// Sets the tool, for handlers without a layer. The layer knows the tool itself.
     pub(super) fn with_tool(mut self, tool: &str) -> Self {
         if self.call.is_none() {
             self.tool = Some(tool.into());
@@ -127,7 +132,7 @@ impl Handled {
         self
     }
 
-    fn say(&self, end: HandlerEnd) {
+    fn log(&self, end: HandlerEnd) {
         let request = (&self.request).into();
         let exchange = self.call.as_ref().map(|call| call.exchange());
         let call = exchange.and_then(|exchange| exchange.call_with(&request));
@@ -137,29 +142,29 @@ impl Handled {
     }
 }
 
-// === impl Stop ===
+// === impl AbortTimer ===
 
-impl Stop {
-    pub(super) fn new(context: &RequestContext<RoleServer>, window: Duration) -> Self {
+impl AbortTimer {
+    pub(super) fn new(context: &RequestContext<RoleServer>, grace: Duration) -> Self {
         Self {
             cancelled: context.ct.clone().cancelled_owned(),
-            window,
+            grace,
             closing: None,
         }
     }
 
-    /// Ready when the handler has to go.
+    /// Ready when the handler must be dropped.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         if this.closing.is_none() {
             ready!(this.cancelled.poll(cx));
-            if this.window.is_zero() {
+            if this.grace.is_zero() {
                 return Poll::Ready(());
             }
         }
-        let closing = this
+        let sleep_until_abort = this
             .closing
-            .get_or_insert_with(|| Box::pin(sleep(*this.window)));
-        closing.as_mut().poll(cx)
+            .get_or_insert_with(|| Box::pin(sleep(*this.grace)));
+        sleep_until_abort.as_mut().poll(cx)
     }
 }
