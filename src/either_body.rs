@@ -1,4 +1,4 @@
-//! The source of a body's frames: a body, or given bytes in its place.
+//! A body, or bytes in its place.
 
 use std::{
     pin::Pin,
@@ -13,7 +13,7 @@ pin_project! {
     #[project = SourceProj]
     pub(crate) enum EitherBody<B> {
         Body { #[pin] body: B },
-        // In a box: bodies are moved often, and hardly one is replaced.
+        // Boxed: bodies are moved often, and rarely replaced.
         Bytes { bytes: Option<Box<Bytes>> },
     }
 }
@@ -25,7 +25,7 @@ impl<B> EitherBody<B> {
         Self::Body { body }
     }
 
-    /// A body of one frame.
+    /// Returns a body of one frame.
     pub(crate) fn bytes(bytes: Bytes) -> Self {
         Self::Bytes {
             bytes: Some(Box::new(bytes)),

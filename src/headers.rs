@@ -1,5 +1,4 @@
-//! The header fields that matter to the layer, found in one pass: a lookup for each would cost more than a look at the whole
-//! head.
+//! The headers that the layer reads, found in one pass. One look-up for each would cost more than a pass over all headers.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -8,24 +7,24 @@ pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// What of a request's or a response's head is read.
+/// The headers of a request or a response that the layer reads.
 #[derive(Debug, Default)]
 pub(crate) struct McpHeaders<'a> {
     pub(crate) session_id: Header<'a>,
     pub(crate) protocol_version: Header<'a>,
     pub(crate) content_type: Header<'a>,
     pub(crate) content_length: Header<'a>,
-    /// Whether a content coding was applied.
+    /// `true` if a content coding was applied.
     pub(crate) is_encoded: bool,
 }
 
-/// The values of one field.
+/// The values of one header.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) enum Header<'a> {
     #[default]
     Absent,
     One(&'a HeaderValue),
-    /// There are more than this first one.
+    /// More than one value. This is the first.
     Several(&'a HeaderValue),
 }
 
@@ -35,7 +34,7 @@ impl<'a> McpHeaders<'a> {
     pub(crate) fn of(headers: &'a HeaderMap) -> Self {
         let mut found = Self::default();
         for (name, value) in headers {
-            // Names that HTTP knows are compared as numbers.
+            // Standard names are compared as numbers.
             let header = if *name == header::CONTENT_TYPE {
                 &mut found.content_type
             } else if *name == header::CONTENT_LENGTH {
@@ -70,7 +69,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// Whether a `Content-Type` names this media type, whatever its parameters (RFC 9110, section 8.3.1).
+/// Returns `true` if a `Content-Type` names this media type, with any parameters (RFC 9110, section 8.3.1).
 pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
     if value.as_bytes() == media_type.as_bytes() {
         return true;
@@ -83,8 +82,9 @@ pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
     })
 }
 
-/// Whether a `Content-Type` is plainly not that of a JSON-RPC message. Some servers also take `application/json-rpc` and types that
-/// end in `+json`.
+/// Returns `true` if a `Content-Type` is certainly not that of a JSON-RPC message.
+///
+/// Some servers also accept `application/json-rpc`, and types that end in `+json`.
 pub(crate) fn is_of_another_kind(content_type: Header<'_>) -> bool {
     let Header::One(value) = content_type else {
         return false;
@@ -98,7 +98,7 @@ pub(crate) fn is_of_another_kind(content_type: Header<'_>) -> bool {
     !essence.starts_with(b"application/json") && !essence.ends_with(b"+json")
 }
 
-/// Whether the `Accept` header names server-sent events, and does not rule them out (RFC 9110, section 12.5.1).
+/// Returns `true` if the `Accept` header names server-sent events with a weight above zero (RFC 9110, section 12.5.1).
 pub(crate) fn accepts_events(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::ACCEPT).iter();
     let mut ranges = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
@@ -118,8 +118,9 @@ fn is_zero_weight(parameter: &[u8]) -> bool {
     weight.is_some_and(|weight| weight.iter().all(|byte| matches!(byte, b'0' | b'.')))
 }
 
-/// Whether a `Content-Encoding` names a coding that changes the content. `identity` is none, nor is an empty element of the
-/// list (RFC 9110, sections 5.6.1 and 8.4.1).
+/// Returns `true` if a `Content-Encoding` names a coding that changes the content.
+///
+/// `identity` does not, nor does an empty element of the list (RFC 9110, sections 5.6.1 and 8.4.1).
 fn names_coding(value: &HeaderValue) -> bool {
     let codings = value.as_bytes().split(|byte| *byte == b',');
     codings.map(<[u8]>::trim_ascii).any(|coding| {

@@ -138,7 +138,7 @@ impl CancelOnDisconnectLayer {
     ///         if front_is_up.load(Ordering::Relaxed) {
     ///             Confirmation::Cancel
     ///         } else {
-    ///             Confirmation::Postpone(grace) // no client could have come back
+    ///             Confirmation::Postpone(grace) // no client could have resumed
     ///         }
     ///     }
     /// });

@@ -42,11 +42,11 @@ pub(crate) struct Options {
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,
-    /// What holds where no policy says otherwise.
+    /// The rules for calls without a policy of their own.
     pub(crate) rules: Rules,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<Exempt>>,
-    /// Who is asked before an orphan is cancelled.
+    /// Called before an orphan is cancelled.
     pub(crate) confirm: Option<Arc<Confirm>>,
 }
 

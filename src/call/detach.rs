@@ -22,32 +22,32 @@ use crate::call::CancelReason;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DetachCause {
-    /// The client closed its connection, or reset its stream: hyper let go of the response, or failed to
+    /// The client closed its connection, or reset its stream: hyper dropped the response, or failed to
     /// read the request.
     Disconnected,
-    /// The kernel reported that the connection is gone while hyper did not read from it, see `WatchedListener` (feature
+    /// The kernel reported that the connection was closed while hyper did not read from it, see `WatchedListener` (feature
     /// `socket`).
     PeerClosed,
     /// The client is connected and has not read for as long as
     /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows.
     Stalled,
     /// The server ended the stream, and its client is expected to resume for the answer (SEP-1699). rmcp also ends a stream
-    /// just before it accepts the resume of a client that is already back.
+    /// just before it accepts another resume of the client.
     EndedByServer,
-    /// A service between the layer and the handler let go of the stream, or its body failed.
+    /// A service between the layer and the handler dropped the stream, or its body failed.
     ResponseDropped,
     /// The inner service panicked.
     ServicePanicked,
 }
 
-/// A time that a call was without its client.
+/// A time during which a call was detached.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
 ///
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
 ///     if let Event::Resumed { detachment: Some(detachment), .. } = event {
-///         println!("back after {:?} ({})", detachment.lasted(), detachment.cause());
+///         println!("resumed after {:?} ({})", detachment.lasted(), detachment.cause());
 ///     }
 /// });
 /// assert!(layer.calls().is_empty());
@@ -61,7 +61,7 @@ pub struct Detachment {
 // === impl DetachCause ===
 
 impl DetachCause {
-    /// Why a call is cancelled that does not wait for its client.
+    /// Returns why a call is cancelled that does not wait for a resume.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
             Self::Disconnected | Self::PeerClosed | Self::Stalled => {
@@ -73,7 +73,7 @@ impl DetachCause {
         }
     }
 
-    /// Its name in metrics and in data.
+    /// Returns its name in metrics and in data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -111,12 +111,12 @@ impl Detachment {
         Self { cause, since }
     }
 
-    /// Why the call lost its client.
+    /// Returns why the call was detached.
     pub fn cause(&self) -> DetachCause {
         self.cause
     }
 
-    /// How long it has lasted by now.
+    /// Returns how long it has lasted by now.
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }

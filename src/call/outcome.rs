@@ -60,7 +60,7 @@ pub enum Outcome {
     /// The inner service failed, or answered with an error status.
     Failed,
     /// Nothing more can be seen of the call, which was not cancelled. It runs on behind a layer without a session manager, its
-    /// answer could not be told from other messages, or its client used its id again (the specification forbids that).
+    /// answer could not be distinguished from other messages, or its client reused its id (the specification forbids that).
     Unknown,
 }
 
@@ -87,7 +87,7 @@ impl CancelReason {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::ClientDisconnected => "client disconnected",
-            Self::Orphaned => "client disconnected and did not come back within its grace",
+            Self::Orphaned => "client disconnected and did not resume within its grace",
             Self::Superseded => "superseded by the same call",
             Self::TimedOut => "timed out",
             Self::Requested => "requested by the server",

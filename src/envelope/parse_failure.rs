@@ -1,24 +1,24 @@
-//! The reasons for which a body is not read.
+//! The reasons for which a body is not parsed.
 
 use std::fmt;
 
 use memchr::memmem;
 
-/// Why the call of a POST body is not known.
+/// Why the call in a POST body is unknown.
 ///
-/// Such a body is passed on as it is, and makes no call. In doubt, nothing is cancelled: if the body may be JSON-RPC, the
-/// request's [`CallToken`](crate::CallToken) does not fire when the client hangs up. If the request is plainly of another
-/// kind, the token fires as on any route without MCP:
+/// Such a body is passed on unchanged, and makes no call. In doubt, nothing is cancelled: if the body may be JSON-RPC, the
+/// request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the request is certainly of
+/// another kind, the token fires as on any route without MCP:
 ///
 /// | the body | fires |
 /// |---|---|
-/// | [`ContentType`](Self::ContentType) | yes, unless the field has several values, or one like `application/json-rpc` or `…+json` |
+/// | [`ContentType`](Self::ContentType) | yes, unless the header has several values, or one like `application/json-rpc` or `…+json` |
 /// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | unless it begins like an object or an array |
 /// | [`NotAMessage`](Self::NotAMessage) | unless it contains `"jsonrpc"` |
 /// | [`NotRead`](Self::NotRead) | unless what was read of it begins like an object or an array |
 /// | any other | no |
 ///
-/// [`Display`](fmt::Display) gives a few words for a log line.
+/// [`Display`](fmt::Display) writes a few words for a log line.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -52,7 +52,7 @@ pub enum ParseFailure {
     Truncated,
     /// Containers are nested deeper than the 127 levels that `serde_json` reads.
     TooDeep,
-    /// A key that the envelope depends on comes twice in one object.
+    /// One object has a key of the envelope twice.
     DuplicateKey,
     /// A key of the message or its `params` is written with an escape, so that `id` could hide in it.
     EscapedKey,
@@ -64,8 +64,7 @@ pub enum ParseFailure {
     NotAMessage,
     /// The body is an array: a batch, which only MCP 2025-03-26 had.
     Batch,
-    /// The body is longer than the cap up to which bodies are kept for reading, 4 MiB, or came in more than
-    /// 16,384 frames.
+    /// The body is longer than 4 MiB, the maximum that is parsed, or has more than 16,384 frames.
     TooLarge,
     /// `content-type` is not `application/json`.
     ContentType,
@@ -75,18 +74,18 @@ pub enum ParseFailure {
     NotRead,
 }
 
-/// A body that was not kept to be read.
+/// A body that was not parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnparsedBody {
     pub(crate) why: ParseFailure,
-    /// It may be JSON-RPC.
+    /// `true` if the body may be JSON-RPC.
     pub(crate) is_ambiguous: bool,
 }
 
 // === impl ParseFailure ===
 
 impl ParseFailure {
-    /// Whether a body that could not be read for this reason may be JSON-RPC all the same.
+    /// Returns `true` if a body with this failure may still be JSON-RPC.
     pub(crate) fn is_ambiguous(self, body: &[u8]) -> bool {
         match self {
             Self::NotJson | Self::Truncated | Self::NotRead => looks_like_jsonrpc(body),
@@ -104,7 +103,9 @@ impl ParseFailure {
     }
 }
 
-/// Whether the first thing in it is an object or an array. A byte order mark may stand before it: some servers take that.
+/// Returns `true` if a body begins with an object or an array.
+///
+/// A byte order mark may precede it, which some servers accept.
 fn looks_like_jsonrpc(body: &[u8]) -> bool {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))

@@ -1,22 +1,22 @@
-//! The reader of a POST body, which takes id, method and tool name of the call from it, and nothing more.
+//! Reads the id, the method and the tool name of the call from a POST body, and nothing else.
 //!
 //! A disconnect can only be turned into a cancel if the layer knows which request was in the body. Most of a body is arguments
-//! that only the tool understands, so [`read`] walks three objects (the message, its `params`, their `_meta`) and steps over
-//! everything else.
+//! that only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything
+//! else.
 //!
-//! A wrong id cancels somebody else's call; an unknown one only lets a call run on. Therefore:
+//! A wrong id cancels the call of another request; with an unknown id, a call only keeps running. Therefore:
 //!
 //! 1. **Ids are rmcp's.** The span of the id goes through `serde_json` and the integer rule of rmcp
 //!    3.9, so an id is the one that rmcp has, or unknown. A string and a number are never the same.
 //! 2. **Shapes are rmcp's.** `method` and `id`: a request. `method` alone: a notification. One of
 //!    `result` and `error` without `method`: a response. Each with `"jsonrpc": "2.0"`.
-//! 3. **One reading only.** A key with a meaning that comes twice, or a key that is written with an
-//!    escape where such keys stand, makes the body unknown: two parsers may disagree about it.
+//! 3. **Unambiguous only.** A duplicate key of the envelope, or a key that is written with an escape
+//!    beside such keys, makes the body unknown: two parsers may disagree about it.
 //! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, the batch of MCP 2025-03-26, is
 //!    unknown, whatever is in it.
-//! 5. **The inner service is the judge.** Inside text that is stepped over, wrong escapes, control
-//!    characters, UTF-8 and numbers out of range go unnoticed. A parser refuses such a body, and
-//!    no call comes of it; a lenient one sees the same ids. What is malformed elsewhere is found.
+//! 5. **The inner service decides.** Inside skipped text, wrong escapes, control characters, UTF-8 and
+//!    numbers out of range are not detected. A strict parser refuses such a body, so there is no call; a
+//!    lenient one reads the same ids. Malformed text elsewhere is detected.
 //!
 //! ```text
 //! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
@@ -52,7 +52,7 @@ pub(crate) enum Message<'a> {
     Response,
 }
 
-/// What is known about a request.
+/// The parsed parts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
     pub(crate) id: RequestId,
@@ -65,7 +65,7 @@ pub(crate) struct Request<'a> {
     pub(crate) task: bool,
 }
 
-/// What is known about a notification.
+/// The parsed parts of a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notification<'a> {
     pub(crate) method: Cow<'a, str>,
@@ -84,7 +84,7 @@ struct Members<'a> {
     params: Option<Params<'a>>,
 }
 
-/// The `params` of a message. They may come before its `method`, so what they mean is seen later.
+/// The `params` of a message. They may precede its `method`, so they are interpreted later.
 enum Params<'a> {
     Object(ParamMembers<'a>),
     Other,
@@ -107,7 +107,7 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// Anything doubtful is an [`ParseFailure`]. It names the first reason that was met.
+/// An ambiguous body is a [`ParseFailure`], which names the first reason.
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
     let message = parse_members(&mut cursor, params)?.message()?;
@@ -123,7 +123,7 @@ fn parse_members<'a>(
         Some(b'{') => {}
         Some(b'[') => return Err(ParseFailure::Batch),
         _ => {
-            // Looked at all the same: the reason should tell another value from no JSON at all.
+            // Parsed all the same: the reason must distinguish another value from invalid JSON.
             cursor.value()?;
             return Err(ParseFailure::NotAMessage);
         }
@@ -148,7 +148,7 @@ fn parse_members<'a>(
 fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
     if cursor.next_byte() != Some(b'{') {
         return Ok(match cursor.value()? {
-            // rmcp takes this for no parameters.
+            // rmcp treats this as no parameters.
             b"null" => Params::Object(ParamMembers::default()),
             _ => Params::Other,
         });
@@ -195,7 +195,7 @@ fn decodes_to(key: &[u8], name: &[u8]) -> bool {
     serde_json::from_slice::<String>(&quoted).is_ok_and(|decoded| decoded.as_bytes() == name)
 }
 
-/// Fills a slot that a second member of the same name must not find filled.
+/// Sets a member. Fails if it is already set.
 fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     match slot.replace(value) {
         None => Ok(()),
@@ -203,7 +203,7 @@ fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     }
 }
 
-/// Steps over a member without a meaning, if its key is in plain sight.
+/// Skips a member of another name, if its key has no escapes.
 fn skip_value(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), ParseFailure> {
     if !is_plain(key) {
         check_key(key)?;
@@ -228,7 +228,7 @@ fn text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     let Some(quoted) = span.strip_prefix(b"\"") else {
         return Err(ParseFailure::WrongType);
     };
-    // What `serde_json` would read from almost every string, without the call of it.
+    // A fast path for almost every string: the same result as `serde_json`, without the call.
     let plain = quoted.strip_suffix(b"\"").filter(|text| is_plain(text));
     match plain.map(str::from_utf8) {
         Some(Ok(text)) => Ok(Cow::Borrowed(text)),
@@ -236,9 +236,9 @@ fn text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     }
 }
 
-/// Decodes a member that is of no use unless it is a string.
+/// Decodes a member that is used only if it is a string.
 ///
-/// Another type is `None` and not unknown: no id depends on it.
+/// Returns `None` for another type: no id depends on it.
 fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, ParseFailure> {
     match span.map(text) {
         None | Some(Err(ParseFailure::WrongType)) => Ok(None),
@@ -257,7 +257,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Its `method`, which a response does not have.
+    /// Returns the `method`. `None` for a response.
     fn method(&self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.jsonrpc != Some(br#""2.0""#) {
             return Err(ParseFailure::NotAMessage);
@@ -276,7 +276,7 @@ fn request<'a>(
     params: Option<Params<'a>>,
 ) -> Result<Request<'a>, ParseFailure> {
     let method = match method {
-        // Nearly all of them.
+        // The most frequent method.
         br#""tools/call""# => Cow::Borrowed("tools/call"),
         other => text(other)?,
     };
@@ -303,7 +303,7 @@ fn notification<'a>(
     let method = text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
-        // Parameters of another type name no request, which is nothing to be wrong about.
+        // Parameters of another type name no request.
         _ => None,
     };
     let cancels = match request_id.map(id) {

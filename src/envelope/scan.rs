@@ -1,13 +1,13 @@
-//! A cursor over JSON text that finds where values end without reading what is in them.
+//! A cursor over JSON text that finds the ends of values without parsing them.
 //!
 //! A tool argument can be a megabyte of text that the envelope does not need. So a long string costs one `memchr` per quote in
-//! it, and everything else is stepped over byte by byte. The cursor promises to the reader of the envelope:
+//! it, and everything else is skipped byte by byte. The cursor promises to the reader of the envelope:
 //!
-//! 1. A value it stepped over has the structure of RFC 8259: commas, colons, brackets, literals and
-//!    numbers. What lies between the quotes of a string is not looked at: its escapes, its control
-//!    characters and its UTF-8 are up to the user of that span.
-//! 2. A string ends where a JSON parser would end it, a malformed one too. Otherwise text that a
-//!    caller chose could pass for keys.
+//! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers.
+//!    The text between the quotes of a string is not checked: the user of that span checks its escapes,
+//!    control characters and UTF-8.
+//! 2. A string ends where a JSON parser would end it, even a malformed one. Otherwise text that a client
+//!    chose could be read as keys.
 //! 3. Nothing recurses: the open containers are bits of one integer, up to the depth at which
 //!    `serde_json` gives up.
 //! 4. Hostile text costs time in proportion to its length, like any other.
@@ -16,10 +16,10 @@ use memchr::memchr_iter;
 
 use super::ParseFailure;
 
-/// Containers that may be open at once; `serde_json` refuses the 128th.
+/// Maximum number of open containers: 127. `serde_json` refuses the 128th.
 const MAX_DEPTH: u32 = 127;
 
-/// A position in JSON text and the containers that are open there.
+/// A position in JSON text, with the containers that are open there.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     body: &'a [u8],
@@ -48,7 +48,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips white space and shows the byte after it, the first one of a value.
+    /// Skips white space. Returns the byte after it, which starts a value.
     pub(super) fn next_byte(&mut self) -> Option<u8> {
         match self.peek() {
             Some(..=b' ') => self.after_space(),
@@ -87,7 +87,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over the value that starts here and answers its text, without white space around it.
+    /// Skips the value that starts here. Returns its text, without white space around it.
     pub(super) fn value(&mut self) -> Result<&'a [u8], ParseFailure> {
         let first = self.next_byte();
         let start = self.at;
@@ -106,7 +106,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over the container that starts here.
+    /// Skips the container that starts here.
     fn container(&mut self) -> Result<(), ParseFailure> {
         let outside = self.depth;
         loop {
@@ -131,7 +131,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Eats an opening bracket; `false` if the closing one follows, which is eaten too.
+    /// Consumes an opening bracket. Returns `false` if the closing one follows, which is consumed too.
     fn open(&mut self, kind: u128) -> Result<bool, ParseFailure> {
         if self.depth == MAX_DEPTH {
             return Err(ParseFailure::TooDeep);
@@ -146,7 +146,7 @@ impl<'a> Cursor<'a> {
         Ok(!empty)
     }
 
-    /// `true`: a comma was eaten, the innermost container goes on. `false`: it was closed.
+    /// Consumes a comma or a closing bracket. Returns `true` after a comma, `false` if the innermost container was closed.
     fn comma_or_close(&mut self) -> Result<bool, ParseFailure> {
         match self.next_byte() {
             Some(b',') => {
@@ -167,12 +167,12 @@ impl<'a> Cursor<'a> {
         self.kinds >>= 1;
     }
 
-    /// The bracket that closes the innermost container.
+    /// Returns the bracket that closes the innermost container.
     fn closing(&self) -> u8 {
         if self.kinds & 1 == OBJECT { b'}' } else { b']' }
     }
 
-    // In line, these two make text with many keys cost a quarter less.
+    // Inlined, these two make text with many keys cost a quarter less.
 
     #[inline(always)]
     fn key(&mut self) -> Result<&'a [u8], ParseFailure> {
@@ -182,7 +182,7 @@ impl<'a> Cursor<'a> {
         Ok(key)
     }
 
-    /// Steps over the value with this `first` byte, which is not a container.
+    /// Skips the value with this `first` byte, which is not a container.
     #[inline(always)]
     fn scalar(&mut self, first: Option<u8>) -> Result<(), ParseFailure> {
         match first {
@@ -198,7 +198,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over a string whose opening quote was eaten and answers the text up to the closing one.
+    /// Skips a string whose opening quote was consumed. Returns the text up to the closing one.
     fn rest_of_string(&mut self) -> Result<&'a [u8], ParseFailure> {
         let text = self.body.get(self.at..).ok_or(ParseFailure::Truncated)?;
         let quote = match near_quote(text) {
@@ -245,7 +245,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Eats this byte, and white space before it.
+    /// Consumes this byte, and white space before it.
     fn expect(&mut self, byte: u8) -> Result<(), ParseFailure> {
         if self.next_byte() != Some(byte) {
             return Err(self.unexpected());
@@ -266,7 +266,7 @@ impl<'a> Cursor<'a> {
         self.body.get(self.at).copied()
     }
 
-    /// Why the text cannot go on like this: it is over, or it is wrong.
+    /// Returns why the text is invalid here: it has ended, or has a wrong byte.
     #[cold]
     fn unexpected(&self) -> ParseFailure {
         match self.peek() {
@@ -276,7 +276,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Whether text between quotes stands for itself: ASCII, without backslashes or control characters.
+/// Returns `true` if text between quotes needs no decoding: ASCII, without backslashes or control characters.
 pub(super) fn is_plain(text: &[u8]) -> bool {
     let (words, rest) = text.as_chunks();
     let plain = |word: &[u8; 8]| {
@@ -289,9 +289,9 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     words.iter().all(plain) && rest.iter().all(plain_byte)
 }
 
-/// The place of the first quote, if it is among the first 16 bytes.
+/// Returns the position of the first quote, if it is among the first 16 bytes.
 ///
-/// Most strings are short, and a call of `memchr` costs more than they do.
+/// Most strings are short, and a call of `memchr` costs more than this loop.
 fn near_quote(text: &[u8]) -> Option<usize> {
     let (words, _) = text.as_chunks();
     let mut before = 0;
@@ -313,10 +313,10 @@ fn marks(word: u64, wanted: u8) -> u64 {
     zero_if_wanted.wrapping_sub(ONES) & !zero_if_wanted & HIGHEST
 }
 
-/// The place of the closing quote, however far away.
+/// Returns the position of the closing quote, at any distance.
 ///
 /// A quote belongs to the text if an odd number of backslashes stands right before it. Looking back
-/// from the quotes spares a stop at every `\n`, and two quotes never look at the same backslashes.
+/// from the quotes avoids a stop at every `\n`, and no backslash is read for two quotes.
 // In line, it would take the registers from those that look near.
 #[inline(never)]
 fn far_closing_quote(text: &[u8]) -> Option<usize> {

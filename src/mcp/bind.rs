@@ -44,7 +44,7 @@ impl<M: SessionManager> ManagerInner<M> {
             return None;
         };
         let exchange = link.exchange().clone();
-        if !self.can_bind(exchange.registry()) {
+        if !self.join_registry(exchange.registry()) {
             exchange.registry().hints.emit(Hint::TwoLayers);
             return None;
         }

@@ -45,7 +45,7 @@ use crate::{
     timer::{Migration, Timer},
 };
 
-/// The inner state of a session manager. Calls share it, because a cancel goes through it.
+/// The inner state of a session manager. Calls share it, because it delivers their cancels.
 pub(super) struct ManagerInner<M> {
     pub(super) manager: M,
     scope: u64,
@@ -234,8 +234,8 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Returns `true` if calls of this registry can be bound: only those of the first layer can.
-    pub(super) fn can_bind(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
+    /// Joins the registry of the first layer. Returns `true` if `registry` is that one: only its calls are bound.
+    pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let own = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
             registry.add_manager(this);

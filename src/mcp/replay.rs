@@ -100,7 +100,7 @@ fn is_from_text(result: &CallToolResult, text: &str) -> bool {
         }
         *result == *template
     };
-    // The thread-local is gone while its thread ends.
+    // The thread-local is destroyed while its thread ends.
     TEMPLATE.try_with(is_equal).unwrap_or(false)
 }
 

@@ -1,7 +1,7 @@
-//! Events as log lines. A cancel is logged at info and not as an error, because it is what was asked for.
+//! Events as log lines. A cancel is logged at level info, because it is the purpose of the layer and not an error.
 //!
-//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may choose texts that would break a log,
-//! so they pass through [`sanitize`]. Header values are not logged, and session ids only as [`SessionIds`] says.
+//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may send texts that would break a log, so
+//! they pass through [`sanitize`]. Header values are not logged, and session ids only as [`SessionIds`] allows.
 
 use std::{
     borrow::Cow,
@@ -18,15 +18,17 @@ use crate::{
     limits::Limit,
 };
 
-/// How many characters of a text from a client are logged: 128. No sane id or tool name is longer, and a method
-/// may have 4 MiB.
+/// Maximum number of characters of a client's text that are logged: 128.
+///
+/// No sane id or tool name is longer, and a method may have 4 MiB.
 const MAX_TEXT: usize = 128;
 
-/// How many characters of a session id are logged: 4,096. It may be a signed token, which differs from others only at its end, and
-/// proxies take no longer headers by default.
+/// Maximum number of characters of a session id that are logged: 4,096.
+///
+/// An id may be a signed token, which differs from others only at its end. Proxies accept no longer headers by default.
 const MAX_SESSION_ID: usize = 4_096;
 
-/// How the layer's log shows session ids. A client that knows such an id can speak for the session.
+/// How the layer's log shows session ids. A client that knows such an id can act for the session.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};
@@ -38,26 +40,28 @@ const MAX_SESSION_ID: usize = 4_096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum SessionIds {
-    /// Eight hexadecimal digits of a hash under a key that is new in every process. They find the other lines of a session, and
-    /// are of no use to anybody else.
+    /// Eight hexadecimal digits of a hash, under a key that is new in every process.
+    ///
+    /// They relate the lines of a session to one another, and are of no other use.
     #[default]
     Hashed,
-    /// The ids as they are, to join the log with that of clients or proxies: up to 4,096 characters of each.
+    /// The plain ids, to join the log with that of clients or proxies: up to 4,096 characters of each.
     Verbatim,
     /// No ids.
     Omitted,
 }
 
-/// How a handler was ended, if not by itself.
+/// How a handler ended, if not by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandlerEnd {
-    /// It did not heed the cancel of its call, and was dropped.
+    /// It ignored the cancel of its call, and was dropped.
     Stopped,
     Panicked,
 }
 
-/// Logs a line about a call. A macro, because `tracing` wants its level at compile time; its arguments are evaluated
-/// only if somebody wants the line.
+/// Logs a line about a call.
+///
+/// A macro, because `tracing` needs the level at compile time. Its arguments are evaluated only if the line is enabled.
 macro_rules! log_call {
     ($level:ident, $call:expr, $sessions:expr, $($rest:tt)+) => {{
         let call: &CallInfo = $call;
@@ -187,7 +191,7 @@ fn lasted(detachment: Detachment) -> tracing::field::DebugValue<Duration> {
     tracing::field::debug(detachment.lasted())
 }
 
-/// Logs that a stream of no call was let go, because its client did not read it.
+/// Logs that a stream without a call was closed, because its client did not read it.
 pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     debug!(
         target: "mcp_cancel_on_disconnect",
@@ -197,7 +201,7 @@ pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     );
 }
 
-/// Logs how many calls met a limit since the last such line.
+/// Logs the number of calls that were over a limit since the last such line.
 pub(crate) fn log_limit(limit: Limit, calls: u64) {
     warn!(
         target: "mcp_cancel_on_disconnect",
@@ -207,7 +211,7 @@ pub(crate) fn log_limit(limit: Limit, calls: u64) {
     );
 }
 
-/// Logs how many answers were dropped since the last such line.
+/// Logs the number of answers that were evicted since the last such line.
 pub(crate) fn log_evicted(answers: u64) {
     warn!(
         target: "mcp_cancel_on_disconnect",
@@ -216,31 +220,32 @@ pub(crate) fn log_evicted(answers: u64) {
     );
 }
 
-/// The text as it can stand on one line of any log: characters that control, separate lines or turn the direction of
-/// text are escaped, and it is cut after [`MAX_TEXT`] characters.
+/// Returns the text as one line of any log, truncated after [`MAX_TEXT`] characters.
+///
+/// Control characters, line separators and marks of text direction are escaped.
 fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }
 
-/// The same, cut after `most` characters.
-fn sanitize_up_to(most: usize, text: &str) -> Cow<'_, str> {
-    let is_plain = |text: char| text == ' ' || text.is_ascii_graphic();
-    if text.len() <= most && text.chars().all(is_plain) {
+/// Returns the same, truncated after `max` characters.
+fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
+    let is_printable = |text: char| text == ' ' || text.is_ascii_graphic();
+    if text.len() <= max && text.chars().all(is_printable) {
         return Cow::Borrowed(text);
     }
     let mut characters = text.chars();
-    let mut shown = String::new();
-    for character in characters.by_ref().take(most) {
+    let mut displayed = String::new();
+    for character in characters.by_ref().take(max) {
         match character {
-            ' '..='~' => shown.push(character),
-            // This escapes what cannot be seen, and leaves letters of all languages as they are.
-            other => shown.extend(other.escape_debug()),
+            ' '..='~' => displayed.push(character),
+            // Escapes invisible characters, and leaves the letters of all languages unchanged.
+            other => displayed.extend(other.escape_debug()),
         }
     }
     if characters.next().is_some() {
-        shown.push('…');
+        displayed.push('…');
     }
-    Cow::Owned(shown)
+    Cow::Owned(displayed)
 }
 
 // === impl HandlerEnd ===
@@ -280,15 +285,15 @@ impl HandlerEnd {
 impl SessionIds {
     /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
     ///
-    /// What else is logged or shown of a session can be joined with the layer's lines by this text. A hash is the same for the
-    /// same id in this process, and another one in every other.
+    /// With this text, other logs and pages about a session can be joined with the layer's lines. The hash of an id is the same
+    /// within a process, and differs in every other process.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::observe::SessionIds;
     ///
-    /// let shown = SessionIds::Hashed.display("a session");
-    /// assert_eq!(shown, SessionIds::Hashed.display("a session"));
-    /// assert_eq!(shown.expect("a hash").len(), 8);
+    /// let displayed = SessionIds::Hashed.display("a session");
+    /// assert_eq!(displayed, SessionIds::Hashed.display("a session"));
+    /// assert_eq!(displayed.expect("a hash").len(), 8);
     /// assert_eq!(SessionIds::Omitted.display("a session"), None);
     /// ```
     #[must_use]

@@ -24,33 +24,33 @@ const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
 const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
 
-/// The label of names that are the client's own.
+/// The label of names that a client made up.
 const OTHER: &str = "other";
 
 /// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).
 ///
 /// | name | kind | labels | what |
 /// |---|---|---|---|
-/// | `mcp_calls_in_flight` | gauge | `method` | calls in flight, with a client or without |
-/// | `mcp_calls_detached` | gauge | `method` | those of them that are without a client |
+/// | `mcp_calls_in_flight` | gauge | `method` | calls in flight, attached or detached |
+/// | `mcp_calls_detached` | gauge | `method` | detached calls in flight |
 /// | `mcp_calls_started_total` | counter | `method` | calls |
-/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` of the cancelled | ends: as many as starts, less what is in flight |
-/// | `mcp_call_detaches_total` | counter | `method`, `cause` | times that a call lost its client, also if it is cancelled at once |
+/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` of the cancelled | ended calls: the started ones less those in flight |
+/// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments of calls, including those that are cancelled at once |
 /// | `mcp_call_resumes_total` | counter | `method` | times that a client resumed its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancels that were not delivered to the server |
 /// | `mcp_calls_untracked_total` | counter | `limit` | calls over a limit, see [`Limits`](crate::Limits) |
 /// | `mcp_answers_evicted_total` | counter | `outcome` | answers that were evicted, or not retained, although their clients may resume |
 /// | `mcp_request_bodies_unparsed_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
 /// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
-/// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one time without a client, until the outcome or until `resumed` |
-/// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of cancelled calls without a client: from when that was noticed until the token fired |
+/// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one detachment, until the outcome or until `resumed` |
+/// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of cancelled detached calls: from the detection of the disconnect until the token fired |
 ///
 /// The values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All labels have few
 /// values: a `method` that MCP does not know is `other`, and there is no label for tools unless [`tools`](Self::tools) names
-/// them. The time is tokio's.
+/// them. Durations use tokio's clock.
 ///
-/// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that knows
-/// histograms only with buckets takes [`BUCKETS`](Self::BUCKETS):
+/// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that needs buckets for
+/// histograms takes [`BUCKETS`](Self::BUCKETS):
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
@@ -81,7 +81,7 @@ impl Metrics {
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];
 
-    /// An observer without the label `tool`. Describes the metrics to the recorder that is installed at this time.
+    /// Creates an observer without the label `tool`, and describes the metrics to the installed recorder.
     pub fn new() -> Self {
         describe();
         Self { tools: None }
@@ -140,7 +140,7 @@ impl Metrics {
         self.attached(call, outcome_label.1, detachment);
     }
 
-    /// Counts a time without a client that is over, if there was one.
+    /// Counts a detachment that has ended, if there was one.
     fn attached(&self, call: &CallInfo, until: &'static str, detachment: Option<Detachment>) {
         if let Some(detachment) = detachment {
             gauge!(DETACHED, self.labels(call, [])).decrement(1);
@@ -163,7 +163,7 @@ impl Observer for Metrics {
                 let labels = self.labels(call, []);
                 gauge!(IN_FLIGHT, labels.clone()).increment(1);
                 counter!(STARTED, labels.clone()).increment(1);
-                // It is there from the start, so that its first increase is seen as one.
+                // Registered at the start, so that its first increment is visible as an increase.
                 counter!(CANCELS_FAILED, labels).increment(0);
             }
             Event::Detached { call, cause, .. } => {
@@ -199,14 +199,14 @@ impl Observer for Metrics {
 fn describe() {
     for (name, what) in [
         (IN_FLIGHT, "Calls in flight"),
-        (DETACHED, "Calls in flight without a client"),
+        (DETACHED, "Detached calls in flight"),
     ] {
         describe_gauge!(name, Unit::Count, what);
     }
     for (name, what) in [
         (STARTED, "Calls that started"),
         (ENDED, "Calls that ended, by outcome"),
-        (DETACHES, "Times that a call lost its client"),
+        (DETACHES, "Detachments of calls"),
         (RESUMES, "Times that a client resumed its call"),
         (
             CANCELS_FAILED,
@@ -229,7 +229,7 @@ fn describe() {
     }
     for (name, what) in [
         (DURATION, "From the start of a call to its end"),
-        (DETACHED_FOR, "One time of a call without its client"),
+        (DETACHED_FOR, "Duration of a detachment"),
         (
             TO_TOKEN,
             "From a disconnect to the token of the cancelled call",
@@ -239,7 +239,7 @@ fn describe() {
     }
 }
 
-/// The name of a request that clients send in some revision, or [`OTHER`].
+/// Returns a method that is known to some revision, or [`OTHER`].
 fn method(name: &str) -> &'static str {
     const KNOWN: [&str; 22] = [
         "tools/call",
@@ -271,7 +271,7 @@ fn method(name: &str) -> &'static str {
         .unwrap_or(OTHER)
 }
 
-/// The name of a variant in snake case.
+/// Returns the name of a variant in snake case.
 fn snake_case(variant: &impl fmt::Debug) -> SharedString {
     let mut name = String::new();
     for letter in format!("{variant:?}").chars() {

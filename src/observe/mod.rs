@@ -1,8 +1,8 @@
 //! The types of events and snapshots, metrics, and the log.
 //!
-//! An [`Observer`] gets every [`Event`] of a layer. This module has the types with which an event describes a call that lost
-//! its client, was beyond a limit, or could not be cancelled. It also has what [`Calls::snapshot`](crate::Calls::snapshot)
-//! shows of the calls in flight.
+//! An [`Observer`] receives every [`Event`] of a layer. This module has the types with which an event describes a call that was
+//! detached, was over a limit, or could not be cancelled. It also has the snapshots of calls in flight that
+//! [`Calls::snapshot`](crate::Calls::snapshot) returns.
 
 use std::{fmt, sync::Arc};
 
@@ -52,15 +52,15 @@ impl Observers {
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        // Also where nobody subscribes: `tracing` may hand its lines on to a logger of the `log` crate then.
+        // Also without a subscriber: `tracing` may then pass its lines on to a logger of the `log` crate.
         log::log(event, self.session_ids);
         for observer in &self.added {
-            // If it panics, neither the call nor another observer is harmed.
+            // A panic affects neither the call nor another observer.
             catch_panic(|| observer.on_event(event));
         }
     }
 
-    /// Logs that a stream of no call was let go, because its client did not read it.
+    /// Logs that a stream without a call was closed, because its client did not read it.
     pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
         log::log_stalled(session, self.session_ids);
     }

@@ -1,49 +1,49 @@
-//! Remarks on what may surprise the author of a set-up. Each names the option or the part that changes it.
+//! Log lines about a set-up that is incomplete or may surprise. Each names the option or the part that changes it.
 //!
-//! A remark is made once for each layer, or for each session manager that has no layer.
+//! A hint is emitted once for each layer, or for each session manager without a layer.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use tracing::{info, warn};
 
-/// Something to know about the configuration.
+/// A hint about the set-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hint {
-    /// A policy supersedes, and no session manager knows which calls are the same.
+    /// A policy supersedes, but without a session manager repeated calls are not detected.
     SupersedeHasNoEffect,
-    /// The events of calls are stored, so detached calls run on.
+    /// The events of calls are stored, so detached calls keep running.
     StoredCallsRunOn,
-    /// A call waits for a client that went away.
+    /// A call waits for a client that disconnected.
     CallsWait,
-    /// The layer stands inside another one.
+    /// The layer is inside another one.
     Nested,
-    /// Our session manager takes calls that passed no layer.
+    /// The session manager received a call that passed no layer.
     NoLayer,
-    /// Our session manager has calls of another layer already, so it leaves those of this one alone.
+    /// The session manager has calls of another layer, so it does not bind those of this one.
     TwoLayers,
-    /// The sessions look like those of rmcp, and our session manager is not in use.
+    /// The sessions look like those of rmcp, and no session manager binds their calls.
     NoSessionManager,
 }
 
-/// Which remarks were made.
+/// The hints that were emitted.
 #[derive(Debug, Default)]
 pub(crate) struct SetupHints(AtomicU8);
 
 // === impl SetupHints ===
 
 impl SetupHints {
-    /// Makes a remark, unless it was made before.
-    pub(crate) fn emit(&self, remark: Hint) {
-        if !self.was_emitted(remark)
-            && self.0.fetch_or(remark.bit(), Ordering::Relaxed) & remark.bit() == 0
+    /// Emits a hint, unless it was emitted before.
+    pub(crate) fn emit(&self, hint: Hint) {
+        if !self.was_emitted(hint)
+            && self.0.fetch_or(hint.bit(), Ordering::Relaxed) & hint.bit() == 0
         {
-            remark.log();
+            hint.log();
         }
     }
 
-    /// Whether a remark was made.
-    pub(crate) fn was_emitted(&self, remark: Hint) -> bool {
-        self.0.load(Ordering::Relaxed) & remark.bit() != 0
+    /// Returns `true` if a hint was emitted.
+    pub(crate) fn was_emitted(&self, hint: Hint) -> bool {
+        self.0.load(Ordering::Relaxed) & hint.bit() != 0
     }
 }
 
@@ -68,12 +68,12 @@ impl Hint {
             ),
             Self::StoredCallsRunOn => log_hint!(
                 info,
-                "events are in a store: calls whose clients go away run on, because they may be resumed \
+                "events are in a store: calls whose clients disconnect keep running, because they may be resumed \
                  on another server; set a grace to cancel them"
             ),
             Self::CallsWait => log_hint!(
                 info,
-                "a client went away, and its call waits for it to come back: after the grace (20 s or more by \
+                "a client disconnected, and its call waits for a resume: after the grace (20 s or more by \
                  default) the call is cancelled; CancelOnDisconnectLayer::grace sets another grace, and \
                  Grace::Immediate sets none"
             ),
@@ -84,21 +84,21 @@ impl Hint {
             ),
             Self::NoLayer => log_hint!(
                 warn,
-                "a call reached CancellableSessionManager without CancelOnDisconnectLayer: nobody sees its client \
-                 hang up; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep their \
-                 extensions on the way"
+                "a call reached CancellableSessionManager without CancelOnDisconnectLayer: a disconnect of its client \
+                 is not detected; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep their \
+                 extensions"
             ),
             Self::TwoLayers => log_hint!(
                 warn,
                 "a CancellableSessionManager has the calls of two CancelOnDisconnectLayers: those of the second are \
-                 watched as if it had no session manager; put .layer(layer.clone()) of one layer on all routes"
+                 tracked as if it had no session manager; put .layer(layer.clone()) of one layer on all routes"
             ),
             Self::NoSessionManager => log_hint!(
                 warn,
-                "event ids look like rmcp's, and no CancellableSessionManager binds their calls: answers that come \
-                 while a client is away are lost. If rmcp runs in this process, give StreamableHttpService an \
-                 Arc::new(CancellableSessionManager::default()); if the layer stands before \
-                 another process, all is as it should be"
+                "event ids look like rmcp's, and no CancellableSessionManager binds their calls: answers \
+                 that are sent while a client is disconnected are lost. If rmcp runs in this process, give StreamableHttpService an \
+                 Arc::new(CancellableSessionManager::default()); if the layer is in front of \
+                 another process, nothing is wrong"
             ),
         }
     }
@@ -109,13 +109,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_remark_is_made_once() {
-        let remarks = SetupHints::default();
-        assert!(!remarks.was_emitted(Hint::Nested));
-        remarks.emit(Hint::Nested);
-        assert!(remarks.was_emitted(Hint::Nested));
-        assert!(!remarks.was_emitted(Hint::StoredCallsRunOn));
-        remarks.emit(Hint::StoredCallsRunOn);
-        assert!(remarks.was_emitted(Hint::Nested));
+    fn each_hint_is_emitted_once() {
+        let hints = SetupHints::default();
+        assert!(!hints.was_emitted(Hint::Nested));
+        hints.emit(Hint::Nested);
+        assert!(hints.was_emitted(Hint::Nested));
+        assert!(!hints.was_emitted(Hint::StoredCallsRunOn));
+        hints.emit(Hint::StoredCallsRunOn);
+        assert!(hints.was_emitted(Hint::Nested));
     }
 }

@@ -1,7 +1,7 @@
-//! The request body as it passes: a tee that never delays, re-frames or alters it.
+//! The request body: a tee that never delays, re-frames or alters it.
 //!
-//! The tee keeps the frames, which are reference counted, until the body has ended, then hands them to the
-//! [`Exchange`], which reads them only if no session manager bound the call by then.
+//! The tee keeps the frames, which are reference counted, until the body has ended. Then it passes them to the [`Exchange`],
+//! which parses them only if no session manager has bound the call by then.
 
 use std::{
     fmt, mem,
@@ -26,9 +26,9 @@ use crate::{
 pin_project! {
     /// The request body that the layer gives to the inner service.
     ///
-    /// It passes the client's body on, frame by frame as it came. In a cancel that the layer replays, it is the notification.
+    /// It passes the client's body on, frame by frame, unchanged. In a cancel that the layer replays, it is the notification.
     ///
-    /// A service that takes one certain body type needs a map before it:
+    /// A service that accepts only one body type needs a map before it:
     ///
     /// ```
     /// use axum::{body::Body, middleware::from_fn, routing::post, Router};
@@ -53,26 +53,26 @@ pin_project! {
     }
 }
 
-/// Tells the exchange how the body ends.
+/// Reports the end of the body to the exchange.
 struct BodyObserver {
     exchange: Arc<Exchange>,
     capture: Capture,
 }
 
-/// What is kept of a body.
+/// The captured part of a body.
 pub(crate) enum Capture {
-    /// Nothing is said about the body.
+    /// The body is not captured, and its end is not reported.
     Off,
     /// It may be a JSON-RPC message.
     On(Frames),
-    /// It is not kept.
+    /// The body is not parsed.
     Unparsed(UnparsedBody),
 }
 
 // === impl TeeBody ===
 
 impl<B> TeeBody<B> {
-    /// A body that is passed on unwatched.
+    /// Returns a body that is passed on unobserved.
     pub(crate) fn passthrough(body: B) -> Self {
         Self {
             source: EitherBody::body(body),
@@ -87,7 +87,7 @@ impl<B> TeeBody<B> {
         }
     }
 
-    /// Watches a request body for `exchange`.
+    /// Observes a request body for `exchange`.
     pub(crate) fn observed(
         request: Request<B>,
         exchange: Arc<Exchange>,
@@ -156,7 +156,7 @@ impl<B> fmt::Debug for TeeBody<B> {
 // === impl BodyObserver ===
 
 impl BodyObserver {
-    /// Notes a frame. What goes on is the same bytes in the same frame.
+    /// Captures a frame, and returns the same bytes in the same frame.
     fn observe<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
         let Capture::On(frames) = &mut self.capture else {
             return frame;

@@ -1,13 +1,13 @@
 //! The response body: from the head to the end.
 //!
-//! A body that is dropped before its end was abandoned. Four things count as the end, in the order in which hyper may see them:
+//! A drop before the end abandons the call. Four things count as the end, in the order in which hyper may observe them:
 //!
-//! 1. the body says it is at its end ([`Body::is_end_stream`]), also before the first poll;
-//! 2. all bytes of a body of known length have passed: hyper polls it no more;
+//! 1. the body reports its end ([`Body::is_end_stream`]), even before the first poll;
+//! 2. all bytes of a body of known length were sent: hyper polls it no more;
 //! 3. a frame of trailers, after which hyper polls no more either: nothing may follow it (RFC 9110, section 6.5);
 //! 4. `None`.
 //!
-//! An error does not count as the end: the client did not get its answer and its connection is closed.
+//! An error does not count as the end: the client did not receive its answer, and its connection is closed.
 
 use std::{
     fmt,
@@ -52,9 +52,9 @@ pin_project! {
             guard: Guard,
             #[pin]
             source: EitherBody<B>,
-            // How many bytes are to come, where that is known.
+            // Number of bytes left, if it is known.
             remaining: Option<u64>,
-            // Until it was seen to have left.
+            // `None` once the connection was closed.
             peer: Option<PeerClosed>,
         },
         Events { stream: EventStream<B> },
@@ -64,7 +64,7 @@ pin_project! {
 // === impl ResponseBody ===
 
 impl<B: Body> ResponseBody<B> {
-    /// A body of this length, if it is known. It ends early if `peer` leaves while it is pending.
+    /// Returns a body of this length, if it is known. It ends early if `peer` closes while it is pending.
     pub(super) fn plain(
         mut guard: Guard,
         inner: B,
@@ -91,7 +91,7 @@ impl<B: Body> ResponseBody<B> {
         }
     }
 
-    /// These bytes in place of the inner body.
+    /// Returns a body of these bytes, in place of the inner one.
     pub(super) fn bytes(bytes: Bytes) -> Self {
         Self::inert(EitherBody::bytes(bytes))
     }
@@ -175,7 +175,7 @@ where
 }
 
 impl<B: Default> Default for ResponseBody<B> {
-    /// An empty body that belongs to no call, as layers outside make one for their own answers.
+    /// Returns an empty body that belongs to no call. Outer layers use one for their own answers.
     fn default() -> Self {
         Self::inert(EitherBody::body(B::default()))
     }

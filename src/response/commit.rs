@@ -1,8 +1,7 @@
-//! The inner answer as events, after a head that went out before it.
+//! The inner answer as events, after a response head that was sent before it.
 //!
-//! Once the client has been answered `200 text/event-stream`, every answer of the inner service must become events: its
-//! own events as they are, a JSON body as the data of one event, and anything else as a JSON-RPC error. The rest of its head
-//! is lost.
+//! Once the client has received `200 text/event-stream`, every answer of the inner service must become events. Its own events
+//! stay as they are, a JSON body becomes the data of one event, anything else a JSON-RPC error. The rest of its head is lost.
 
 use std::{
     fmt,
@@ -28,10 +27,10 @@ use crate::{
     sse::{self, BomFilter},
 };
 
-/// How much of a refusal is read for a JSON-RPC error: 64 KiB. Errors are short.
+/// Maximum number of bytes of a refusal that are searched for a JSON-RPC error: 64 KiB. Errors are short.
 const MAX_REFUSAL: usize = 64 * 1024;
 
-/// The answer to come of the inner service. `None` if it fails.
+/// The pending answer of the inner service. `None` if the service fails.
 pub(super) type PendingAnswer<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
 
 /// The answer to one request, as events.
@@ -43,7 +42,7 @@ pub(super) struct CommittedBody<B> {
 enum CommitStage<B> {
     Pending(PendingAnswer<B>),
     Events(Pin<Box<B>>),
-    /// The data of one event. It begins with the first byte that is no white space: an event without data is none.
+    /// The data of one event. The event starts at the first byte that is no white space.
     Json(JsonEvent<B>),
     Refusal {
         status: StatusCode,
@@ -56,7 +55,7 @@ enum CommitStage<B> {
 struct JsonEvent<B> {
     status: StatusCode,
     body: Pin<Box<B>>,
-    /// Within an event, a byte order mark would be a part of the text.
+    /// Removes a byte order mark, which would be a part of the text within an event.
     bom_filter: BomFilter,
     has_data: bool,
 }
@@ -96,7 +95,7 @@ where
                         Ok(frame) => frame,
                         Err(error) => return Poll::Ready(Some(Err(error))),
                     };
-                    // Events have no trailers, and nothing follows those of the body.
+                    // Events have no trailers, and no frame follows those of the body.
                     let data = match frame.and_then(|frame| frame.into_data().ok()) {
                         Some(mut data) => {
                             match json.convert(data.copy_to_bytes(data.remaining())) {
@@ -135,7 +134,7 @@ where
         }
     }
 
-    /// Takes the answer. What is to be sent for it at once, if anything.
+    /// Handles the answer. Returns the bytes to send at once, if any.
     fn on_answer(&mut self, guard: &mut Guard, answer: Option<Response<B>>) -> Option<Bytes> {
         let Some(answer) = answer else {
             guard.fail();
@@ -158,7 +157,7 @@ where
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
-                // The head that went out does not name its encoding.
+                // The head that was sent does not name the encoding.
                 guard.abandon(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
@@ -190,7 +189,7 @@ impl<B> JsonEvent<B> {
         }
     }
 
-    /// What is to be sent for the next frame of the body. Returns `None` as long as only white space has passed.
+    /// Returns the bytes to send for the next frame. `None` while the body has only white space.
     fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
         let data = on_one_line(self.bom_filter.filter(frame));
         if self.has_data {
@@ -209,7 +208,7 @@ impl<B> fmt::Debug for CommittedBody<B> {
     }
 }
 
-/// JSON with spaces for its line ends, which all stand between tokens.
+/// Replaces the line ends of JSON with spaces. All of them stand between tokens.
 fn on_one_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -221,7 +220,7 @@ fn on_one_line(json: Bytes) -> Bytes {
     json.iter().map(on_line).collect()
 }
 
-/// A refusal as an event: with the JSON-RPC error in its body if it has one, under the request's id.
+/// Returns a refusal as an event: the JSON-RPC error in its body, if it has one, under the request's id.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
     let sent = serde_json::from_slice(body)

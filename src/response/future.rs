@@ -1,7 +1,7 @@
 //! The response future: from the request to the head.
 //!
-//! It ends before the inner service answers if the call was cancelled here, if the head goes out early, or if the client has left
-//! and hyper does not see it.
+//! It completes before the inner service answers if the call was cancelled here, if the head is sent early, or if the client
+//! disconnects while hyper does not read.
 
 use std::{
     fmt, mem,
@@ -20,10 +20,10 @@ use super::{
     PeerClosed, Sleeper,
     body::ResponseBody,
     commit::CommittedBody,
-    departure,
     head::{content_length, has_no_content, has_type, read_head},
     is_ready,
     late::Late,
+    peer_closed,
     slot::Inner,
     stream::{Content, EventStream, Probes, set_unbuffered},
     timer,
@@ -35,20 +35,21 @@ use crate::{
     options::Options,
 };
 
-/// How often a stream that was committed early is probed, unless [`keep_alive`] says: 15 s, a quarter
-/// of the shortest idle limit that proxies have by default.
+/// Interval of the probes of a stream that was committed early, without [`keep_alive`]: 15 s.
+///
+/// Chosen because it is a quarter of the shortest idle limit that proxies have by default.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How often a call is looked for whose body is not known to have passed: every 100 ms, or less often with a longer
+/// Interval at which an unknown call is looked up again: 100 ms, or longer with a longer
 /// [`commit_after`](crate::CancelOnDisconnectLayer::commit_after).
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// In place of a time that no clock can be set to: 10 years.
+/// Replaces an instant that overflows: 10 years.
 const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The status that nginx logs for a client that left before its response.
+/// The status that nginx logs for a client that disconnected before its response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
@@ -82,7 +83,7 @@ pin_project! {
         #[pin]
         inner: InnerFuture<F>,
         options: ResponseOptions,
-        // Set while the answer waits inside for its head.
+        // Set while the answer waits for its head in the inner service.
         delivering: Option<Delivering>,
         used: UseUntilHead,
     }
@@ -92,13 +93,14 @@ pin_project! {
     #[project = InnerFutureProj]
     enum InnerFuture<F> {
         Inline { #[pin] future: F },
-        // Boxed where it may have to go on in the body.
+        // Boxed if it may have to continue in the body.
         Boxed { future: Option<Pin<Box<F>>> },
     }
 }
 
-/// The use of its session by a request that waits for the response head. Its session manager does not know of a request whose
-/// body is on its way, or that waits in a middleware.
+/// The use of its session by a request that waits for the response head.
+///
+/// The session manager has not received a request whose body is incomplete, or that waits in a middleware.
 #[derive(Default)]
 enum UseUntilHead {
     /// Each poll was ready, or a session manager had bound the call.
@@ -108,7 +110,7 @@ enum UseUntilHead {
     Begun { _used: Option<Box<dyn Send + Sync>> },
 }
 
-/// What request and options say about the response.
+/// How the response is handled, from the request and the options of the layer.
 #[derive(Default)]
 pub(crate) struct ResponseOptions {
     head_only: bool,
@@ -116,7 +118,7 @@ pub(crate) struct ResponseOptions {
     peer: Option<PeerClosed>,
 }
 
-/// How long the inner service is silent, counted from when its call is known: a client may upload a request slowly.
+/// Measures how long the inner service is silent, since its call is known: a client may upload a request slowly.
 struct Silence {
     limit: Duration,
     timer: Sleeper,
@@ -142,7 +144,7 @@ impl<F> ResponseFuture<F> {
         }
     }
 
-    /// The future of a request that another layer watches already.
+    /// Returns the future of a request that another layer handles already.
     pub(crate) fn passthrough(future: F) -> Self {
         Self::new(Guard::inert(), future, ResponseOptions::default())
     }
@@ -258,7 +260,7 @@ impl<F: Future> InnerFuture<F> {
 // === impl Silence ===
 
 impl Silence {
-    /// `None` without a runtime.
+    /// Returns `None` without a runtime.
     fn new(limit: Duration) -> Option<Self> {
         Some(Self {
             limit,
@@ -267,7 +269,7 @@ impl Silence {
         })
     }
 
-    /// Returns the call once the inner service was silent for long enough. `None` if it was not, or has no call in flight.
+    /// Returns the call once the inner service was silent for the limit. `None` before, and without a call in flight.
     fn poll_elapsed<'a>(
         &mut self,
         call: Option<&'a CallInfo>,
@@ -282,7 +284,7 @@ impl Silence {
             if self.has_call {
                 return call;
             }
-            // The inner service may have another task read the body, so this future need not be polled when it has passed.
+            // Another task may read the request body, so this future may not be polled when the call becomes known.
             self.wait(Instant::now(), self.limit.max(RECHECK_INTERVAL));
         }
         None
@@ -297,7 +299,7 @@ impl Silence {
 // === impl ResponseOptions ===
 
 impl ResponseOptions {
-    /// `may_be_call`: whether the request may carry a call, as far as its head shows.
+    /// `may_be_call` is `true` if the request may have a call, judging by its head.
     pub(crate) fn of<B>(request: &Request<B>, may_be_call: bool, options: &Options) -> Self {
         let commit_after = options
             .commit_after
@@ -305,16 +307,16 @@ impl ResponseOptions {
         Self {
             head_only: request.method() == Method::HEAD,
             commit: commit_after.and_then(Silence::new),
-            peer: departure(request.extensions()),
+            peer: peer_closed(request.extensions()),
         }
     }
 
-    /// Whether the inner answer may have to be sent as events.
+    /// Returns `true` if the inner answer may have to be sent as events.
     pub(crate) fn may_commit(&self) -> bool {
         self.commit.is_some()
     }
 
-    /// The response with the answer of the inner service.
+    /// Returns the response with the answer of the inner service.
     fn respond<RB>(
         &mut self,
         mut guard: Guard,
@@ -325,7 +327,7 @@ impl ResponseOptions {
     {
         let (mut parts, body) = response.into_parts();
         let mcp_headers = McpHeaders::of(&parts.headers);
-        let is_here = body.size_hint().exact().is_some();
+        let is_complete = body.size_hint().exact().is_some();
         let length = body
             .size_hint()
             .exact()
@@ -354,8 +356,8 @@ impl ResponseOptions {
             guard.complete();
         }
         let is_over = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
-        if let Some(call) = answered.filter(|_| !is_here && !is_over) {
-            // Its server may be at work until the end. Of a known length, every byte but the last says that.
+        if let Some(call) = answered.filter(|_| !is_complete && !is_over) {
+            // The server may be at work until the end of the body. With a known length, the last byte is the end.
             let is_json = has_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
                 guard.set_tap(Box::new(Tap::answer(call, is_json)));
@@ -381,7 +383,7 @@ impl ResponseOptions {
         Response::from_parts(parts, ResponseBody::events(stream))
     }
 
-    /// The response before there is an answer.
+    /// Returns the response before there is an answer.
     #[cold]
     fn commit<RB>(
         &mut self,
@@ -407,7 +409,7 @@ impl ResponseOptions {
     }
 }
 
-/// The answer to calls that were cancelled here.
+/// Returns the answer to a call that was cancelled here.
 #[cold]
 fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));
@@ -416,7 +418,7 @@ fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     response
 }
 
-/// An answer that nobody gets.
+/// Returns a response that no client receives.
 #[cold]
 fn client_closed_request<RB: Body>() -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(Bytes::new()));

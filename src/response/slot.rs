@@ -1,9 +1,9 @@
-//! The slot in which a stream keeps the inner body, so that not only its reader can let go of it.
+//! Holds the inner body of a stream, so that the timer can drop it although hyper does not poll.
 //!
-//! hyper polls a body only while the client takes it. A client that does not read would keep the inner body without
-//! end, and with it what fills it: rmcp's session worker waits for a channel of 16 messages. So the body is not in the
-//! [`EventStream`](super::stream::EventStream) itself. It is taken out for every poll and put back after it, and whatever closes
-//! the slot drops it. No lock is body while it is polled or dropped.
+//! hyper polls a body only while the client reads. A client that does not read would keep the inner body open without end,
+//! and block its sender: rmcp's session worker waits for a channel of 16 messages. So the body is not in the
+//! [`EventStream`](super::stream::EventStream) itself. The reader takes it out for every poll and restores it afterwards.
+//! Closing the slot drops the body. No lock is held while the body is polled or dropped.
 
 use std::{
     collections::VecDeque,
@@ -32,19 +32,19 @@ use crate::{
 
 pub(super) struct BodySlot<B> {
     state: Mutex<State<B>>,
-    /// In a box, because few layers have a limit.
+    /// Boxed, because few layers have a stall timeout.
     stall: Option<Box<Stall>>,
 }
 
 struct State<B> {
     inner: Option<Pin<Box<InnerBody<B>>>>,
-    /// Under the same lock, because one costs less than two.
+    /// Behind the same lock, because one lock costs less than two.
     reader: Option<Waker>,
-    /// In a box, because others hardly ever say something.
+    /// Boxed, because messages are rarely injected.
     injected: Option<Box<Injected>>,
 }
 
-/// What others than the reader and the inner body injected.
+/// Injected messages, and the reason for which the slot was closed.
 #[derive(Default)]
 struct Injected {
     messages: VecDeque<Bytes>,
@@ -52,7 +52,7 @@ struct Injected {
 }
 
 pin_project! {
-    /// The inner body, and who is told when it goes.
+    /// The inner body, with the guard that reports its drop.
     pub(super) struct InnerBody<B> {
         // First, so that the token fires before the inner body's destructors run.
         guard: Guard,
@@ -70,30 +70,30 @@ pin_project! {
     }
 }
 
-/// Why others let go of the inner body.
+/// Why the slot was closed by another task than the reader.
 #[derive(Debug, Clone, Copy)]
 enum Closing {
-    /// Its client was told how its call ended.
+    /// The client receives an error, because its call ended.
     WithError,
-    /// Its client does not take it, or is gone.
+    /// The client does not read, or has disconnected.
     Detached(DetachCause),
 }
 
-/// What the reader does next.
+/// The next step of the reader.
 pub(super) enum Next<B> {
     /// Sends a message.
     Message(Bytes),
-    /// Polls the inner body, and puts it back.
+    /// Polls the inner body, and restores it.
     Inner(Pin<Box<InnerBody<B>>>),
-    /// Ends.
+    /// Ends the stream.
     Closed,
 }
 
-/// How long the client has not read.
+/// Measures how long the client has not read.
 struct Stall {
     limit: Duration,
     since: Instant,
-    /// When the reader was last given something that it has not come back from, in ms after `since`, plus 1.
+    /// When the last frame was delivered, in ms after `since`, plus 1. 0 while the reader polls.
     delivered_at: AtomicU64,
     timer: OnceLock<TimerHandle>,
 }
@@ -119,25 +119,25 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// Keeps the timer by which it is watched for a reader that stays away.
+    /// Sets the timer that detects a reader that does not poll.
     pub(super) fn set_timer(&self, timer: TimerHandle) {
         if let Some(stall) = &self.stall {
-            // A slot is watched once.
+            // Called once for each slot.
             let _first = stall.timer.set(timer);
         }
     }
 
-    /// Whether the time is limited in which the client must read.
+    /// Returns `true` if there is a stall timeout.
     pub(super) fn has_stall_timeout(&self) -> bool {
         self.stall.is_some()
     }
 
-    /// Whether the inner body was dropped because its client was told how its call ended.
+    /// Returns `true` if the inner body was dropped for an error, because the call ended.
     pub(super) fn was_closed_with_error(&self) -> bool {
         matches!(self.state().closing(), Some(Closing::WithError))
     }
 
-    /// The next message for its client, also in the middle of an event, once the inner body was dropped for that.
+    /// Returns the next message after the slot was closed with an error, even in the middle of an event.
     pub(super) fn last_message(&self) -> Option<Bytes> {
         let mut state = self.state();
         let has_error = matches!(state.closing(), Some(Closing::WithError));
@@ -145,14 +145,14 @@ impl<B> BodySlot<B> {
         injected.messages.pop_front()
     }
 
-    /// Notes that the reader is here.
+    /// Records that the reader polls.
     pub(super) fn reader_polled(&self) {
         if let Some(stall) = &self.stall {
             stall.delivered_at.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the reader goes with a frame. If it does not come back, the client does not read.
+    /// Records that a frame was delivered. If the reader does not poll again, the client does not read.
     pub(super) fn frame_delivered(&self) {
         if let Some(stall) = &self.stall {
             let elapsed = u64::try_from(stall.since.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
@@ -160,19 +160,19 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// What the reader does next. It is woken by this waker from now on, and gets a message only at a boundary.
+    /// The next step of the reader. It is woken by this waker from now on, and gets a message only at a boundary.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, former) = {
             let mut state = self.state();
             let former = state.replace_waker(waker);
             (state.next(at_boundary), former)
         };
-        // It may be the last of its task, so it is dropped without the lock.
+        // The former waker may own its task, so it is dropped without the lock.
         drop(former);
         next
     }
 
-    /// Takes the inner body back after a poll. `false` if the slot was closed meanwhile.
+    /// Restores the inner body after a poll. Returns `false` if the slot was closed meanwhile.
     pub(super) fn restore(&self, body: Pin<Box<InnerBody<B>>>) -> bool {
         let mut state = self.state();
         let Some(closing) = state.closing() else {
@@ -184,13 +184,13 @@ impl<B> BodySlot<B> {
         false
     }
 
-    /// Lets go of the inner body as its client does, by a drop.
+    /// Drops the inner body, as a client does that disconnects.
     pub(super) fn drop_inner(&self) {
         let body = self.state().inner.take();
         drop(body);
     }
 
-    /// Lets go of the inner body, because the client has left or does not read.
+    /// Drops the inner body, because the client has disconnected or does not read.
     pub(super) fn abandon(&self, cause: DetachCause) {
         self.close_with(Closing::Detached(cause));
     }
@@ -226,7 +226,7 @@ impl<B> State<B> {
         self.inner.take().map_or(Next::Closed, Next::Inner)
     }
 
-    /// Gives the former waker back.
+    /// Returns the former waker.
     fn replace_waker(&mut self, waker: &Waker) -> Option<Waker> {
         match &self.reader {
             Some(reader) if reader.will_wake(waker) => None,
@@ -292,7 +292,7 @@ impl<B: Send> OnDeadline for BodySlot<B> {
             return Some(Rearm::At(deadline));
         }
         match timeliness {
-            // The runtime stood still, and with it the reader.
+            // The runtime stalled, and so did the reader.
             Timeliness::Late => rearm_at.map(Rearm::At),
             Timeliness::Delayed => Some(Rearm::Soon),
             Timeliness::OnTime => {
@@ -331,7 +331,7 @@ where
         }
     }
 
-    /// Whether nothing comes any more, as far as the body says.
+    /// Returns `true` if the body reports its end.
     pub(super) fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Body { body } => body.is_end_stream(),

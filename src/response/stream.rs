@@ -1,10 +1,10 @@
-//! A response body of server-sent events, or of an answer that comes in pieces.
+//! A response body of server-sent events, or of an answer that is sent in pieces.
 //!
-//! It passes the inner body on frame by frame. Between two events, and only there, the layer adds probes, which show whether the
-//! client is still there, and the last message for a client whose call was cancelled here.
+//! It passes the inner body on frame by frame. Between two events, and only there, the layer injects probes, which detect a
+//! client that has disconnected, and the error for a client whose call was cancelled here.
 //!
-//! With a stall timeout it hands a large frame on in pieces of [`PIECE`] bytes. hyper asks for the next frame when the last one
-//! was written to the socket, so a client that takes a large frame slowly would otherwise not be seen reading.
+//! With a stall timeout, it delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame when the
+//! last one was written to the socket. So a client that reads a large frame slowly would otherwise look stalled.
 
 use std::{
     mem,
@@ -31,47 +31,49 @@ use crate::{
     sse::{self, BomFilter, Boundary},
 };
 
-/// nginx holds back no event of a response with this header.
+/// Disables the buffering of nginx for this response.
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Number of bytes that are handed on at once where the client's reading is timed: 16 KiB. Chosen because it is the default size of
-/// an HTTP/2 frame, and because a client that reads 400 KB/s takes 25 of them a second.
+/// Maximum number of bytes that are delivered at once under a stall timeout: 16 KiB.
+///
+/// Chosen because it is the default size of an HTTP/2 frame. A client that reads 400 KB/s takes 25 pieces a second.
 const MAX_PIECE: usize = 16 * 1024;
 
 pub(super) struct EventStream<B> {
     slot: Arc<BodySlot<B>>,
     content: Content,
-    /// The rest of a frame that is handed on in pieces.
+    /// The rest of a frame that is delivered in pieces.
     rest: Bytes,
     peer: Option<PeerClosed>,
     bom_filter: BomFilter,
-    /// The exchange of the call that it resumes.
+    /// The exchange of the call that this stream resumes.
     resumed: Option<Arc<Exchange>>,
-    /// Whether the registry was told that the stream stays open although its call has ended.
+    /// `true` once the stream is registered because it stays open after its call has ended.
     is_registered: bool,
-    /// Set while it is to bring the answer of a call that has ended.
+    /// Set while the stream must still deliver the answer of an ended call.
     delivering: Option<Delivering>,
     ended: bool,
 }
 
-/// What can be done with a body of events.
+/// What can be injected into the body.
 pub(super) enum Content {
-    /// Nothing is put in: it is encoded, or its length is known, and this much of it is to come.
+    /// Nothing: the body is encoded, or its length is known. `remaining` is the number of bytes left.
     Passthrough { remaining: Option<u64> },
-    /// The answer itself, of which this much is to come if its length is known. As long as nothing but white space has passed,
-    /// another can take its place, unless the length is known.
+    /// The answer itself, with the number of bytes left if its length is known.
+    ///
+    /// While only white space was sent, another answer can replace it, unless the length is known.
     Answer {
         is_untouched: bool,
         remaining: Option<u64>,
     },
-    /// Between two events something can be put in.
+    /// Events, between which messages can be injected.
     Injectable {
         boundary: Boundary,
         probes: Option<Box<Probes>>,
     },
 }
 
-/// When the next probe is due.
+/// Determines when the next probe is due.
 pub(super) struct Probes {
     every: Duration,
     quiet_since: Instant,
@@ -186,7 +188,7 @@ where
                         break;
                     }
                 },
-                // The call was cancelled here. Its client gets the error behind the frame that had begun.
+                // The call was cancelled here. Its client receives the error after the current frame.
                 Next::Closed if self.slot.was_closed_with_error() && !self.rest.is_empty() => {
                     let rest = mem::take(&mut self.rest);
                     let piece = self.split_piece(rest);
@@ -196,7 +198,7 @@ where
                     let Some(message) = self.last_message() else {
                         break;
                     };
-                    // The event that the server had begun is ended. Its client cannot read that one, and reads the error.
+                    // Ends the current event, which the client cannot parse. The client then reads the error.
                     let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
                     return self.inject(message.into());
                 }
@@ -205,7 +207,7 @@ where
         Poll::Ready(None)
     }
 
-    /// The message for its client where the inner body was dropped in the middle of an event.
+    /// Returns the message for the client if the inner body was dropped in the middle of an event.
     fn last_message(&self) -> Option<Bytes> {
         let is_open = matches!(self.content, Content::Injectable { .. });
         is_open.then(|| self.slot.last_message())?
@@ -228,7 +230,7 @@ where
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// Returns the part of a frame that is handed on now, and keeps the rest.
+    /// Returns the part of a frame that is delivered now, and stores the rest.
     fn split_piece(&mut self, mut frame: Bytes) -> Bytes {
         if !self.slot.has_stall_timeout() || frame.len() <= MAX_PIECE {
             return frame;
@@ -237,7 +239,7 @@ where
         frame
     }
 
-    /// Reads what the inner body says.
+    /// Lets the tap read bytes of the inner body, and forwards them.
     fn observe(&mut self, body: &mut Pin<Box<InnerBody<B>>>, bytes: Bytes) -> B::Data {
         if let Some(tap) = body.as_mut().guard().tap() {
             tap.read(&bytes);
@@ -250,18 +252,18 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// The exchange whose calls have ended although the inner body has not, if that is news.
+    /// Returns the exchange once if its calls have ended although the inner body has not.
     fn must_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
             .as_ref()
             .or(body.as_mut().guard().exchange())
             .filter(|exchange| exchange.is_call_over())?;
-        let is_news = !mem::replace(&mut self.is_registered, true);
-        is_news.then(|| exchange.clone())
+        let is_first = !mem::replace(&mut self.is_registered, true);
+        is_first.then(|| exchange.clone())
     }
 
-    /// Does what is to be done while the inner body is pending.
+    /// Runs while the inner body is pending: detects a closed connection, and sends probes.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         if is_ready(&mut self.peer, cx) {
             self.slot.abandon(DetachCause::PeerClosed);
@@ -303,7 +305,7 @@ impl Content {
         }
     }
 
-    /// An answer. What is not JSON is not replaced.
+    /// Returns the content of an answer. Only JSON can be replaced.
     pub(super) fn answer(is_json: bool, length: Option<u64>) -> Self {
         Self::Answer {
             is_untouched: is_json && length.is_none(),
@@ -311,7 +313,7 @@ impl Content {
         }
     }
 
-    /// Follows the next frame of the body.
+    /// Observes the next frame of the body.
     fn observe(&mut self, frame: &[u8]) {
         match self {
             Self::Passthrough { remaining: None } => {}
@@ -335,7 +337,7 @@ impl Content {
         }
     }
 
-    /// Notes that something was sent.
+    /// Restarts the interval of probes, because bytes were sent.
     fn reset_probes(&mut self) {
         if let Self::Injectable {
             probes: Some(probes),
@@ -354,7 +356,7 @@ impl Content {
         }
     }
 
-    /// A JSON-RPC message as what this content is made of.
+    /// Wraps a JSON-RPC message in the format of this content.
     #[cold]
     fn wrap(&self, message: Bytes) -> Bytes {
         match self {
@@ -363,7 +365,7 @@ impl Content {
         }
     }
 
-    /// Whether all of a body of known length has passed.
+    /// Returns `true` if all bytes of a body of known length were sent.
     fn has_passed(&self) -> bool {
         matches!(
             self,
@@ -379,7 +381,7 @@ impl Content {
 // === impl Probes ===
 
 impl Probes {
-    /// `None` without a runtime.
+    /// Returns `None` without a runtime.
     pub(super) fn new(every: Duration) -> Option<Self> {
         Some(Self {
             every,
@@ -388,7 +390,7 @@ impl Probes {
         })
     }
 
-    /// Notes that something was sent. The timer is set again only when it goes off.
+    /// Restarts the interval. The timer is reset only when it expires.
     fn reset(&mut self) {
         self.quiet_since = Instant::now();
     }
@@ -404,7 +406,7 @@ impl Probes {
     }
 }
 
-/// Asks proxies not to hold the events back.
+/// Disables the buffering of proxies.
 pub(super) fn set_unbuffered(headers: &mut HeaderMap) {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-cache"),

@@ -1,8 +1,8 @@
-//! The socket options that find a dead peer.
+//! The socket options that detect a dead peer.
 //!
-//! Both are needed: `SO_KEEPALIVE` probes a connection on which nothing is under way, and is suspended while sent data
-//! waits to be acknowledged. `TCP_USER_TIMEOUT` limits that wait, and does nothing while no data is sent. Either
-//! alone misses half of the cases for the quarter of an hour that the kernel retries by default.
+//! Both are needed. `SO_KEEPALIVE` probes an idle connection, and is suspended while sent data is unacknowledged.
+//! `TCP_USER_TIMEOUT` limits the time of unacknowledged data, and has no effect while no data is sent. Either option alone
+//! misses half of the cases for the 15 minutes that the kernel retries by default.
 
 #[cfg(unix)]
 use std::os::fd::AsFd;
@@ -12,12 +12,13 @@ use std::{fmt, io, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// The longest user timeout: 24 days. The kernel counts milliseconds in 31 bits.
+/// Maximum user timeout: 24 days. The kernel counts milliseconds in 31 bits.
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel notice that a peer is dead although no packet shows it, as when a cable was pulled, a NAT forgot the
-/// connection, or a machine lost its power.
+/// Makes the kernel detect a dead peer although no packet reports it.
+///
+/// For example, a cable was pulled, a NAT dropped the connection, or a machine lost its power.
 ///
 /// On Linux, set it once on the listening socket: accepted sockets inherit the options. Elsewhere set it on each accepted
 /// socket, with axum's `ListenerExt::tap_io` for example.
@@ -42,10 +43,10 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// - nothing is written: idle + interval × probes, 90 s by default;
 /// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that
-///   writes a keep-alive every 15 s finds out within 106 s by default.
+///   writes a keep-alive every 15 s detects it within 106 s by default.
 ///
 /// Keep the user timeout at idle + interval × probes. Linux lets it override the number of probes: it gives up
-/// at the first probe after the user timeout, be that early or late.
+/// at the first probe after the user timeout.
 ///
 /// ```
 /// use std::time::Duration;
@@ -60,9 +61,9 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// # Why not shorter
 ///
-/// The options cannot tell a dead peer from one that is out of reach for a while. A user timeout of 5 s was seen
-/// to cut connections after an outage of 4.5 s that was already over, and clients that stopped reading for 8 s.
-/// The default outlasts a change of networks, a laptop lid and a long pause of a debugger's step.
+/// The options cannot distinguish a dead peer from one that is unreachable for a while. In a test, a user timeout of 5 s
+/// closed connections after an outage of 4.5 s that had already ended, and those of clients that did not read for 8 s.
+/// The default outlasts a change of networks, a closed laptop and a long pause in a debugger.
 ///
 /// # Clients that do not read
 ///
@@ -144,7 +145,7 @@ impl DeadPeer {
     }
 
     /// Sets how long sent data may stay unacknowledged, or unread by a peer whose receive window is full (`TCP_USER_TIMEOUT`). Zero
-    /// leaves the kernel's own limit.
+    /// keeps the kernel's own limit.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
         self
@@ -154,7 +155,7 @@ impl DeadPeer {
     ///
     /// # Errors
     ///
-    /// The kernel refuses values out of its range, and sockets that are not TCP.
+    /// The kernel refuses values that are out of range, and sockets that are not TCP.
     #[allow(unused_mut, reason = "not every platform has all options")]
     pub fn apply(&self, socket: &impl AsFd) -> io::Result<Applied> {
         let socket = SockRef::from(socket);
@@ -179,10 +180,10 @@ impl DeadPeer {
             applied.probes = true;
         }
         socket.set_tcp_keepalive(&keep_alive)?;
-        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own, which socket2 does not know.
+        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own options, which socket2 lacks.
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
-            // The kernel counts milliseconds, and reads none of them as "no limit".
+            // The kernel counts milliseconds, and zero means no limit.
             let limit = self
                 .user_timeout
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);
@@ -210,7 +211,7 @@ fn whole_seconds(time: Duration) -> Duration {
 // === impl Applied ===
 
 impl Applied {
-    /// Whether everything that was asked for has been set.
+    /// Returns `true` if all requested options are set.
     pub fn is_complete(&self) -> bool {
         self.probes && self.user_timeout
     }

@@ -1,19 +1,19 @@
-//! The start of a body, before which a probe may have been added.
+//! Removes the byte order mark of a body before which a probe was injected.
 
 use bytes::{Buf, Bytes};
 
 use super::lines::BOM;
 
-/// Passes a body on so that it may follow what was put in before it.
+/// Passes a body on, and removes its byte order mark (BOM) after an injection.
 ///
-/// A byte order mark counts only at the very start. After something else it would be a part of the first line, so
-/// it is removed. Frames may cut it: what could still become one is held back.
+/// A BOM counts only at the very filter. After an injected event it would be a part of the first line. Frames may split the
+/// BOM, so bytes that could still become one are held back.
 #[derive(Debug, Default)]
 pub(crate) enum BomFilter {
     /// Nothing was sent.
     #[default]
     AtStart,
-    /// Something was put in. Of a mark this many bytes have come.
+    /// A message was injected. `held` bytes of a BOM were received.
     AfterInjection { held: u8 },
     /// Bytes of the body were sent.
     Body,
@@ -22,14 +22,14 @@ pub(crate) enum BomFilter {
 // === impl BomFilter ===
 
 impl BomFilter {
-    /// Something is put in.
+    /// Records that a message was injected.
     pub(crate) fn after_injection(&mut self) {
         if let Self::AtStart = self {
             *self = Self::AfterInjection { held: 0 };
         }
     }
 
-    /// What is to be sent for the next frame of the body. What is held back at the end of the body is dropped.
+    /// Returns the bytes to send for the next frame. Bytes that are held back at the end of the body are dropped.
     pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;
@@ -38,7 +38,7 @@ impl BomFilter {
             *self = Self::Body;
             return frame;
         };
-        let (came, left) = BOM.split_at_checked(held.into()).unwrap_or_default();
+        let (received, left) = BOM.split_at_checked(held.into()).unwrap_or_default();
         let more = frame.iter().zip(left).take_while(|(a, b)| a == b).count();
         if more == frame.len() && more < left.len() {
             *self = Self::AfterInjection {
@@ -51,9 +51,9 @@ impl BomFilter {
             frame.advance(more);
             return frame;
         }
-        match came {
+        match received {
             [] => frame,
-            came => [came, &frame].concat().into(),
+            received => [received, &frame].concat().into(),
         }
     }
 }
@@ -64,19 +64,19 @@ mod tests {
 
     const EVENT: &[u8] = b"data: 1\n\n";
 
-    fn passed(start: &mut BomFilter, frames: &[&'static [u8]]) -> Vec<u8> {
+    fn passed(filter: &mut BomFilter, frames: &[&'static [u8]]) -> Vec<u8> {
         let frames = frames.iter().map(|frame| Bytes::from_static(frame));
-        frames.flat_map(|frame| start.filter(frame)).collect()
+        frames.flat_map(|frame| filter.filter(frame)).collect()
     }
 
     fn preceded(frames: &[&'static [u8]]) -> Vec<u8> {
-        let mut start = BomFilter::default();
-        start.after_injection();
-        passed(&mut start, frames)
+        let mut filter = BomFilter::default();
+        filter.after_injection();
+        passed(&mut filter, frames)
     }
 
     #[test]
-    fn a_mark_goes_where_something_was_put_in_before_it_however_it_is_cut() {
+    fn a_bom_after_an_injection_is_removed_however_it_is_split() {
         let table: [&[&[u8]]; 4] = [
             &[b"\xef\xbb\xbfdata: 1\n\n"],
             &[b"\xef\xbb\xbf", EVENT],
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mark_stays_however_it_is_cut() {
+    fn what_is_no_bom_stays_however_it_is_split() {
         let table: [&[&[u8]]; 6] = [
             &[EVENT],
             &[b"\xef\xbbdata", b": 1\n\n"],
@@ -104,26 +104,26 @@ mod tests {
     }
 
     #[test]
-    fn of_two_marks_one_goes() {
+    fn of_two_boms_one_is_removed() {
         let frames = [b"\xef\xbb\xbf\xef" as &[u8], b"\xbb\xbf"];
         assert_eq!(preceded(&frames), "\u{feff}".as_bytes());
     }
 
     #[test]
-    fn an_empty_frame_begins_no_body() {
-        let mut start = BomFilter::default();
-        assert!(start.filter(Bytes::new()).is_empty());
-        start.after_injection();
-        assert_eq!(passed(&mut start, &[b"", b"\xef\xbb\xbf", EVENT]), EVENT);
+    fn an_empty_frame_is_not_the_start_of_a_body() {
+        let mut filter = BomFilter::default();
+        assert!(filter.filter(Bytes::new()).is_empty());
+        filter.after_injection();
+        assert_eq!(passed(&mut filter, &[b"", b"\xef\xbb\xbf", EVENT]), EVENT);
     }
 
     #[test]
-    fn a_body_that_came_first_keeps_its_mark() {
-        let mut start = BomFilter::default();
-        assert_eq!(passed(&mut start, &[b"\xef"]), b"\xef");
-        start.after_injection();
+    fn a_body_before_any_injection_keeps_its_bom() {
+        let mut filter = BomFilter::default();
+        assert_eq!(passed(&mut filter, &[b"\xef"]), b"\xef");
+        filter.after_injection();
         assert_eq!(
-            passed(&mut start, &[b"\xbb\xbf", EVENT]).len(),
+            passed(&mut filter, &[b"\xbb\xbf", EVENT]).len(),
             2 + EVENT.len()
         );
     }

@@ -1,29 +1,30 @@
-//! The event that is being read: the lines since the last blank one.
+//! The event that is being read: its lines since the last blank line.
 
 use std::{borrow::Cow, mem, time::Duration};
 
 use crate::envelope::{Answers, ParseFailure, answers};
 
-/// How much data is gathered: as much as is kept of a request body.
+/// Maximum size of the data of an event: 4 MiB, as for a request body.
 const MAX_DATA: usize = 4 * 1024 * 1024;
 
-/// How long the value of an `id` or a `retry` may be. A client sends an id back in a header, and by
-/// default hyper takes less than this for all headers together.
+/// Maximum size of the value of an `id` or a `retry`: 512 KiB.
+///
+/// A client sends an id back in a header, and by default hyper accepts less than this for all headers together.
 const MAX_VALUE: usize = 512 * 1024;
 
-/// `retry` counts up to this, in ms: as much as an exchange keeps, 24 days.
+/// Maximum `retry`: 24 days, the maximum that an exchange stores.
 const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// What one event says about the calls on its stream.
+/// The parts of an event that matter to the calls on its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StreamEvent<'a> {
-    /// Its `id`, as it was sent. An empty one: the client has no last event id any more.
+    /// The `id`, as it was sent. After an empty one, the client has no last event id.
     pub(crate) id: Option<&'a [u8]>,
-    /// How long the client should wait before it comes back, at most 10 minutes.
+    /// The reconnect delay of the client.
     pub(crate) retry: Option<Duration>,
-    /// What its data answers.
+    /// The request that the data answers.
     pub(crate) answers: Answers,
-    /// Its data may be an answer, and whose is not known.
+    /// `true` if the data may be an answer to an unknown request.
     pub(crate) is_ambiguous: bool,
 }
 
@@ -37,7 +38,7 @@ pub(super) enum EventField {
 
 /// The lines of an event that has not ended.
 ///
-/// While a frame `'f` is read, texts are borrowed from it as far as they can be.
+/// While a frame `'f` is read, texts are borrowed from it where possible.
 #[derive(Default)]
 pub(super) struct EventBlock<'f> {
     /// The data lines, joined by line feeds.
@@ -57,7 +58,7 @@ enum Text<'f> {
 // === impl EventField ===
 
 impl EventField {
-    /// Its name and the colon.
+    /// Returns the name with its colon.
     pub(super) fn name(self) -> &'static [u8] {
         match self {
             Self::Data => b"data:",
@@ -110,7 +111,7 @@ impl<'f> EventBlock<'f> {
         }
     }
 
-    /// What the block says once it has ended; `None` if nothing.
+    /// Returns the event of the ended block. `None` if it is empty.
     pub(super) fn event(&self) -> Option<StreamEvent<'_>> {
         if !self.is_non_empty() {
             return None;
@@ -135,7 +136,7 @@ impl<'f> EventBlock<'f> {
         })
     }
 
-    /// Takes what is borrowed from the frame into buffers.
+    /// Copies what is borrowed from the frame into buffers.
     pub(super) fn into_owned(self) -> EventBlock<'static> {
         EventBlock {
             data: self.data.map(|data| data.into_owned(MAX_DATA)),
@@ -149,12 +150,12 @@ impl<'f> EventBlock<'f> {
         self.data.is_some() || self.id.is_some() || self.retry.is_some()
     }
 
-    /// Whether nothing of it has come.
+    /// Returns `true` if no part of the event was received.
     pub(super) fn is_empty(&self) -> bool {
         !self.is_non_empty() && matches!(&self.value, Text::Whole(text) if text.is_empty())
     }
 
-    /// How much it has allocated.
+    /// Returns the number of allocated bytes.
     #[cfg(test)]
     pub(super) fn allocated(&self) -> usize {
         let buffer = |text: &Cow<'_, [u8]>| match text {
@@ -183,7 +184,7 @@ fn milliseconds(digits: &[u8]) -> Option<Duration> {
 // === impl Text ===
 
 impl<'f> Text<'f> {
-    /// Adds to it. A buffer that would take more than `limit` is dropped instead.
+    /// Appends a piece. Drops the buffer if it would exceed `limit`.
     fn push(&mut self, piece: &'f [u8], limit: usize) {
         match self {
             Self::Whole(text) if text.is_empty() => *text = Cow::Borrowed(piece),
@@ -191,7 +192,7 @@ impl<'f> Text<'f> {
                 let text = text.to_mut();
                 let length = text.len() + piece.len();
                 if text.capacity() < length {
-                    // It doubles, as a `Vec` does, but not past the limit.
+                    // Doubles, as a `Vec` does, but not beyond the limit.
                     let doubled = (2 * text.len()).clamp(length, limit);
                     text.reserve_exact(doubled - text.len());
                 }

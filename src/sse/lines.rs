@@ -1,4 +1,4 @@
-//! The lines of a body, however it is cut into frames.
+//! Splits a body into lines, however it is split into frames.
 
 use std::mem;
 
@@ -7,10 +7,10 @@ use memchr::memchr2;
 /// The byte order mark that a body may start with.
 pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Cuts a body into lines: any of the three line ends ends one, and a byte order mark at the start is part of none.
+/// Splits a body into lines. Any of the three line ends ends a line; a byte order mark at the start is part of none.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// How many bytes of the mark have come: all, once something else came.
+    /// Number of bytes of the BOM that were received. All of them, once another byte was.
     bom_bytes: u8,
     /// The last byte was a carriage return, so that a line feed would belong to it.
     after_return: bool,
@@ -21,18 +21,18 @@ const BOM_LEN: u8 = BOM.len() as u8;
 /// The next piece of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece<'f> {
-    /// A part of the mark. If the rest does not come, it is a line that begins like no field.
+    /// A part of the BOM. If the rest does not follow, the line begins like no field.
     PartOfBom,
-    /// The end of the mark: nothing has come.
+    /// The end of the BOM.
     Bom,
-    /// Text of the line: up to its end, or of the frame's.
+    /// Text of the line, up to its end or the end of the frame.
     Text { text: &'f [u8], ends: bool },
 }
 
 // === impl Lines ===
 
 impl Lines {
-    /// The lines of a body of which a line end has passed.
+    /// Returns the state after a line end.
     pub(super) fn after_start() -> Self {
         Self {
             bom_bytes: BOM_LEN,
@@ -40,7 +40,7 @@ impl Lines {
         }
     }
 
-    /// Takes the next piece off `frame`. `None` at its end.
+    /// Removes and returns the next piece of `frame`. `None` at its end.
     pub(super) fn next<'f>(&mut self, frame: &mut &'f [u8]) -> Option<Piece<'f>> {
         let (first, rest) = frame.split_first()?;
         if let Some(wanted) = BOM.get(usize::from(self.bom_bytes)) {

@@ -594,7 +594,7 @@ fn reference(text: &[u8]) -> Vec<Seen> {
     events
 }
 
-/// Whether nothing of an event has come since the last blank line.
+/// Returns `true` if no line of an event follows the last blank line.
 fn boundary(text: &[u8]) -> bool {
     let (lines, unfinished) = lines(text);
     let since = lines.rsplit(|line| line.is_empty()).next().unwrap();

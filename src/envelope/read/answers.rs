@@ -3,14 +3,14 @@
 use super::{Cursor, Params, ParseFailure, id, parse_members};
 use crate::call::RequestId;
 
-/// Which request a message answers.
+/// The request that a message answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answers {
     /// None: the server sent a request, a notification, or nothing but white space.
     Nothing,
     /// The one with this id.
     One(RequestId),
-    /// It may be a response, and to which request is not known beyond doubt.
+    /// The message may be a response to an unknown request.
     ///
     /// [`BadId`]: a response without an id, or with `null`, which stands for a request whose id the
     /// server could not read (JSON-RPC 2.0, section 5). The other reasons are those of a POST body.
@@ -22,7 +22,7 @@ pub(crate) enum Answers {
 /// Reads which request is answered by `data`, a message in one piece.
 ///
 /// The rules are those of [`read`](super::read), so that the same text is the same id in both
-/// directions. Only what cannot matter is not looked at: the values of a message with a `method`.
+/// directions. The values of a message with a `method` are skipped.
 pub(crate) fn answers(data: &[u8]) -> Answers {
     message(data).unwrap_or_else(Answers::Unclear)
 }

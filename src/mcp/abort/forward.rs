@@ -1,7 +1,7 @@
 //! Every method of [`ServerHandler`], forwarded.
 //!
-//! If a method with a default body is missing here, the default serves its requests, and the handler inside never hears of them.
-//! A test asks rmcp's source which methods there are.
+//! If a method with a default body is missing here, the default serves its requests, and the inner handler never receives them.
+//! A test reads the list of methods from rmcp's source.
 
 #![allow(
     deprecated,
@@ -55,7 +55,7 @@ macro_rules! requests {
     };
 }
 
-/// Notifications, one a line. Nobody waits for what becomes of them.
+/// Notifications, one a line. They have no result.
 macro_rules! notifications {
     ($($method:ident($($params:ty)?);)+) => {
         $(notifications!(@ $method($($params)?));)+

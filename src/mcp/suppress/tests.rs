@@ -52,36 +52,36 @@ fn ping_with(id: i64, origin: i64) -> ServerJsonRpcMessage {
 
 #[test]
 fn nothing_of_a_cancelled_call_gets_out() {
-    let muted = Suppressed::default();
-    muted.suppress(&call(7, Some(70)));
-    assert_eq!(muted.decide(&answer(7)), SendDecision::Drop);
-    assert_eq!(muted.decide(&error(7)), SendDecision::Drop);
-    assert_eq!(muted.decide(&progress(70)), SendDecision::Drop);
-    assert_eq!(muted.decide(&ping(7)), SendDecision::Refuse);
+    let suppressed = Suppressed::default();
+    suppressed.suppress(&call(7, Some(70)));
+    assert_eq!(suppressed.decide(&answer(7)), SendDecision::Drop);
+    assert_eq!(suppressed.decide(&error(7)), SendDecision::Drop);
+    assert_eq!(suppressed.decide(&progress(70)), SendDecision::Drop);
+    assert_eq!(suppressed.decide(&ping(7)), SendDecision::Refuse);
 }
 
 #[test]
 fn everything_of_another_call_gets_out() {
-    let muted = Suppressed::default();
-    muted.suppress(&call(7, None));
+    let suppressed = Suppressed::default();
+    suppressed.suppress(&call(7, None));
     for message in [answer(8), error(8), progress(7), ping(8)] {
-        assert_eq!(muted.decide(&message), SendDecision::Send);
+        assert_eq!(suppressed.decide(&message), SendDecision::Send);
     }
 }
 
 #[test]
 fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
-    let muted = Suppressed::default();
-    muted.suppress(&call(7, Some(70)));
-    muted.suppress(&call(8, Some(80)));
-    muted.resume_delivery(&call(7, None));
-    muted.resume_delivery(&call(9, Some(80)));
+    let suppressed = Suppressed::default();
+    suppressed.suppress(&call(7, Some(70)));
+    suppressed.suppress(&call(8, Some(80)));
+    suppressed.resume_delivery(&call(7, None));
+    suppressed.resume_delivery(&call(9, Some(80)));
     for message in [answer(7), progress(80)] {
-        assert_eq!(muted.decide(&message), SendDecision::Send);
+        assert_eq!(suppressed.decide(&message), SendDecision::Send);
     }
     for message in [progress(70), answer(8)] {
         assert_eq!(
-            muted.decide(&message),
+            suppressed.decide(&message),
             SendDecision::Drop,
             "of the cancelled one"
         );
@@ -91,53 +91,53 @@ fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
 #[test]
 fn a_call_that_is_not_tracked_is_heard_whenever_one_with_its_ids_is_cancelled() {
     for is_cancelled_first in [true, false] {
-        let muted = Suppressed::default();
+        let suppressed = Suppressed::default();
         if is_cancelled_first {
-            muted.suppress(&call(7, Some(70)));
+            suppressed.suppress(&call(7, Some(70)));
         }
-        muted.resume_delivery_untracked(&call(7, Some(70)));
+        suppressed.resume_delivery_untracked(&call(7, Some(70)));
         if !is_cancelled_first {
-            muted.suppress(&call(7, Some(70)));
+            suppressed.suppress(&call(7, Some(70)));
         }
         for message in [progress(70), answer(7)] {
-            assert_eq!(muted.decide(&message), SendDecision::Send);
+            assert_eq!(suppressed.decide(&message), SendDecision::Send);
         }
         // A call that is tracked has them next, and is cancelled.
-        muted.resume_delivery(&call(7, Some(70)));
-        muted.suppress(&call(7, Some(70)));
+        suppressed.resume_delivery(&call(7, Some(70)));
+        suppressed.suppress(&call(7, Some(70)));
         for message in [answer(7), progress(70)] {
-            assert_eq!(muted.decide(&message), SendDecision::Drop);
+            assert_eq!(suppressed.decide(&message), SendDecision::Drop);
         }
     }
 }
 
 #[test]
 fn calls_that_are_not_tracked_count_only_while_they_run() {
-    let muted = Suppressed::default();
-    muted.suppress(&call(-1, Some(-1)));
+    let suppressed = Suppressed::default();
+    suppressed.suppress(&call(-1, Some(-1)));
     for id in 0..=MAX_SUPPRESSED as i64 {
-        muted.resume_delivery_untracked(&call(id, Some(id)));
+        suppressed.resume_delivery_untracked(&call(id, Some(id)));
         if id % 2 == 0 {
-            assert_eq!(muted.decide(&answer(id)), SendDecision::Send);
+            assert_eq!(suppressed.decide(&answer(id)), SendDecision::Send);
         } else {
             // It was refused, or cancelled by its client.
-            muted.forget_untracked(&RequestId::Number(id));
+            suppressed.forget_untracked(&RequestId::Number(id));
         }
     }
     for message in [answer(-1), progress(-1)] {
-        assert_eq!(muted.decide(&message), SendDecision::Drop);
+        assert_eq!(suppressed.decide(&message), SendDecision::Drop);
     }
 }
 
 #[test]
 fn where_too_many_calls_are_not_tracked_nothing_is_muted() {
-    let muted = Suppressed::default();
+    let suppressed = Suppressed::default();
     for id in 0..=MAX_SUPPRESSED as i64 {
-        muted.resume_delivery_untracked(&call(id, Some(id)));
+        suppressed.resume_delivery_untracked(&call(id, Some(id)));
     }
-    muted.suppress(&call(0, Some(0)));
+    suppressed.suppress(&call(0, Some(0)));
     for message in [answer(0), progress(0)] {
-        assert_eq!(muted.decide(&message), SendDecision::Send);
+        assert_eq!(suppressed.decide(&message), SendDecision::Send);
     }
 }
 
@@ -147,8 +147,8 @@ fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
 }
 
 /// The ids of all answers that wait.
-fn answers(muted: &Suppressed) -> Vec<i64> {
-    let answers = std::iter::from_fn(|| muted.error_reply());
+fn answers(suppressed: &Suppressed) -> Vec<i64> {
+    let answers = std::iter::from_fn(|| suppressed.error_reply());
     let ids = answers.map(|answer| match answer {
         JsonRpcMessage::Error(JsonRpcError {
             id: Some(NumberOrString::Number(id)),
@@ -164,56 +164,59 @@ fn answers(muted: &Suppressed) -> Vec<i64> {
 
 #[test]
 fn what_a_call_has_asked_is_answered_when_it_is_cancelled() {
-    let muted = Suppressed::default();
+    let suppressed = Suppressed::default();
     for (id, origin) in [(1, 7), (2, 8), (3, 7)] {
-        assert_eq!(muted.decide(&ping_with(id, origin)), SendDecision::Send);
+        assert_eq!(
+            suppressed.decide(&ping_with(id, origin)),
+            SendDecision::Send
+        );
     }
-    assert_eq!(answers(&muted), [] as [i64; 0]);
-    muted.suppress(&call(7, None));
-    assert_eq!(answers(&muted), [1, 3]);
-    assert_eq!(answers(&muted), [] as [i64; 0]);
-    muted.suppress(&call(8, None));
-    assert_eq!(answers(&muted), [2]);
+    assert_eq!(answers(&suppressed), [] as [i64; 0]);
+    suppressed.suppress(&call(7, None));
+    assert_eq!(answers(&suppressed), [1, 3]);
+    assert_eq!(answers(&suppressed), [] as [i64; 0]);
+    suppressed.suppress(&call(8, None));
+    assert_eq!(answers(&suppressed), [2]);
 }
 
 #[test]
 fn what_the_client_has_answered_is_not_answered_again() {
-    let muted = Suppressed::default();
-    muted.decide(&ping_with(1, 7));
-    muted.decide(&ping_with(2, 7));
-    muted.on_received(&reply(1));
+    let suppressed = Suppressed::default();
+    suppressed.decide(&ping_with(1, 7));
+    suppressed.decide(&ping_with(2, 7));
+    suppressed.on_received(&reply(1));
     let refusal = ErrorData::internal_error("no", None);
-    muted.on_received(&JsonRpcMessage::error(
+    suppressed.on_received(&JsonRpcMessage::error(
         refusal,
         Some(NumberOrString::Number(2)),
     ));
-    muted.suppress(&call(7, None));
-    assert_eq!(answers(&muted), [] as [i64; 0]);
+    suppressed.suppress(&call(7, None));
+    assert_eq!(answers(&suppressed), [] as [i64; 0]);
 }
 
 #[test]
 fn nothing_is_kept_of_a_session_whose_calls_have_ended() {
-    let muted = Suppressed::default();
-    assert!(!muted.is_active());
-    muted.decide(&ping_with(1, 7));
-    muted.decide(&ping_with(2, 8));
-    assert!(muted.is_active());
-    assert_eq!(muted.decide(&answer(7)), SendDecision::Send);
-    assert_eq!(muted.decide(&error(8)), SendDecision::Send);
-    assert!(!muted.is_active());
+    let suppressed = Suppressed::default();
+    assert!(!suppressed.is_active());
+    suppressed.decide(&ping_with(1, 7));
+    suppressed.decide(&ping_with(2, 8));
+    assert!(suppressed.is_active());
+    assert_eq!(suppressed.decide(&answer(7)), SendDecision::Send);
+    assert_eq!(suppressed.decide(&error(8)), SendDecision::Send);
+    assert!(!suppressed.is_active());
 }
 
 #[test]
 fn who_receives_is_woken_for_an_answer() {
-    let muted = Suppressed::default();
+    let suppressed = Suppressed::default();
     let (waker, wakes) = counting();
-    muted.register_waker(&waker);
-    muted.decide(&ping_with(1, 7));
-    muted.register_waker(&waker);
-    muted.suppress(&call(8, None));
-    muted.register_waker(&waker);
+    suppressed.register_waker(&waker);
+    suppressed.decide(&ping_with(1, 7));
+    suppressed.register_waker(&waker);
+    suppressed.suppress(&call(8, None));
+    suppressed.register_waker(&waker);
     let before = wakes.load(Ordering::Relaxed);
-    muted.suppress(&call(7, None));
+    suppressed.suppress(&call(7, None));
     assert_eq!(wakes.load(Ordering::Relaxed), before + 1);
 }
 
@@ -230,27 +233,27 @@ fn counting() -> (Waker, Arc<AtomicUsize>) {
 
 #[test]
 fn only_the_latest_are_remembered() {
-    let muted = Suppressed::default();
+    let suppressed = Suppressed::default();
     for id in 0..=MAX_SUPPRESSED as i64 {
-        muted.suppress(&call(id, None));
+        suppressed.suppress(&call(id, None));
     }
-    assert_eq!(muted.decide(&answer(0)), SendDecision::Send);
-    assert_eq!(muted.decide(&answer(1)), SendDecision::Drop);
-    assert_eq!(muted.state().cancelled.len(), MAX_SUPPRESSED);
+    assert_eq!(suppressed.decide(&answer(0)), SendDecision::Send);
+    assert_eq!(suppressed.decide(&answer(1)), SendDecision::Drop);
+    assert_eq!(suppressed.state().cancelled.len(), MAX_SUPPRESSED);
 }
 
-/// A long call whose client never answers: rmcp tells that client each time that nobody waits any more.
+/// A long call whose client never answers: rmcp cancels each of the requests to that client.
 #[test]
 fn a_question_that_its_handler_has_given_up_is_not_kept() {
-    let muted = Suppressed::default();
+    let suppressed = Suppressed::default();
     for id in 0..1_000 {
-        assert_eq!(muted.decide(&ping_with(id, 7)), SendDecision::Send);
+        assert_eq!(suppressed.decide(&ping_with(id, 7)), SendDecision::Send);
         let id = Some(NumberOrString::Number(id));
         let given_up = CancelledNotificationParam::new(id, Some("request timeout".into()));
         let given_up = CancelledNotification::new(given_up);
         let given_up = ServerNotification::CancelledNotification(given_up);
         let given_up = ServerJsonRpcMessage::notification(given_up);
-        assert_eq!(muted.decide(&given_up), SendDecision::Send);
+        assert_eq!(suppressed.decide(&given_up), SendDecision::Send);
     }
-    assert!(muted.state().client_requests.is_empty());
+    assert!(suppressed.state().client_requests.is_empty());
 }

@@ -12,10 +12,10 @@ use super::{
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Is looked at again every minute, and lets go of what it was told to keep when it is looked at.
+/// Is rearmed every minute. Drops the stream that it keeps in its callback.
 #[derive(Default)]
 struct Stream {
-    ticket: OnceLock<TimerHandle>,
+    handle: OnceLock<TimerHandle>,
     keeps: Mutex<Option<Arc<Stream>>>,
 }
 
@@ -23,15 +23,15 @@ impl Stream {
     fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
         let stream = Arc::new(Self::default());
         let weak: Weak<Self> = Arc::downgrade(&stream);
-        let first = stream.ticket.set(timer.set(at, weak));
+        let first = stream.handle.set(timer.set(at, weak));
         assert!(first.is_ok());
         stream
     }
 }
 
 impl OnDeadline for Stream {
-    fn on_deadline(&self, watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
-        let now = watch.now();
+    fn on_deadline(&self, lateness: &LatenessTracker, _timeliness: Timeliness) -> Option<Rearm> {
+        let now = lateness.now();
         let mut keeps = self.keeps.lock().unwrap_or_else(PoisonError::into_inner);
         drop(keeps.take());
         Some(Rearm::At(now + MINUTE))
@@ -39,8 +39,8 @@ impl OnDeadline for Stream {
 }
 
 fn counts(timer: &Timer) -> (usize, usize) {
-    let alarms = timer.entries();
-    (alarms.due.len(), alarms.entries.len())
+    let entries = timer.entries();
+    (entries.due.len(), entries.entries.len())
 }
 
 fn next(timer: &Timer) -> Option<Instant> {
@@ -48,7 +48,7 @@ fn next(timer: &Timer) -> Option<Instant> {
 }
 
 #[test]
-fn what_is_gone_leaves_no_alarm() {
+fn a_dropped_target_leaves_no_entry() {
     let timer = Arc::new(Timer::new());
     let at = Instant::now() + MINUTE;
     let streams: Vec<_> = (0..100).map(|_| Stream::timed(&timer, at)).collect();
@@ -61,7 +61,7 @@ fn what_is_gone_leaves_no_alarm() {
 }
 
 #[test]
-fn what_stays_is_looked_at_again() {
+fn a_target_that_rearms_is_called_again() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let stream = Stream::timed(&timer, now);
@@ -71,9 +71,9 @@ fn what_stays_is_looked_at_again() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// The timer may hold the last reference to it, or drop another stream that is looked at next.
+/// The timer may hold the last reference to a target, or drop another target that expires next.
 #[test]
-fn what_goes_while_it_is_looked_at_leaves_no_alarm() {
+fn a_target_dropped_in_its_callback_leaves_no_entry() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let first = Stream::timed(&timer, now);
@@ -84,20 +84,24 @@ fn what_goes_while_it_is_looked_at_leaves_no_alarm() {
     let weak = Arc::downgrade(&first);
     let (id, taken) = timer.take_expired(now).expect("due");
     drop(first);
-    let again = taken.run(&LatenessTracker::new(now, Timeliness::OnTime));
+    let requeue = taken.run(&LatenessTracker::new(now, Timeliness::OnTime));
     assert_eq!(weak.strong_count(), 0);
     assert!(timer.take_expired(now).is_none());
-    timer.entries().requeue(id, &again);
+    timer.entries().requeue(id, &requeue);
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// Two runtimes may keep time at once, and one of them sleeps by what the other has taken out.
+/// Two timer tasks may run at once, and one of them sleeps without the entry that the other has taken out.
 #[test]
-fn two_that_look_at_once_forget_nothing() {
+fn two_timer_tasks_at_once_lose_no_entry() {
     struct Looking(Arc<Timer>, OnceLock<TimerHandle>);
     impl OnDeadline for Looking {
-        fn on_deadline(&self, watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
-            let now = watch.now();
+        fn on_deadline(
+            &self,
+            lateness: &LatenessTracker,
+            _timeliness: Timeliness,
+        ) -> Option<Rearm> {
+            let now = lateness.now();
             let other = self
                 .0
                 .run_all_expired(&LatenessTracker::new(now, Timeliness::Late));
@@ -116,13 +120,17 @@ fn two_that_look_at_once_forget_nothing() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// A look that does not return holds up no others: they are not taken out yet.
+/// A callback that does not return delays no other entry: the others are not taken out yet.
 #[test]
-fn what_is_behind_a_look_that_lasts_is_left_to_others() {
+fn entries_behind_a_slow_callback_are_left_to_other_timer_tasks() {
     struct Lasts(Arc<Timer>, OnceLock<TimerHandle>);
     impl OnDeadline for Lasts {
-        fn on_deadline(&self, watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
-            let now = watch.now();
+        fn on_deadline(
+            &self,
+            lateness: &LatenessTracker,
+            _timeliness: Timeliness,
+        ) -> Option<Rearm> {
+            let now = lateness.now();
             let other = self
                 .0
                 .run_all_expired(&LatenessTracker::new(now, Timeliness::Late));
@@ -141,10 +149,14 @@ fn what_is_behind_a_look_that_lasts_is_left_to_others() {
 }
 
 #[test]
-fn a_look_that_panics_harms_no_other() {
+fn a_callback_that_panics_affects_no_other_entry() {
     struct Panics(OnceLock<TimerHandle>);
     impl OnDeadline for Panics {
-        fn on_deadline(&self, _watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
+        fn on_deadline(
+            &self,
+            _lateness: &LatenessTracker,
+            _timeliness: Timeliness,
+        ) -> Option<Rearm> {
             std::panic::panic_any("on purpose");
         }
     }
@@ -158,17 +170,17 @@ fn a_look_that_panics_harms_no_other() {
     assert_eq!(counts(&timer), (1, 2));
 }
 
-/// It is used now and then, so a look that finds it unused must not count what an earlier one has found.
+/// A target that was used in between starts a new series of rechecks.
 #[test]
-fn what_was_used_meanwhile_is_looked_at_again_as_often_as_at_first() {
+fn the_count_of_rechecks_restarts_after_a_use() {
     #[derive(Default)]
     struct Used(Mutex<(bool, Vec<Timeliness>)>, OnceLock<TimerHandle>);
     impl OnDeadline for Used {
-        fn on_deadline(&self, watch: &LatenessTracker, noticed: Timeliness) -> Option<Rearm> {
-            let now = watch.now();
+        fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
+            let now = lateness.now();
             let (used, looks) = &mut *self.0.lock().expect("no panic");
-            looks.push(noticed);
-            match noticed {
+            looks.push(timeliness);
+            match timeliness {
                 _ if *used => Some(Rearm::At(now + MINUTE)),
                 Timeliness::OnTime => None,
                 Timeliness::Late | Timeliness::Delayed => Some(Rearm::Soon),
@@ -197,33 +209,33 @@ fn what_was_used_meanwhile_is_looked_at_again_as_often_as_at_first() {
     assert_eq!(looks.last(), Some(&Timeliness::OnTime));
 }
 
-/// Has times of its own, as a registry has.
+/// Has several deadlines of its own, as a registry has.
 struct Several {
-    ticket: OnceLock<TimerHandle>,
-    noticed: Mutex<Vec<(Instant, Timeliness)>>,
-    /// What its ticket is told within the next look, and what that look says.
+    handle: OnceLock<TimerHandle>,
+    observed: Mutex<Vec<(Instant, Timeliness)>>,
+    /// The deadlines that the next callback sets, and the one that it returns.
     next: Mutex<(Vec<Instant>, Option<Rearm>)>,
 }
 
 impl Several {
     fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
         let several = Arc::new(Self {
-            ticket: OnceLock::new(),
-            noticed: Mutex::default(),
+            handle: OnceLock::new(),
+            observed: Mutex::default(),
             next: Mutex::default(),
         });
         let weak: Weak<Self> = Arc::downgrade(&several);
-        assert!(several.ticket.set(timer.set(at, weak)).is_ok());
+        assert!(several.handle.set(timer.set(at, weak)).is_ok());
         several
     }
 
     fn by(&self, at: Instant) {
-        self.ticket.get().expect("a ticket").reset_earlier(at);
+        self.handle.get().expect("a handle").reset_earlier(at);
     }
 
     fn looks(&self) -> Vec<Instant> {
-        let noticed = self.noticed.lock().expect("no panic");
-        noticed.iter().map(|(at, _)| *at).collect()
+        let observed = self.observed.lock().expect("no panic");
+        observed.iter().map(|(at, _)| *at).collect()
     }
 
     fn say(&self, within: &[Instant], next: Option<Instant>) {
@@ -232,9 +244,12 @@ impl Several {
 }
 
 impl OnDeadline for Several {
-    fn on_deadline(&self, watch: &LatenessTracker, noticed: Timeliness) -> Option<Rearm> {
-        let now = watch.now();
-        self.noticed.lock().expect("no panic").push((now, noticed));
+    fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
+        let now = lateness.now();
+        self.observed
+            .lock()
+            .expect("no panic")
+            .push((now, timeliness));
         let (within, next) = std::mem::take(&mut *self.next.lock().expect("no panic"));
         for at in within {
             self.by(at);
@@ -244,7 +259,7 @@ impl OnDeadline for Several {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_earlier_time_counts() {
+async fn the_earlier_deadline_counts() {
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let [early, late] = [start + MINUTE, start + 2 * MINUTE];
@@ -256,20 +271,20 @@ async fn the_earlier_time_counts() {
     assert_eq!(counts(&timer), (1, 1));
     sleep(10 * MINUTE).await;
     assert_eq!(several.looks(), [early]);
-    // Nobody looks at it any more, until it says so.
-    let again = Instant::now() + MINUTE;
-    several.by(again);
+    // The entry is disarmed until it is reset.
+    let requeue = Instant::now() + MINUTE;
+    several.by(requeue);
     sleep(10 * MINUTE).await;
-    assert_eq!(several.looks(), [early, again]);
+    assert_eq!(several.looks(), [early, requeue]);
     several.by(Instant::now());
     sleep(MINUTE).await;
     assert_eq!(several.looks().len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_time_that_comes_up_during_a_look_is_not_lost() {
+async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
     let timer = Arc::new(Timer::new());
-    // In minutes: what its ticket is told within the first look, what that says, and when it is looked at.
+    // In minutes: the deadlines set in the first callback, the one that it returns, and the times of all callbacks.
     for (within, says, looks) in [
         (&[2][..], None, &[1, 2][..]),
         (&[2], Some(3), &[1, 2]),
@@ -291,9 +306,9 @@ async fn a_time_that_comes_up_during_a_look_is_not_lost() {
     assert_eq!(counts(&timer), (0, 0));
 }
 
-/// While one look lasts, a second runtime serves what it was told of.
+/// During a slow callback, a second timer task handles a deadline that was set meanwhile.
 #[test]
-fn a_time_beside_a_look_that_lasts_is_seen_by_others() {
+fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let several = Several::timed(&timer, now);
@@ -302,15 +317,15 @@ fn a_time_beside_a_look_that_lasts_is_seen_by_others() {
     let other = timer.run_all_expired(&LatenessTracker::new(now + MINUTE, Timeliness::Late));
     assert_eq!((several.looks(), other), (vec![now + MINUTE], None));
     several.say(&[], Some(now + 2 * MINUTE));
-    let again = due.run(&LatenessTracker::new(now, Timeliness::OnTime));
-    timer.update(|alarms| alarms.requeue(id, &again));
+    let requeue = due.run(&LatenessTracker::new(now, Timeliness::OnTime));
+    timer.update(|entries| entries.requeue(id, &requeue));
     assert_eq!(timer.entries().next_wake, Some(now + 2 * MINUTE));
 }
 
 #[test]
-fn it_is_told_how_late_it_was_noticed() {
+fn the_callback_gets_the_timeliness() {
     let now = Instant::now();
-    for (late, noticed, told) in [
+    for (late, tracked, passed) in [
         (Duration::ZERO, Timeliness::OnTime, Timeliness::OnTime),
         (RECHECK_TOLERANCE, Timeliness::OnTime, Timeliness::OnTime),
         (
@@ -323,29 +338,29 @@ fn it_is_told_how_late_it_was_noticed() {
     ] {
         let timer = Arc::new(Timer::new());
         let several = Several::timed(&timer, now);
-        timer.run_all_expired(&LatenessTracker::new(now + late, noticed));
-        let heard = several.noticed.lock().expect("no panic");
-        assert_eq!(*heard, [(now + late, told)]);
+        timer.run_all_expired(&LatenessTracker::new(now + late, tracked));
+        let observed = several.observed.lock().expect("no panic");
+        assert_eq!(*observed, [(now + late, passed)]);
     }
 }
 
-/// However much is due, a keeper stops in between, and knows that it has not done all.
+/// A timer task stops between its turns, and records that expired entries remain.
 #[test]
-fn what_is_due_is_looked_at_in_turns() {
+fn expired_entries_are_handled_in_turns() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let all: Vec<_> = (0..3 * MAX_PER_POLL)
         .map(|_| Several::timed(&timer, now))
         .collect();
-    let looked_at = || all.iter().filter(|it| !it.looks().is_empty()).count();
+    let handled = || all.iter().filter(|it| !it.looks().is_empty()).count();
     let watch = LatenessTracker::new(now + MINUTE, Timeliness::OnTime);
     let mut turns = 0;
     while timer.run_expired(&watch).is_some() {
         turns += 1;
-        assert!(looked_at() <= turns * MAX_PER_POLL);
+        assert!(handled() <= turns * MAX_PER_POLL);
         let looked_at_by = timer.entries().turn_due_at();
         assert_eq!(looked_at_by, Some(now + MINUTE), "nobody takes over");
     }
     assert!(turns >= 2);
-    assert_eq!(looked_at(), all.len());
+    assert_eq!(handled(), all.len());
 }

@@ -22,7 +22,8 @@ const TWO_LAYERS: &str = "WARN mcp_cancel_on_disconnect::setup: a CancellableSes
 const NO_MANAGER: &str = "WARN mcp_cancel_on_disconnect::setup: event ids look like rmcp's, and no CancellableSessionManager binds their calls:";
 const SUPERSEDE: &str = "WARN mcp_cancel_on_disconnect::setup: Policy::supersede has no effect";
 const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: events are in a store:";
-const WAITS: &str = "INFO mcp_cancel_on_disconnect::setup: a client went away, and its call waits for it to come back:";
+const WAITS: &str =
+    "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call waits for a resume:";
 
 /// Each of the lines begins with one of these, in order.
 fn assert_said(lines: &Lines, expected: &[&str]) {
