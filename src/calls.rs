@@ -158,7 +158,7 @@ impl Calls {
     }
 
     /// Notes that the client of a session resumed a call on another server, where the sessions have an event store: the call
-    /// runs on, however long its client stays away from here. That holds as well if the loss of the old connection is noticed only
+    /// keeps running, however long its client stays away from here. That holds as well if the loss of the old connection is noticed only
     /// later; it ends when the client resumes here. Returns `false` if no call in flight has that event id.
     /// [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use it.
     ///

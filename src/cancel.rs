@@ -45,9 +45,9 @@ pub(crate) trait Canceller: Send + Sync {
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
 ///     if let Event::CancelFailed { call, error, .. } = event {
 ///         match error.status() {
-///             Some(status) => eprintln!("{} runs on: refused with {status}", call.request_id()),
-///             None if error.is_timeout() => eprintln!("{} runs on: its session is stuck", call.request_id()),
-///             None => eprintln!("{} runs on: {error}", call.request_id()),
+///             Some(status) => eprintln!("{} keeps running: refused with {status}", call.request_id()),
+///             None if error.is_timeout() => eprintln!("{} keeps running: its session is stuck", call.request_id()),
+///             None => eprintln!("{} keeps running: {error}", call.request_id()),
 ///         }
 ///     }
 /// });

@@ -91,7 +91,7 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call runs on after its client left, unless its [`policy`](Self::policy) sets another time.
+    /// Sets how long a call keeps running after its client left, unless its [`policy`](Self::policy) sets another time.
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
@@ -308,12 +308,12 @@ impl CancelOnDisconnectLayer {
     /// let layer = CancelOnDisconnectLayer::new().limits(Limits::default().calls(0));
     /// let calls = layer.calls();
     /// let app: Router = Router::new()
-    ///     .route("/mcp", post(async move |_: Bytes| assert!(calls.is_empty(), "beyond the limit")))
+    ///     .route("/mcp", post(async move |_: Bytes| assert!(calls.is_empty(), "over the limit")))
     ///     .layer(layer);
     /// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
     /// let request = Request::post("/mcp").header("content-type", "application/json");
     /// let response = app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
-    /// assert_eq!(response.status(), 200, "the call runs on as without the layer");
+    /// assert_eq!(response.status(), 200, "the call keeps running as without the layer");
     /// # }
     /// ```
     pub fn limits(self, limits: Limits) -> Self {

@@ -2,7 +2,7 @@
 
 /// How many calls a layer keeps track of, and how many bytes of answers it keeps for clients that resume.
 ///
-/// A call beyond a limit runs on as it would without the layer: it is neither refused nor cancelled, and no other call makes
+/// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call makes
 /// room for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns once a minute.
 /// [The manual](crate::manual::defaults) has the reasons for the numbers.
 ///

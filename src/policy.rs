@@ -46,10 +46,10 @@ pub enum Grace {
     /// that long and a little more.
     AutoAfter(Duration),
     /// The call runs on this long, counted from the hang-up, even if its client cannot resume. If the client can, and the server
-    /// asked it to wait longer, the call runs on for that long and a little more. The layer cannot see that a client without a
+    /// asked it to wait longer, the call keeps running for that long and a little more. The layer cannot see that a client without a
     /// session has resumed its call from an event store: use another grace there.
     After(Duration),
-    /// The call runs on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT. Later ones ask for a cancel.
+    /// The call keeps running to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT. Later ones ask for a cancel.
     Never,
 }
 
@@ -94,7 +94,7 @@ impl Policy {
         Self::default()
     }
 
-    /// Sets how long the call runs on after its client left, in place of the layer's
+    /// Sets how long the call keeps running after its client left, in place of the layer's
     /// [`grace`](crate::CancelOnDisconnectLayer::grace).
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = Some(grace);

@@ -117,7 +117,7 @@ impl Tap {
                     .at_home(|core| core.name(call.id, id, Form::Any));
             }
             match event.answers {
-                Answers::Nothing | Answers::Unclear(_) => {
+                Answers::Nothing | Answers::Ambiguous(_) => {
                     if event.is_ambiguous {
                         call.exchange.set_maybe_answered(true);
                     }

@@ -267,14 +267,14 @@ impl<M: SessionManager> ManagerInner<M> {
         self: &Arc<Self>,
         id: SessionId,
         idle_timeout: Option<Duration>,
-        watchers: Arc<[SessionListener]>,
+        listeners: Arc<[SessionListener]>,
     ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
         if !self.is_local_manager() {
             self.early_ends.store(true, Ordering::Relaxed);
         }
         let early_ends = EarlyStreamEnds::new(self.early_ends.clone());
-        let session = Session::new(id, idle_timeout, this, early_ends, watchers);
+        let session = Session::new(id, idle_timeout, this, early_ends, listeners);
         let session = Arc::new(session);
         self.sessions.add(session.clone());
         session.start_idle_timer(&self.timer);

@@ -202,7 +202,7 @@ impl Session {
         idle_timeout: Option<Duration>,
         owner: Weak<dyn Owner>,
         early_ends: EarlyStreamEnds,
-        watchers: Arc<[SessionListener]>,
+        listeners: Arc<[SessionListener]>,
     ) -> Self {
         Self {
             id,
@@ -214,7 +214,7 @@ impl Session {
             idle_timeout: idle_timeout.map(|timeout| timeout.max(MIN_IDLE_TIMEOUT)),
             timer: OnceLock::new(),
             owner,
-            listeners: watchers,
+            listeners,
             notified: Mutex::new(Notified::Nothing),
             closed: OnceLock::new(),
         }
@@ -243,8 +243,8 @@ impl Session {
     }
 
     fn notify(&self, event: &SessionEvent<'_>) {
-        for watcher in &*self.listeners {
-            catch_panic(|| watcher(event));
+        for listener in &*self.listeners {
+            catch_panic(|| listener(event));
         }
     }
 

@@ -449,8 +449,8 @@ mod tests {
             listener.lock().unwrap().push(is_opened);
         });
         let (id, _transport) = manager.inner().create_session().await.unwrap();
-        let watchers = manager.listeners.clone();
-        let session = manager.shared.open_session(id.clone(), None, watchers);
+        let listeners = manager.listeners.clone();
+        let session = manager.shared.open_session(id.clone(), None, listeners);
         manager.close_session(&id).await.unwrap();
         assert!(reported.lock().unwrap().is_empty());
 

@@ -251,14 +251,14 @@ impl BoundCall {
 
     fn answered(mut self, event: &ServerSseMessage, used: Option<&SessionUse>) {
         // Other answers are retained longer, and each would keep a whole chunk of the arena allocated.
-        let shelf = used.filter(|_| self.reader == StreamReader::Client);
+        let arena_owner = used.filter(|_| self.reader == StreamReader::Client);
         self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;
         if used.is_some_and(|used| used.early_ends.are_possible()) {
             let _copy = exchange.close_passage();
         }
         exchange.answered(*id, || {
-            replay::retain(event, shelf.map(|used| &used.text_arena))
+            replay::retain(event, arena_owner.map(|used| &used.text_arena))
         });
     }
 

@@ -195,10 +195,10 @@ impl Suppressed {
         let SuppressedIds {
             cancelled,
             untracked,
-            client_requests: asked,
+            client_requests,
             ..
         } = &*state;
-        let none = cancelled.is_empty() && untracked.is_empty() && asked.is_empty();
+        let none = cancelled.is_empty() && untracked.is_empty() && client_requests.is_empty();
         self.active.store(!none, Ordering::Release);
         output
     }

@@ -127,31 +127,31 @@ impl fmt::Debug for Event<'_> {
         match self {
             Self::Started { call } => f.debug_struct("Started").field("call", call).finish(),
             Self::Detached { call, cause, grace } => {
-                let mut shown = f.debug_struct("Detached");
-                shown.field("call", call).field("cause", cause);
-                shown.field("grace", grace).finish()
+                let mut output = f.debug_struct("Detached");
+                output.field("call", call).field("cause", cause);
+                output.field("grace", grace).finish()
             }
             Self::Resumed { call, detachment } => {
-                let mut shown = f.debug_struct("Resumed");
-                shown.field("call", call);
-                shown.field("detachment", detachment).finish()
+                let mut output = f.debug_struct("Resumed");
+                output.field("call", call);
+                output.field("detachment", detachment).finish()
             }
             Self::Ended {
                 call,
                 outcome,
                 detachment,
             } => {
-                let mut shown = f.debug_struct("Ended");
-                shown.field("call", call).field("outcome", outcome);
-                shown.field("detachment", detachment).finish()
+                let mut output = f.debug_struct("Ended");
+                output.field("call", call).field("outcome", outcome);
+                output.field("detachment", detachment).finish()
             }
             Self::CancelFailed { call, error } => {
-                let mut shown = f.debug_struct("CancelFailed");
-                shown.field("call", call).field("error", error).finish()
+                let mut output = f.debug_struct("CancelFailed");
+                output.field("call", call).field("error", error).finish()
             }
             Self::Untracked { call, limit } => {
-                let mut shown = f.debug_struct("Untracked");
-                shown.field("call", call).field("limit", limit).finish()
+                let mut output = f.debug_struct("Untracked");
+                output.field("call", call).field("limit", limit).finish()
             }
             Self::AnswerEvicted {
                 call,
@@ -159,9 +159,9 @@ impl fmt::Debug for Event<'_> {
                 outcome,
                 bytes,
             } => {
-                let mut shown = f.debug_struct("AnswerEvicted");
-                shown.field("call", call).field("outcome", outcome);
-                shown.field("bytes", bytes).finish_non_exhaustive()
+                let mut output = f.debug_struct("AnswerEvicted");
+                output.field("call", call).field("outcome", outcome);
+                output.field("bytes", bytes).finish_non_exhaustive()
             }
             Self::UnparsedBody { why } => f.debug_struct("UnparsedBody").field("why", why).finish(),
         }

@@ -207,7 +207,7 @@ pub(crate) fn log_limit(limit: Limit, calls: u64) {
         target: "mcp_cancel_on_disconnect",
         limit = limit.name(),
         calls,
-        "limit reached: calls run on untracked",
+        "limit reached: calls keep running untracked",
     );
 }
 

@@ -119,7 +119,7 @@ impl HeldBack {
             is_answer |= match event.answers {
                 Answers::One(request) => request == self.request,
                 // A batch may have the answer.
-                Answers::Nothing | Answers::Unclear(_) => event.is_ambiguous,
+                Answers::Nothing | Answers::Ambiguous(_) => event.is_ambiguous,
             };
         });
         if is_event && let (Some(silence), Some(at)) = (&mut self.silence, next_event()) {

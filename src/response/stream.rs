@@ -96,8 +96,8 @@ impl<B: Send + 'static> EventStream<B> {
         let mut resumed = None;
         let mut delivering = None;
         if let Some(exchange) = exchange {
-            let outlet: Weak<dyn Outlet> = Arc::<BodySlot<B>>::downgrade(&slot);
-            resumed = exchange.open(outlet);
+            let handle: Weak<dyn Outlet> = Arc::<BodySlot<B>>::downgrade(&slot);
+            resumed = exchange.open(handle);
             delivering = resumed.as_ref().unwrap_or(&exchange).delivering();
             if let Some(timeout) = stall_timeout
                 && let Some(handle) = exchange.watch(Arc::<BodySlot<B>>::downgrade(&slot), timeout)

@@ -99,7 +99,7 @@ pub struct DeadPeer {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
-    asked: DeadPeer,
+    requested: DeadPeer,
     probes: bool,
     user_timeout: bool,
 }
@@ -161,7 +161,7 @@ impl DeadPeer {
         let socket = SockRef::from(socket);
         let mut keep_alive = TcpKeepalive::new().with_time(self.idle);
         let mut applied = Applied {
-            asked: *self,
+            requested: *self,
             probes: false,
             user_timeout: self.user_timeout.is_zero(),
         };
@@ -189,7 +189,7 @@ impl DeadPeer {
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);
             let limit = (!self.user_timeout.is_zero()).then_some(limit);
             socket.set_tcp_user_timeout(limit)?;
-            applied.asked.user_timeout = limit.unwrap_or_default();
+            applied.requested.user_timeout = limit.unwrap_or_default();
             applied.user_timeout = true;
         }
         Ok(applied)
@@ -219,10 +219,14 @@ impl Applied {
 
 impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let asked = &self.asked;
-        write!(f, "keep-alive after {:?}, ", asked.idle)?;
+        let requested = &self.requested;
+        write!(f, "keep-alive after {:?}, ", requested.idle)?;
         if self.probes {
-            write!(f, "every {:?}, {} probes; ", asked.interval, asked.probes)?;
+            write!(
+                f,
+                "every {:?}, {} probes; ",
+                requested.interval, requested.probes
+            )?;
         } else {
             f.write_str("interval and number of probes as this platform has them; ")?;
         }
@@ -232,7 +236,7 @@ impl fmt::Display for Applied {
                  minutes while sent data is unacknowledged",
             );
         }
-        match asked.user_timeout {
+        match requested.user_timeout {
             Duration::ZERO => f.write_str("the kernel's own user timeout"),
             limit => write!(f, "user timeout {limit:?}"),
         }
@@ -259,12 +263,12 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn an_accepted_socket_inherits_the_options_of_the_listening_one() {
         let listener = listener();
-        let asked = DeadPeer::new()
+        let requested = DeadPeer::new()
             .idle(Duration::from_secs(7))
             .interval(Duration::from_secs(2))
             .probes(4)
             .user_timeout(Duration::from_millis(15_500));
-        let applied = asked.apply(&listener).expect("apply");
+        let applied = requested.apply(&listener).expect("apply");
         assert!(applied.is_complete());
 
         let (accepted, _client) = accepted_by(&listener);
@@ -276,7 +280,7 @@ mod tests {
             user_timeout: socket.tcp_user_timeout().expect("limit").expect("a limit"),
         };
         assert!(socket.keepalive().expect("keep-alive"));
-        assert_eq!(read_back, asked);
+        assert_eq!(read_back, requested);
     }
 
     #[test]
@@ -319,9 +323,9 @@ mod tests {
 
     #[test]
     fn the_log_line_says_what_the_platform_lacks() {
-        let asked = DeadPeer::new();
+        let requested = DeadPeer::new();
         let everything = Applied {
-            asked,
+            requested,
             probes: true,
             user_timeout: true,
         };
@@ -344,9 +348,9 @@ mod tests {
     #[test]
     fn what_was_applied_is_what_the_kernel_has() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        for asked in [Duration::from_micros(1), Duration::MAX] {
-            let asked = DeadPeer::new().user_timeout(asked);
-            let applied = asked.apply(&listener).expect("apply").to_string();
+        for requested in [Duration::from_micros(1), Duration::MAX] {
+            let requested = DeadPeer::new().user_timeout(requested);
+            let applied = requested.apply(&listener).expect("apply").to_string();
             let socket = SockRef::from(&listener);
             let limit = socket.tcp_user_timeout().expect("limit").expect("a limit");
             assert!(

@@ -84,12 +84,9 @@ impl WatchedStream {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         // A kernel without the option only buffers more.
         let _best_effort = SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT);
-        let let_go = AtomicBool::new(false);
+        let is_dropped = AtomicBool::new(false);
         Self {
-            shared: Arc::new(SharedStream {
-                stream,
-                is_dropped: let_go,
-            }),
+            shared: Arc::new(SharedStream { stream, is_dropped }),
             addr,
         }
     }

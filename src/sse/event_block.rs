@@ -122,11 +122,11 @@ impl<'f> EventBlock<'f> {
                 let answers = answers(data);
                 let is_doubtful = match answers {
                     Answers::Nothing | Answers::One(_) => false,
-                    Answers::Unclear(why) => why.is_ambiguous(data),
+                    Answers::Ambiguous(why) => why.is_ambiguous(data),
                 };
                 (answers, is_doubtful)
             }
-            Some(Text::TooLong) => (Answers::Unclear(ParseFailure::TooLarge), true),
+            Some(Text::TooLong) => (Answers::Ambiguous(ParseFailure::TooLarge), true),
         };
         Some(StreamEvent {
             id: self.id.as_deref(),

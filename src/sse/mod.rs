@@ -10,7 +10,7 @@
 //! 3. **The splits between frames change nothing**, except for the limit in 5.
 //! 4. **Cost.** Each byte is read once for line ends and, in data, once as JSON. An event inside one frame is
 //!    read in place. An event that is split, or has several data lines, is copied to a buffer of its own.
-//! 5. **Limits.** A buffer holds 4 MiB of data; a longer event is [`Unclear`]. An `id` longer than 512 KiB is ignored. The ends
+//! 5. **Limits.** A buffer holds 4 MiB of data; a longer event is [`Ambiguous`]. An `id` longer than 512 KiB is ignored. The ends
 //!    of events are always found.
 //!
 //! ```text
@@ -20,7 +20,7 @@
 //! ⏎                                                 the event
 //! ```
 //!
-//! [`Unclear`]: Answers::Unclear
+//! [`Ambiguous`]: Answers::Ambiguous
 
 use bytes::{BufMut, Bytes, BytesMut};
 

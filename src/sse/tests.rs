@@ -83,7 +83,7 @@ fn what_is_no_message_is_unclear() {
         ),
     ] {
         let text = format!("data: {data}\n\n");
-        assert_events(&text, &[with(Answers::Unclear(why))]);
+        assert_events(&text, &[with(Answers::Ambiguous(why))]);
     }
 }
 
@@ -111,11 +111,11 @@ fn data_lines_are_joined_by_line_feeds() {
         ),
         (
             ["{\"jsonrpc\":\"2.0\",\"result\":1,\"id\":1", "2}"],
-            with(Answers::Unclear(ParseFailure::NotJson)),
+            with(Answers::Ambiguous(ParseFailure::NotJson)),
         ),
         (
             ["{\"jsonrpc\":\"2.0\",\"result\":1,\"id\":\"1", "2\"}"],
-            with(Answers::Unclear(ParseFailure::NotJson)),
+            with(Answers::Ambiguous(ParseFailure::NotJson)),
         ),
     ] {
         let text = format!("data:{}\nid:x\ndata:{}\n\n", lines[0], lines[1]);
@@ -389,14 +389,14 @@ fn an_event_that_is_cut_is_gathered_up_to_the_limit() {
     let over = long_answer(4 * MIB + 1);
     for size in [1000, 8 * 1024, MIB, 3 * MIB, 4 * MIB + 10] {
         assert_eq!(gathered(&fits, size), [answer_to(7).id("1/0")], "{size}");
-        let unclear = with(Answers::Unclear(ParseFailure::TooLarge));
+        let unclear = with(Answers::Ambiguous(ParseFailure::TooLarge));
         assert_eq!(gathered(&over, size), [unclear.id("1/0")], "{size}");
     }
 }
 
 #[test]
 fn data_lines_are_gathered_up_to_the_limit_in_one_frame_too() {
-    let unclear = with(Answers::Unclear(ParseFailure::TooLarge));
+    let unclear = with(Answers::Ambiguous(ParseFailure::TooLarge));
     for (second, expected) in [(MIB - 1, nothing()), (MIB, unclear)] {
         let lines = [3 * MIB, second].map(|length| format!("data: {}\n", " ".repeat(length)));
         let text = [&lines.concat(), "id: 1\n\nid: 2\n\n"].concat();
@@ -427,7 +427,10 @@ fn an_id_over_the_limit_is_ignored() {
 #[test]
 fn events_after_one_that_is_too_long_are_read() {
     let text = [&*long_answer(5 * MIB), &long_answer(MIB)].concat();
-    let expected = [with(Answers::Unclear(ParseFailure::TooLarge)), answer_to(7)];
+    let expected = [
+        with(Answers::Ambiguous(ParseFailure::TooLarge)),
+        answer_to(7),
+    ];
     assert_eq!(
         gathered(&text, 64 * 1024),
         expected.map(|event| event.id("1/0"))
@@ -695,7 +698,7 @@ fn message() -> impl Strategy<Value = (String, Answers)> {
             }
             (message, Answers::Nothing)
         }),
-        1 => Just((json!({ "jsonrpc": "2.0", "id": null, "error": {} }), Answers::Unclear(ParseFailure::BadId))),
+        1 => Just((json!({ "jsonrpc": "2.0", "id": null, "error": {} }), Answers::Ambiguous(ParseFailure::BadId))),
     ];
     let text = (message, any::<bool>()).prop_map(|((message, answers), pretty)| {
         let text = if pretty {
@@ -709,7 +712,7 @@ fn message() -> impl Strategy<Value = (String, Answers)> {
         6 => text,
         1 => Just((String::new(), Answers::Nothing)),
         1 => Just(("\n".to_owned(), Answers::Nothing)),
-        1 => Just(("no json".to_owned(), Answers::Unclear(ParseFailure::NotJson))),
+        1 => Just(("no json".to_owned(), Answers::Ambiguous(ParseFailure::NotJson))),
     ]
 }
 

@@ -10,7 +10,7 @@
 //! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within
 //!    [`FAILOVER_DELAY`], another runtime takes the task (see [`pending_task`]).
 //! 3. A timer task wakes once for the deadline that it awaits, and once when an earlier deadline is set.
-//! 4. ExpiredEntry entries are handled in turns of [`POLL_BUDGET`]. The timer task yields between turns; [`lateness`] defines
+//! 4. Expired entries are handled in turns of [`POLL_BUDGET`]. The timer task yields between turns; [`lateness`] defines
 //!    what counts as late then.
 //! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out just before its target is called.
 //!    So a target that panics or blocks leaves the other entries to the next timer task.

@@ -16,7 +16,7 @@ pub(crate) enum Answers {
     /// server could not read (JSON-RPC 2.0, section 5). The other reasons are those of a POST body.
     ///
     /// [`BadId`]: ParseFailure::BadId
-    Unclear(ParseFailure),
+    Ambiguous(ParseFailure),
 }
 
 /// Reads which request is answered by `data`, a message in one piece.
@@ -24,7 +24,7 @@ pub(crate) enum Answers {
 /// The rules are those of [`read`](super::read), so that the same text is the same id in both
 /// directions. The values of a message with a `method` are skipped.
 pub(crate) fn answers(data: &[u8]) -> Answers {
-    message(data).unwrap_or_else(Answers::Unclear)
+    message(data).unwrap_or_else(Answers::Ambiguous)
 }
 
 fn message(data: &[u8]) -> Result<Answers, ParseFailure> {
@@ -96,7 +96,7 @@ mod tests {
             r#""id":{},"#,
         ] {
             let data = format!(r#"{{{id}"jsonrpc":"2.0","error":{{"code":-32700}}}}"#);
-            let expected = Answers::Unclear(ParseFailure::BadId);
+            let expected = Answers::Ambiguous(ParseFailure::BadId);
             assert_eq!(answers(data.as_bytes()), expected, "{data}");
         }
     }
@@ -142,7 +142,7 @@ mod tests {
             ),
             ("null", ParseFailure::NotAMessage),
         ] {
-            assert_eq!(answers(data.as_bytes()), Answers::Unclear(why), "{data}");
+            assert_eq!(answers(data.as_bytes()), Answers::Ambiguous(why), "{data}");
         }
     }
 }

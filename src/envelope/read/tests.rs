@@ -565,7 +565,11 @@ fn an_array_is_unknown_whatever_is_in_it() {
             "{body:.99}"
         );
         let answers = answers(body.as_bytes());
-        assert_eq!(answers, Answers::Unclear(ParseFailure::Batch), "{body:.99}");
+        assert_eq!(
+            answers,
+            Answers::Ambiguous(ParseFailure::Batch),
+            "{body:.99}"
+        );
     }
 }
 
@@ -642,7 +646,7 @@ proptest! {
     fn any_answer_is_read_as_the_reference_reads_it(data in answer_data(), layout in any::<u64>()) {
         let data = Printer::print(&data, layout);
         let whole = serde_json::from_str(&data).unwrap();
-        let read = Some(answers(data.as_bytes())).filter(|it| !matches!(it, Answers::Unclear(_)));
+        let read = Some(answers(data.as_bytes())).filter(|it| !matches!(it, Answers::Ambiguous(_)));
         prop_assert_eq!(read, reference_answers(&whole), "{}", data);
     }
 
@@ -711,17 +715,17 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
     }
     match (answers(body), serde_json::from_slice::<Value>(body)) {
         (
-            Answers::Unclear(
+            Answers::Ambiguous(
                 ParseFailure::NotJson | ParseFailure::Truncated | ParseFailure::TooDeep,
             ),
             whole,
         ) => {
             prop_assert!(whole.is_err(), "{}", shown);
         }
-        (Answers::Unclear(ParseFailure::DuplicateKey | ParseFailure::EscapedKey), _)
-        | (Answers::Unclear(_), Err(_)) => {}
-        (Answers::Unclear(ParseFailure::BadId), Ok(whole)) if has_float_id(&whole) => {}
-        (Answers::Unclear(_), Ok(whole)) => {
+        (Answers::Ambiguous(ParseFailure::DuplicateKey | ParseFailure::EscapedKey), _)
+        | (Answers::Ambiguous(_), Err(_)) => {}
+        (Answers::Ambiguous(ParseFailure::BadId), Ok(whole)) if has_float_id(&whole) => {}
+        (Answers::Ambiguous(_), Ok(whole)) => {
             prop_assert_eq!(None, reference_answers(&whole), "{}", shown);
         }
         (answers, Ok(whole)) => {

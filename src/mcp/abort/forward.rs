@@ -31,26 +31,26 @@ use super::{AbortOnCancel, abortable_future::RequestInfo};
 /// Requests, one a line: what becomes of the handler when the call is cancelled, the method with its parameters, what
 /// it returns, and its name in the protocol.
 macro_rules! requests {
-    ($($fate:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
-        $(requests!(@ $fate $method($($params)?) -> $result = $name);)+
+    ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
+        $(requests!(@ $mode $method($($params)?) -> $result = $name);)+
     };
-    (@ $fate:ident $method:ident() -> $result:ty = $name:literal) => {
+    (@ $mode:ident $method:ident() -> $result:ty = $name:literal) => {
         fn $method(
             &self,
             context: RequestContext<RoleServer>,
         ) -> impl Future<Output = Result<$result, ErrorData>> + MaybeSendFuture + '_ {
             let request_info = RequestInfo::new(&context, $name);
-            self.$fate(request_info, context, |handler, context| handler.$method(context))
+            self.$mode(request_info, context, |handler, context| handler.$method(context))
         }
     };
-    (@ $fate:ident $method:ident($params:ty) -> $result:ty = $name:literal) => {
+    (@ $mode:ident $method:ident($params:ty) -> $result:ty = $name:literal) => {
         fn $method(
             &self,
             request: $params,
             context: RequestContext<RoleServer>,
         ) -> impl Future<Output = Result<$result, ErrorData>> + MaybeSendFuture + '_ {
             let request_info = RequestInfo::new(&context, $name);
-            self.$fate(request_info, context, |handler, context| handler.$method(request, context))
+            self.$mode(request_info, context, |handler, context| handler.$method(request, context))
         }
     };
 }
