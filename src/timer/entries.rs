@@ -85,7 +85,7 @@ impl TimerEntries {
         self.last_id += 1;
         let id = EntryId(self.last_id);
         let entry = TimerEntry {
-            target: target,
+            target,
             deadline: Some(at),
             rechecks: 0,
         };
@@ -135,8 +135,8 @@ impl TimerEntries {
                     id,
                     ExpiredEntry {
                         deadline: at,
-                        target: target,
-                        rechecks: rechecks,
+                        target,
+                        rechecks,
                     },
                 ));
             }
@@ -206,7 +206,7 @@ impl ExpiredEntry {
         };
         Requeue {
             deadline: at,
-            rechecks: rechecks,
+            rechecks,
         }
     }
 }

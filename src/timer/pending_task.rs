@@ -51,7 +51,7 @@ impl TaskId {
     pub(super) fn without_runtime(self) -> Self {
         let takeover_at = None;
         Self {
-            takeover_at: takeover_at,
+            takeover_at,
             ..self
         }
     }
@@ -64,7 +64,7 @@ impl PendingTasks {
         self.last_number += 1;
         let number = self.last_number;
         let id = TaskId {
-            takeover_at: takeover_at,
+            takeover_at,
             number,
         };
         self.waiting.insert(id, task);
