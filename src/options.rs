@@ -15,7 +15,7 @@ use crate::{
 /// count, not a copy.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Retain};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, RetainAnswers};
 ///
 /// assert_eq!(RetainAnswers::default(), RetainAnswers::All);
 /// let frugal = CancelOnDisconnectLayer::new().retain(RetainAnswers::Detached);

@@ -41,7 +41,7 @@ impl EarlyStreamEnds {
         }
     }
 
-    pub(super) fn expect(&self) {
+    pub(super) fn mark_possible(&self) {
         self.in_session.store(true, Ordering::Relaxed);
     }
 

@@ -67,7 +67,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
         if let Some(used) = &self.used {
             // A refused resume ends the current stream.
-            used.early_ends.expect();
+            used.early_ends.mark_possible();
         }
         let request = request_resume(
             shared.clone(),

@@ -217,7 +217,7 @@ impl BoundCall {
     fn answer_not_on_this_stream(&self, used: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(used) = used {
-            used.early_ends.expect();
+            used.early_ends.mark_possible();
         }
         if exchange.is_detached(*id) {
             exchange.on_last_stream_end(*id);

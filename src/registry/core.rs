@@ -30,7 +30,7 @@
 //!    looked at again [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY) later, until that look is not more than
 //!    [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late itself, [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times at most. A hold
 //!    may be what notices; its own time is not late. Nor is what the timer comes to late because it has much to do, while
-//!    it lets the runtime serve its clients ([`LatenessTracker`]).
+//!    it lets the runtime serve its clients ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Names.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
 //!    ([`Form`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came,
 //!    any unknown id of the session may be one of them.

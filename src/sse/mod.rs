@@ -20,7 +20,7 @@
 //! ⏎                                                 the event
 //! ```
 //!
-//! [`Ambiguous`]: Answers::Ambiguous
+//! [`Ambiguous`]: crate::envelope::Answers::Ambiguous
 
 use bytes::{BufMut, Bytes, BytesMut};
 
