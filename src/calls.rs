@@ -158,7 +158,7 @@ impl Calls {
     }
 
     /// Notes that the client of a session resumed a call on another server, where the sessions have an event store: the call
-    /// runs on, however long its client stays away from here. That holds as well if the loss of the old connection is noticed only
+    /// keeps running, however long its client stays away from here. That holds as well if the loss of the old connection is noticed only
     /// later; it ends when the client resumes here. Returns `false` if no call in flight has that event id.
     /// [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use it.
     ///
@@ -217,9 +217,9 @@ impl Calls {
     ///
     /// # Cancel safety
     ///
-    /// A drain that is dropped before its end has cancelled nothing, or everything; in the second case the servers are still
-    /// told. Several drains may run at the same time: they end when the first has cancelled the rest, and each counts what
-    /// ended by itself while it waited.
+    /// A drain that is dropped before its end has cancelled either no call or all calls. In the second case the cancels are still
+    /// delivered. Several drains may run at the same time. They end when the first one has cancelled the rest, and each counts
+    /// the calls that ended by themselves while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let before = self.registry.begin_drain();
         let all_ended = async {

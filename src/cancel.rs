@@ -17,23 +17,23 @@ pub(crate) trait Canceller: Send + Sync {
     /// The scope in which the session ids of its calls are unique.
     fn scope(&self) -> Scope;
 
-    /// Whether another server may go on with the streams of its calls.
+    /// Returns `true` if another server may continue the streams of its calls.
     fn has_event_store(&self) -> bool {
         false
     }
 
-    /// Whether the answer of `call` is seen though nobody reads a stream of it.
+    /// Returns `true` if the answer of `call` is observed although no stream of it is read.
     fn sees_answers(&self, _call: &CallInfo) -> bool {
         false
     }
 
-    /// Notes that `call` may be cancelled next. `None` if nothing would wait for that.
+    /// Announces that `call` may be cancelled next. Returns `None` if no other call would wait for that.
     fn announce(&self, _call: &CallInfo) -> Option<Announced> {
         None
     }
 
-    /// Tells the server once that `call` is cancelled. `Ok` means the server took the message, not that
-    /// the handler has ended.
+    /// Sends the cancel of `call` to the server once. `Ok` means that the server accepted the message, not that the handler has
+    /// ended.
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
 }
 
@@ -45,9 +45,9 @@ pub(crate) trait Canceller: Send + Sync {
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
 ///     if let Event::CancelFailed { call, error, .. } = event {
 ///         match error.status() {
-///             Some(status) => eprintln!("{} runs on: refused with {status}", call.request_id()),
-///             None if error.is_timeout() => eprintln!("{} runs on: its session is stuck", call.request_id()),
-///             None => eprintln!("{} runs on: {error}", call.request_id()),
+///             Some(status) => eprintln!("{} keeps running: refused with {status}", call.request_id()),
+///             None if error.is_timeout() => eprintln!("{} keeps running: its session is stuck", call.request_id()),
+///             None => eprintln!("{} keeps running: {error}", call.request_id()),
 ///         }
 ///     }
 /// });

@@ -14,7 +14,7 @@ use crate::call::{CallInfo, Detachment};
 /// fn decide(orphan: &Orphan<'_>) -> Confirmation {
 ///     let grace = orphan.grace();
 ///     match orphan.call().tool() {
-///         Some("report") if orphan.detachment().lasted() < 2 * grace => Confirmation::PutOff(grace),
+///         Some("report") if orphan.detachment().lasted() < 2 * grace => Confirmation::Postpone(grace),
 ///         _ => Confirmation::Cancel,
 ///     }
 /// }
@@ -35,7 +35,7 @@ pub struct Orphan<'a> {
 /// use std::time::Duration;
 /// use mcp_cancel_on_disconnect::Confirmation;
 ///
-/// let later = Confirmation::PutOff(Duration::from_secs(20));
+/// let later = Confirmation::Postpone(Duration::from_secs(20));
 /// assert_ne!(later, Confirmation::Cancel);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub enum Confirmation {
     /// It may: no client will resume it.
     Cancel,
     /// Not yet. It waits for this much longer, at least 100 ms, and then the question is asked again.
-    PutOff(Duration),
+    Postpone(Duration),
     /// Its session is elsewhere by now, so no client will resume it here: it is cancelled as
     /// [`SessionClosed`](crate::CancelReason::SessionClosed).
     SessionClosed,

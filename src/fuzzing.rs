@@ -4,7 +4,7 @@
 
 use crate::{
     call::RequestId,
-    envelope::{self, Answers, Message, Unreadable},
+    envelope::{self, Answers, Message, ParseFailure},
     registry,
     sse::Reader,
 };
@@ -31,11 +31,11 @@ pub enum Read {
 pub struct Seen {
     pub id: Option<Vec<u8>>,
     pub retry_ms: Option<u64>,
-    pub answers: Result<Option<RequestId>, Unreadable>,
+    pub answers: Result<Option<RequestId>, ParseFailure>,
 }
 
 /// What the crate reads in a whole request body.
-pub fn read(body: &[u8]) -> Result<Read, Unreadable> {
+pub fn read(body: &[u8]) -> Result<Read, ParseFailure> {
     envelope::read(body).map(Read::from)
 }
 
@@ -51,7 +51,7 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
                 answers: match event.answers {
                     Answers::Nothing => Ok(None),
                     Answers::One(id) => Ok(Some(id)),
-                    Answers::Unclear(why) => Err(why),
+                    Answers::Ambiguous(why) => Err(why),
                 },
             });
         });

@@ -31,7 +31,7 @@ pub(crate) fn cancelled(request: &RequestId, reason: CancelReason) -> Bytes {
     error(request.into(), json!({ "code": code, "message": message }))
 }
 
-/// What tells a server that a call is cancelled.
+/// Returns the notification that cancels a call at its server.
 pub(crate) fn cancel(request: &RequestId, reason: CancelReason) -> Bytes {
     let notification = json!({
         "jsonrpc": "2.0",

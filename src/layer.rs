@@ -11,7 +11,7 @@ use crate::{
     exchange::Registry,
     limits::Limits,
     observe::{Event, Observer, SessionIds},
-    options::{Options, Retain},
+    options::{Options, RetainAnswers},
     policy::{Grace, Policy},
     service::CancelOnDisconnect,
 };
@@ -24,7 +24,7 @@ const MIN_STALL: Duration = Duration::from_millis(100);
 /// ```
 /// use std::time::Duration;
 /// use mcp_cancel_on_disconnect::{
-///     CancelOnDisconnectLayer, Event, Grace, Observer, Policy, Retain, observe::SessionIds,
+///     CancelOnDisconnectLayer, Event, Grace, Observer, Policy, RetainAnswers, observe::SessionIds,
 /// };
 ///
 /// struct Printer;
@@ -43,7 +43,7 @@ const MIN_STALL: Duration = Duration::from_millis(100);
 ///     .exempt(|call| call.tool() == Some("deploy"))
 ///     .exempt(|call| call.method() == "prompts/get")
 ///     .stall_timeout(Duration::from_secs(30))
-///     .retain(Retain::Off)
+///     .retain(RetainAnswers::Off)
 ///     .log_session_ids(SessionIds::Omitted)
 ///     .observe(Printer)
 ///     .observe_fn(|event| {
@@ -91,7 +91,7 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call runs on after its client left, unless its [`policy`](Self::policy) sets another time.
+    /// Sets how long a call keeps running after its client left, unless its [`policy`](Self::policy) sets another time.
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
@@ -138,7 +138,7 @@ impl CancelOnDisconnectLayer {
     ///         if front_is_up.load(Ordering::Relaxed) {
     ///             Confirmation::Cancel
     ///         } else {
-    ///             Confirmation::PutOff(grace) // no client could have come back
+    ///             Confirmation::Postpone(grace) // no client could have resumed
     ///         }
     ///     }
     /// });
@@ -290,7 +290,7 @@ impl CancelOnDisconnectLayer {
     }
 
     /// Sets which answers are kept for clients that resume.
-    pub fn retain(mut self, retain: Retain) -> Self {
+    pub fn retain(mut self, retain: RetainAnswers) -> Self {
         self.options.retain = retain;
         self
     }
@@ -308,12 +308,12 @@ impl CancelOnDisconnectLayer {
     /// let layer = CancelOnDisconnectLayer::new().limits(Limits::default().calls(0));
     /// let calls = layer.calls();
     /// let app: Router = Router::new()
-    ///     .route("/mcp", post(async move |_: Bytes| assert!(calls.is_empty(), "beyond the limit")))
+    ///     .route("/mcp", post(async move |_: Bytes| assert!(calls.is_empty(), "over the limit")))
     ///     .layer(layer);
     /// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
     /// let request = Request::post("/mcp").header("content-type", "application/json");
     /// let response = app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
-    /// assert_eq!(response.status(), 200, "the call runs on as without the layer");
+    /// assert_eq!(response.status(), 200, "the call keeps running as without the layer");
     /// # }
     /// ```
     pub fn limits(self, limits: Limits) -> Self {

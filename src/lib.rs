@@ -40,7 +40,7 @@
 //! | | what for |
 //! |---|---|
 //! | [`AbortOnCancel`] | stops handlers that do not watch their token |
-//! | [`Policy`], [`Retain`], [`Limits`] | rules for single calls, which answers are kept, how much is kept track of |
+//! | [`Policy`], [`RetainAnswers`], [`Limits`] | rules for single calls, which answers are kept, how much is kept track of |
 //! | [`Calls`] | the calls in flight: to see them, to cancel them, to drain them before a shutdown |
 //! | [`Confirmation`], [`Orphan`] | what is asked before an orphan is cancelled, and the answers |
 //! | [`Event`], [`Observer`] | everything that happens to a call |
@@ -73,7 +73,7 @@
 //! [`Grace`] decides, and [the manual](manual::disconnect) has the table of all cases. By default a call that its client can
 //! resume waits for it, because real clients do resume; a call that no client can resume is cancelled at once. A client that
 //! resumes late gets its answer all the same, or the error of a cancelled call. When in doubt, nothing is cancelled:
-//! see [`Unreadable`](observe::Unreadable).
+//! see [`ParseFailure`](observe::ParseFailure).
 //!
 //! Up to revision 2025-11-25 of the specification a disconnect SHOULD NOT be read as a cancel. A grace that ends
 //! only when no client resumed narrows that, and [`Grace::Never`] keeps to their letter. From 2026-07-28 on a disconnect MUST
@@ -115,13 +115,15 @@ pub mod body;
 mod call;
 mod calls;
 mod cancel;
+mod catch_panic;
 mod confirm;
+mod either_body;
 mod envelope;
 mod exchange;
-mod fields;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod headers;
 mod jsonrpc;
 mod layer;
 mod limits;
@@ -132,7 +134,6 @@ mod mcp;
 pub mod observe;
 mod options;
 mod policy;
-mod quietly;
 mod registry;
 mod request;
 mod response;
@@ -142,7 +143,6 @@ mod service;
 mod shards;
 #[cfg(feature = "socket")]
 pub mod socket;
-mod source;
 mod sse;
 mod timer;
 mod token;
@@ -161,7 +161,7 @@ pub use self::{
     layer::CancelOnDisconnectLayer,
     limits::Limits,
     observe::event::{Event, Observer},
-    options::Retain,
+    options::RetainAnswers,
     policy::{Grace, MIN_GRACE, Policy},
     service::CancelOnDisconnect,
     token::CallToken,

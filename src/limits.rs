@@ -2,7 +2,7 @@
 
 /// How many calls a layer keeps track of, and how many bytes of answers it keeps for clients that resume.
 ///
-/// A call beyond a limit runs on as it would without the layer: it is neither refused nor cancelled, and no other call makes
+/// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call makes
 /// room for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns once a minute.
 /// [The manual](crate::manual::defaults) has the reasons for the numbers.
 ///
@@ -73,10 +73,10 @@ impl Limits {
     ///
     /// An answer counts its texts, a quarter of a KiB for each block of its content, the size of everything else as JSON, and half a
     /// KiB. The first that is kept of a session counts another 0.8 KiB. An answer that is too large for this
-    /// limit, or for that of its session, is not kept. When there is no room, the answers go first whose client was connected
-    /// when they came, and then those that a client may still come for, which
-    /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) reports. The sessions that hold the most give first, and each
-    /// gives its oldest.
+    /// limit, or for that of its session, is not kept. When there is no room, answers are evicted: first those
+    /// whose client was connected at the time of the answer, then those for which a client may still resume. For the latter,
+    /// [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported. The sessions with the most bytes are evicted first, and
+    /// within a session the oldest answer.
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;
         self

@@ -1,9 +1,10 @@
-//! Locks that a panic does not close for good.
+//! Locking that ignores poison.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex, also after a thread has panicked with it: no callback runs under a lock, and nothing that can panic leaves what
-/// is in it half changed.
+/// Locks a mutex, even if a thread has panicked while it held the lock.
+///
+/// No callback runs under a lock, and no code that can panic leaves a value partly changed.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,10 +4,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     call::CallInfo,
+    catch_panic::catch_panic,
     confirm::Confirm,
     observe::Observers,
     policy::{Policy, Rules},
-    quietly::quietly,
 };
 
 /// Which answers are kept for clients that resume their calls. This needs
@@ -15,15 +15,15 @@ use crate::{
 /// count, not a copy.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Retain};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, RetainAnswers};
 ///
-/// assert_eq!(Retain::default(), Retain::All);
-/// let frugal = CancelOnDisconnectLayer::new().retain(Retain::Detached);
+/// assert_eq!(RetainAnswers::default(), RetainAnswers::All);
+/// let frugal = CancelOnDisconnectLayer::new().retain(RetainAnswers::Detached);
 /// assert!(format!("{frugal:?}").contains("retain: Detached"));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum Retain {
+pub enum RetainAnswers {
     /// All answers, for 60 s at least, including those that were on their way when the connection broke. Those are the first to
     /// go when there is no room.
     #[default]
@@ -38,15 +38,15 @@ pub enum Retain {
 #[derive(Clone, Default)]
 pub(crate) struct Options {
     pub(crate) observers: Observers,
-    pub(crate) retain: Retain,
+    pub(crate) retain: RetainAnswers,
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,
-    /// What holds where no policy says otherwise.
+    /// The rules for calls without a policy of their own.
     pub(crate) rules: Rules,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<Exempt>>,
-    /// Who is asked before an orphan is cancelled.
+    /// Called before an orphan is cancelled.
     pub(crate) confirm: Option<Arc<Confirm>>,
 }
 
@@ -58,10 +58,10 @@ type Exempt = dyn Fn(&CallInfo) -> bool + Send + Sync;
 impl Options {
     pub(crate) fn policy_for(&self, call: &CallInfo) -> Rules {
         let policy = self.policy.as_ref();
-        let policy = policy.and_then(|policy| quietly(|| policy(call)));
+        let policy = policy.and_then(|policy| catch_panic(|| policy(call)));
         let rules = policy.unwrap_or_default().or(self.rules);
         let mut exempt = self.exempt.iter();
-        if exempt.any(|exempt| quietly(|| exempt(call)).unwrap_or(false)) {
+        if exempt.any(|exempt| catch_panic(|| exempt(call)).unwrap_or(false)) {
             rules.exempt()
         } else {
             rules

@@ -1,11 +1,11 @@
-//! The user's rules for calls: how long one goes on without its client, and how long it may last.
+//! The user's rules for calls: how long a detached call keeps running, and how long a call may last.
 
 use std::time::Duration;
 
-/// The least time that [`Grace::Auto`] lets a session call wait for its client: 20 s.
+/// Minimum time that a session call waits for a resume under [`Grace::Auto`]: 20 s.
 ///
-/// Both the TypeScript SDK and the Python SDK 1.x come back after the server's `retry` (3 s with rmcp) and try twice, and one
-/// attempt into a dead network takes up to 10 s.
+/// Both the TypeScript SDK and the Python SDK 1.x resume after the server's `retry` (3 s with rmcp) and try twice. One attempt
+/// over a dead network takes up to 10 s.
 ///
 /// ```
 /// use std::time::Duration;
@@ -17,9 +17,9 @@ use std::time::Duration;
 /// ```
 pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
-/// How long a call runs on after its client left.
+/// How long a call keeps running after its client disconnected.
 ///
-/// This is how long the *layer* lets the call go on. rmcp itself stops the handler of a stateless call as soon as its stream
+/// This is how long the *layer* lets the call run. rmcp itself stops the handler of a stateless call as soon as its stream
 /// is dropped.
 ///
 /// ```
@@ -35,21 +35,21 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// The call runs on as long as its client may resume it for the answer. [The manual](crate::manual::disconnect) has the
+    /// The call keeps running while its client may resume for the answer. [The manual](crate::manual::disconnect) has the
     /// table of all cases.
     #[default]
     Auto,
-    /// The call is cancelled when its client hangs up. This breaks clients that resume. If the *server* ended the stream, the
+    /// The call is cancelled when its client disconnects. This breaks clients that resume. If the *server* ended the stream, the
     /// call still waits as with `Auto`, because its server asked it to resume.
     Immediate,
-    /// As `Auto`, but a client that may come back is waited for this long. If the server asked it to wait longer, it is waited for
+    /// As `Auto`, but the call waits this long for a client that may resume. If the `retry` of the server is longer, the call waits
     /// that long and a little more.
     AutoAfter(Duration),
     /// The call runs on this long, counted from the hang-up, even if its client cannot resume. If the client can, and the server
-    /// asked it to wait longer, the call runs on for that long and a little more. The layer cannot see that a client without a
+    /// asked it to wait longer, the call keeps running for that long and a little more. The layer cannot see that a client without a
     /// session has resumed its call from an event store: use another grace there.
     After(Duration),
-    /// The call runs on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT. Later ones ask for a cancel.
+    /// The call keeps running to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT. Later ones ask for a cancel.
     Never,
 }
 
@@ -94,7 +94,7 @@ impl Policy {
         Self::default()
     }
 
-    /// Sets how long the call runs on after its client left, in place of the layer's
+    /// Sets how long the call keeps running after its client left, in place of the layer's
     /// [`grace`](crate::CancelOnDisconnectLayer::grace).
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = Some(grace);

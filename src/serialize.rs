@@ -1,6 +1,6 @@
 //! Types as data (feature `serde`): ids as they are in JSON-RPC, names in snake case as in metrics, times in seconds.
 //!
-//! Session ids are left out, because anybody who knows one can speak for the session.
+//! Session ids are omitted, because a client that knows one can act for the session.
 
 use std::time::Duration;
 

@@ -13,11 +13,11 @@ use tower_service::Service;
 
 use crate::{
     exchange::{Exchange, Guard, Instance, Registry},
-    fields::Fields,
-    observe::Remark,
+    headers::McpHeaders,
+    observe::Hint,
     options::Options,
-    request::{Capture, Replay, TeeBody, Template},
-    response::{ResponseBody, ResponseFuture, Terms},
+    request::{Capture, Replay, ServicePrototype, TeeBody},
+    response::{ResponseBody, ResponseFuture, ResponseOptions},
     token::CallToken,
 };
 
@@ -47,7 +47,7 @@ use crate::{
 pub struct CancelOnDisconnect<S> {
     inner: S,
     instance: Arc<Instance>,
-    template: Arc<Template<S>>,
+    template: Arc<ServicePrototype<S>>,
 }
 
 // === impl CancelOnDisconnect ===
@@ -55,7 +55,7 @@ pub struct CancelOnDisconnect<S> {
 impl<S: Clone> CancelOnDisconnect<S> {
     pub(crate) fn new(inner: S, options: Options, registry: Arc<Registry>) -> Self {
         Self {
-            template: Arc::new(Template::new(inner.clone())),
+            template: Arc::new(ServicePrototype::new(inner.clone())),
             inner,
             instance: Arc::new(Instance { options, registry }),
         }
@@ -81,14 +81,14 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if request.extensions().get::<CallToken>().is_some() {
-            self.instance.registry.remarks.make(Remark::Nested);
-            let future = self.inner.call(request.map(TeeBody::unwatched));
-            return ResponseFuture::unwatched(future);
+            self.instance.registry.hints.emit(Hint::Nested);
+            let future = self.inner.call(request.map(TeeBody::passthrough));
+            return ResponseFuture::passthrough(future);
         }
-        self.instance.registry.timer().on_this_runtime();
-        let fields = Fields::of(request.headers());
-        let exchange = Arc::new(Exchange::new(self.instance.clone(), &request, &fields));
-        let capture = Capture::of(request.method(), &fields);
+        self.instance.registry.timer().ensure_on_current_runtime();
+        let headers = McpHeaders::of(request.headers());
+        let exchange = Arc::new(Exchange::new(self.instance.clone(), &request, &headers));
+        let capture = Capture::of(request.method(), &headers);
         if exchange.may_need_replay() {
             let (template, instance) = (self.template.clone(), self.instance.clone());
             let replay: Replay<S, B> = Replay::new(template, instance, &request);
@@ -96,7 +96,8 @@ where
         }
         let link = CallToken::new(exchange.clone());
         request.extensions_mut().insert(link);
-        let terms = Terms::of(&request, exchange.may_carry_call(), &self.instance.options);
+        let terms =
+            ResponseOptions::of(&request, exchange.may_carry_call(), &self.instance.options);
         if terms.may_commit() {
             // What is sent as events cannot be encoded as a whole.
             request.headers_mut().remove(header::ACCEPT_ENCODING);
@@ -105,7 +106,7 @@ where
         let guard = Guard::new(exchange.clone());
         let future = {
             let _calling = guard.polling();
-            let request = TeeBody::watching(request, exchange, capture);
+            let request = TeeBody::observed(request, exchange, capture);
             self.inner.call(request)
         };
         ResponseFuture::new(guard, future, terms)

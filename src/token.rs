@@ -45,8 +45,8 @@ use crate::{call::CancelReason, exchange::Exchange};
 /// # In handlers of older versions of rmcp
 ///
 /// `CallToken::of` takes the context of rmcp 3.9 and later. In older versions (0.8.5, 1.8 and 2.2 are tested) the token is in
-/// the head of the HTTP request, which rmcp copies into the context. Without sessions, nothing else tells these handlers of a
-/// hang-up: their `RequestContext::ct` never fires.
+/// the head of the HTTP request, which rmcp copies into the context. Without sessions, these handlers
+/// have no other sign of a disconnect: their `RequestContext::ct` never fires.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CallToken;
@@ -100,8 +100,8 @@ impl CallToken {
     /// is already cancelled, it runs at once. If the call completes, it is dropped without a run, together with everything
     /// that it owns.
     ///
-    /// It runs on a task of the runtime on which the call was cancelled. If that runtime does not come to it, or ends before it
-    /// begins, it runs on another runtime that serves requests.
+    /// It runs on a task of the runtime on which the call was cancelled. If that runtime stalls or ends before the
+    /// clean-up starts, it runs on another runtime that serves requests.
     ///
     /// A call may have several clean-ups. They run side by side, in no order, and a panic in one does not affect the others.
     /// What must run in *any* case belongs in a destructor in the handler. A clean-up should not own a `CallToken` of its own

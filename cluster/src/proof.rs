@@ -87,7 +87,7 @@ impl Wait {
 /// Whether a call of a session may be cancelled that waited for its client for a grace.
 pub(crate) async fn prove(router: &Router, session: SessionHash, wait: Wait) -> Confirmation {
     let confirmation = judge(router, session, wait).await;
-    if let Confirmation::PutOff(_) = confirmation {
+    if let Confirmation::Postpone(_) = confirmation {
         meter::put_off();
     }
     confirmation
@@ -96,24 +96,24 @@ pub(crate) async fn prove(router: &Router, session: SessionHash, wait: Wait) -> 
 async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmation {
     let (grace, me) = (wait.grace, router.me.incarnation);
     let Some(since) = router.heart.sound_since() else {
-        return Confirmation::PutOff(grace);
+        return Confirmation::Postpone(grace);
     };
     let missing = grace.max(SETTLED).saturating_sub(Instant::now() - since);
     if !missing.is_zero() {
-        return Confirmation::PutOff(missing);
+        return Confirmation::Postpone(missing);
     }
     // Not what was learned lately: that may be older than a claim.
     let look = router.directory.look(session).await;
     if router.heart.sound_since() != Some(since) {
-        return Confirmation::PutOff(grace);
+        return Confirmation::Postpone(grace);
     }
     let Some(look) = look.ok().filter(|look| look.leases.of(me).is_some()) else {
-        return Confirmation::PutOff(grace);
+        return Confirmation::Postpone(grace);
     };
     let here = router.turned_away.age(Instant::now());
     let longer = wait.longer(&look.leases, me);
     if let Some(longer) = longer.max(here.and_then(|away| wait.longer_since(away))) {
-        return Confirmation::PutOff(longer);
+        return Confirmation::Postpone(longer);
     }
     match look.record {
         Some(Record::Owned(is)) if is.owner == router.me => Confirmation::Cancel,
@@ -127,7 +127,7 @@ async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmatio
         }
         Some(Record::Owned(_)) | None => {
             router.sessions.write_again(session);
-            Confirmation::PutOff(grace)
+            Confirmation::Postpone(grace)
         }
     }
 }

@@ -343,7 +343,7 @@ fn has_gone(gone: &mut Option<Gone>, cx: &mut Context<'_>) -> bool {
 
 fn gone(extensions: &Extensions) -> Option<Gone> {
     let peer = peer(extensions)?.clone();
-    Some(Box::pin(async move { peer.gone().await }))
+    Some(Box::pin(async move { peer.closed().await }))
 }
 
 /// The connection that a request came on, if the listener lets it be known.

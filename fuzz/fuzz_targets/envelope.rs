@@ -26,7 +26,7 @@ use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, Event, Outcome, RequestId,
     body::TeeBody,
     fuzzing::{self, Read},
-    observe::Unreadable,
+    observe::ParseFailure,
 };
 use tower_layer::Layer as _;
 use tower_service::Service;
@@ -42,7 +42,7 @@ type Call = (RequestId, String, Option<String>, Option<String>);
 struct Reported {
     started: Vec<Call>,
     ended: Vec<Outcome>,
-    unknown: Option<Unreadable>,
+    unknown: Option<ParseFailure>,
 }
 
 /// An inner service that parses what it gets, and refuses what is no JSON.
@@ -69,10 +69,10 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// The crate's reading against that of `serde_json`.
-fn judge(body: &[u8], read: &Result<Read, Unreadable>) {
+fn judge(body: &[u8], read: &Result<Read, ParseFailure>) {
     assert_eq!(
         is_array(body),
-        *read == Err(Unreadable::Batch),
+        *read == Err(ParseFailure::Batch),
         "{}",
         body.escape_ascii()
     );
@@ -104,7 +104,7 @@ fn judge(body: &[u8], read: &Result<Read, Unreadable>) {
 }
 
 /// The body on its way through the layer.
-fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, Unreadable>) {
+fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, ParseFailure>) {
     let reported = Arc::new(Mutex::new(Reported::default()));
     let log = reported.clone();
     let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
@@ -117,7 +117,7 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, Unreadable>) {
                 call.protocol_version().map(str::to_owned),
             )),
             Event::Ended { outcome, .. } => reported.ended.push(*outcome),
-            Event::Unwatched { why, .. } => reported.unknown = Some(*why),
+            Event::UnparsedBody { why, .. } => reported.unknown = Some(*why),
             _ => panic!("{event:?}"),
         }
     });

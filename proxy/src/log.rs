@@ -15,7 +15,7 @@ use std::{
 
 use mcp_cancel_on_disconnect::{
     Event, Outcome,
-    observe::{SessionIds, Unreadable},
+    observe::{ParseFailure, SessionIds},
 };
 use tracing::{Subscriber, error, field::debug, info, level_filters::LevelFilter, warn};
 use tracing_subscriber::{
@@ -35,7 +35,7 @@ mod queue;
 /// Default filter, unless `RUST_LOG` has another level for a target.
 ///
 /// `mcp_server` is the stderr of a command. The layer's setup hints are for Rust code, and not for users of a program.
-const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::remarks=off,mcp_server=info";
+const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
 /// Maximum number of logged bytes of a name from a client: 128.
 const MAX_NAME: usize = 128;
@@ -148,7 +148,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                 jsonrpc.request.id = text(&$call.request_id().to_string()),
                 mcp.method.name = text($call.method()),
                 gen_ai.tool.name = $call.tool().map(text),
-                mcp.session.id = $call.session().and_then(|id| SessionIds::Hashed.shown(id)).as_deref(),
+                mcp.session.id = $call.session().and_then(|id| SessionIds::Hashed.display(id)).as_deref(),
                 $($rest)+
             )
         };
@@ -175,7 +175,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
                 ),
             }
         }
-        Event::Unwatched { why, .. } => {
+        Event::UnparsedBody { why, .. } => {
             let Some(what) = describe_unparsed(*why) else {
                 return;
             };
@@ -222,16 +222,16 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
 }
 
 /// Describes a request that the layer cannot read, although a server may take it for a call.
-fn describe_unparsed(why: Unreadable) -> Option<&'static str> {
+fn describe_unparsed(why: ParseFailure) -> Option<&'static str> {
     Some(match why {
-        Unreadable::BadId => "a request id is neither a string nor a 64-bit integer",
-        Unreadable::EscapedKey => "a request has an escaped member name",
-        Unreadable::DuplicateKey => "a request has a duplicate member",
-        Unreadable::WrongType => "the params of a request are not an object",
-        Unreadable::NotAMessage => "a request is not a JSON-RPC 2.0 message",
-        Unreadable::TooDeep => "a request is nested too deeply",
-        Unreadable::Batch => "a request is a batch",
-        Unreadable::ContentEncoding => "a request is compressed",
+        ParseFailure::BadId => "a request id is neither a string nor a 64-bit integer",
+        ParseFailure::EscapedKey => "a request has an escaped member name",
+        ParseFailure::DuplicateKey => "a request has a duplicate member",
+        ParseFailure::WrongType => "the params of a request are not an object",
+        ParseFailure::NotAMessage => "a request is not a JSON-RPC 2.0 message",
+        ParseFailure::TooDeep => "a request is nested too deeply",
+        ParseFailure::Batch => "a request is a batch",
+        ParseFailure::ContentEncoding => "a request is compressed",
         _ => return None,
     })
 }

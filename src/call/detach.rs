@@ -16,38 +16,38 @@ use crate::call::CancelReason;
 ///         eprintln!("the client of {} does not read", call.request_id());
 ///     }
 /// });
-/// assert_eq!(DetachCause::HungUp.to_string(), "hung up");
+/// assert_eq!(DetachCause::Disconnected.to_string(), "disconnected");
 /// # drop(layer);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DetachCause {
-    /// The client closed its connection, or reset its stream: hyper let go of the response, or failed to
+    /// The client closed its connection, or reset its stream: hyper dropped the response, or failed to
     /// read the request.
-    HungUp,
-    /// The kernel reported that the connection is gone while hyper did not read from it, see `WatchedListener` (feature
+    Disconnected,
+    /// The kernel reported that the connection was closed while hyper did not read from it, see `WatchedListener` (feature
     /// `socket`).
-    PeerGone,
+    PeerClosed,
     /// The client is connected and has not read for as long as
     /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows.
     Stalled,
     /// The server ended the stream, and its client is expected to resume for the answer (SEP-1699). rmcp also ends a stream
-    /// just before it accepts the resume of a client that is already back.
+    /// just before it accepts another resume of the client.
     EndedByServer,
-    /// A service between the layer and the handler let go of the stream, or its body failed.
+    /// A service between the layer and the handler dropped the stream, or its body failed.
     ResponseDropped,
     /// The inner service panicked.
     ServicePanicked,
 }
 
-/// A time that a call was without its client.
+/// A time during which a call was detached.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
 ///
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
 ///     if let Event::Resumed { detachment: Some(detachment), .. } = event {
-///         println!("back after {:?} ({})", detachment.lasted(), detachment.cause());
+///         println!("resumed after {:?} ({})", detachment.lasted(), detachment.cause());
 ///     }
 /// });
 /// assert!(layer.calls().is_empty());
@@ -61,22 +61,24 @@ pub struct Detachment {
 // === impl DetachCause ===
 
 impl DetachCause {
-    /// Why a call is cancelled that does not wait for its client.
+    /// Returns why a call is cancelled that does not wait for a resume.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
-            Self::HungUp | Self::PeerGone | Self::Stalled => CancelReason::ClientDisconnected,
+            Self::Disconnected | Self::PeerClosed | Self::Stalled => {
+                CancelReason::ClientDisconnected
+            }
             Self::EndedByServer => CancelReason::Orphaned,
             Self::ResponseDropped => CancelReason::ResponseDropped,
             Self::ServicePanicked => CancelReason::ServicePanicked,
         }
     }
 
-    /// Its name in metrics and in data.
+    /// Returns its name in metrics and in data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::HungUp => "hung_up",
-            Self::PeerGone => "peer_gone",
+            Self::Disconnected => "disconnected",
+            Self::PeerClosed => "peer_closed",
             Self::Stalled => "stalled",
             Self::EndedByServer => "ended_by_server",
             Self::ResponseDropped => "response_dropped",
@@ -86,8 +88,8 @@ impl DetachCause {
 
     pub(crate) fn text(self) -> &'static str {
         match self {
-            Self::HungUp => "hung up",
-            Self::PeerGone => "connection gone",
+            Self::Disconnected => "disconnected",
+            Self::PeerClosed => "connection closed",
             Self::Stalled => "did not read",
             Self::EndedByServer => "stream ended by the server",
             Self::ResponseDropped => "response dropped by the server",
@@ -109,12 +111,12 @@ impl Detachment {
         Self { cause, since }
     }
 
-    /// Why the call lost its client.
+    /// Returns why the call was detached.
     pub fn cause(&self) -> DetachCause {
         self.cause
     }
 
-    /// How long it has lasted by now.
+    /// Returns how long it has lasted by now.
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }

@@ -17,7 +17,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 
 /// What is known of a call. Observers get it with every event, and a policy decides by it.
 ///
-/// `Debug` leaves out the session id, because a client that knows it can speak for the session.
+/// `Debug` leaves out the session id, because a client that knows it can act for the session.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
@@ -117,7 +117,7 @@ impl CallInfo {
         self.typed = OnceLock::from(typed);
     }
 
-    /// Takes over what only the typed message of the same call says.
+    /// Merges the parts that only the typed message of the call has.
     pub(crate) fn learn(&self, mut typed: Self) {
         let typed = typed.typed.take();
         if self.must_run_on || typed.is_some() {
@@ -169,7 +169,7 @@ impl CallInfo {
         self.started_at.checked_add(may_last)
     }
 
-    /// Whether only its client says how long it lasts.
+    /// Returns `true` if only its client determines how long it lasts.
     fn has_own_end(&self) -> bool {
         self.must_run_on() || self.method == LISTEN
     }

@@ -53,14 +53,14 @@ pub enum Outcome {
     /// The call was given up for this reason, and only the end of its stream tells its server: it has no session into which a
     /// cancel could be injected, no handler has looked at its [`CallToken`](crate::CallToken), and its revision does not make the end of its
     /// stream a cancel. A server that stops a call whose stream is dropped stops this one, as rmcp 3 does unless the call's events
-    /// are stored. With any other server it runs on.
+    /// are stored. With any other server it keeps running.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,
     /// The inner service failed, or answered with an error status.
     Failed,
-    /// Nothing more can be seen of the call, which was not cancelled. It runs on behind a layer without a session manager, its
-    /// answer could not be told from other messages, or its client used its id again (the specification forbids that).
+    /// Nothing more can be seen of the call, which was not cancelled. It keeps running behind a layer without a session manager, its
+    /// answer could not be distinguished from other messages, or its client reused its id (the specification forbids that).
     Unknown,
 }
 
@@ -87,7 +87,7 @@ impl CancelReason {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::ClientDisconnected => "client disconnected",
-            Self::Orphaned => "client disconnected and did not come back within its grace",
+            Self::Orphaned => "client disconnected and did not resume within its grace",
             Self::Superseded => "superseded by the same call",
             Self::TimedOut => "timed out",
             Self::Requested => "requested by the server",

@@ -1,29 +1,30 @@
-//! The envelope of a JSON-RPC body: the part of it that the layer needs.
+//! The envelope of a JSON-RPC body: the part that the layer needs.
 
 use std::iter;
 
 use bytes::{Bytes, BytesMut};
 
+mod parse_failure;
 mod read;
 mod scan;
-mod unreadable;
 
+pub use self::parse_failure::ParseFailure;
+pub(crate) use self::parse_failure::UnparsedBody;
 pub(crate) use self::read::{Answers, Message, Request, answers, read};
-pub(crate) use self::unreadable::NotKept;
-pub use self::unreadable::Unreadable;
 
-/// The largest body that is kept to be read: 4 MiB, which is also the most that rmcp accepts by default.
+/// Maximum size of a body that is parsed: 4 MiB, the default maximum of rmcp.
 const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// The most frames that are kept: 16,384, so that a body of 4 MiB may come in pieces of 256 bytes. A client
-/// that sends it byte by byte would have each byte cost a handle of 32.
+/// Maximum number of frames that are kept: 16,384, so that a body of 4 MiB may have frames of 256 bytes.
+///
+/// Each frame costs a handle of 32 bytes, even if a client sends one byte at a time.
 const MAX_FRAMES: usize = 16 * 1024;
 
 /// The frames of a whole body.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     first: Bytes,
-    /// Most bodies come in one frame.
+    /// `None` for most bodies, which have one frame.
     rest: Option<Box<Rest>>,
 }
 
@@ -37,10 +38,10 @@ struct Rest {
 // === impl Frames ===
 
 impl Frames {
-    /// `false` if that is too much.
+    /// Adds a frame. Returns `false` if the body exceeds a maximum.
     pub(crate) fn push(&mut self, bytes: Bytes) -> bool {
         if bytes.is_empty() {
-            // Nothing to keep, and there may be any number of them.
+            // Not kept, because there may be any number of empty frames.
             return true;
         }
         if self.first.is_empty() {
@@ -53,20 +54,20 @@ impl Frames {
         self.first.len().saturating_add(rest.length) <= MAX_BODY && rest.frames.len() < MAX_FRAMES
     }
 
-    /// What is there of a body that is not kept any further.
-    pub(crate) fn not_kept(self, why: Unreadable) -> NotKept {
+    /// Drops the frames of a body that will not be parsed.
+    pub(crate) fn unparsed(self, why: ParseFailure) -> UnparsedBody {
         let rest = self.rest.iter().flat_map(|rest| &rest.frames);
         let mut frames = iter::once(&self.first)
             .chain(rest)
             .map(|frame| frame.trim_ascii_start());
         let beginning = frames.find(|frame| !frame.is_empty());
-        NotKept {
+        UnparsedBody {
             why,
-            is_doubtful: why.is_doubtful(beginning.unwrap_or_default()),
+            is_ambiguous: why.is_ambiguous(beginning.unwrap_or_default()),
         }
     }
 
-    /// The body in one piece: without a copy if it came in one frame.
+    /// Returns the body in one piece: without a copy if it has one frame.
     pub(crate) fn into_bytes(self) -> Bytes {
         let Some(rest) = self.rest else {
             return self.first;

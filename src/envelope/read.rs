@@ -1,22 +1,22 @@
-//! The reader of a POST body, which takes id, method and tool name of the call from it, and nothing more.
+//! Reads the id, the method and the tool name of the call from a POST body, and nothing else.
 //!
 //! A disconnect can only be turned into a cancel if the layer knows which request was in the body. Most of a body is arguments
-//! that only the tool understands, so [`read`] walks three objects (the message, its `params`, their `_meta`) and steps over
-//! everything else.
+//! that only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything
+//! else.
 //!
-//! A wrong id cancels somebody else's call; an unknown one only lets a call run on. Therefore:
+//! A wrong id cancels the call of another request; with an unknown id, a call only keeps running. Therefore:
 //!
 //! 1. **Ids are rmcp's.** The span of the id goes through `serde_json` and the integer rule of rmcp
 //!    3.9, so an id is the one that rmcp has, or unknown. A string and a number are never the same.
 //! 2. **Shapes are rmcp's.** `method` and `id`: a request. `method` alone: a notification. One of
 //!    `result` and `error` without `method`: a response. Each with `"jsonrpc": "2.0"`.
-//! 3. **One reading only.** A key with a meaning that comes twice, or a key that is written with an
-//!    escape where such keys stand, makes the body unknown: two parsers may disagree about it.
+//! 3. **Unambiguous only.** A duplicate key of the envelope, or a key that is written with an escape
+//!    beside such keys, makes the body unknown: two parsers may disagree about it.
 //! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, the batch of MCP 2025-03-26, is
 //!    unknown, whatever is in it.
-//! 5. **The inner service is the judge.** Inside text that is stepped over, wrong escapes, control
-//!    characters, UTF-8 and numbers out of range go unnoticed. A parser refuses such a body, and
-//!    no call comes of it; a lenient one sees the same ids. What is malformed elsewhere is found.
+//! 5. **The inner service decides.** Inside skipped text, wrong escapes, control characters, UTF-8 and
+//!    numbers out of range are not detected. A strict parser refuses such a body, so there is no call; a
+//!    lenient one reads the same ids. Malformed text elsewhere is detected.
 //!
 //! ```text
 //! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
@@ -28,7 +28,7 @@ use std::borrow::Cow;
 
 use self::id::id;
 use super::{
-    Unreadable,
+    ParseFailure,
     scan::{Cursor, is_plain},
 };
 use crate::call::RequestId;
@@ -52,7 +52,7 @@ pub(crate) enum Message<'a> {
     Response,
 }
 
-/// What is known about a request.
+/// The parsed parts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request<'a> {
     pub(crate) id: RequestId,
@@ -65,7 +65,7 @@ pub(crate) struct Request<'a> {
     pub(crate) task: bool,
 }
 
-/// What is known about a notification.
+/// The parsed parts of a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notification<'a> {
     pub(crate) method: Cow<'a, str>,
@@ -84,7 +84,7 @@ struct Members<'a> {
     params: Option<Params<'a>>,
 }
 
-/// The `params` of a message. They may come before its `method`, so what they mean is seen later.
+/// The `params` of a message. They may precede its `method`, so they are interpreted later.
 enum Params<'a> {
     Object(ParamMembers<'a>),
     Other,
@@ -107,48 +107,48 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// Anything doubtful is an [`Unreadable`]. It names the first reason that was met.
-pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, Unreadable> {
+/// An ambiguous body is a [`ParseFailure`], which names the first reason.
+pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
-    let message = members(&mut cursor, params)?.message()?;
+    let message = parse_members(&mut cursor, params)?.message()?;
     cursor.end()?;
     Ok(message)
 }
 
-fn members<'a>(
+fn parse_members<'a>(
     cursor: &mut Cursor<'a>,
-    params: impl Fn(&mut Cursor<'a>) -> Result<Params<'a>, Unreadable>,
-) -> Result<Members<'a>, Unreadable> {
+    params: impl Fn(&mut Cursor<'a>) -> Result<Params<'a>, ParseFailure>,
+) -> Result<Members<'a>, ParseFailure> {
     match cursor.next_byte() {
         Some(b'{') => {}
-        Some(b'[') => return Err(Unreadable::Batch),
+        Some(b'[') => return Err(ParseFailure::Batch),
         _ => {
-            // Looked at all the same: the reason should tell another value from no JSON at all.
+            // Parsed all the same: the reason must distinguish another value from invalid JSON.
             cursor.value()?;
-            return Err(Unreadable::NotAMessage);
+            return Err(ParseFailure::NotAMessage);
         }
     }
     let mut members = Members::default();
     let mut key = cursor.enter_object()?;
     while let Some(name) = key {
         match name {
-            b"jsonrpc" => once(&mut members.jsonrpc, cursor.value()?)?,
-            b"id" => once(&mut members.id, cursor.value()?)?,
-            b"method" => once(&mut members.method, cursor.value()?)?,
-            b"result" => once(&mut members.result, cursor.value()?)?,
-            b"error" => once(&mut members.error, cursor.value()?)?,
-            b"params" => once(&mut members.params, params(cursor)?)?,
-            other => pass(other, cursor)?,
+            b"jsonrpc" => set_once(&mut members.jsonrpc, cursor.value()?)?,
+            b"id" => set_once(&mut members.id, cursor.value()?)?,
+            b"method" => set_once(&mut members.method, cursor.value()?)?,
+            b"result" => set_once(&mut members.result, cursor.value()?)?,
+            b"error" => set_once(&mut members.error, cursor.value()?)?,
+            b"params" => set_once(&mut members.params, params(cursor)?)?,
+            other => skip_value(other, cursor)?,
         }
         key = cursor.next_key()?;
     }
     Ok(members)
 }
 
-fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, Unreadable> {
+fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
     if cursor.next_byte() != Some(b'{') {
         return Ok(match cursor.value()? {
-            // rmcp takes this for no parameters.
+            // rmcp treats this as no parameters.
             b"null" => Params::Object(ParamMembers::default()),
             _ => Params::Other,
         });
@@ -157,18 +157,18 @@ fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, Unreadable> {
     let mut key = cursor.enter_object()?;
     while let Some(name) = key {
         match name {
-            b"name" => once(&mut members.name, cursor.value()?)?,
-            b"task" => once(&mut members.task, cursor.value()?)?,
-            b"requestId" => once(&mut members.request_id, cursor.value()?)?,
-            b"_meta" => once(&mut members.meta, meta(cursor)?)?,
-            other => pass(other, cursor)?,
+            b"name" => set_once(&mut members.name, cursor.value()?)?,
+            b"task" => set_once(&mut members.task, cursor.value()?)?,
+            b"requestId" => set_once(&mut members.request_id, cursor.value()?)?,
+            b"_meta" => set_once(&mut members.meta, meta(cursor)?)?,
+            other => skip_value(other, cursor)?,
         }
         key = cursor.next_key()?;
     }
     Ok(Params::Object(members))
 }
 
-fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, Unreadable> {
+fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, ParseFailure> {
     let mut meta = Meta::default();
     if cursor.next_byte() != Some(b'{') {
         // No id depends on it: a `_meta` of another type only has no version.
@@ -180,7 +180,7 @@ fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, Unreadable> {
         let value = cursor.value()?;
         // No id is in here, so an escape hides nothing: PHP writes every `/` as `\/`.
         if name == PROTOCOL_VERSION || decodes_to(name, PROTOCOL_VERSION) {
-            once(&mut meta.protocol_version, value)?;
+            set_once(&mut meta.protocol_version, value)?;
         }
         key = cursor.next_key()?;
     }
@@ -195,16 +195,16 @@ fn decodes_to(key: &[u8], name: &[u8]) -> bool {
     serde_json::from_slice::<String>(&quoted).is_ok_and(|decoded| decoded.as_bytes() == name)
 }
 
-/// Fills a slot that a second member of the same name must not find filled.
-fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Unreadable> {
+/// Sets a member. Fails if it is already set.
+fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ParseFailure> {
     match slot.replace(value) {
         None => Ok(()),
-        Some(_) => Err(Unreadable::DuplicateKey),
+        Some(_) => Err(ParseFailure::DuplicateKey),
     }
 }
 
-/// Steps over a member without a meaning, if its key is in plain sight.
-fn pass(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Unreadable> {
+/// Skips a member of another name, if its key has no escapes.
+fn skip_value(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), ParseFailure> {
     if !is_plain(key) {
         check_key(key)?;
     }
@@ -212,36 +212,36 @@ fn pass(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Unreadable> {
 }
 
 #[cold]
-fn check_key(key: &[u8]) -> Result<(), Unreadable> {
-    let key = str::from_utf8(key).map_err(|_| Unreadable::NotJson)?;
+fn check_key(key: &[u8]) -> Result<(), ParseFailure> {
+    let key = str::from_utf8(key).map_err(|_| ParseFailure::NotJson)?;
     if key.bytes().any(|byte| byte == b'\\') {
-        return Err(Unreadable::EscapedKey);
+        return Err(ParseFailure::EscapedKey);
     }
     if key.bytes().any(|byte| byte < b' ') {
-        return Err(Unreadable::NotJson);
+        return Err(ParseFailure::NotJson);
     }
     Ok(())
 }
 
 /// Decodes a string from its span.
-fn text(span: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
+fn text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     let Some(quoted) = span.strip_prefix(b"\"") else {
-        return Err(Unreadable::WrongType);
+        return Err(ParseFailure::WrongType);
     };
-    // What `serde_json` would read from almost every string, without the call of it.
+    // A fast path for almost every string: the same result as `serde_json`, without the call.
     let plain = quoted.strip_suffix(b"\"").filter(|text| is_plain(text));
     match plain.map(str::from_utf8) {
         Some(Ok(text)) => Ok(Cow::Borrowed(text)),
-        _ => serde_json::from_slice(span).map_err(|_| Unreadable::NotJson),
+        _ => serde_json::from_slice(span).map_err(|_| ParseFailure::NotJson),
     }
 }
 
-/// Decodes a member that is of no use unless it is a string.
+/// Decodes a member that is used only if it is a string.
 ///
-/// Another type is `None` and not unknown: no id depends on it.
-fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, Unreadable> {
+/// Returns `None` for another type: no id depends on it.
+fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, ParseFailure> {
     match span.map(text) {
-        None | Some(Err(Unreadable::WrongType)) => Ok(None),
+        None | Some(Err(ParseFailure::WrongType)) => Ok(None),
         Some(text) => text.map(Some),
     }
 }
@@ -249,7 +249,7 @@ fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, Unreadable
 // === impl Members ===
 
 impl<'a> Members<'a> {
-    fn message(self) -> Result<Message<'a>, Unreadable> {
+    fn message(self) -> Result<Message<'a>, ParseFailure> {
         match (self.method()?, self.id) {
             (Some(method), Some(id)) => request(method, id, self.params).map(Message::Request),
             (Some(method), None) => notification(method, self.params).map(Message::Notification),
@@ -257,15 +257,15 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Its `method`, which a response does not have.
-    fn method(&self) -> Result<Option<&'a [u8]>, Unreadable> {
+    /// Returns the `method`. `None` for a response.
+    fn method(&self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.jsonrpc != Some(br#""2.0""#) {
-            return Err(Unreadable::NotAMessage);
+            return Err(ParseFailure::NotAMessage);
         }
         match (self.method, self.result, self.error) {
             (Some(method), None, None) => Ok(Some(method)),
             (None, Some(_), None) | (None, None, Some(_)) => Ok(None),
-            _ => Err(Unreadable::NotAMessage),
+            _ => Err(ParseFailure::NotAMessage),
         }
     }
 }
@@ -274,16 +274,16 @@ fn request<'a>(
     method: &'a [u8],
     id_span: &[u8],
     params: Option<Params<'a>>,
-) -> Result<Request<'a>, Unreadable> {
+) -> Result<Request<'a>, ParseFailure> {
     let method = match method {
-        // Nearly all of them.
+        // The most frequent method.
         br#""tools/call""# => Cow::Borrowed("tools/call"),
         other => text(other)?,
     };
     let params = match params {
         None => ParamMembers::default(),
         Some(Params::Object(params)) => params,
-        Some(Params::Other) => return Err(Unreadable::WrongType),
+        Some(Params::Other) => return Err(ParseFailure::WrongType),
     };
     let name = params.name.filter(|_| &*method == "tools/call");
     let version = params.meta.and_then(|meta| meta.protocol_version);
@@ -299,15 +299,15 @@ fn request<'a>(
 fn notification<'a>(
     method: &'a [u8],
     params: Option<Params<'_>>,
-) -> Result<Notification<'a>, Unreadable> {
+) -> Result<Notification<'a>, ParseFailure> {
     let method = text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
-        // Parameters of another type name no request, which is nothing to be wrong about.
+        // Parameters of another type name no request.
         _ => None,
     };
     let cancels = match request_id.map(id) {
-        None | Some(Err(Unreadable::BadId)) => None,
+        None | Some(Err(ParseFailure::BadId)) => None,
         Some(id) => Some(id?),
     };
     Ok(Notification { method, cancels })

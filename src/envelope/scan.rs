@@ -1,25 +1,25 @@
-//! A cursor over JSON text that finds where values end without reading what is in them.
+//! A cursor over JSON text that finds the ends of values without parsing them.
 //!
 //! A tool argument can be a megabyte of text that the envelope does not need. So a long string costs one `memchr` per quote in
-//! it, and everything else is stepped over byte by byte. The cursor promises to the reader of the envelope:
+//! it, and everything else is skipped byte by byte. The cursor promises to the reader of the envelope:
 //!
-//! 1. A value it stepped over has the structure of RFC 8259: commas, colons, brackets, literals and
-//!    numbers. What lies between the quotes of a string is not looked at: its escapes, its control
-//!    characters and its UTF-8 are up to the user of that span.
-//! 2. A string ends where a JSON parser would end it, a malformed one too. Otherwise text that a
-//!    caller chose could pass for keys.
+//! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers.
+//!    The text between the quotes of a string is not checked: the user of that span checks its escapes,
+//!    control characters and UTF-8.
+//! 2. A string ends where a JSON parser would end it, even a malformed one. Otherwise text that a client
+//!    chose could be read as keys.
 //! 3. Nothing recurses: the open containers are bits of one integer, up to the depth at which
 //!    `serde_json` gives up.
 //! 4. Hostile text costs time in proportion to its length, like any other.
 
 use memchr::memchr_iter;
 
-use super::Unreadable;
+use super::ParseFailure;
 
-/// Containers that may be open at once; `serde_json` refuses the 128th.
+/// Maximum number of open containers: 127. `serde_json` refuses the 128th.
 const MAX_DEPTH: u32 = 127;
 
-/// A position in JSON text and the containers that are open there.
+/// A position in JSON text, with the containers that are open there.
 #[derive(Debug)]
 pub(super) struct Cursor<'a> {
     body: &'a [u8],
@@ -48,7 +48,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Skips white space and shows the byte after it, the first one of a value.
+    /// Skips white space. Returns the byte after it, which starts a value.
     pub(super) fn next_byte(&mut self) -> Option<u8> {
         match self.peek() {
             Some(..=b' ') => self.after_space(),
@@ -67,7 +67,7 @@ impl<'a> Cursor<'a> {
     /// again.
     ///
     /// A key is the text between its quotes, as it stands.
-    pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, Unreadable> {
+    pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.next_byte() != Some(b'{') {
             return Err(self.unexpected());
         }
@@ -79,7 +79,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// After a value of an object: the next key, or `None` if the object was closed instead.
-    pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, Unreadable> {
+    pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.comma_or_close()? {
             self.key().map(Some)
         } else {
@@ -87,8 +87,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over the value that starts here and answers its text, without white space around it.
-    pub(super) fn value(&mut self) -> Result<&'a [u8], Unreadable> {
+    /// Skips the value that starts here. Returns its text, without white space around it.
+    pub(super) fn value(&mut self) -> Result<&'a [u8], ParseFailure> {
         let first = self.next_byte();
         let start = self.at;
         match first {
@@ -99,15 +99,15 @@ impl<'a> Cursor<'a> {
     }
 
     /// Checks that nothing but white space is left.
-    pub(super) fn end(&mut self) -> Result<(), Unreadable> {
+    pub(super) fn end(&mut self) -> Result<(), ParseFailure> {
         match self.next_byte() {
             None => Ok(()),
-            Some(_) => Err(Unreadable::NotJson),
+            Some(_) => Err(ParseFailure::NotJson),
         }
     }
 
-    /// Steps over the container that starts here.
-    fn container(&mut self) -> Result<(), Unreadable> {
+    /// Skips the container that starts here.
+    fn container(&mut self) -> Result<(), ParseFailure> {
         let outside = self.depth;
         loop {
             let opened = match self.next_byte() {
@@ -131,10 +131,10 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Eats an opening bracket; `false` if the closing one follows, which is eaten too.
-    fn open(&mut self, kind: u128) -> Result<bool, Unreadable> {
+    /// Consumes an opening bracket. Returns `false` if the closing one follows, which is consumed too.
+    fn open(&mut self, kind: u128) -> Result<bool, ParseFailure> {
         if self.depth == MAX_DEPTH {
-            return Err(Unreadable::TooDeep);
+            return Err(ParseFailure::TooDeep);
         }
         self.at += 1;
         self.depth += 1;
@@ -146,8 +146,8 @@ impl<'a> Cursor<'a> {
         Ok(!empty)
     }
 
-    /// `true`: a comma was eaten, the innermost container goes on. `false`: it was closed.
-    fn comma_or_close(&mut self) -> Result<bool, Unreadable> {
+    /// Consumes a comma or a closing bracket. Returns `true` after a comma, `false` if the innermost container was closed.
+    fn comma_or_close(&mut self) -> Result<bool, ParseFailure> {
         match self.next_byte() {
             Some(b',') => {
                 self.at += 1;
@@ -167,24 +167,24 @@ impl<'a> Cursor<'a> {
         self.kinds >>= 1;
     }
 
-    /// The bracket that closes the innermost container.
+    /// Returns the bracket that closes the innermost container.
     fn closing(&self) -> u8 {
         if self.kinds & 1 == OBJECT { b'}' } else { b']' }
     }
 
-    // In line, these two make text with many keys cost a quarter less.
+    // Inlined, these two make text with many keys cost a quarter less.
 
     #[inline(always)]
-    fn key(&mut self) -> Result<&'a [u8], Unreadable> {
+    fn key(&mut self) -> Result<&'a [u8], ParseFailure> {
         self.expect(b'"')?;
         let key = self.rest_of_string()?;
         self.expect(b':')?;
         Ok(key)
     }
 
-    /// Steps over the value with this `first` byte, which is not a container.
+    /// Skips the value with this `first` byte, which is not a container.
     #[inline(always)]
-    fn scalar(&mut self, first: Option<u8>) -> Result<(), Unreadable> {
+    fn scalar(&mut self, first: Option<u8>) -> Result<(), ParseFailure> {
         match first {
             Some(b'"') => {
                 self.at += 1;
@@ -198,19 +198,19 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over a string whose opening quote was eaten and answers the text up to the closing one.
-    fn rest_of_string(&mut self) -> Result<&'a [u8], Unreadable> {
-        let text = self.body.get(self.at..).ok_or(Unreadable::Truncated)?;
+    /// Skips a string whose opening quote was consumed. Returns the text up to the closing one.
+    fn rest_of_string(&mut self) -> Result<&'a [u8], ParseFailure> {
+        let text = self.body.get(self.at..).ok_or(ParseFailure::Truncated)?;
         let quote = match near_quote(text) {
             // There is no backslash right before it.
             Some(quote) if text.get(quote.wrapping_sub(1)) != Some(&b'\\') => quote,
-            _ => far_closing_quote(text).ok_or(Unreadable::Truncated)?,
+            _ => far_closing_quote(text).ok_or(ParseFailure::Truncated)?,
         };
         self.at += quote + 1;
-        text.get(..quote).ok_or(Unreadable::Truncated)
+        text.get(..quote).ok_or(ParseFailure::Truncated)
     }
 
-    fn number(&mut self) -> Result<(), Unreadable> {
+    fn number(&mut self) -> Result<(), ParseFailure> {
         self.eat(b'-');
         // A leading zero stands alone; a digit after it fails where a comma is expected.
         if !self.eat(b'0') {
@@ -227,7 +227,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn digits(&mut self) -> Result<(), Unreadable> {
+    fn digits(&mut self) -> Result<(), ParseFailure> {
         let start = self.at;
         while let Some(b'0'..=b'9') = self.peek() {
             self.at += 1;
@@ -238,15 +238,15 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn literal(&mut self, word: &[u8]) -> Result<(), Unreadable> {
+    fn literal(&mut self, word: &[u8]) -> Result<(), ParseFailure> {
         if !word.iter().all(|byte| self.eat(*byte)) {
             return Err(self.unexpected());
         }
         Ok(())
     }
 
-    /// Eats this byte, and white space before it.
-    fn expect(&mut self, byte: u8) -> Result<(), Unreadable> {
+    /// Consumes this byte, and white space before it.
+    fn expect(&mut self, byte: u8) -> Result<(), ParseFailure> {
         if self.next_byte() != Some(byte) {
             return Err(self.unexpected());
         }
@@ -266,17 +266,17 @@ impl<'a> Cursor<'a> {
         self.body.get(self.at).copied()
     }
 
-    /// Why the text cannot go on like this: it is over, or it is wrong.
+    /// Returns why the text is invalid here: it has ended, or has a wrong byte.
     #[cold]
-    fn unexpected(&self) -> Unreadable {
+    fn unexpected(&self) -> ParseFailure {
         match self.peek() {
-            None => Unreadable::Truncated,
-            Some(_) => Unreadable::NotJson,
+            None => ParseFailure::Truncated,
+            Some(_) => ParseFailure::NotJson,
         }
     }
 }
 
-/// Whether text between quotes stands for itself: ASCII, without backslashes or control characters.
+/// Returns `true` if text between quotes needs no decoding: ASCII, without backslashes or control characters.
 pub(super) fn is_plain(text: &[u8]) -> bool {
     let (words, rest) = text.as_chunks();
     let plain = |word: &[u8; 8]| {
@@ -289,9 +289,9 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     words.iter().all(plain) && rest.iter().all(plain_byte)
 }
 
-/// The place of the first quote, if it is among the first 16 bytes.
+/// Returns the position of the first quote, if it is among the first 16 bytes.
 ///
-/// Most strings are short, and a call of `memchr` costs more than they do.
+/// Most strings are short, and a call of `memchr` costs more than this loop.
 fn near_quote(text: &[u8]) -> Option<usize> {
     let (words, _) = text.as_chunks();
     let mut before = 0;
@@ -313,10 +313,10 @@ fn marks(word: u64, wanted: u8) -> u64 {
     zero_if_wanted.wrapping_sub(ONES) & !zero_if_wanted & HIGHEST
 }
 
-/// The place of the closing quote, however far away.
+/// Returns the position of the closing quote, at any distance.
 ///
 /// A quote belongs to the text if an odd number of backslashes stands right before it. Looking back
-/// from the quotes spares a stop at every `\n`, and two quotes never look at the same backslashes.
+/// from the quotes avoids a stop at every `\n`, and no backslash is read for two quotes.
 // In line, it would take the registers from those that look near.
 #[inline(never)]
 fn far_closing_quote(text: &[u8]) -> Option<usize> {
@@ -354,7 +354,7 @@ mod tests {
                     assert_eq!(cursor.rest_of_string(), Ok(text.as_bytes()), "{body}");
                 }
                 let mut cut = Cursor::new(text.as_bytes());
-                assert_eq!(cut.rest_of_string(), Err(Unreadable::Truncated), "{text}");
+                assert_eq!(cut.rest_of_string(), Err(ParseFailure::Truncated), "{text}");
             }
         }
     }

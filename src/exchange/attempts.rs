@@ -175,7 +175,7 @@ impl Exchange {
                 drop(announced);
             }
             None if phase == Phase::Abandoned => {
-                self.let_go(call, FIRST, DetachCause::HungUp, false)
+                self.let_go(call, FIRST, DetachCause::Disconnected, false)
             }
             None => {}
         }

@@ -19,7 +19,7 @@ use crate::{
     cancel::Canceller,
     limits::Limit,
     registry::{FIRST, Generation, report},
-    timer::in_time,
+    timer::migrating_timeout,
 };
 
 /// How long a cancel may take to be accepted by a session that is being closed: 1 s. A session that died takes nothing, and what
@@ -60,7 +60,7 @@ impl Attachment {
             (resumed || state.phase == Phase::Abandoned, going)
         };
         let cause = match client_left {
-            true => going.unwrap_or(DetachCause::HungUp),
+            true => going.unwrap_or(DetachCause::Disconnected),
             // Unwinding comes through here before it comes to the exchange's guard.
             false if std::thread::panicking() => DetachCause::ServicePanicked,
             false => DetachCause::ResponseDropped,
@@ -238,7 +238,7 @@ impl Exchange {
         if let Some(injection) = self.injection(id, reason, cancelled) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
-            let _result = in_time(BEFORE_CLOSE, injection).await;
+            let _result = migrating_timeout(BEFORE_CLOSE, injection).await;
         }
     }
 

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use super::state::{Core, Exchange};
 use crate::{
     call::{CallId, CancelReason},
+    catch_panic::catch_panic,
     confirm::{Confirm, Confirmation, Confirming, Orphan},
-    quietly::quietly,
     registry::Expiry,
-    timer::{Moves, in_time},
+    timer::{Migration, migrating_timeout},
 };
 
 /// How long an answer may take: 10 s. Then the call is put off.
@@ -53,16 +53,16 @@ impl Exchange {
             exchange: self.clone(),
             id,
             expiry,
-            answer: Confirmation::PutOff(grace),
+            answer: Confirmation::Postpone(grace),
         };
         let orphan = Orphan {
             call,
             detachment,
             grace,
         };
-        if let Some(answer) = quietly(|| confirm(&orphan)) {
+        if let Some(answer) = catch_panic(|| confirm(&orphan)) {
             let timer = self.instance.registry.timer();
-            timer.spawn(Moves::BeforeItBegins, question.hear(answer));
+            timer.spawn(Migration::BeforeStart, question.hear(answer));
         }
     }
 
@@ -86,7 +86,7 @@ impl Exchange {
 
 impl Question {
     async fn hear(mut self, answer: Confirming) {
-        if let Some(answer) = in_time(ANSWER_LIMIT, answer).await {
+        if let Some(answer) = migrating_timeout(ANSWER_LIMIT, answer).await {
             self.answer = answer;
         }
     }
@@ -99,7 +99,7 @@ impl Drop for Question {
             Confirmation::Cancel => {
                 self.exchange.at_home(|core| core.confirm(id, expiry, now));
             }
-            Confirmation::PutOff(wait) => {
+            Confirmation::Postpone(wait) => {
                 let until = now + wait.clamp(MIN_PUT_OFF, MAX_PUT_OFF);
                 self.exchange
                     .at_home(|core| core.put_off(id, expiry, until));

@@ -9,8 +9,8 @@ use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{Announced, Canceller, Injection},
     limits::Limit,
-    observe::{Event, log_dropped, log_limit},
-    options::Retain,
+    observe::{Event, log_evicted, log_limit},
+    options::RetainAnswers,
     registry::{Answer, End, Ended, Finished, Tracked},
 };
 
@@ -244,9 +244,9 @@ impl Exchange {
     /// nothing is to be kept.
     pub(crate) fn answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let kept = match self.instance.options.retain {
-            Retain::All => true,
-            Retain::Detached => self.is_detached(id),
-            Retain::Off => false,
+            RetainAnswers::All => true,
+            RetainAnswers::Detached => self.is_detached(id),
+            RetainAnswers::Off => false,
         };
         let answer = if kept { answer() } else { None };
         let ended = answer.and_then(|(mut answer, weight)| {
@@ -339,7 +339,7 @@ impl Exchange {
         dropped.extend(registry.make_room());
         for dropped in &dropped {
             // Not in the span of this call, which has nothing to do with it.
-            self.instance.report(&Event::AnswerDropped {
+            self.instance.report(&Event::AnswerEvicted {
                 call: dropped.call,
                 session: &dropped.session,
                 outcome: dropped.outcome,
@@ -347,7 +347,7 @@ impl Exchange {
             });
         }
         if let Some(answers) = registry.notes.dropped(dropped.len(), Instant::now()) {
-            log_dropped(answers);
+            log_evicted(answers);
         }
     }
 

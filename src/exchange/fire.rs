@@ -6,7 +6,7 @@ use super::{
     signal::{CleanUpTask, Hook},
     state::Exchange,
 };
-use crate::{call::CancelReason, timer::Moves};
+use crate::{call::CancelReason, timer::Migration};
 
 // === impl Exchange ===
 
@@ -35,6 +35,6 @@ impl Exchange {
     /// Runs a clean-up. One that has begun may have to do with its runtime, and ends with that.
     fn spawn(&self, clean_up: CleanUpTask) {
         let registry = &self.instance.registry;
-        registry.timer().spawn(Moves::BeforeItBegins, clean_up);
+        registry.timer().spawn(Migration::BeforeStart, clean_up);
     }
 }

@@ -77,7 +77,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.abandon(DetachCause::HungUp);
+        self.abandon(DetachCause::Disconnected);
     }
 }
 

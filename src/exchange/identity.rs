@@ -4,7 +4,7 @@ use http::HeaderValue;
 
 use crate::{
     call::{Scope, SessionKey},
-    fields::Field,
+    headers::Header,
 };
 
 /// The first revision without sessions: closing the response stream is the cancellation.
@@ -31,11 +31,11 @@ pub(super) enum Revision {
 // === impl SessionHeader ===
 
 impl SessionHeader {
-    pub(super) fn of(field: Field<'_>) -> Self {
+    pub(super) fn of(field: Header<'_>) -> Self {
         match field {
-            Field::Absent => Self::None,
-            Field::One(id) if is_readable(id.as_bytes()) => Self::One(id.clone()),
-            Field::One(_) | Field::Several(_) => Self::Doubtful,
+            Header::Absent => Self::None,
+            Header::One(id) if is_readable(id.as_bytes()) => Self::One(id.clone()),
+            Header::One(_) | Header::Several(_) => Self::Doubtful,
         }
     }
 
@@ -69,17 +69,17 @@ fn is_readable(id: &[u8]) -> bool {
 // === impl Revision ===
 
 impl Revision {
-    pub(super) fn of(field: Field<'_>) -> Self {
+    pub(super) fn of(field: Header<'_>) -> Self {
         match field {
-            Field::Absent => Self::WithSessions,
-            Field::One(version) => Self::from_version(version.as_bytes()),
-            Field::Several(_) => Self::Doubtful,
+            Header::Absent => Self::WithSessions,
+            Header::One(version) => Self::from_version(version.as_bytes()),
+            Header::Several(_) => Self::Doubtful,
         }
     }
 
     /// The date in the header, if it is one.
-    pub(super) fn date(field: Field<'_>) -> Option<[u8; 10]> {
-        let Field::One(version) = field else {
+    pub(super) fn date(field: Header<'_>) -> Option<[u8; 10]> {
+        let Header::One(version) = field else {
             return None;
         };
         let is_date = Self::from_version(version.as_bytes()) != Self::Doubtful;
@@ -120,17 +120,17 @@ mod tests {
     fn exactly_one_readable_session_header_names_a_session() {
         let one = value(b"abc");
         assert!(
-            matches!(SessionHeader::of(Field::One(&one)), SessionHeader::One(id) if id == "abc")
+            matches!(SessionHeader::of(Header::One(&one)), SessionHeader::One(id) if id == "abc")
         );
         assert!(matches!(
-            SessionHeader::of(Field::Absent),
+            SessionHeader::of(Header::Absent),
             SessionHeader::None
         ));
         let [empty, unreadable] = [&b""[..], b"\xff"].map(value);
         for doubtful in [
-            Field::Several(&one),
-            Field::One(&empty),
-            Field::One(&unreadable),
+            Header::Several(&one),
+            Header::One(&empty),
+            Header::One(&unreadable),
         ] {
             assert!(matches!(
                 SessionHeader::of(doubtful),
@@ -141,10 +141,10 @@ mod tests {
 
     #[test]
     fn revisions_are_ordered_by_their_date() {
-        let of = |version: &[u8]| Revision::of(Field::One(&value(version)));
-        assert_eq!(Revision::of(Field::Absent), Revision::WithSessions);
+        let of = |version: &[u8]| Revision::of(Header::One(&value(version)));
+        assert_eq!(Revision::of(Header::Absent), Revision::WithSessions);
         let twice = value(b"2025-11-25");
-        assert_eq!(Revision::of(Field::Several(&twice)), Revision::Doubtful);
+        assert_eq!(Revision::of(Header::Several(&twice)), Revision::Doubtful);
         assert_eq!(of(b"2025-03-26"), Revision::WithSessions);
         assert_eq!(of(b"2025-11-25"), Revision::WithSessions);
         assert_eq!(of(b"2026-07-28"), Revision::Stateless);

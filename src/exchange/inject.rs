@@ -9,7 +9,7 @@ use crate::{
     call::{CallId, Key},
     cancel::{CancelError, Canceller, Injection},
     observe::Event,
-    timer::{Moves, in_time},
+    timer::{Migration, migrating_timeout},
 };
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
@@ -42,13 +42,13 @@ impl Exchange {
         };
         let delivered = async move {
             let injected = delivery.exchange.injected(id, canceller, injection);
-            let result = in_time(INJECTION_LIMIT, injected).await;
+            let result = migrating_timeout(INJECTION_LIMIT, injected).await;
             delivery.end(result.unwrap_or(Err(CancelError::TIMED_OUT)));
         };
         let registry = &self.instance.registry;
         registry
             .timer()
-            .spawn(Moves::Always, delivered.instrument(span));
+            .spawn(Migration::Always, delivered.instrument(span));
     }
 
     async fn injected(
@@ -73,7 +73,7 @@ impl Exchange {
             let Some(again) = self.another_injection(id, canceller.as_ref()) else {
                 return result;
             };
-            let _elapsed = in_time(*delay, pending::<()>()).await;
+            let _elapsed = migrating_timeout(*delay, pending::<()>()).await;
             injection = again;
         }
     }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::state::{Attachment, Exchange};
 use crate::{
     call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
-    observe::{Event, Remark},
+    observe::{Event, Hint},
     registry::{Detached, Generation, UNSEEN_FOR, Wait},
     verdict::{Going, Verdict},
 };
@@ -68,10 +68,7 @@ impl Exchange {
         });
         let (detached, grace) = detached.unwrap_or((Detached::Stale, None));
         if grace.is_none() && going.may_be_resumed_elsewhere(call) {
-            self.instance
-                .registry
-                .remarks
-                .make(Remark::StoredCallsRunOn);
+            self.instance.registry.hints.emit(Hint::StoredCallsRunOn);
         }
         let event = Event::Detached { call, cause, grace };
         match detached {
@@ -80,7 +77,7 @@ impl Exchange {
                 self.report(&event);
                 let waits = grace.is_some_and(|grace| !grace.is_zero());
                 if waits && cause != DetachCause::EndedByServer {
-                    self.instance.registry.remarks.make(Remark::CallsWait);
+                    self.instance.registry.hints.emit(Hint::CallsWait);
                 }
             }
             Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),

@@ -20,7 +20,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason},
     jsonrpc,
     registry::Outlet,
-    timer::{Ticket, Timed},
+    timer::{OnDeadline, TimerHandle},
 };
 
 /// The answer of a call on its way from its session manager to its client. A drain waits as long as one lives.
@@ -167,7 +167,11 @@ impl Exchange {
     }
 
     /// Has a stream of it looked at, after `timeout` for the first time.
-    pub(crate) fn watch(&self, stream: Weak<dyn Timed>, timeout: Duration) -> Option<Ticket> {
+    pub(crate) fn watch(
+        &self,
+        stream: Weak<dyn OnDeadline>,
+        timeout: Duration,
+    ) -> Option<TimerHandle> {
         let at = Instant::now().checked_add(timeout)?;
         Some(self.instance.registry.timer().set(at, stream))
     }

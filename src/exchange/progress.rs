@@ -17,7 +17,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Outcome, RequestId},
     jsonrpc,
-    observe::Remark,
+    observe::Hint,
     registry::{FIRST, Generation, report},
     sse,
     verdict::Going,
@@ -177,8 +177,8 @@ impl Exchange {
         let call = self.info()?;
         let id = call.id();
         if call.policy().supersede && call.session().is_some() {
-            let remarks = &self.instance.registry.remarks;
-            remarks.make(Remark::SupersedeHasNoEffect);
+            let remarks = &self.instance.registry.hints;
+            remarks.emit(Hint::SupersedeHasNoEffect);
         }
         report(self.at_home(|core| core.claim(id)).flatten());
         self.tell_decided();

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     call::Scope,
-    fields::{Field, Fields, accepts_events, is_of_another_kind},
+    headers::{Header, McpHeaders, accepts_events, is_of_another_kind},
 };
 
 // === impl Exchange ===
@@ -19,7 +19,7 @@ impl Exchange {
     pub(crate) fn new<B>(
         instance: Arc<Instance>,
         request: &Request<B>,
-        fields: &Fields<'_>,
+        fields: &McpHeaders<'_>,
     ) -> Self {
         let session = SessionHeader::of(fields.session_id);
         let revision = Revision::of(fields.protocol_version);
@@ -50,7 +50,7 @@ impl RequestKind {
         instance: &Instance,
         request: &Request<B>,
         session: &SessionHeader,
-        content_type: Field<'_>,
+        content_type: Header<'_>,
     ) -> Self {
         let scope = || Scope::of_request(request.uri(), request.extensions());
         match *request.method() {

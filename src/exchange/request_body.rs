@@ -2,7 +2,7 @@
 
 use crate::{
     call::{CallId, Key},
-    envelope::{Frames, NotKept, Unreadable},
+    envelope::{Frames, ParseFailure, UnparsedBody},
 };
 
 /// What is known of the request body.
@@ -11,9 +11,9 @@ pub(super) enum RequestBody {
     #[default]
     Passing,
     /// It has ended. One that the layer cannot read stays so until no session manager can bind its call.
-    Ended(Result<Frames, NotKept>),
+    Ended(Result<Frames, UnparsedBody>),
     /// It was dropped before its end.
-    Dropped(NotKept),
+    Dropped(UnparsedBody),
     /// Somebody reads it. A session manager that binds the call meanwhile comes first.
     Reading,
     /// Read, or not needed any more.
@@ -55,7 +55,7 @@ impl Settled {
 
 impl RequestBody {
     /// What is known of one that was dropped before its end.
-    pub(super) fn not_read(&self) -> Option<NotKept> {
+    pub(super) fn not_read(&self) -> Option<UnparsedBody> {
         match self {
             Self::Dropped(body) => Some(*body),
             _ => None,
@@ -67,7 +67,7 @@ impl RequestBody {
         match self {
             Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) | Self::Dropped(body) => {
-                !body.is_doubtful && body.why != Unreadable::NotRead
+                !body.is_ambiguous && body.why != ParseFailure::NotRead
             }
             Self::Settled(settled) => matches!(settled, Settled::Plain),
         }
@@ -77,7 +77,7 @@ impl RequestBody {
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
-            Self::Ended(Err(body)) | Self::Dropped(body) => body.is_doubtful,
+            Self::Ended(Err(body)) | Self::Dropped(body) => body.is_ambiguous,
             Self::Settled(settled) => !matches!(settled, Settled::Plain),
         }
     }

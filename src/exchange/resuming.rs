@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::state::{Attachment, Exchange, Instance, Resume};
 use crate::{
     call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
-    fields::LAST_EVENT_ID,
+    headers::LAST_EVENT_ID,
     lock::lock,
     observe::Event,
     registry::{End, Named, UNSEEN_FOR, Wait},
@@ -152,7 +152,7 @@ impl Resume {
     /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.
     pub(super) fn is_going(&self, instance: &Instance, cause: DetachCause) {
         // Which is what it takes a drop for.
-        if cause != DetachCause::HungUp
+        if cause != DetachCause::Disconnected
             && self.is_managed()
             && let Some(exchange) = self.target(instance)
         {

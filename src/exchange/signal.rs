@@ -19,7 +19,7 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{call::CancelReason, lock::lock, quietly::quietly};
+use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
 /// Fires when the call of an exchange is cancelled.
 #[derive(Default)]
@@ -181,11 +181,11 @@ impl Hook {
         match self {
             Self::Fire(token) => token.cancel(),
             // Without a runtime the task is dropped here.
-            Self::CleanUp(clean_up) => drop(quietly(|| spawn(clean_up(reason)))),
+            Self::CleanUp(clean_up) => drop(catch_panic(|| spawn(clean_up(reason)))),
         }
     }
 
     fn forget(self) {
-        quietly(|| drop(self));
+        catch_panic(|| drop(self));
     }
 }

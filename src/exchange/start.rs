@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
-    envelope::{self, Frames, Message, NotKept, Request, Unreadable},
+    envelope::{self, Frames, Message, ParseFailure, Request, UnparsedBody},
     limits::Limit,
     observe::Event,
     registry::Later,
@@ -32,13 +32,13 @@ pub(super) struct Entered {
 
 impl Exchange {
     /// The request body has passed: its frames, or why they say nothing.
-    pub(crate) fn body_ended(&self, frames: Result<Frames, NotKept>) {
+    pub(crate) fn body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.body_passed(RequestBody::Ended(frames));
     }
 
     /// The request body was dropped before its end.
     #[cold]
-    pub(crate) fn body_dropped(&self, body: NotKept) {
+    pub(crate) fn body_dropped(&self, body: UnparsedBody) {
         self.body_passed(RequestBody::Dropped(body));
     }
 
@@ -78,16 +78,16 @@ impl Exchange {
         };
         match envelope::read(&body) {
             Ok(message) => self.start(message),
-            Err(why) => self.not_kept(NotKept {
+            Err(why) => self.not_kept(UnparsedBody {
                 why,
-                is_doubtful: why.is_doubtful(&body),
+                is_ambiguous: why.is_ambiguous(&body),
             }),
         }
     }
 
     /// It cannot be said which call the body carries, or whether it is JSON-RPC at all.
     #[cold]
-    fn not_kept(&self, body: NotKept) {
+    fn not_kept(&self, body: UnparsedBody) {
         let registry = &self.instance.registry;
         let manager = self.session.id().and_then(|id| registry.manager_of(id));
         {
@@ -103,7 +103,7 @@ impl Exchange {
             }
             state.request = self.settled_unread(body);
         }
-        self.instance.report(&Event::Unwatched { why: body.why });
+        self.instance.report(&Event::UnparsedBody { why: body.why });
     }
 
     /// Reports a body that the layer cannot read, because no session manager will bind its call. A body that was dropped
@@ -123,14 +123,14 @@ impl Exchange {
             is_reported.then_some(body)
         };
         if let Some(body) = unread {
-            self.instance.report(&Event::Unwatched { why: body.why });
+            self.instance.report(&Event::UnparsedBody { why: body.why });
         }
     }
 
-    fn settled_unread(&self, body: NotKept) -> RequestBody {
+    fn settled_unread(&self, body: UnparsedBody) -> RequestBody {
         // In a session it may have been JSON-RPC.
-        let is_unread = body.why == Unreadable::NotRead && !self.session.is_none();
-        RequestBody::Settled(Settled::unread(body.is_doubtful || is_unread))
+        let is_unread = body.why == ParseFailure::NotRead && !self.session.is_none();
+        RequestBody::Settled(Settled::unread(body.is_ambiguous || is_unread))
     }
 
     /// The body was read. `false` if a session manager bound the call meanwhile.

@@ -9,7 +9,7 @@ use super::state::Attachment;
 use crate::{
     call::{DetachCause, Outcome},
     envelope::Answers,
-    observe::Remark,
+    observe::Hint,
     registry::{FIRST, Form, numbers},
     sse::Reader,
 };
@@ -117,8 +117,8 @@ impl Tap {
                     .at_home(|core| core.name(call.id, id, Form::Any));
             }
             match event.answers {
-                Answers::Nothing | Answers::Unclear(_) => {
-                    if event.is_doubtful {
+                Answers::Nothing | Answers::Ambiguous(_) => {
+                    if event.is_ambiguous {
                         call.exchange.set_maybe_answered(true);
                     }
                 }
@@ -152,8 +152,8 @@ fn remark_on_sessions(call: &Attachment, event_id: &[u8]) {
     let info = call.exchange.call(call.id);
     if info.is_some_and(|info| info.session().is_some())
         && numbers(event_id).is_some()
-        && !registry.remarks.include(Remark::TwoLayers)
+        && !registry.hints.was_emitted(Hint::TwoLayers)
     {
-        registry.remarks.make(Remark::NoSessionManager);
+        registry.hints.emit(Hint::NoSessionManager);
     }
 }

@@ -1,4 +1,4 @@
-//! Calls of typed messages, bound to the exchanges that they came with.
+//! Binds the calls of typed messages to their exchanges.
 
 use std::{hash::BuildHasher, sync::Arc};
 
@@ -9,15 +9,17 @@ use rmcp::{
 };
 use serde_json::Value;
 
-use super::{opening::Untracked, session::InUse, shared::SharedManager, stream::BoundCall};
+use super::{
+    create_stream::Untracked, inner::ManagerInner, session::SessionUse, stream::BoundCall,
+};
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
     exchange::{Contest, Exchange},
-    observe::Remark,
+    observe::Hint,
     token::CallToken,
 };
 
-/// Has the handler of a further attempt find the call that this attempt made.
+/// Links the handler of a further attempt to the call of the first one.
 #[cold]
 fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
     if let Some(parts) = extensions.get_mut::<Parts>() {
@@ -25,10 +27,10 @@ fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
     }
 }
 
-// === impl SharedManager ===
+// === impl ManagerInner ===
 
-impl<M: SessionManager> SharedManager<M> {
-    /// Binds the call in `message` to the exchange it came with.
+impl<M: SessionManager> ManagerInner<M> {
+    /// Binds the call in `message` to its exchange.
     pub(super) fn bind(
         self: &Arc<Self>,
         session: &SessionId,
@@ -38,15 +40,15 @@ impl<M: SessionManager> SharedManager<M> {
             return None;
         };
         let Some(link) = CallToken::in_message(request.request.extensions()) else {
-            self.remarks.make(Remark::NoLayer);
+            self.hints.emit(Hint::NoLayer);
             return None;
         };
         let exchange = link.exchange().clone();
-        if !self.belongs_to(exchange.registry()) {
-            exchange.registry().remarks.make(Remark::TwoLayers);
+        if !self.join_registry(exchange.registry()) {
+            exchange.registry().hints.emit(Hint::TwoLayers);
             return None;
         }
-        // rmcp has no `params.task`, so its handlers know of no task either.
+        // rmcp has no `params.task`, so its handlers have no task either.
         let tool = match &request.request {
             ClientRequest::CallToolRequest(call) => Some(&*call.params.name),
             _ => None,
@@ -61,17 +63,19 @@ impl<M: SessionManager> SharedManager<M> {
         if !Arc::ptr_eq(&attachment.exchange, &exchange) {
             relink(request.request.extensions_mut(), &attachment.exchange);
         }
-        Some(BoundCall::opening(attachment, self.form()))
+        Some(BoundCall::dispatching(attachment, self.event_id_format()))
     }
 
-    /// The request in a message that is not bound. Returns `None` if it is none, or if no request came through a layer yet: then
-    /// nothing is muted, and no call in flight can have its id.
+    /// Returns the request in a message that is not bound.
+    ///
+    /// Returns `None` if the message is no request, or if no request has passed a layer yet. Then nothing is suppressed, and
+    /// no call in flight can have its id.
     #[cold]
     pub(super) fn untracked(
         &self,
         session: &SessionId,
         message: &ClientJsonRpcMessage,
-        used: Option<&InUse>,
+        used: Option<&SessionUse>,
     ) -> Option<Box<Untracked>> {
         let ClientJsonRpcMessage::Request(request) = message else {
             return None;
@@ -85,11 +89,11 @@ impl<M: SessionManager> SharedManager<M> {
             request: call.request_id().clone(),
         };
         let contest = Contest::begin(registry, &key);
-        let used = used.map(InUse::again);
+        let used = used.cloned();
         Some(Box::new(Untracked::new(call, contest, used)))
     }
 
-    /// A keyed hash of a request: of its method, and its parameters without `_meta`, which is another one each time.
+    /// Returns a keyed hash of the method and the parameters, without `_meta`, which differs in each attempt.
     fn fingerprint(&self, request: &ClientRequest) -> u64 {
         // A request that was parsed always serializes.
         let mut request = serde_json::to_value(request).unwrap_or_default();
@@ -99,12 +103,14 @@ impl<M: SessionManager> SharedManager<M> {
         self.hasher.hash_one(request.to_string())
     }
 
-    /// The manager took the client's own cancel of a call. Meanwhile that may have ended, and another may have its id.
-    pub(super) fn client_cancelled(&self, session: &SessionId, request: RequestId, meant: CallId) {
+    /// Handles a cancel of the client that the manager accepted.
+    ///
+    /// The call may have ended meanwhile, and another call may have its id.
+    pub(super) fn client_cancelled(&self, session: &SessionId, request: RequestId, target: CallId) {
         let found = self.find(session, request);
-        if let Some((id, exchange)) = found.filter(|(id, _)| *id == meant) {
+        if let Some((id, exchange)) = found.filter(|(id, _)| *id == target) {
             if let Some(call) = exchange.call(id) {
-                self.mute(session, call);
+                self.suppress(session, call);
             }
             exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
         }

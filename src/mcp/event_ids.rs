@@ -1,11 +1,11 @@
 //! Event ids that are bound to their session.
 //!
-//! An event store replays to every client that names one of its events: neither rmcp nor the store asks which session the event
-//! is of. So every event id that is handed out carries a keyed MAC of itself and its session, and a resume is passed on only if
-//! the MAC is that of the session which asks. Nothing is remembered, so nothing can be forgotten.
+//! An event store replays to every client that sends one of its event ids. Neither rmcp nor the store checks the session of the
+//! event. So every event id that a client receives has a keyed MAC of the id and its session. A resume is passed on only if
+//! the MAC matches its session. No state is kept for this.
 //!
 //! 1. An id without a valid MAC is never passed on.
-//! 2. The registry and the client know the sealed id, the manager inside and its store the plain one.
+//! 2. The registry and the client have the sealed id, the inner manager and its store the plain one.
 //! 3. Without an event store no id is sealed.
 
 use std::{
@@ -23,7 +23,7 @@ use rmcp::transport::streamable_http_server::session::{
 };
 use sha2::{Digest, Sha256};
 
-/// Between an id and its MAC.
+/// Separates an id from its MAC.
 const SEPARATOR: char = '.';
 
 /// Length of a MAC: 128 of the 256 bits of HMAC-SHA256 (RFC 2104 allows half), as 32 hexadecimal digits.
@@ -42,7 +42,7 @@ struct MacKey {
     outer: Sha256,
 }
 
-/// Seals the event ids of one session, or of clients that have none.
+/// Seals the event ids of one session, or of clients without a session.
 #[derive(Clone)]
 pub(super) struct Seal {
     ids: EventIds,
@@ -50,16 +50,16 @@ pub(super) struct Seal {
 }
 
 pin_project! {
-    /// A stream of events whose ids are sealed, if there is a seal.
+    /// A stream of events that seals their ids, if there is a seal.
     pub(super) struct Sealed<S> {
         #[pin]
         events: S,
-        // In a box, because nearly all streams have none.
+        // Boxed, because nearly all streams have none.
         seal: Option<Box<Seal>>,
     }
 }
 
-/// A store as clients without a session see it.
+/// Wraps a store for clients without a session.
 struct Sessionless {
     store: Arc<dyn EventStore>,
     seal: Seal,
@@ -70,7 +70,7 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Se
 // === impl EventIds ===
 
 impl EventIds {
-    /// Those of all managers of this process that are given no key: two of them may share a store.
+    /// Returns the key of all managers of this process without a key of their own: two of them may share a store.
     pub(super) fn of_process() -> Self {
         static OF_PROCESS: OnceLock<EventIds> = OnceLock::new();
         let random = || {
@@ -108,8 +108,8 @@ impl EventIds {
         }
     }
 
-    /// The store as clients without a session may use it.
-    pub(super) fn guard(&self, store: Arc<dyn EventStore>) -> Arc<dyn EventStore> {
+    /// Wraps a store for clients without a session.
+    pub(super) fn wrap(&self, store: Arc<dyn EventStore>) -> Arc<dyn EventStore> {
         let seal = self.seal_of(None);
         Arc::new(Sessionless { store, seal })
     }
@@ -130,16 +130,16 @@ impl EventIds {
 // === impl Seal ===
 
 impl Seal {
-    /// An id as the client gets it.
+    /// Returns the sealed id, which the client receives.
     pub(super) fn seal(&self, id: &str) -> EventId {
         let mac = self.mac(id);
         format!("{id}{SEPARATOR}{mac:032x}")
     }
 
-    /// The id that the manager inside gave. `None` if it is not an event of this session.
+    /// Returns the plain id. `None` if it is not an event id of this session.
     pub(super) fn open<'a>(&self, sealed: &'a str) -> Option<&'a str> {
         let (id, mac) = sealed.rsplit_once(SEPARATOR)?;
-        // Another text of the same number would be another name of the event.
+        // Another text of the same number would be another id of the event.
         let is_canonical = mac.len() == 2 * MAC_BYTES
             && mac
                 .bytes()
@@ -147,12 +147,12 @@ impl Seal {
         let mac = u128::from_str_radix(mac, 16)
             .ok()
             .filter(|_| is_canonical)?;
-        // A comparison of two registers: it takes as long wherever they differ.
+        // Compares two registers, in constant time.
         (mac == self.mac(id)).then_some(id)
     }
 
     fn mac(&self, id: &str) -> u128 {
-        // The length keeps a session and an event apart, and a session with an empty id from none.
+        // The length separates the session from the event id, and an empty session id from no session.
         let (session, length) = match &self.session {
             Some(session) => (session.as_bytes(), session.len() as u64),
             None => (&[][..], u64::MAX),
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_id_that_was_changed_opens_for_nobody() {
+    fn a_changed_event_id_opens_for_no_session() {
         let seal = EventIds::with_key(b"a key").seal_of(Some(&session("a")));
         let sealed = seal.seal("1");
         let (_, mac) = sealed.split_once('.').unwrap();

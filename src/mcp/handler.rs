@@ -1,4 +1,4 @@
-//! The way from a handler's context to its token.
+//! Finds the token of a call in the context of its handler.
 
 use http::request::Parts;
 use rmcp::{RoleServer, model::Extensions, service::RequestContext};
@@ -6,8 +6,10 @@ use rmcp::{RoleServer, model::Extensions, service::RequestContext};
 use crate::token::CallToken;
 
 impl CallToken {
-    /// The token of the call that a handler of rmcp serves. It is `None` if there is no layer, as with a transport other than
-    /// HTTP. [`CallToken`](Self#in-handlers-of-older-versions-of-rmcp) has the way for rmcp before 3.9.
+    /// Returns the token of the call that a handler of rmcp serves.
+    ///
+    /// Returns `None` without the layer, as with a transport other than HTTP. For rmcp before 3.9 see
+    /// [`CallToken`](Self#in-handlers-of-older-versions-of-rmcp).
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CallToken;
@@ -18,7 +20,7 @@ impl CallToken {
     ///         return "not over HTTP";
     ///     };
     ///     tokio::select! {
-    ///         () = token.cancelled() => "stopped: nobody waits for it",
+    ///         () = token.cancelled() => "stopped: the client disconnected",
     ///         () = std::future::ready(()) => "uploaded",
     ///     }
     /// }
@@ -62,7 +64,7 @@ impl CallToken {
         Some(token)
     }
 
-    /// rmcp puts the head of the HTTP request into the message's extensions.
+    /// Finds the token in the head of the HTTP request, which rmcp puts into the extensions of the message.
     pub(super) fn in_message(extensions: &Extensions) -> Option<&Self> {
         extensions.get::<Parts>()?.extensions.get()
     }

@@ -1,7 +1,7 @@
-//! An unkeyed hash of ids that the server gives out.
+//! An unkeyed hash of ids that the server issues.
 //!
-//! Every request looks for its session twice. The ids are the server's own, so no client can fill a map with ids that
-//! collide. Nothing else is found by these hashes but what has the id itself, or what a client may have already.
+//! Every request looks up its session twice. The server issues the ids, so no client can fill a map with ids that collide.
+//! A hash alone gives a client nothing: a look-up compares the id itself, or returns what its client may have already.
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 
@@ -27,7 +27,7 @@ pub(super) fn of_ends(id: &str) -> u64 {
 
 impl Hasher for IdHasher {
     fn write(&mut self, bytes: &[u8]) {
-        // Else ids that repeat themselves have one hash, whatever their length: the last word is taken twice.
+        // Without the length, ids that repeat themselves would have one hash: the last word is taken twice.
         self.0 ^= bytes.len() as u64;
         let (words, rest) = bytes.as_chunks();
         for word in words {

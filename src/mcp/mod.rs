@@ -1,4 +1,4 @@
-//! The part of the crate for rmcp: a session manager that binds calls, and a handler that stops when its call is cancelled.
+//! The integration with rmcp: a session manager that binds calls, and a handler that stops on cancel.
 
 use rmcp::{
     ErrorData,
@@ -11,25 +11,25 @@ use crate::{
 };
 
 mod abort;
-mod asked;
 mod bind;
+mod client_requests;
+mod create_stream;
+mod early_stream_end;
 mod event_ids;
 mod handler;
 mod id_hash;
-mod kept;
-mod life;
-mod mute;
-mod opening;
-mod passing;
+mod idle;
+mod inner;
+mod replay;
 mod resume;
-mod serving;
+mod resume_queue;
+mod serve_tasks;
 mod session;
 mod session_manager;
-mod shared;
 mod spawn_on_drop;
 mod stream;
+mod suppress;
 mod transport;
-mod turns;
 
 pub use self::{
     abort::AbortOnCancel,
@@ -55,13 +55,13 @@ impl From<&RequestId> for NumberOrString {
     }
 }
 
-/// The error for a call that was cancelled, with the reason if it is known.
+/// Returns the error for a cancelled call, with the reason if it is known.
 fn error_for(reason: Option<CancelReason>) -> ErrorData {
     let (code, message) = jsonrpc::error_for(reason);
     ErrorData::new(ErrorCode(code), message, None)
 }
 
-/// Which request a message answers.
+/// Returns the id of the request that a message answers.
 fn answers<Q, R, N>(message: &JsonRpcMessage<Q, R, N>) -> Option<&NumberOrString> {
     match message {
         JsonRpcMessage::Response(response) => Some(&response.id),

@@ -1,4 +1,4 @@
-//! The answer to a resume: the manager's stream, or what is known of the call without it.
+//! The response to a resume: the manager's stream, or the retained outcome of the call.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -10,41 +10,41 @@ use rmcp::transport::streamable_http_server::{
 
 use super::{
     event_ids::{Seal, Sealed},
-    kept::{self, Completed},
-    session::InUse,
-    shared::SharedManager,
+    inner::ManagerInner,
+    replay::{self, ReplayedAnswer},
+    resume_queue::ResumePermit,
+    session::SessionUse,
     spawn_on_drop::SpawnOnDrop,
-    stream::{BoundCall, CallStream, read_on, without_muted},
-    turns::Turn,
+    stream::{BoundCall, CallStream, read_in_background, without_suppressed},
 };
 use crate::{
     call::CallId,
     exchange::{Exchange, Reading},
     registry::{Answer, End, Named},
-    timer::{Moves, in_time},
+    timer::{Migration, migrating_timeout},
 };
 
-/// A resume: which event it names in which session.
+/// A resume: an event id of a session.
 pub(super) struct ResumeRequest<'a, M> {
-    pub(super) shared: &'a Arc<SharedManager<M>>,
+    pub(super) shared: &'a Arc<ManagerInner<M>>,
     pub(super) session: &'a SessionId,
     pub(super) last_event_id: String,
-    /// What binds the event ids of the session to it, if a store has its events.
+    /// Binds the event ids to the session, if they are in an event store.
     pub(super) seal: Option<Box<Seal>>,
-    pub(super) used: Option<InUse>,
+    pub(super) used: Option<SessionUse>,
 }
 
-/// The stream of a resume. In a box: its type would name what it was asked with.
+/// The stream of a resume. Boxed, because its type would borrow the request.
 type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 
-/// What the manager answered to a resume, whose turn it still is.
-type Reply<E> = (Result<Resumed, E>, Option<MyTurn>);
+/// The manager's reply to a resume, with the permit that the resume still has.
+type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
-/// Also counts as a reader of the call: the manager may take the stream from the present reader and give it to this one.
-type MyTurn = (Turn, Reading);
+/// Also a background reader of the call, because the manager may move the stream from the current reader to this resume.
+type HeldPermit = (ResumePermit, Reading);
 
-/// How long a resume may take whose client has left: 10 s. A manager whose client does not read may hold it back.
-const UNREAD_LIMIT: Duration = Duration::from_secs(10);
+/// Maximum time of a resume whose client has disconnected: 10 s. A manager may block while its client does not read.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl ResumeRequest ===
 
@@ -53,53 +53,54 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         self,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + use<M>, M::Error> {
         let (shared, session) = (self.shared, self.session);
-        let turn = self.turn().await;
-        let ended = self.ended();
+        let permit = self.acquire_permit().await;
+        let retained = self.retained();
         let is_stored = self.seal.is_some();
         let Some(event_id) = self.event_id_inside() else {
-            // Nothing of another session is asked for. What is known of this one its client may have.
-            return Ok(kept::replay(ended, &self.last_event_id).left_stream());
+            // The inner manager gets no event id of another session. The retained outcome belongs to this session.
+            return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
-        // A store has all that its client missed.
-        let may_be_there = is_stored && matches!(ended, Some(End::Answered(_)));
-        if ended.is_some() && !may_be_there {
-            return Ok(kept::replay(ended, &self.last_event_id).left_stream());
+        // An event store has all events that the client missed.
+        let may_be_stored = is_stored && matches!(retained, Some(End::Answered(_)));
+        if retained.is_some() && !may_be_stored {
+            return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         }
         if let Some(used) = &self.used {
-            // A resume that is refused ends the stream that there is.
-            used.early_ends.allow();
+            // A refused resume ends the current stream.
+            used.early_ends.mark_possible();
         }
-        let asked = ask(
+        let request = request_resume(
             shared.clone(),
             session.clone(),
             event_id.to_owned(),
             self.seal.clone(),
-            turn,
+            permit,
         );
-        let (resumed, turn) = SpawnOnDrop::new(asked, |asked| self.read_unread(asked)).await;
+        let (resumed, permit) =
+            SpawnOnDrop::new(request, |request| self.drain_after_disconnect(request)).await;
         if resumed.is_err() {
-            self.overtaken().await;
+            self.await_raced_answer().await;
         }
-        // The call may have ended while the manager was asked.
-        let resumed = match (self.ended(), resumed) {
+        // The call may have ended while the manager handled the request.
+        let resumed = match (self.retained(), resumed) {
             (Some(End::Answered(answer)), Ok(stream)) if is_stored => {
-                let completed = Completed::new(stream, answer, &self.last_event_id);
-                without_muted(completed.into_stream(), self.used).left_stream()
+                let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
+                without_suppressed(completed.into_stream(), self.used).left_stream()
             }
             (Some(end), _) => {
-                return Ok(kept::replay(Some(end), &self.last_event_id).left_stream());
+                return Ok(replay::replay(Some(end), &self.last_event_id).left_stream());
             }
             (None, resumed) => {
                 let stream = self.attach(resumed?);
-                without_muted(stream, self.used).right_stream()
+                without_suppressed(stream, self.used).right_stream()
             }
         };
-        // The next one is newer.
-        drop(turn);
+        // The next resume is newer.
+        drop(permit);
         Ok(resumed.right_stream())
     }
 
-    /// The event as the manager inside knows it. `None` if it is not of this session.
+    /// Returns the event id of the inner manager. `None` if it does not belong to this session.
     fn event_id_inside(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -107,51 +108,54 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    fn named(&self) -> Named<Exchange> {
-        self.shared.named(self.session, &self.last_event_id)
+    fn match_event(&self) -> Named<Exchange> {
+        self.shared.match_event(self.session, &self.last_event_id)
     }
 
-    /// The call in flight that it names.
+    /// Returns the call in flight that the event belongs to.
     fn call(&self) -> Option<(CallId, Arc<Exchange>)> {
-        match self.named() {
+        match self.match_event() {
             Named::Call(id, exchange) => Some((id, exchange)),
             _ => None,
         }
     }
 
-    /// What the memory has for a client that has seen everything up to the event.
-    fn ended(&self) -> Option<End<Answer>> {
-        self.shared.ended(self.session, &self.last_event_id)
+    /// Returns the retained outcome for a client whose last event is this one.
+    fn retained(&self) -> Option<End<Answer>> {
+        self.shared.retained_for(self.session, &self.last_event_id)
     }
 
-    /// Waits for its turn, if it names a call in flight.
-    async fn turn(&self) -> Option<MyTurn> {
+    /// Waits for the permit of the call, if the event belongs to a call in flight.
+    async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
         let reading = Reading::new(exchange, id);
-        Some((self.shared.turns.enter(id).come().await, reading))
+        Some((
+            self.shared.resume_queue.enqueue(id).acquire().await,
+            reading,
+        ))
     }
 
-    /// The manager refused a resume of a call in flight. rmcp's own does so once it has sent the answer into the call's former
-    /// stream, from which nobody may have read it yet.
-    async fn overtaken(&self) {
+    /// Waits for the answer after the manager refused the resume of a call in flight.
+    ///
+    /// rmcp's own manager refuses once it has sent the answer to the former stream, which may not have been read yet.
+    async fn await_raced_answer(&self) {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
-            // What another manager or an event store means by a refusal is not known. A stream that is read is not to be cut for
-            // it.
-            if self.shared.is_rmcps() && exchange.is_in_flight(id) {
-                // The answer lies where nobody reads.
+            // The meaning of another manager's refusal is unknown. It must not close a stream that is being read.
+            if self.shared.is_local_manager() && exchange.is_in_flight(id) {
+                // The answer is in a stream that is not read.
                 exchange.let_streams_go();
                 exchange.wait_for_answer(id).await;
             }
         }
     }
 
-    /// The stream that the manager gave it, as the newest of the call that it names.
+    /// Attaches the manager's stream to the call, as its newest generation.
     fn attach(&self, stream: Resumed) -> CallStream<Resumed> {
-        let call = match self.named() {
+        let call = match self.match_event() {
             Named::Call(id, exchange) => exchange.attach(id).map(|attachment| {
                 exchange.open_passage();
-                BoundCall::new(attachment, self.shared.form())
+                BoundCall::new(attachment, self.shared.event_id_format())
             }),
             Named::OneOf(calls) => {
                 for (id, exchange) in calls {
@@ -161,37 +165,42 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             }
             Named::Nothing | Named::Ended(_) => None,
         };
-        // A task that the stream is left to uses the session further.
-        CallStream::new(stream, call, self.used.as_ref().map(InUse::again))
+        // A task that reads the rest of the stream uses the session too.
+        CallStream::new(stream, call, self.used.clone())
     }
 
-    /// Reads the stream that the manager may have given the call already, although the client left meanwhile: what
-    /// comes out of it, the answer too, comes out nowhere else. Nothing else is changed, as the client did not resume.
-    fn read_unread(&self, asked: Pin<Box<impl Future<Output = Reply<M::Error>> + Send + 'static>>) {
+    /// Reads the stream that the manager may already have moved to this resume, although its client disconnected.
+    ///
+    /// The stream yields messages, the answer among them, that no other stream yields. The call stays detached, because its
+    /// client did not resume.
+    fn drain_after_disconnect(
+        &self,
+        request: Pin<Box<impl Future<Output = Reply<M::Error>> + Send + 'static>>,
+    ) {
         let Some((id, exchange)) = self.call() else {
             return;
         };
         let registry = exchange.registry().clone();
-        let call = BoundCall::of_nobody(exchange, id, self.shared.form());
-        let used = self.used.as_ref().map(InUse::again);
-        registry.timer().spawn(Moves::Always, async move {
-            if let Some((Ok(stream), turn)) = in_time(UNREAD_LIMIT, asked).await {
-                drop(turn);
-                read_on(Box::pin(stream), call, used).await;
+        let call = BoundCall::background(exchange, id, self.shared.event_id_format());
+        let used = self.used.clone();
+        registry.timer().spawn(Migration::Always, async move {
+            if let Some((Ok(stream), permit)) = migrating_timeout(DRAIN_TIMEOUT, request).await {
+                drop(permit);
+                read_in_background(Box::pin(stream), call, used).await;
             }
         });
     }
 }
 
-/// Asks the manager for a stream.
-async fn ask<M: SessionManager>(
-    shared: Arc<SharedManager<M>>,
+/// Requests the stream from the manager.
+async fn request_resume<M: SessionManager>(
+    shared: Arc<ManagerInner<M>>,
     session: SessionId,
     event_id: String,
     seal: Option<Box<Seal>>,
-    turn: Option<MyTurn>,
+    permit: Option<HeldPermit>,
 ) -> Reply<M::Error> {
     let resumed = shared.manager.resume(&session, event_id).await;
     let resumed = resumed.map(|stream| -> Resumed { Box::pin(Sealed::new(stream, seal)) });
-    (resumed, turn)
+    (resumed, permit)
 }

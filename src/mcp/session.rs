@@ -1,8 +1,8 @@
 //! The sessions of a manager, and their uses.
 //!
-//! A request uses its session from when the manager is given it until it is answered. A stream uses it for as long as the
-//! stream lives, even if only a task reads it. The registry knows the calls without a stream, and the answers that are kept
-//! for clients that were away.
+//! A request uses its session from when the manager receives it until the response head. A stream uses its session until it
+//! is dropped, even if only a task reads it. The registry tracks the calls without a stream, and the answers that are
+//! retained for clients that were detached.
 
 use std::{
     collections::HashMap,
@@ -22,94 +22,96 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     answers,
+    early_stream_end::EarlyStreamEnds,
     id_hash::{self, IdHasher},
-    kept::Shelf,
-    life::Life,
-    mute::Muted,
-    passing::EarlyEnds,
+    idle::IdleTracker,
+    replay::TextArena,
+    suppress::Suppressed,
 };
 use crate::{
     call::{CallId, RequestId},
+    catch_panic::catch_panic,
     exchange::Exchange,
     lock::lock,
     observe::SessionEvent,
-    quietly::quietly,
     shards::Shards,
-    timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, Watch, in_time},
+    timer::{
+        LatenessTracker, OnDeadline, Rearm, STALL_THRESHOLD, Timeliness, Timer, TimerHandle,
+        migrating_timeout,
+    },
 };
 
-/// The least idle timeout: 100 ms. The timer looks this often at a session that is in use.
+/// Minimum idle timeout: 100 ms. The timer checks a session in use at this interval.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The open sessions of a manager.
 #[derive(Default)]
 pub(super) struct Sessions(Shards<RwLock<ById>>);
 
-/// Somebody who wants to know of sessions.
-pub(super) type Watcher = Arc<dyn Fn(&SessionEvent<'_>) + Send + Sync>;
+/// A callback for the events of sessions.
+pub(super) type SessionListener = Arc<dyn Fn(&SessionEvent<'_>) + Send + Sync>;
 
 type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
 
-/// What is known of a session.
+/// The state of a session.
 pub(super) struct Session {
     id: SessionId,
-    pub(super) muted: Muted,
-    pub(super) early_ends: EarlyEnds,
-    pub(super) shelf: Shelf,
-    life: Life,
-    /// The ids of the cancels that are on their way into it.
-    injections: watch::Sender<Vec<RequestId>>,
-    /// How long it may be idle.
+    pub(super) suppressed: Suppressed,
+    pub(super) early_ends: EarlyStreamEnds,
+    pub(super) text_arena: TextArena,
+    idle: IdleTracker,
+    /// Request ids of the pending cancels of the session.
+    pending_cancels: watch::Sender<Vec<RequestId>>,
+    /// Time without a use after which the session is closed.
     idle_timeout: Option<Duration>,
-    ticket: OnceLock<Ticket>,
+    timer: OnceLock<TimerHandle>,
     owner: Weak<dyn Owner>,
-    watchers: Arc<[Watcher]>,
-    told: Mutex<Told>,
-    /// Set when it was closed for being idle, and the manager inside no longer knows it.
+    listeners: Arc<[SessionListener]>,
+    notified: Mutex<Notified>,
+    /// Set once the session was closed for being idle. Completes when the inner manager has closed it.
     closed: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
-/// What was told of a session last. It can be found, and closed, before it is told that it has opened.
+/// The last event that was reported for a session. It can be found, and closed, before its opening is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum Notified {
     Nothing,
     Opened,
-    /// It has closed. If that came first, whoever opened it tells both.
+    /// The session has closed. If the close is first, `notify_opened` reports both events.
     Closed,
 }
 
-/// A use of a session. As long as it lives, the session is not idle.
-pub(super) struct InUse(Arc<Session>);
+/// A use of a session. The session is not idle until the drop.
+pub(super) struct SessionUse(Arc<Session>);
 
-/// A cancel on its way into a session.
-pub(super) struct Injecting {
+/// A pending cancel of a session.
+pub(super) struct PendingCancelGuard {
     session: Arc<Session>,
     request: RequestId,
 }
 
-/// What knows the calls of a session, and can close it: the session manager.
+/// The owner of a session, which finds its calls and closes it: the session manager.
 pub(super) trait Owner: Send + Sync {
-    /// Whether a client that is away may come back for something: a call of the session goes on without a stream, or its
-    /// answer is kept.
+    /// Returns `true` if a client may resume: a call of the session is detached, or an answer is retained.
     fn is_awaited(&self, session: &SessionId, now: Instant) -> bool;
 
-    /// The call in flight with this JSON-RPC id.
+    /// Returns the call in flight with this JSON-RPC id.
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
-    /// The session is idle, and takes no request from now on.
+    /// Closes an idle session, which accepts no request any more.
     fn close_idle(self: Arc<Self>, session: SessionId);
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Enters a session, in place of an older one with its id.
+    /// Adds a session, in place of an older one with its id.
     pub(super) fn add(&self, session: Arc<Session>) {
         let id = session.id.clone();
         let former = self.write(&id).insert(id.clone(), session);
         // When nothing is locked any more.
         if let Some(former) = former {
-            former.tell_closed();
+            former.notify_closed();
         }
     }
 
@@ -121,43 +123,43 @@ impl Sessions {
         self.read(id).get(id).cloned()
     }
 
-    /// Notes that a request for a session came. Gives the session if it comes too late.
+    /// Records a request for a session. Returns the session if it is already closed.
     pub(super) fn touch(&self, id: &str) -> Option<Arc<Session>> {
         let sessions = self.read(id);
         let session = sessions.get(id)?;
-        if session.life.touch(Instant::now()) {
+        if session.idle.touch(Instant::now()) {
             None
         } else {
             Some(session.clone())
         }
     }
 
-    pub(super) fn begin_use(&self, id: &str) -> Option<InUse> {
+    pub(super) fn begin_use(&self, id: &str) -> Option<SessionUse> {
         let session = self.find(id)?;
-        session.life.begin();
-        Some(InUse(session))
+        session.idle.begin_use();
+        Some(SessionUse(session))
     }
 
-    /// Removes a session, which is to be [reported](Session::tell_closed) once the manager inside has closed it.
+    /// Removes a session, to be [reported](Session::notify_closed) once the inner manager has closed it.
     #[must_use]
     pub(super) fn remove(&self, id: &str) -> Option<Arc<Session>> {
         self.write(id).remove(id)
     }
 
-    /// Adds a session again that the manager inside did not close, unless another one has its id now.
+    /// Adds a session again that the inner manager did not close, unless another one has its id.
     #[cold]
-    pub(super) fn put_back(&self, session: Arc<Session>) {
+    pub(super) fn restore(&self, session: Arc<Session>) {
         let id = session.id.clone();
         self.write(&id).entry(id).or_insert(session);
     }
 
-    /// Whether a session is open still, and no other has its id.
+    /// Returns `true` if a session is still in the map, and no other has replaced it.
     pub(super) fn is_current(&self, session: &Arc<Session>) -> bool {
         let found = self.find(&session.id);
         found.is_some_and(|found| Arc::ptr_eq(&found, session))
     }
 
-    /// Forgets a session, unless another one has its id now.
+    /// Removes a session, unless another one has its id, and reports its close.
     pub(super) fn remove_this(&self, session: &Arc<Session>) {
         let removed = {
             let mut sessions = self.write(&session.id);
@@ -166,7 +168,7 @@ impl Sessions {
             is_it.then(|| sessions.remove(&session.id)).flatten()
         };
         if let Some(session) = removed {
-            session.tell_closed();
+            session.notify_closed();
         }
     }
 
@@ -199,137 +201,138 @@ impl Session {
         id: SessionId,
         idle_timeout: Option<Duration>,
         owner: Weak<dyn Owner>,
-        early_ends: EarlyEnds,
-        watchers: Arc<[Watcher]>,
+        early_ends: EarlyStreamEnds,
+        listeners: Arc<[SessionListener]>,
     ) -> Self {
         Self {
             id,
-            muted: Muted::default(),
+            suppressed: Suppressed::default(),
             early_ends,
-            shelf: Shelf::default(),
-            life: Life::new(Instant::now()),
-            injections: watch::Sender::new(Vec::new()),
+            text_arena: TextArena::default(),
+            idle: IdleTracker::new(Instant::now()),
+            pending_cancels: watch::Sender::new(Vec::new()),
             idle_timeout: idle_timeout.map(|timeout| timeout.max(MIN_IDLE_TIMEOUT)),
-            ticket: OnceLock::new(),
+            timer: OnceLock::new(),
             owner,
-            watchers,
-            told: Mutex::new(Told::Nothing),
+            listeners,
+            notified: Mutex::new(Notified::Nothing),
             closed: OnceLock::new(),
         }
     }
 
-    /// The session's own id, and not a copy that came with a request: what is kept of its calls keeps no copy alive.
+    /// Returns the session's own id. Calls share it, so that no copy per request stays allocated.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
     }
 
-    /// It has opened, and may have closed again since it can be found.
-    pub(super) fn tell_opened(&self, restored: bool) {
+    /// Reports that the session has opened, and its close if it has closed meanwhile.
+    pub(super) fn notify_opened(&self, restored: bool) {
         let session = &self.id;
-        self.tell(&SessionEvent::Opened { session, restored });
-        if self.was_told(Told::Opened) == Told::Closed {
-            self.tell(&SessionEvent::Closed { session });
+        self.notify(&SessionEvent::Opened { session, restored });
+        if self.replace_notified(Notified::Opened) == Notified::Closed {
+            self.notify(&SessionEvent::Closed { session });
         }
     }
 
-    /// No request finds it any more.
-    pub(super) fn tell_closed(&self) {
-        if self.was_told(Told::Closed) == Told::Opened {
+    /// Reports that the session has closed. No request finds it any more.
+    pub(super) fn notify_closed(&self) {
+        if self.replace_notified(Notified::Closed) == Notified::Opened {
             let session = &self.id;
-            self.tell(&SessionEvent::Closed { session });
+            self.notify(&SessionEvent::Closed { session });
         }
     }
 
-    fn tell(&self, event: &SessionEvent<'_>) {
-        for watcher in &*self.watchers {
-            quietly(|| watcher(event));
+    fn notify(&self, event: &SessionEvent<'_>) {
+        for listener in &*self.listeners {
+            catch_panic(|| listener(event));
         }
     }
 
-    /// Notes what is told of it now. Returns what was told before.
-    fn was_told(&self, now: Told) -> Told {
-        let mut told = lock(&self.told);
-        mem::replace(&mut *told, now)
+    /// Replaces the last reported event, and returns the former one.
+    fn replace_notified(&self, now: Notified) -> Notified {
+        let mut notified = lock(&self.notified);
+        mem::replace(&mut *notified, now)
     }
 
-    /// Has the timer look at it when it may have been idle for too long.
-    pub(super) fn watch(self: &Arc<Self>, timer: &Arc<Timer>) {
+    /// Starts the timer that closes the session once it is idle.
+    pub(super) fn start_idle_timer(self: &Arc<Self>, timer: &Arc<Timer>) {
         let timeout = self.idle_timeout;
         if let Some(at) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
             let this: Weak<Self> = Arc::downgrade(self);
-            // A session is watched once.
-            let _first = self.ticket.set(timer.set(at, this));
+            // Called once for each session.
+            let _first = self.timer.set(timer.set(at, this));
         }
     }
 
-    /// Whether it is closed because it was idle for too long.
-    pub(super) fn is_over(&self) -> bool {
-        self.life.is_closed()
+    /// Returns `true` if the session was closed for being idle.
+    pub(super) fn is_closed(&self) -> bool {
+        self.idle.is_closed()
     }
 
-    /// Runs what `close` returns to its end once. Every caller waits for that end and polls it: the runtime of another caller may
-    /// not be driven.
+    /// Runs the future of `close` to completion once.
+    ///
+    /// Every caller polls it, because the runtime of another caller may be stalled.
     pub(super) async fn close_once(&self, close: impl FnOnce() -> BoxFuture<'static, ()>) {
         self.closed.get_or_init(|| close().shared()).clone().await;
     }
 
-    /// Notes an answer that comes by on its way to the client.
-    pub(super) fn pass(&self, message: &ServerJsonRpcMessage) {
+    /// Offers an answer to its exchange, as it passes to the client.
+    pub(super) fn observe_answer(&self, message: &ServerJsonRpcMessage) {
         if self.early_ends.are_possible()
             && let Some(request) = answers(message)
             && let Some(owner) = self.owner.upgrade()
             && let Some((id, exchange)) = owner.call(&self.id, request.into())
         {
-            exchange.answer_passes(id, message);
+            exchange.offer_answer(id, message);
         }
     }
 
-    /// Announces a cancel, until what this returns is dropped.
-    pub(super) fn inject(self: Arc<Self>, request: &RequestId) -> Injecting {
-        self.injections
-            .send_modify(|under_way| under_way.push(request.clone()));
-        Injecting {
+    /// Marks a cancel as pending until the guard is dropped.
+    pub(super) fn begin_cancel(self: Arc<Self>, request: &RequestId) -> PendingCancelGuard {
+        self.pending_cancels
+            .send_modify(|pending| pending.push(request.clone()));
+        PendingCancelGuard {
             session: self,
             request: request.clone(),
         }
     }
 
-    /// Whether a cancel of a request with this id is on its way.
-    pub(super) fn is_injecting(&self, request: &RequestId) -> bool {
-        self.injections.borrow().contains(request)
+    /// Returns `true` if a cancel of a request with this id is pending.
+    pub(super) fn has_pending_cancel(&self, request: &RequestId) -> bool {
+        self.pending_cancels.borrow().contains(request)
     }
 
-    /// Waits until no cancel is on its way, or none of this request, but no longer than `limit`.
-    pub(super) async fn injected(&self, request: Option<&RequestId>, limit: Duration) {
-        let mut under_way = self.injections.subscribe();
-        let none = |under_way: &Vec<RequestId>| match request {
-            Some(request) => !under_way.contains(request),
-            None => under_way.is_empty(),
+    /// Waits for at most `limit` until no cancel is pending, or none of `request`.
+    pub(super) async fn wait_for_cancels(&self, request: Option<&RequestId>, limit: Duration) {
+        let mut pending = self.pending_cancels.subscribe();
+        let none = |pending: &Vec<RequestId>| match request {
+            Some(request) => !pending.contains(request),
+            None => pending.is_empty(),
         };
-        // It fails only without the sender, which is here.
-        let _arrived = in_time(limit, under_way.wait_for(none)).await;
+        // Fails only without the sender, which `self` owns.
+        let _arrived = migrating_timeout(limit, pending.wait_for(none)).await;
     }
 }
 
-impl Timed for Session {
-    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
-        let now = watch.now();
+impl OnDeadline for Session {
+    fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
+        let now = lateness.now();
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
         if owner.is_awaited(&self.id, now) {
-            // Nobody may see when that ends.
-            self.life.touch(now);
+            // The end of that may not be observed, so the idle timeout restarts now.
+            self.idle.touch(now);
         }
-        let left = match noticed {
-            Noticed::Late | Noticed::Delayed => self.life.left(now, idle_timeout),
-            Noticed::InTime => self.life.close_if_idle(now, idle_timeout),
+        let left = match timeliness {
+            Timeliness::Late | Timeliness::Delayed => self.idle.time_left(now, idle_timeout),
+            Timeliness::OnTime => self.idle.close_if_idle(now, idle_timeout),
         };
-        match (left, noticed) {
-            (Some(left), _) => now.checked_add(left).map(NextLook::At),
-            // The runtime stood still: requests may wait in the accept queue.
-            (None, Noticed::Late) => now.checked_add(LATE).map(NextLook::At),
-            (None, Noticed::Delayed) => Some(NextLook::Soon),
-            (None, Noticed::InTime) => {
+        match (left, timeliness) {
+            (Some(left), _) => now.checked_add(left).map(Rearm::At),
+            // The runtime stalled: requests may wait in the accept queue.
+            (None, Timeliness::Late) => now.checked_add(STALL_THRESHOLD).map(Rearm::At),
+            (None, Timeliness::Delayed) => Some(Rearm::Soon),
+            (None, Timeliness::OnTime) => {
                 owner.close_idle(self.id.clone());
                 None
             }
@@ -337,17 +340,17 @@ impl Timed for Session {
     }
 }
 
-// === impl InUse ===
+// === impl SessionUse ===
 
-impl InUse {
-    /// Another use of the same session.
-    pub(super) fn again(&self) -> Self {
-        self.0.life.begin();
+impl Clone for SessionUse {
+    /// Begins another use of the same session.
+    fn clone(&self) -> Self {
+        self.0.idle.begin_use();
         Self(self.0.clone())
     }
 }
 
-impl Deref for InUse {
+impl Deref for SessionUse {
     type Target = Session;
 
     fn deref(&self) -> &Session {
@@ -355,20 +358,20 @@ impl Deref for InUse {
     }
 }
 
-impl Drop for InUse {
+impl Drop for SessionUse {
     fn drop(&mut self) {
-        self.life.end(Instant::now());
+        self.idle.end_use(Instant::now());
     }
 }
 
-// === impl Injecting ===
+// === impl PendingCancelGuard ===
 
-impl Drop for Injecting {
+impl Drop for PendingCancelGuard {
     fn drop(&mut self) {
-        self.session.injections.send_modify(|under_way| {
-            let found = under_way.iter().position(|other| *other == self.request);
+        self.session.pending_cancels.send_modify(|pending| {
+            let found = pending.iter().position(|other| *other == self.request);
             if let Some(found) = found {
-                under_way.swap_remove(found);
+                pending.swap_remove(found);
             }
         });
     }

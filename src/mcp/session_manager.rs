@@ -1,4 +1,4 @@
-//! The session manager, which wraps another one and forwards everything.
+//! The session manager, which wraps another one and forwards all methods.
 
 use std::{
     fmt,
@@ -22,24 +22,24 @@ use rmcp::{
 };
 
 use super::{
+    create_stream::CreateStream,
     event_ids::{EventIds, Seal, Sealed},
-    kept,
-    opening::Opening,
+    inner::ManagerInner,
+    replay,
     resume::ResumeRequest,
-    session::{Session, Watcher},
-    shared::SharedManager,
-    stream::without_muted,
+    session::{Session, SessionListener},
+    stream::without_suppressed,
     transport::CancellableTransport,
 };
 use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 
-/// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
+/// A [`SessionManager`] whose calls the layer tracks exactly, and cancels with a typed message.
 ///
-/// It forwards everything to the manager inside. With it, the layer parses no bodies and sees the answers of calls. It reads on
-/// the stream of a client that hung up, so that an abandoned call never blocks its session. It keeps back what a cancelled call
-/// still sends, and it gives the events of a store to their own session only.
+/// It forwards all methods to the inner manager. With it, the layer parses no bodies and observes the answers of calls. It keeps
+/// reading the stream of a client that disconnected, so that a detached call never blocks its session. It suppresses messages
+/// that a cancelled call still sends, and replays the events of a store only to their own session.
 ///
-/// The two find each other through the request's extensions:
+/// Layer and session manager are linked through the extensions of each request:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -59,19 +59,19 @@ use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 /// assert_eq!(CancellableSessionManager::new("a manager").inner(), &"a manager");
 /// ```
 pub struct CancellableSessionManager<M> {
-    shared: Arc<SharedManager<M>>,
+    shared: Arc<ManagerInner<M>>,
     idle_timeout: Option<Duration>,
-    watchers: Arc<[Watcher]>,
+    listeners: Arc<[SessionListener]>,
     event_ids: EventIds,
 }
 
 // === impl CancellableSessionManager ===
 
 impl CancellableSessionManager<LocalSessionManager> {
-    /// Sessions in this process's memory, as rmcp's [`LocalSessionManager`] keeps them.
+    /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in the memory of the process.
     ///
     /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own
-    /// timer is turned off: that one closes sessions under silent calls whose clients are connected, and loses their answers.
+    /// timer is disabled: it closes sessions with silent calls whose clients are connected, and loses their answers.
     ///
     /// ```
     /// use std::time::Duration;
@@ -94,7 +94,7 @@ impl CancellableSessionManager<LocalSessionManager> {
     }
 }
 
-/// Sessions in this process's memory, with rmcp's defaults: [`local`](Self::local) with a default [`SessionConfig`].
+/// Sessions in the memory of the process: [`local`](Self::local) with a default [`SessionConfig`].
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -115,20 +115,21 @@ impl<M> CancellableSessionManager<M> {
     /// `SessionConfig::keep_alive`, closes them under silent calls.
     pub fn new(manager: M) -> Self {
         Self {
-            shared: Arc::new(SharedManager::new(manager)),
+            shared: Arc::new(ManagerInner::new(manager)),
             idle_timeout: None,
-            watchers: Arc::default(),
+            listeners: Arc::default(),
             event_ids: EventIds::of_process(),
         }
     }
 
-    /// Closes sessions that were not used for this long, at least 100 ms, of those created from now on. Their clients get 404 and
-    /// open new ones.
+    /// Closes sessions that were idle for `timeout`, at least 100 ms. Applies to sessions created from now on.
     ///
-    /// A session is used by every request, also while its body is on its way or a middleware behind the layer has it, by every
-    /// open stream (standalone ones too), and by every call that has not ended, even if its client has left. An answer that is
-    /// kept for a client that was away uses it as well. (Without a layer, a request that the session manager has not received
-    /// and a call whose client has left are not known.) What the server sends does not count.
+    /// Their clients receive 404 and open new sessions.
+    ///
+    /// These use a session: every request, even while its body is incomplete or a middleware inside the layer has it; every open
+    /// stream, including standalone ones; every call that has not ended, even a detached one; and every answer that is retained
+    /// for a detached client. Messages of the server do not count. Without a layer, a request that the session manager has not
+    /// received and a detached call are unknown.
     ///
     /// ```
     /// use std::time::Duration;
@@ -145,24 +146,25 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Leaves idle sessions open until their clients or the manager inside end them.
+    /// Keeps idle sessions open until their clients or the inner manager close them.
     ///
     /// ```
     /// # use mcp_cancel_on_disconnect::CancellableSessionManager;
-    /// let sessions = CancellableSessionManager::default().keep_idle();
+    /// let sessions = CancellableSessionManager::default().no_idle_timeout();
     /// assert!(format!("{sessions:?}").contains("idle_timeout: None"));
     /// ```
-    pub fn keep_idle(mut self) -> Self {
+    pub fn no_idle_timeout(mut self) -> Self {
         self.idle_timeout = None;
         self
     }
 
-    /// Calls a closure for every session that opens and closes, from now on. A manager may have several.
+    /// Calls a closure for every session that opens or closes, from now on. A manager may have several.
     ///
-    /// It is called where that happens, with no lock held: a session that opens is reported before its first message, and one that
-    /// closes once its calls are cancelled and no request finds it any more. Of each session the opening is reported before the closing. What holds for an
-    /// [`Observer`](crate::Observer) holds for it too: it must not block, and a panic of it is caught. Sessions that the manager
-    /// inside makes or ends by itself are not seen.
+    /// It is called synchronously, with no lock held. The opening of a session is reported before its first message, and always
+    /// before its closing. The closing is reported once its calls are cancelled and no request finds it any more.
+    ///
+    /// As for an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
+    /// manager opens or closes by itself are not reported.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -171,7 +173,7 @@ impl<M> CancellableSessionManager<M> {
     /// use mcp_cancel_on_disconnect::{CancellableSessionManager, observe::SessionEvent};
     /// use rmcp::transport::streamable_http_server::SessionManager;
     ///
-    /// let (sender, told) = mpsc::channel();
+    /// let (sender, reported) = mpsc::channel();
     /// let sessions = CancellableSessionManager::default().on_session(move |event| {
     ///     let _sent = match event {
     ///         SessionEvent::Opened { session, .. } => sender.send(format!("{session} opened")),
@@ -181,24 +183,24 @@ impl<M> CancellableSessionManager<M> {
     /// });
     /// let (id, _transport) = sessions.create_session().await.unwrap();
     /// sessions.close_session(&id).await.unwrap();
-    /// let told: Vec<String> = told.try_iter().collect();
-    /// assert_eq!(told, [format!("{id} opened"), format!("{id} closed")]);
+    /// let reported: Vec<String> = reported.try_iter().collect();
+    /// assert_eq!(reported, [format!("{id} opened"), format!("{id} closed")]);
     /// # }
     /// ```
     pub fn on_session(
         mut self,
-        watcher: impl Fn(&SessionEvent<'_>) + Send + Sync + 'static,
+        listener: impl Fn(&SessionEvent<'_>) + Send + Sync + 'static,
     ) -> Self {
-        let watcher: Watcher = Arc::new(watcher);
-        self.watchers = self.watchers.iter().cloned().chain([watcher]).collect();
+        let listener: SessionListener = Arc::new(listener);
+        self.listeners = self.listeners.iter().cloned().chain([listener]).collect();
         self
     }
 
     /// Sets the key that binds the event ids of an [`EventStore`] to their sessions. Without a store it has no effect.
     ///
-    /// Each event id carries a MAC of itself and its session, and an event is replayed only to that session. By default all
-    /// managers of a process have one random key, so an event from another process, or from before a restart, is replayed to no
-    /// client. Processes that share a store need the same key: at least 32 random bytes, secret. An empty key is ignored.
+    /// Each event id has a MAC of itself and its session, and an event is replayed only to that session. By default all managers
+    /// of a process share one random key. So an event of another process, or from before a restart, is replayed to no client.
+    /// Processes that share a store need the same key: at least 32 random, secret bytes. An empty key is ignored.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -214,11 +216,12 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// The answer that a client which comes back to a session with this event is given from memory: that of the call on whose
-    /// stream the event was. `None` if the call has not ended with an answer, if the event is that of the answer itself, or if
-    /// the answer is not kept any more. Nothing changes by asking.
+    /// Returns the retained answer for a client that resumes with this last event id.
     ///
-    /// An observer that gets an [`Event::Ended`](crate::Event::Ended) can keep the answer elsewhere in this way.
+    /// Returns `None` if the call of that event has not ended with an answer, if the event is the answer itself, or if the answer
+    /// is no longer retained. Has no side effect.
+    ///
+    /// With it, an observer of [`Event::Ended`](crate::Event::Ended) can store the answer elsewhere.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -231,13 +234,13 @@ impl<M> CancellableSessionManager<M> {
         session: &str,
         last_event_id: &str,
     ) -> Option<Arc<ServerJsonRpcMessage>> {
-        kept::message(self.shared.ended(&session.into(), last_event_id)?)
+        replay::message(self.shared.retained_for(&session.into(), last_event_id)?)
     }
 
-    /// The manager inside.
+    /// Returns the inner manager.
     ///
-    /// Its owner can end the stream of a call that runs on (SEP-1699), and rmcp drops the answer of such a call. So from the first
-    /// use of this method on, answers are copied as they pass, and kept if their stream has ended.
+    /// With it, other code can end the stream of a running call (SEP-1699), and rmcp drops the answer of such a call. So after the
+    /// first use of this method, answers are copied as they pass, and retained if their stream has ended.
     pub fn inner(&self) -> &M {
         self.shared.early_ends.store(true, Ordering::Relaxed);
         &self.shared.manager
@@ -245,7 +248,7 @@ impl<M> CancellableSessionManager<M> {
 }
 
 impl<M: SessionManager> CancellableSessionManager<M> {
-    /// Knows a session that the manager inside has made.
+    /// Adds a session that the inner manager has created.
     fn open(
         &self,
         id: SessionId,
@@ -254,12 +257,12 @@ impl<M: SessionManager> CancellableSessionManager<M> {
     ) -> CancellableTransport<M::Transport> {
         let session = self
             .shared
-            .open_session(id, self.idle_timeout, self.watchers.clone());
-        session.tell_opened(restored);
-        CancellableTransport::new(transport, session, self.shared.serving.clone())
+            .open_session(id, self.idle_timeout, self.listeners.clone());
+        session.notify_opened(restored);
+        CancellableTransport::new(transport, session, self.shared.serve_tasks.clone())
     }
 
-    /// What binds the event ids of a session to it. `None` if there is no event store.
+    /// Returns the seal of a session's event ids. `None` without an event store.
     fn seal_of(&self, session: &SessionId) -> Option<Box<Seal>> {
         self.shared.manager.event_store()?;
         Some(Box::new(self.event_ids.seal_of(Some(session))))
@@ -288,25 +291,24 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         if let ClientJsonRpcMessage::Request(request) = &message
             && let Some(link) = CallToken::in_message(request.request.extensions())
         {
-            // From its first call on the session is known to the layer.
-            self.shared.belongs_to(link.exchange().registry());
+            // From its first call on, the layer knows the session.
+            self.shared.join_registry(link.exchange().registry());
         }
         let used = self.shared.sessions.begin_use(id);
         let initialized = self.shared.manager.initialize_session(id, message);
         initialized.inspect(move |_| drop(used))
     }
 
-    /// rmcp asks this for every request of a session, so it counts as a use.
+    /// Counts as a use, because rmcp calls it for every request of a session.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await
     }
 
-    /// Cancels the session's calls first: once it is closed, it takes no message, and rmcp lets their
-    /// handlers run for another 5 s.
+    /// Cancels the session's calls first: a closed session accepts no message, and rmcp lets its handlers run for another 5 s.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        // A task that has served a session means that one, and not what was restored under its id since.
-        let served = self.shared.serving.end(id);
+        // A task that has served a session closes that one, and not a session that was restored under its id.
+        let served = self.shared.serve_tasks.end(id);
         let is_current = |served: Arc<Session>| self.shared.sessions.is_current(&served);
         if served.is_some_and(|served| !served.upgrade().is_some_and(is_current)) {
             return Ok(());
@@ -329,8 +331,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             Some(_) => None,
             None => shared.untracked(id, &message, used.as_ref()),
         };
-        let opened = shared.hand_in(id, message, call.as_ref(), untracked.as_deref());
-        Opening::new(opened, call, untracked, self.seal_of(id), used)
+        let opened = shared.submit(id, message, call.as_ref(), untracked.as_deref());
+        CreateStream::new(opened, call, untracked, self.seal_of(id), used)
     }
 
     fn accept_message(
@@ -355,8 +357,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 (Some(request), Some((meant, _)), _) => {
                     self.shared.client_cancelled(id, request, meant);
                 }
-                // If it is a call that is not tracked, rmcp sends no answer.
-                (Some(request), None, Some(used)) => used.muted.forget_untracked(&request),
+                // For an untracked call, rmcp sends no answer.
+                (Some(request), None, Some(used)) => used.suppressed.forget_untracked(&request),
                 _ => {}
             }
             drop(used);
@@ -372,7 +374,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let used = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
         let seal = self.seal_of(id);
-        opened.map_ok(|stream| without_muted(Sealed::new(stream, seal), used))
+        opened.map_ok(|stream| without_suppressed(Sealed::new(stream, seal), used))
     }
 
     async fn resume(
@@ -401,14 +403,14 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 RestoreOutcome::Restored(self.open(id, transport, true))
             }
             RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
-            // `RestoreOutcome` is non-exhaustive: an outcome that is not known cannot be wrapped.
+            // `RestoreOutcome` is non-exhaustive: an unknown outcome cannot be wrapped.
             _ => RestoreOutcome::NotSupported,
         })
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
         let store = self.shared.manager.event_store()?;
-        Some(self.event_ids.guard(store))
+        Some(self.event_ids.wrap(store))
     }
 }
 
@@ -437,24 +439,24 @@ mod tests {
 
     use super::*;
 
-    /// Another request closes a session when it can be found, and before anybody was told that it has opened.
+    /// Another request closes a session once it can be found, and before its opening is reported.
     #[tokio::test]
-    async fn a_session_that_closes_as_it_opens_is_told_of_in_that_order() {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let hears = told.clone();
+    async fn a_session_that_closes_as_it_opens_is_reported_in_that_order() {
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let listener = reported.clone();
         let manager = CancellableSessionManager::default().on_session(move |event| {
             let is_opened = matches!(event, SessionEvent::Opened { .. });
-            hears.lock().unwrap().push(is_opened);
+            listener.lock().unwrap().push(is_opened);
         });
         let (id, _transport) = manager.inner().create_session().await.unwrap();
-        let watchers = manager.watchers.clone();
-        let session = manager.shared.open_session(id.clone(), None, watchers);
+        let listeners = manager.listeners.clone();
+        let session = manager.shared.open_session(id.clone(), None, listeners);
         manager.close_session(&id).await.unwrap();
-        assert!(told.lock().unwrap().is_empty());
+        assert!(reported.lock().unwrap().is_empty());
 
-        session.tell_opened(false);
+        session.notify_opened(false);
 
-        assert_eq!(*told.lock().unwrap(), [true, false]);
+        assert_eq!(*reported.lock().unwrap(), [true, false]);
     }
 
     struct Panics;

@@ -1,13 +1,13 @@
-//! A future that is spawned when its request is dropped in the middle of it.
+//! A future that is spawned if it is dropped before it completes.
 
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
-/// A future that may not be given up half way. If it is dropped before its end, it is handed to a closure that spawns it.
+/// A future that must complete. If it is dropped before, it is passed to a closure that spawns it.
 ///
-/// It is in a box because a drop must be able to hand it on, and it may not be `Unpin`.
+/// The future is boxed because the drop must move it, and it may not be `Unpin`.
 pub(super) struct SpawnOnDrop<F, S: FnOnce(Pin<Box<F>>)>(Option<(Pin<Box<F>>, S)>);
 
 // === impl SpawnOnDrop ===
@@ -49,28 +49,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_dropped_half_way_goes_on_from_there() {
+    fn a_dropped_future_continues_where_it_was() {
         let steps = Cell::new(0);
         let step = || steps.set(steps.get() + 1);
-        let mut handed_on = None;
+        let mut spawned_on_drop = None;
         let work = async {
             step();
             yield_now().await;
             step();
         };
-        let mut spawned = SpawnOnDrop::new(work, |work| handed_on = Some(work));
+        let mut spawned = SpawnOnDrop::new(work, |work| spawned_on_drop = Some(work));
         assert_eq!((&mut spawned).now_or_never(), None);
         assert_eq!(steps.get(), 1);
         drop(spawned);
-        assert_eq!(handed_on.unwrap().now_or_never(), Some(()));
+        assert_eq!(spawned_on_drop.unwrap().now_or_never(), Some(()));
         assert_eq!(steps.get(), 2);
     }
 
     #[test]
-    fn what_has_ended_does_not_go_on() {
-        let mut handed_on = false;
-        let spawned = SpawnOnDrop::new(async { 7 }, |_| handed_on = true);
+    fn a_completed_future_is_not_spawned() {
+        let mut spawned_on_drop = false;
+        let spawned = SpawnOnDrop::new(async { 7 }, |_| spawned_on_drop = true);
         assert_eq!(spawned.now_or_never(), Some(7));
-        assert!(!handed_on);
+        assert!(!spawned_on_drop);
     }
 }

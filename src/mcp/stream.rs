@@ -1,4 +1,4 @@
-//! The event streams of a session, in which the ends of calls are seen and cancelled calls are muted.
+//! The event streams of a session: they observe the ends of calls, and suppress cancelled ones.
 
 use std::{
     pin::{Pin, pin},
@@ -12,53 +12,53 @@ use futures_util::{
 };
 use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
-use super::{answers, kept, session::InUse};
+use super::{answers, replay, session::SessionUse};
 use crate::{
     call::{CallId, CallInfo, DetachCause},
     exchange::{Attachment, Exchange},
     registry::{Form, NOBODYS, numbers},
-    timer::Moves,
+    timer::Migration,
 };
 
 /// The inner manager's stream of a call.
 ///
-/// Dropped before its end, while the call runs on, it is read on by a task: then the call is known to
-/// complete, and its session is never blocked by a channel that nobody reads.
+/// If it is dropped while the call runs, a task reads the rest. So the answer is observed, and an unread channel never blocks
+/// the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
-    // Boxed because a drop must be able to hand it to the task, and it may not be `Unpin`. One
-    // allocation of the stream's size, which is a pointer for rmcp's own manager.
+    // Boxed because the drop moves it to the task, and it may not be `Unpin`. One allocation of the
+    // stream's size, which is a pointer for rmcp's own manager.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
-    /// The session is in use as long as the stream is read. Last, so that the call is seen to go on before.
-    used: Option<InUse>,
+    /// Keeps the session in use while the stream is read. Last, so that the drop of `call` is reported before.
+    used: Option<SessionUse>,
 }
 
-/// A call whose stream is watched. Dropped before its end, the stream has gone.
+/// A call whose stream is observed. A drop before the end reports the loss of the stream.
 pub(super) struct BoundCall {
     attachment: Attachment,
-    form: Form,
-    /// The number of its stream, which rmcp's event ids have after the slash.
+    event_id_format: Form,
+    /// Number of the stream, which stands after the slash in rmcp's event ids.
     stream: Option<u64>,
-    watched: Watched,
-    /// Whether the session manager was given its request and has not answered.
-    is_opening: bool,
+    reader: StreamReader,
+    /// `true` while the session manager has the request and has not answered.
+    is_dispatching: bool,
 }
 
-/// Who reads a stream.
+/// The reader of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Watched {
-    /// Its client.
-    ByClient,
-    /// A task, for the end of the call only.
-    ByTask,
-    /// Nobody: it has ended, and that was reported.
-    NoMore,
+enum StreamReader {
+    /// The client.
+    Client,
+    /// A task, only to observe the end of the call.
+    Task,
+    /// No reader: the stream has ended, and the end was reported.
+    None,
 }
 
 // === impl CallStream ===
 
 impl<S: Stream<Item = ServerSseMessage> + Send + 'static> CallStream<S> {
-    pub(super) fn new(stream: S, call: Option<BoundCall>, used: Option<InUse>) -> Self {
+    pub(super) fn new(stream: S, call: Option<BoundCall>, used: Option<SessionUse>) -> Self {
         Self {
             stream: Some(Box::pin(stream)),
             call,
@@ -79,7 +79,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
         match &event {
             Some(event) => {
                 if let Some(call) = &mut this.call {
-                    call.note(event);
+                    call.record(event);
                 }
                 if let Some(call) = this.call.take_if(|call| call.is_answered_by(event)) {
                     call.answered(event, this.used.as_ref());
@@ -105,49 +105,52 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         let (Some(stream), Some(mut call)) = (self.stream.take(), self.call.take()) else {
             return;
         };
-        // In this order, so that a call without a client always has a reader that will see its end.
-        call.hand_to_task();
+        // In this order, so that a detached call always has a reader that observes its end.
+        call.set_background_reader();
         call.attachment.drop_stream();
         if call.attachment.exchange.signal.reason().is_none() {
             let registry = call.attachment.exchange.registry().clone();
-            let task = read_on(stream, call, self.used.take());
-            registry.timer().spawn(Moves::Always, task);
+            let task = read_in_background(stream, call, self.used.take());
+            registry.timer().spawn(Migration::Always, task);
         }
     }
 }
 
-/// A stream without what was on its way when its call was cancelled. Its session is in use as long as it lives.
-pub(super) fn without_muted<S>(
+/// Filters messages of cancelled calls from a stream. Its session is in use until the drop.
+pub(super) fn without_suppressed<S>(
     stream: S,
-    used: Option<InUse>,
+    used: Option<SessionUse>,
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
 where
     S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
 {
     stream.filter(move |event| {
         let message = event.message.as_deref();
-        let overtook = used.as_ref().zip(message);
-        future::ready(!overtook.is_some_and(|(used, message)| used.muted.is_muted(message)))
+        let suppressible = used.as_ref().zip(message);
+        future::ready(
+            !suppressible.is_some_and(|(used, message)| used.suppressed.is_suppressed(message)),
+        )
     })
 }
 
-/// Reads a stream until the answer of its call, its end, or the end of the call: the stream of a call whose id was used
-/// again gives nothing, and does not end.
-pub(super) async fn read_on(
+/// Reads a stream until the answer, the end of the stream, or the end of the call.
+///
+/// The stream of a call whose id was reused yields nothing and does not end.
+pub(super) async fn read_in_background(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,
-    used: Option<InUse>,
+    used: Option<SessionUse>,
 ) {
     let exchange = call.attachment.exchange.clone();
     let token = exchange.signal.token();
     let cancelled = pin!(token.cancelled());
     let ended = pin!(exchange.until_ended(call.attachment.id));
-    let mut over = select(cancelled, ended);
-    while let Either::Left((event, _)) = select(stream.next(), &mut over).await {
+    let mut finished = select(cancelled, ended);
+    while let Either::Left((event, _)) = select(stream.next(), &mut finished).await {
         let Some(event) = event else {
-            return call.expect_answer_elsewhere(used.as_ref());
+            return call.answer_not_on_this_stream(used.as_ref());
         };
-        call.note(&event);
+        call.record(&event);
         if call.is_answered_by(&event) {
             return call.answered(&event, used.as_ref());
         }
@@ -160,29 +163,29 @@ impl BoundCall {
     pub(super) fn new(attachment: Attachment, form: Form) -> Self {
         Self {
             attachment,
-            form,
+            event_id_format: form,
             stream: None,
-            watched: Watched::ByClient,
-            is_opening: false,
+            reader: StreamReader::Client,
+            is_dispatching: false,
         }
     }
 
-    /// A call whose request is about to be given to the session manager.
-    pub(super) fn opening(attachment: Attachment, form: Form) -> Self {
+    /// Returns a call whose request is about to be submitted to the session manager.
+    pub(super) fn dispatching(attachment: Attachment, form: Form) -> Self {
         let mut call = Self::new(attachment, form);
-        call.is_opening = true;
+        call.is_dispatching = true;
         call
     }
 
-    /// A call whose stream is read on for its end only.
-    pub(super) fn of_nobody(exchange: Arc<Exchange>, id: CallId, form: Form) -> Self {
+    /// Returns a call whose stream is read only to observe its end.
+    pub(super) fn background(exchange: Arc<Exchange>, id: CallId, form: Form) -> Self {
         let attachment = Attachment {
             exchange,
             id,
             generation: NOBODYS,
         };
         let mut call = Self::new(attachment, form);
-        call.hand_to_task();
+        call.set_background_reader();
         call
     }
 
@@ -194,45 +197,46 @@ impl BoundCall {
         &self.attachment.exchange
     }
 
-    /// Notes that the manager took its request.
+    /// Records that the manager accepted the request.
     pub(super) fn opened(&mut self) {
-        self.is_opening = false;
+        self.is_dispatching = false;
         self.attachment.exchange.opened(self.attachment.id);
     }
 
-    /// A task will read its stream on.
+    /// Records that a task reads the stream from now on.
     #[cold]
-    fn hand_to_task(&mut self) {
-        self.watched = Watched::ByTask;
+    fn set_background_reader(&mut self) {
+        self.reader = StreamReader::Task;
         let Attachment { exchange, id, .. } = &self.attachment;
         exchange.read_on(*id);
     }
 
-    /// Notes that the stream has ended without the answer, which can only come by at the session's transport. If another
-    /// stream of the call lives, this one has ended because of that.
-    fn expect_answer_elsewhere(&self, used: Option<&InUse>) {
+    /// Records that the stream has ended without the answer, which can only pass at the transport of the session.
+    ///
+    /// If another stream of the call is open, this one has ended because of it.
+    fn answer_not_on_this_stream(&self, used: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(used) = used {
-            used.early_ends.allow();
+            used.early_ends.mark_possible();
         }
         if exchange.is_detached(*id) {
-            exchange.has_no_stream(*id);
+            exchange.on_last_stream_end(*id);
         }
     }
 
-    /// Notes what its client may resume with.
-    fn note(&mut self, event: &ServerSseMessage) {
+    /// Records the event id that the client may resume with.
+    fn record(&mut self, event: &ServerSseMessage) {
         let Some(id) = &event.event_id else {
             return;
         };
         let exchange = &self.attachment.exchange;
         exchange.mark_passed(true, event.retry);
-        let number = match self.form {
+        let number = match self.event_id_format {
             Form::Rmcp => numbers(id.as_bytes()).map(|(_, stream)| stream),
             Form::Any => None,
         };
         if number.is_none() || number != self.stream {
-            let (call, form) = (self.attachment.id, self.form);
+            let (call, form) = (self.attachment.id, self.event_id_format);
             exchange.at_home(|core| core.name(call, id.as_bytes(), form));
             self.stream = number;
         }
@@ -245,46 +249,48 @@ impl BoundCall {
         call.is_some_and(|(answered, call)| *call.request_id() == answered.into())
     }
 
-    fn answered(mut self, event: &ServerSseMessage, used: Option<&InUse>) {
-        // The others are kept longer, and each would keep a whole board of the shelf.
-        let shelf = used.filter(|_| self.watched == Watched::ByClient);
-        self.watched = Watched::NoMore;
+    fn answered(mut self, event: &ServerSseMessage, used: Option<&SessionUse>) {
+        // Other answers are retained longer, and each would keep a whole chunk of the arena allocated.
+        let arena_owner = used.filter(|_| self.reader == StreamReader::Client);
+        self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;
         if used.is_some_and(|used| used.early_ends.are_possible()) {
             let _copy = exchange.close_passage();
         }
-        exchange.answered(*id, || kept::keep(event, shelf.map(|used| &used.shelf)));
+        exchange.answered(*id, || {
+            replay::retain(event, arena_owner.map(|used| &used.text_arena))
+        });
     }
 
-    /// Notes that the manager refused its request.
+    /// Records that the manager refused the request.
     pub(super) fn refused(mut self) {
-        self.watched = Watched::NoMore;
-        self.is_opening = false;
+        self.reader = StreamReader::None;
+        self.is_dispatching = false;
         self.attachment.exchange.refused(&self.attachment);
     }
 
     #[cold]
-    fn ended_by_server(mut self, used: Option<&InUse>) {
-        self.watched = Watched::NoMore;
+    fn ended_by_server(mut self, used: Option<&SessionUse>) {
+        self.reader = StreamReader::None;
         self.attachment.detach(DetachCause::EndedByServer, false);
-        self.expect_answer_elsewhere(used);
+        self.answer_not_on_this_stream(used);
     }
 }
 
 impl Drop for BoundCall {
     fn drop(&mut self) {
         let Attachment { exchange, id, .. } = &self.attachment;
-        match self.watched {
-            // It never got as far as a stream.
-            Watched::ByClient => {
+        match self.reader {
+            // The request was dropped before it had a stream.
+            StreamReader::Client => {
                 exchange.read_on(*id);
                 self.attachment.drop_stream();
                 exchange.lose_sight(*id);
             }
-            Watched::ByTask => exchange.lose_sight(*id),
-            Watched::NoMore => {}
+            StreamReader::Task => exchange.lose_sight(*id),
+            StreamReader::None => {}
         }
-        if self.is_opening {
+        if self.is_dispatching {
             exchange.given_up(*id);
         }
     }

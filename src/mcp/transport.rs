@@ -1,4 +1,4 @@
-//! The transport of a session, which keeps back what cancelled calls still send and answers what they had asked.
+//! The transport of a session: it suppresses the messages of cancelled calls, and answers their client requests.
 
 use std::{
     borrow::Cow,
@@ -17,13 +17,14 @@ use rmcp::{
 };
 
 use super::{
-    mute::{Fate, Muted},
-    serving::Serving,
+    serve_tasks::ServeTasks,
     session::Session,
+    suppress::{SendDecision, Suppressed},
 };
 
-/// The transport of a session that [`CancellableSessionManager`](super::CancellableSessionManager) made. It is open until it is
-/// closed or dropped.
+/// The transport of a session of a [`CancellableSessionManager`](super::CancellableSessionManager).
+///
+/// It is open until it is closed or dropped.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancellableSessionManager, transport::CancellableTransport};
@@ -40,13 +41,13 @@ use super::{
 pub struct CancellableTransport<T> {
     inner: T,
     session: Arc<Session>,
-    /// Taken when the task that serves the session takes its first message.
-    serving: Option<Arc<Serving>>,
+    /// Taken when the task that serves the session receives its first message.
+    serve_tasks: Option<Arc<ServeTasks>>,
 }
 
 pin_project! {
-    /// A message on its way to the client. A type of its own, in which the future inside is built where it stays: it holds
-    /// the message, which is large.
+    /// Sends a message to the client. A named type, so that the inner future is built in place: it holds the message, which
+    /// is large.
     #[project = SendingProj]
     enum Sending<F> {
         Handed { #[pin] sent: F },
@@ -56,26 +57,26 @@ pin_project! {
 }
 
 pin_project! {
-    /// The next message from the client, or one in its place.
+    /// Receives the next message from the client, or an error in place of its reply.
     ///
     /// # Cancel safety
     ///
-    /// As safe as the inner one: what is taken is returned in the same poll.
+    /// As cancel safe as the inner future: an error that is taken is returned in the same poll.
     struct Receive<'a, F> {
         #[pin]
         inner: F,
-        muted: &'a Muted,
+        suppressed: &'a Suppressed,
     }
 }
 
-/// Why a message was not sent.
+/// The error of a message that was not sent.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::transport::TransportError;
 ///
-/// /// Whether a session can go on.
+/// /// Whether the session has failed.
 /// fn is_fatal<E>(error: &TransportError<E>) -> bool {
-///     !error.is_cancelled() // a cancelled call asks its client nothing more
+///     !error.is_cancelled() // a cancelled call makes no request to its client
 /// }
 /// # let _ = is_fatal::<std::io::Error>;
 /// ```
@@ -91,11 +92,11 @@ enum SendError<E> {
 // === impl CancellableTransport ===
 
 impl<T> CancellableTransport<T> {
-    pub(super) fn new(inner: T, session: Arc<Session>, serving: Arc<Serving>) -> Self {
+    pub(super) fn new(inner: T, session: Arc<Session>, serving: Arc<ServeTasks>) -> Self {
         Self {
             inner,
             session,
-            serving: Some(serving),
+            serve_tasks: Some(serving),
         }
     }
 }
@@ -111,23 +112,23 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
         &mut self,
         item: TxJsonRpcMessage<RoleServer>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
-        self.session.pass(&item);
-        match self.session.muted.fate(&item) {
-            Fate::Sent => Sending::Handed {
+        self.session.observe_answer(&item);
+        match self.session.suppressed.decide(&item) {
+            SendDecision::Send => Sending::Handed {
                 sent: self.inner.send(item),
             },
-            Fate::Dropped => Sending::Dropped,
-            Fate::Refused => Sending::Refused,
+            SendDecision::Drop => Sending::Dropped,
+            SendDecision::Refuse => Sending::Refused,
         }
     }
 
     fn receive(&mut self) -> impl Future<Output = Option<RxJsonRpcMessage<RoleServer>>> + Send {
-        if let Some(serving) = self.serving.take() {
+        if let Some(serving) = self.serve_tasks.take() {
             serving.begin(&self.session);
         }
         Receive {
             inner: self.inner.receive(),
-            muted: &self.session.muted,
+            suppressed: &self.session.suppressed,
         }
     }
 
@@ -170,24 +171,24 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        if this.muted.any()
-            && let Some(answer) = this.muted.answer()
+        if this.suppressed.is_active()
+            && let Some(answer) = this.suppressed.error_reply()
         {
             return Poll::Ready(Some(answer));
         }
-        // A message is large, and most polls have none: nothing is moved for them.
+        // A message is large, and most polls return none: nothing is moved for them.
         match this.inner.poll(cx) {
             Poll::Ready(received) => {
                 if let Some(message) = &received {
-                    this.muted.received(message);
+                    this.suppressed.on_received(message);
                 }
                 Poll::Ready(received)
             }
-            Poll::Pending if this.muted.any() => {
-                this.muted.wake(cx.waker());
-                // An answer may have come before the waker was there.
-                this.muted
-                    .answer()
+            Poll::Pending if this.suppressed.is_active() => {
+                this.suppressed.register_waker(cx.waker());
+                // An error may have been added before the waker was registered.
+                this.suppressed
+                    .error_reply()
                     .map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
             }
             Poll::Pending => Poll::Pending,
@@ -202,7 +203,7 @@ impl<E> TransportError<E> {
         Self(SendError::Transport(error))
     }
 
-    /// Whether the message was a request to the client, made for a call that is cancelled.
+    /// Returns `true` if the message was a client request of a cancelled call.
     pub fn is_cancelled(&self) -> bool {
         matches!(self.0, SendError::Cancelled)
     }

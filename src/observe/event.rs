@@ -5,14 +5,13 @@ use std::{fmt, time::Duration};
 use crate::{
     call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
     cancel::CancelError,
-    envelope::Unreadable,
+    envelope::ParseFailure,
     limits::Limit,
 };
 
-/// Something that happened to a call, or a request that could not be read as one.
+/// An event of a call, or a request body that could not be parsed.
 ///
-/// Every call starts once and ends once. Events of one call that happen on different threads at the same time may come in any
-/// order.
+/// Every call starts once and ends once. Concurrent events of one call may be reported in any order.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes, to_bytes}, routing::post};
@@ -22,7 +21,7 @@ use crate::{
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
-/// let (sender, said) = std::sync::mpsc::channel();
+/// let (sender, reported) = std::sync::mpsc::channel();
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(move |event| {
 ///     let _sent = match event {
 ///         Event::Started { call, .. } => sender.send(format!("{} starts", call.method())),
@@ -36,11 +35,11 @@ use crate::{
 /// let response = app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
 /// // The call ends with the last byte of its answer.
 /// to_bytes(response.into_body(), 1024).await.unwrap();
-/// assert_eq!(said.try_iter().collect::<Vec<_>>(), ["prompts/list starts", "Completed"]);
+/// assert_eq!(reported.try_iter().collect::<Vec<_>>(), ["prompts/list starts", "Completed"]);
 /// # }
 /// ```
 ///
-/// `Debug` leaves out the session id, because a client that knows it can speak for the session.
+/// `Debug` omits the session id, because a client that knows it can act for the session.
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A call is in flight.
@@ -49,23 +48,24 @@ pub enum Event<'a> {
         /// The call.
         call: &'a CallInfo,
     },
-    /// The client of a call went away.
+    /// A call was detached: its client disconnected.
     #[non_exhaustive]
     Detached {
         /// The call.
         call: &'a CallInfo,
         /// Why its stream ended.
         cause: DetachCause,
-        /// How long the call may wait for its client. Zero: it is cancelled now, or when a resume that was received before is refused.
-        /// `None`: it may run to its end.
+        /// How long the call waits for a resume. `None` if it may run to its end.
+        ///
+        /// Zero if it is cancelled now, or as soon as a pending resume is refused.
         grace: Option<Duration>,
     },
-    /// The client of a call came back for it.
+    /// The client of a call resumed it.
     #[non_exhaustive]
     Resumed {
         /// The call.
         call: &'a CallInfo,
-        /// The time without a client, unless the client was back before its loss was noticed.
+        /// The detachment. `None` if the client resumed before its disconnect was detected.
         detachment: Option<Detachment>,
     },
     /// A call ended. If it was cancelled, its token has fired and the server is being notified.
@@ -75,47 +75,50 @@ pub enum Event<'a> {
         call: &'a CallInfo,
         /// How it ended.
         outcome: Outcome,
-        /// The time without a client, if the call had none at its end.
+        /// The detachment, if the call was detached at its end.
         detachment: Option<Detachment>,
     },
-    /// A call was cancelled, but the server could not be notified. This is not tried again.
+    /// A call was cancelled, but the cancel was not delivered to the server. There is no retry.
     #[non_exhaustive]
     CancelFailed {
         /// The call.
         call: &'a CallInfo,
-        /// Why the server could not be notified.
+        /// Why the cancel was not delivered.
         error: &'a CancelError,
     },
-    /// There is no room for a call among those that are tracked, so it runs on as without the layer. If it was tracked so far,
-    /// it has ended as [`Outcome::Unknown`] for the layer, which is reported next.
+    /// A call is over a limit, so it keeps running untracked, as without the layer.
+    ///
+    /// If it was tracked before, its end as [`Outcome::Unknown`] is reported next.
     #[non_exhaustive]
     Untracked {
         /// The call.
         call: &'a CallInfo,
-        /// The limit that the call met.
+        /// The limit that the call exceeds.
         limit: Limit,
     },
-    /// The record of an ended call had to go, or could not be kept, because there is no room. Its client was away when the
-    /// answer came, or had its call cancelled, and may now resume in vain.
+    /// The outcome of an ended call was evicted, or could not be retained, because of a limit.
     ///
-    /// This is reported to the observers of the call that needed the room, which is mostly another call.
+    /// Its client was detached at the end, or its call was cancelled. A resume of it finds no outcome.
+    ///
+    /// Reported to the observers of the call that needed the room, which is mostly another call.
     #[non_exhaustive]
-    AnswerDropped {
+    AnswerEvicted {
         /// The call.
         call: CallId,
         /// The id of its session.
         session: &'a str,
         /// How it ended.
         outcome: Outcome,
-        /// How many bytes were counted for the record, see [`Limits::retained`](crate::Limits::retained).
+        /// The counted size of the record in bytes, see [`Limits::retained`](crate::Limits::retained).
         bytes: usize,
     },
-    /// The body of a POST could not be read as JSON-RPC with certainty. It went to the inner service untouched, and makes no
-    /// call.
+    /// The body of a POST could not be parsed as JSON-RPC with certainty.
+    ///
+    /// The inner service received it unchanged, and it makes no call.
     #[non_exhaustive]
-    Unwatched {
-        /// Why the body could not be read.
-        why: Unreadable,
+    UnparsedBody {
+        /// Why the body could not be parsed.
+        why: ParseFailure,
     },
 }
 
@@ -124,60 +127,61 @@ impl fmt::Debug for Event<'_> {
         match self {
             Self::Started { call } => f.debug_struct("Started").field("call", call).finish(),
             Self::Detached { call, cause, grace } => {
-                let mut shown = f.debug_struct("Detached");
-                shown.field("call", call).field("cause", cause);
-                shown.field("grace", grace).finish()
+                let mut output = f.debug_struct("Detached");
+                output.field("call", call).field("cause", cause);
+                output.field("grace", grace).finish()
             }
             Self::Resumed { call, detachment } => {
-                let mut shown = f.debug_struct("Resumed");
-                shown.field("call", call);
-                shown.field("detachment", detachment).finish()
+                let mut output = f.debug_struct("Resumed");
+                output.field("call", call);
+                output.field("detachment", detachment).finish()
             }
             Self::Ended {
                 call,
                 outcome,
                 detachment,
             } => {
-                let mut shown = f.debug_struct("Ended");
-                shown.field("call", call).field("outcome", outcome);
-                shown.field("detachment", detachment).finish()
+                let mut output = f.debug_struct("Ended");
+                output.field("call", call).field("outcome", outcome);
+                output.field("detachment", detachment).finish()
             }
             Self::CancelFailed { call, error } => {
-                let mut shown = f.debug_struct("CancelFailed");
-                shown.field("call", call).field("error", error).finish()
+                let mut output = f.debug_struct("CancelFailed");
+                output.field("call", call).field("error", error).finish()
             }
             Self::Untracked { call, limit } => {
-                let mut shown = f.debug_struct("Untracked");
-                shown.field("call", call).field("limit", limit).finish()
+                let mut output = f.debug_struct("Untracked");
+                output.field("call", call).field("limit", limit).finish()
             }
-            Self::AnswerDropped {
+            Self::AnswerEvicted {
                 call,
                 session: _,
                 outcome,
                 bytes,
             } => {
-                let mut shown = f.debug_struct("AnswerDropped");
-                shown.field("call", call).field("outcome", outcome);
-                shown.field("bytes", bytes).finish_non_exhaustive()
+                let mut output = f.debug_struct("AnswerEvicted");
+                output.field("call", call).field("outcome", outcome);
+                output.field("bytes", bytes).finish_non_exhaustive()
             }
-            Self::Unwatched { why } => f.debug_struct("Unwatched").field("why", why).finish(),
+            Self::UnparsedBody { why } => f.debug_struct("UnparsedBody").field("why", why).finish(),
         }
     }
 }
 
-/// Gets every [`Event`] of a layer, and of the clones that are made of it afterwards. A layer may have several observers. Closures are observers;
-/// [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn) takes those that do not name the type of their argument.
+/// Receives every [`Event`] of a layer, and of the clones that are made of it afterwards.
 ///
-/// An observer is called where the event happens, even inside `Drop`, with no lock held, and before anything else happens to
-/// the call:
+/// A layer may have several observers. Closures are observers;
+/// [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn) accepts those that do not name the type of their argument.
 ///
-/// - It must not block, because that would hold up the runtime and the cancel. Work that takes time belongs behind a channel.
-/// - It must not call back into what it observes.
+/// An observer is called synchronously, even inside `Drop`, with no lock held, and before any later event of the call:
+///
+/// - It must not block, because that would delay the runtime and the cancel. Send slow work through a channel.
+/// - It must not call back into the layer or the call.
 /// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers. (The panic hook
 ///   still prints it, and with `panic = "abort"` the process ends.)
 ///
 /// The current span is the one in which the call's request was served, if there was one. For an
-/// [`AnswerDropped`](Event::AnswerDropped) it may be any span.
+/// [`AnswerEvicted`](Event::AnswerEvicted) it may be any span.
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
@@ -199,7 +203,7 @@ impl fmt::Debug for Event<'_> {
 /// # drop(layer);
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// Is called with every event.
+    /// Called with every event.
     fn on_event(&self, event: &Event<'_>);
 }
 

@@ -1,39 +1,39 @@
 //! The types of events and snapshots, metrics, and the log.
 //!
-//! An [`Observer`] gets every [`Event`] of a layer. This module has the types with which an event describes a call that lost
-//! its client, was beyond a limit, or could not be cancelled. It also has what [`Calls::snapshot`](crate::Calls::snapshot)
-//! shows of the calls in flight.
+//! An [`Observer`] receives every [`Event`] of a layer. This module has the types with which an event describes a call that was
+//! detached, was over a limit, or could not be cancelled. It also has the snapshots of calls in flight that
+//! [`Calls::snapshot`](crate::Calls::snapshot) returns.
 
 use std::{fmt, sync::Arc};
 
-use crate::quietly::quietly;
+use crate::catch_panic::catch_panic;
 
 pub(crate) mod event;
+mod log;
 #[cfg(feature = "metrics")]
-mod meter;
-mod remarks;
+mod metrics;
 #[cfg(feature = "rmcp")]
 mod session;
+mod setup_hints;
 mod snapshot;
-mod trace;
 
 #[cfg(feature = "metrics")]
-pub use self::meter::Metrics;
+pub use self::metrics::Metrics;
 #[cfg(feature = "rmcp")]
 pub use self::session::SessionEvent;
 pub(crate) use self::{
     event::{Event, Observer},
-    remarks::{Remark, Remarks},
-    trace::{HandlerEnd, log_dropped, log_limit},
+    log::{HandlerEnd, log_evicted, log_limit},
+    setup_hints::{Hint, SetupHints},
 };
 pub use self::{
+    log::SessionIds,
     snapshot::{CallSnapshot, CallState},
-    trace::SessionIds,
 };
 pub use crate::{
     call::{DetachCause, Detachment},
     cancel::CancelError,
-    envelope::Unreadable,
+    envelope::ParseFailure,
     limits::Limit,
 };
 
@@ -52,17 +52,17 @@ impl Observers {
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        // Also where nobody subscribes: `tracing` may hand its lines on to a logger of the `log` crate then.
-        trace::log(event, self.session_ids);
+        // Also without a subscriber: `tracing` may then pass its lines on to a logger of the `log` crate.
+        log::log(event, self.session_ids);
         for observer in &self.added {
-            // If it panics, neither the call nor another observer is harmed.
-            quietly(|| observer.on_event(event));
+            // A panic affects neither the call nor another observer.
+            catch_panic(|| observer.on_event(event));
         }
     }
 
-    /// Logs that a stream of no call was let go, because its client did not read it.
+    /// Logs that a stream without a call was closed, because its client did not read it.
     pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
-        trace::log_stalled(session, self.session_ids);
+        log::log_stalled(session, self.session_ids);
     }
 }
 

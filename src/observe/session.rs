@@ -1,7 +1,7 @@
 //! Events of sessions.
 
-/// Something that happened to a session, as
-/// [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session) tells it.
+/// An event of a session, for the listeners of
+/// [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -21,23 +21,22 @@
 /// # }
 /// ```
 ///
-/// `Debug` shows the session id, and a client that knows it can speak for the session.
+/// `Debug` shows the session id, and a client that knows it can act for the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SessionEvent<'a> {
-    /// A session is there, but no message of it has been answered yet.
+    /// A session was opened. No message of it has been answered yet.
     #[non_exhaustive]
     Opened {
-        /// Its id.
+        /// The id of the session.
         session: &'a str,
-        /// It goes on here under an id that was given out before, be it by this server or by another.
+        /// `true` if the session was restored under an id that this server or another one issued before.
         restored: bool,
     },
-    /// A session has ended: its client or the server asked for it, it was idle for too long, or another was restored under its
-    /// id.
+    /// A session was closed: by its client, by the server, for being idle, or because another was restored under its id.
     #[non_exhaustive]
     Closed {
-        /// Its id.
+        /// The id of the session.
         session: &'a str,
     },
 }

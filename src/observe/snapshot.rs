@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::call::{CallId, CallInfo};
 
-/// A call as [`Calls::snapshot`](crate::Calls::snapshot) found it.
+/// A call in flight, at the time of [`Calls::snapshot`](crate::Calls::snapshot).
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
@@ -38,7 +38,7 @@ pub struct CallSnapshot {
     pub(crate) time_left: Option<Duration>,
 }
 
-/// Whether a call has a client.
+/// Whether a call is attached or detached.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::CallState};
@@ -50,14 +50,14 @@ pub struct CallSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallState {
-    /// A stream of the call lives.
+    /// A stream of the call is open.
     Attached,
-    /// The client of the call has gone.
+    /// The client of the call has disconnected.
     #[non_exhaustive]
     Detached {
-        /// How long the client has been gone.
+        /// How long the call has been detached.
         since: Duration,
-        /// How long the call may still wait for its client; `None` if it runs on to its end.
+        /// How long the call still waits for a resume. `None` if it keeps running to its end.
         grace_left: Option<Duration>,
     },
 }
@@ -65,27 +65,27 @@ pub enum CallState {
 // === impl CallSnapshot ===
 
 impl CallSnapshot {
-    /// The call's identity in this process, for [`Calls::cancel`](crate::Calls::cancel).
+    /// Returns the call's identity in this process, for [`Calls::cancel`](crate::Calls::cancel).
     pub fn id(&self) -> CallId {
         self.info.id()
     }
 
-    /// What is known of the call itself.
+    /// Returns the description of the call.
     pub fn info(&self) -> &CallInfo {
         &self.info
     }
 
-    /// How long the layer has known the call.
+    /// Returns how long the layer has tracked the call.
     pub fn age(&self) -> Duration {
         self.age
     }
 
-    /// Whether the call has a client.
+    /// Returns whether the call is attached or detached.
     pub fn state(&self) -> CallState {
         self.state
     }
 
-    /// How long the call may still last, by its [`call_timeout`](crate::Policy::call_timeout).
+    /// Returns how long the call may still last, by its [`call_timeout`](crate::Policy::call_timeout).
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
     }

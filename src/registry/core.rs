@@ -25,12 +25,12 @@
 //!    Only resumes that brought no event
 //!    (a server that the layer alone watches) renew it no more than [`times::MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
-//!    resumes wait in the accept queue. More than [`LATE`](crate::timer::LATE) late, or noticed by another
+//!    resumes wait in the accept queue. More than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or noticed by another
 //!    runtime because its own stands still, it is put off for long, once. Else more than [`times::JITTER`] late, it is
-//!    looked at again [`GLANCE`](crate::timer::GLANCE) later, until that look is not more than
-//!    [`ON_TIME`](crate::timer::ON_TIME) late itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold
+//!    looked at again [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY) later, until that look is not more than
+//!    [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late itself, [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times at most. A hold
 //!    may be what notices; its own time is not late. Nor is what the timer comes to late because it has much to do, while
-//!    it lets the runtime serve its clients ([`Watch`]).
+//!    it lets the runtime serve its clients ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Names.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
 //!    ([`Form`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came,
 //!    any unknown id of the session may be one of them.

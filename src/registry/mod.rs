@@ -19,7 +19,7 @@ use crate::{
     call::{CallId, Key, Scope, SessionKey},
     limits::{Limit, Limits},
     lock::lock,
-    observe::Remarks,
+    observe::SetupHints,
     timer::Timer,
 };
 
@@ -64,7 +64,7 @@ pub(crate) struct Registry<T> {
     deliveries: AtomicUsize,
     managers: Managers,
     pub(crate) notes: Notes,
-    pub(crate) remarks: Remarks,
+    pub(crate) hints: SetupHints,
 }
 
 // === impl Registry ===
@@ -79,7 +79,7 @@ impl<T: Tracked> Registry<T> {
             deliveries: AtomicUsize::new(0),
             managers: Managers::default(),
             notes: Notes::default(),
-            remarks: Remarks::default(),
+            hints: SetupHints::default(),
         }
     }
 

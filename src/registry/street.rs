@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     call::{CallId, CancelReason},
+    catch_panic::catch_panic,
     lock::lock,
-    quietly::quietly,
     shards::Shards,
-    timer::{NextLook, Noticed, Ticket, Timed, Timer, Watch},
+    timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, Timer, TimerHandle},
 };
 
 /// In how many homes calls without a session live: 16, so that as many may come and go at the same time.
@@ -55,7 +55,7 @@ pub(crate) struct Home<T> {
     session_id: Option<(Arc<str>, NameHash)>,
     state: Mutex<Inside<T>>,
     /// Has the timer look at it, once anything of it came to have a time.
-    ticket: OnceLock<Ticket>,
+    ticket: OnceLock<TimerHandle>,
 }
 
 struct Inside<T> {
@@ -299,9 +299,9 @@ impl<T: Tracked> Home<T> {
             let _first = self.ticket.set(street.timer.set(at, home));
         }
         if let Some(ticket) = self.ticket.get() {
-            ticket.by(at);
+            ticket.reset_earlier(at);
         }
-        street.timer.on_this_runtime();
+        street.timer.ensure_on_current_runtime();
     }
 
     /// Leaves the street if nothing is known of its session.
@@ -317,7 +317,7 @@ impl<T: Tracked> Home<T> {
     #[cfg(test)]
     pub(super) fn is_forgotten(&self) -> bool {
         let next = self.state().core.next_deadline();
-        let looked_at = self.ticket.get().and_then(Ticket::at);
+        let looked_at = self.ticket.get().and_then(TimerHandle::deadline);
         next.is_some_and(|next| looked_at.is_none_or(|at| at > next))
     }
 
@@ -326,8 +326,8 @@ impl<T: Tracked> Home<T> {
     }
 }
 
-impl<T: Tracked> Timed for Home<T> {
-    fn look(&self, watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
+impl<T: Tracked> OnDeadline for Home<T> {
+    fn on_deadline(&self, watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
         let (expired, next, has_ended) = {
             let mut state = self.state();
             let (expired, after) = state.run(|core| core.expire_some(watch, PORTION));
@@ -339,11 +339,11 @@ impl<T: Tracked> Timed for Home<T> {
         }
         // Before anybody hears of what is over, which may last: the others are for whoever looks next.
         if let Some((ticket, next)) = self.ticket.get().zip(next) {
-            ticket.by(next);
+            ticket.reset_earlier(next);
         }
         for (id, call, expired) in expired {
             // What is let go of is the user's. A destructor that panics harms no other call.
-            quietly(|| match expired {
+            catch_panic(|| match expired {
                 Expired::Grace => call.orphaned(id),
                 Expired::Confirmed => call.expired(id, CancelReason::Orphaned),
                 Expired::Deadline => call.expired(id, CancelReason::TimedOut),

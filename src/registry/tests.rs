@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     call::{CancelReason, DetachCause, Detachment, RequestId},
-    timer::{Noticed, Timed, Watch},
+    timer::{LatenessTracker, OnDeadline, Timeliness},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> C
     call.with(|core| {
         core.name(id, b"event", Form::Any);
         if owed {
-            let gone = Detachment::new(DetachCause::HungUp, now);
+            let gone = Detachment::new(DetachCause::Disconnected, now);
             core.detach(id, FIRST, FOR_ITS_END, false, gone);
         }
         let ended = Ended {
@@ -214,7 +214,7 @@ async fn the_graces_of_all_sessions_end_when_they_are_over() {
             deadline: now + seconds * SECOND,
             retry: SECOND,
         };
-        let gone = Detachment::new(DetachCause::HungUp, now);
+        let gone = Detachment::new(DetachCause::Disconnected, now);
         let detached = call.with(|core| core.detach(id, FIRST, wait, false, gone));
         assert_eq!(detached, Detached::Waiting);
         (seconds, call)
@@ -367,7 +367,7 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                                         retry: SECOND,
                                     },
                                 };
-                                let gone = Detachment::new(DetachCause::HungUp, now);
+                                let gone = Detachment::new(DetachCause::Disconnected, now);
                                 let _done =
                                     call.with(|core| core.detach(*id, FIRST, wait, false, gone));
                             }
@@ -394,7 +394,10 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                             }
                             5 => {
                                 if let Some(home) = registry.street.find(&keys(n).session.id) {
-                                    home.look(&Watch::new(now, Noticed::InTime), Noticed::InTime);
+                                    home.on_deadline(
+                                        &LatenessTracker::new(now, Timeliness::OnTime),
+                                        Timeliness::OnTime,
+                                    );
                                 }
                             }
                             _ => drop(registry.find(&keys(n))),
@@ -444,14 +447,14 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                         let now = start + step * Duration::from_millis(1);
                         let (id, call) = &calls[(dice >> 8) as usize % CALLS];
                         match dice % 4 {
-                            0 => drop(registry.street.timer.look_now(now)),
+                            0 => drop(registry.street.timer.run_expired_now(now)),
                             1 => {
                                 let stream = call.with(|core| core.attach(*id));
                                 let wait = Wait::Until {
                                     deadline: now + Duration::from_millis(dice >> 40 & 31),
                                     retry: SECOND,
                                 };
-                                let gone = Detachment::new(DetachCause::HungUp, now);
+                                let gone = Detachment::new(DetachCause::Disconnected, now);
                                 call.with(|core| {
                                     core.detach(*id, FIRST, wait, false, gone);
                                     stream.map(|it| core.detach(*id, it, wait, false, gone))
@@ -480,7 +483,7 @@ fn let_go((id, call): &(CallId, Arc<Call>), now: Instant) {
         deadline: now + SECOND,
         retry: SECOND,
     };
-    let gone = Detachment::new(DetachCause::HungUp, now);
+    let gone = Detachment::new(DetachCause::Disconnected, now);
     call.with(|core| core.detach(*id, FIRST, wait, false, gone));
 }
 
@@ -494,10 +497,10 @@ fn what_is_due_in_a_home_is_done_in_portions() {
         .collect();
     let now = Instant::now();
     calls.iter().for_each(|call| let_go(call, now));
-    let watch = Watch::new(now + SECOND, Noticed::InTime);
+    let watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
     let home = registry.street.find("s").unwrap();
     for portions in 1..=PORTIONS {
-        home.look(&watch, Noticed::InTime);
+        home.on_deadline(&watch, Timeliness::OnTime);
         let over = calls.iter().filter(|(_, call)| !call.heard().is_empty());
         assert_eq!(over.count(), portions * PORTION);
         assert!(!home.is_forgotten());

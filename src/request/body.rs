@@ -1,7 +1,7 @@
-//! The request body as it passes: a tee that never delays, re-frames or alters it.
+//! The request body: a tee that never delays, re-frames or alters it.
 //!
-//! The tee keeps the frames, which are reference counted, until the body has ended, then hands them to the
-//! [`Exchange`], which reads them only if no session manager bound the call by then.
+//! The tee keeps the frames, which are reference counted, until the body has ended. Then it passes them to the [`Exchange`],
+//! which parses them only if no session manager has bound the call by then.
 
 use std::{
     fmt, mem,
@@ -17,18 +17,18 @@ use pin_project_lite::pin_project;
 
 use crate::{
     call::DetachCause,
-    envelope::{Frames, NotKept, Unreadable},
+    either_body::EitherBody,
+    envelope::{Frames, ParseFailure, UnparsedBody},
     exchange::Exchange,
-    fields::{self, Field, Fields},
-    source::Source,
+    headers::{self, Header, McpHeaders},
 };
 
 pin_project! {
     /// The request body that the layer gives to the inner service.
     ///
-    /// It passes the client's body on, frame by frame as it came. In a cancel that the layer replays, it is the notification.
+    /// It passes the client's body on, frame by frame, unchanged. In a cancel that the layer replays, it is the notification.
     ///
-    /// A service that takes one certain body type needs a map before it:
+    /// A service that accepts only one body type needs a map before it:
     ///
     /// ```
     /// use axum::{body::Body, middleware::from_fn, routing::post, Router};
@@ -48,54 +48,54 @@ pin_project! {
     /// ```
     pub struct TeeBody<B> {
         #[pin]
-        source: Source<B>,
-        watch: Option<Witness>,
+        source: EitherBody<B>,
+        observer: Option<BodyObserver>,
     }
 }
 
-/// Tells the exchange how the body ends.
-struct Witness {
+/// Reports the end of the body to the exchange.
+struct BodyObserver {
     exchange: Arc<Exchange>,
     capture: Capture,
 }
 
-/// What is kept of a body.
+/// The captured part of a body.
 pub(crate) enum Capture {
-    /// Nothing is said about the body.
+    /// The body is not captured, and its end is not reported.
     Off,
     /// It may be a JSON-RPC message.
     On(Frames),
-    /// It is not kept.
-    Not(NotKept),
+    /// The body is not parsed.
+    Unparsed(UnparsedBody),
 }
 
 // === impl TeeBody ===
 
 impl<B> TeeBody<B> {
-    /// A body that is passed on unwatched.
-    pub(crate) fn unwatched(body: B) -> Self {
+    /// Returns a body that is passed on unobserved.
+    pub(crate) fn passthrough(body: B) -> Self {
         Self {
-            source: Source::body(body),
-            watch: None,
+            source: EitherBody::body(body),
+            observer: None,
         }
     }
 
     pub(crate) fn replay(content: Bytes) -> Self {
         Self {
-            source: Source::bytes(content),
-            watch: None,
+            source: EitherBody::bytes(content),
+            observer: None,
         }
     }
 
-    /// Watches a request body for `exchange`.
-    pub(crate) fn watching(
+    /// Observes a request body for `exchange`.
+    pub(crate) fn observed(
         request: Request<B>,
         exchange: Arc<Exchange>,
         capture: Capture,
     ) -> Request<Self> {
         request.map(|body| Self {
-            source: Source::body(body),
-            watch: Some(Witness { exchange, capture }),
+            source: EitherBody::body(body),
+            observer: Some(BodyObserver { exchange, capture }),
         })
     }
 }
@@ -114,25 +114,25 @@ where
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let mut this = self.project();
         let polled = ready!(this.source.as_mut().poll_frame(cx));
-        let Some(watch) = this.watch else {
+        let Some(observer) = this.observer else {
             return Poll::Ready(polled);
         };
         Poll::Ready(match polled {
             Some(Ok(frame)) => {
-                let frame = watch.pass(frame);
+                let frame = observer.observe(frame);
                 // Nothing follows trailers, and their reader may not ask.
                 if frame.is_trailers() || this.source.is_end_stream() {
-                    watch.end();
+                    observer.finish();
                 }
                 Some(Ok(frame))
             }
             Some(Err(error)) => {
                 // hyper reports a client that left in the middle of its request only here.
-                watch.exchange.abandon(DetachCause::HungUp, None);
+                observer.exchange.abandon(DetachCause::Disconnected, None);
                 Some(Err(error))
             }
             None => {
-                watch.end();
+                observer.finish();
                 None
             }
         })
@@ -153,11 +153,11 @@ impl<B> fmt::Debug for TeeBody<B> {
     }
 }
 
-// === impl Witness ===
+// === impl BodyObserver ===
 
-impl Witness {
-    /// Notes a frame. What goes on is the same bytes in the same frame.
-    fn pass<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
+impl BodyObserver {
+    /// Captures a frame, and returns the same bytes in the same frame.
+    fn observe<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
         let Capture::On(frames) = &mut self.capture else {
             return frame;
         };
@@ -166,7 +166,7 @@ impl Witness {
                 let bytes = data.copy_to_bytes(data.remaining());
                 if !frames.push(bytes.clone()) {
                     let frames = mem::take(frames);
-                    self.capture = Capture::Not(frames.not_kept(Unreadable::TooLarge));
+                    self.capture = Capture::Unparsed(frames.unparsed(ParseFailure::TooLarge));
                 }
                 Frame::data(bytes.into())
             }
@@ -174,24 +174,24 @@ impl Witness {
         }
     }
 
-    fn end(&mut self) {
+    fn finish(&mut self) {
         match mem::replace(&mut self.capture, Capture::Off) {
             Capture::Off => {}
             Capture::On(frames) => self.exchange.body_ended(Ok(frames)),
-            Capture::Not(kept) => self.exchange.body_ended(Err(kept)),
+            Capture::Unparsed(kept) => self.exchange.body_ended(Err(kept)),
         }
     }
 }
 
-impl Drop for Witness {
+impl Drop for BodyObserver {
     fn drop(&mut self) {
         match mem::replace(&mut self.capture, Capture::Off) {
             Capture::Off => {}
             Capture::On(frames) => {
-                let body = frames.not_kept(Unreadable::NotRead);
+                let body = frames.unparsed(ParseFailure::NotRead);
                 self.exchange.body_dropped(body);
             }
-            Capture::Not(body) => self.exchange.body_dropped(body),
+            Capture::Unparsed(body) => self.exchange.body_dropped(body),
         }
     }
 }
@@ -199,25 +199,28 @@ impl Drop for Witness {
 // === impl Capture ===
 
 impl Capture {
-    pub(crate) fn of(method: &Method, fields: &Fields<'_>) -> Self {
+    pub(crate) fn of(method: &Method, headers: &McpHeaders<'_>) -> Self {
         if method != Method::POST {
             return Self::Off;
         }
-        match fields.content_type {
-            Field::One(value) if fields::names_media_type(value, "application/json") => {}
-            Field::Absent => return Self::not(Unreadable::ContentType, false),
-            Field::One(_) | Field::Several(_) => {
-                let is_doubtful = !fields::is_of_another_kind(fields.content_type);
-                return Self::not(Unreadable::ContentType, is_doubtful);
+        match headers.content_type {
+            Header::One(value) if headers::names_media_type(value, "application/json") => {}
+            Header::Absent => return Self::unparsed(ParseFailure::ContentType, false),
+            Header::One(_) | Header::Several(_) => {
+                let is_doubtful = !headers::is_of_another_kind(headers.content_type);
+                return Self::unparsed(ParseFailure::ContentType, is_doubtful);
             }
         }
-        if fields.is_encoded {
-            return Self::not(Unreadable::ContentEncoding, true);
+        if headers.is_encoded {
+            return Self::unparsed(ParseFailure::ContentEncoding, true);
         }
         Self::On(Frames::default())
     }
 
-    fn not(why: Unreadable, is_doubtful: bool) -> Self {
-        Self::Not(NotKept { why, is_doubtful })
+    fn unparsed(why: ParseFailure, is_doubtful: bool) -> Self {
+        Self::Unparsed(UnparsedBody {
+            why,
+            is_ambiguous: is_doubtful,
+        })
     }
 }

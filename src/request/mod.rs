@@ -1,4 +1,4 @@
-//! The request on its way in: the tee on its body, and cancels that are replayed with its head.
+//! The request: the tee on its body, and cancels that are replayed with its head.
 
 mod body;
 mod replay;
@@ -6,5 +6,5 @@ mod replay;
 pub use self::body::TeeBody;
 pub(crate) use self::{
     body::Capture,
-    replay::{Replay, Template},
+    replay::{Replay, ServicePrototype},
 };

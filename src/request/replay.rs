@@ -1,8 +1,7 @@
 //! Replays: cancels as HTTP POSTs into the inner service, for servers without our session manager.
 //!
-//! The POST looks like the client's own: it has the original request's URI, headers and extensions, so that
-//! everything inside the layer (routing, auth, limits) treats it as it treated the call. Only what describes the body
-//! is replaced.
+//! The POST has the URI, the headers and the extensions of the original request. So everything inside the layer (routing,
+//! auth, limits) treats it as it treated the call. Only the headers that describe the body are replaced.
 
 use std::{
     future::poll_fn,
@@ -18,14 +17,13 @@ use crate::{
     call::{CallInfo, CancelReason, Scope},
     cancel::{CancelError, Canceller, Injection},
     exchange::{Exchange, Instance},
-    fields::LAST_EVENT_ID,
+    headers::LAST_EVENT_ID,
     jsonrpc,
     lock::lock,
     token::CallToken,
 };
 
-/// Headers that describe the original body or connection, or that let a service answer in the server's place what it
-/// has seen before.
+/// Headers that describe the original body or connection, or that let a service answer from a cache.
 const NOT_REPLAYED: [HeaderName; 15] = [
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,
@@ -44,8 +42,10 @@ const NOT_REPLAYED: [HeaderName; 15] = [
     HeaderName::from_static(LAST_EVENT_ID),
 ];
 
-/// Prefixes of more such headers: digests of the body, signatures over it (RFC 9421), keys by which a service recognizes
-/// a request that it has served before, and what SEP-2243 repeats from the body (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
+/// Prefixes of more such headers.
+///
+/// These are digests of the body, signatures over it (RFC 9421), idempotency keys, and the parts of the body that SEP-2243
+/// repeats (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
 const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "mcp-method",
     "mcp-name",
@@ -60,17 +60,16 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "x-idempotency-key",
 ];
 
-/// The inner service as it was layered, never called itself: every replay clones it and waits for its own
-/// clone to be ready.
-pub(crate) type Template<S> = Mutex<S>;
+/// The inner service, which is never called itself. Every replay clones it, and awaits the readiness of its clone.
+pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.
 pub(crate) struct Replay<S, B> {
-    service: Arc<Template<S>>,
+    service: Arc<ServicePrototype<S>>,
     instance: Arc<Instance>,
     uri: Uri,
     version: Version,
-    /// Smaller than a map of them, and copied faster.
+    /// A list is smaller than a map, and faster to copy.
     headers: Vec<(HeaderName, HeaderValue)>,
     extensions: Extensions,
     body: PhantomData<fn(B)>,
@@ -79,10 +78,11 @@ pub(crate) struct Replay<S, B> {
 // === impl Replay ===
 
 impl<S, B> Replay<S, B> {
-    /// Keeps a copy of the request's head. Its extensions must not hold the exchange's link yet, or
-    /// exchange and replay would keep each other alive.
+    /// Copies the head of a request.
+    ///
+    /// Its extensions must not have the link to the exchange yet. Otherwise exchange and replay would form a reference cycle.
     pub(crate) fn new(
-        service: Arc<Template<S>>,
+        service: Arc<ServicePrototype<S>>,
         instance: Arc<Instance>,
         request: &Request<B>,
     ) -> Self {
@@ -112,9 +112,9 @@ impl<S, B> Replay<S, B> {
         *request.uri_mut() = self.uri.clone();
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
-        // A handler that extracts its token takes this request too, and a second layer inside passes it on unwatched.
-        let over = Arc::new(Exchange::of_replay(self.instance.clone()));
-        request.extensions_mut().insert(CallToken::new(over));
+        // So a handler that extracts its token accepts this request too, and an inner layer passes it through.
+        let replayed = Arc::new(Exchange::of_replay(self.instance.clone()));
+        request.extensions_mut().insert(CallToken::new(replayed));
         let headers = request.headers_mut();
         for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {
             headers.append(name.clone(), value.clone());

@@ -1,13 +1,13 @@
 //! The response body: from the head to the end.
 //!
-//! A body that is dropped before its end was abandoned. Four things count as the end, in the order in which hyper may see them:
+//! A drop before the end abandons the call. Four things count as the end, in the order in which hyper may observe them:
 //!
-//! 1. the body says it is at its end ([`Body::is_end_stream`]), also before the first poll;
-//! 2. all bytes of a body of known length have passed: hyper polls it no more;
+//! 1. the body reports its end ([`Body::is_end_stream`]), even before the first poll;
+//! 2. all bytes of a body of known length were sent: hyper polls it no more;
 //! 3. a frame of trailers, after which hyper polls no more either: nothing may follow it (RFC 9110, section 6.5);
 //! 4. `None`.
 //!
-//! An error does not count as the end: the client did not get its answer and its connection is closed.
+//! An error does not count as the end: the client did not receive its answer, and its connection is closed.
 
 use std::{
     fmt,
@@ -19,8 +19,8 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::{Departure, is_ready, stream::EventStream};
-use crate::{call::DetachCause, exchange::Guard, source::Source};
+use super::{PeerClosed, is_ready, stream::EventStream};
+use crate::{call::DetachCause, either_body::EitherBody, exchange::Guard};
 
 pin_project! {
     /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). If it is dropped before its end,
@@ -51,11 +51,11 @@ pin_project! {
             // First, so that the token fires before the inner body's destructors run.
             guard: Guard,
             #[pin]
-            source: Source<B>,
-            // How many bytes are to come, where that is known.
+            source: EitherBody<B>,
+            // Number of bytes left, if it is known.
             remaining: Option<u64>,
-            // Until it was seen to have left.
-            peer: Option<Departure>,
+            // `None` once the connection was closed.
+            peer: Option<PeerClosed>,
         },
         Events { stream: EventStream<B> },
     }
@@ -64,17 +64,17 @@ pin_project! {
 // === impl ResponseBody ===
 
 impl<B: Body> ResponseBody<B> {
-    /// A body of this length, if it is known. It ends early if `peer` leaves while it is pending.
+    /// Returns a body of this length, if it is known. It ends early if `peer` closes while it is pending.
     pub(super) fn plain(
         mut guard: Guard,
         inner: B,
         remaining: Option<u64>,
-        peer: Option<Departure>,
+        peer: Option<PeerClosed>,
     ) -> Self {
         if inner.is_end_stream() || remaining == Some(0) {
             guard.complete();
         }
-        let source = Source::body(inner);
+        let source = EitherBody::body(inner);
         Self {
             kind: Kind::Plain {
                 guard,
@@ -91,14 +91,14 @@ impl<B: Body> ResponseBody<B> {
         }
     }
 
-    /// These bytes in place of the inner body.
+    /// Returns a body of these bytes, in place of the inner one.
     pub(super) fn bytes(bytes: Bytes) -> Self {
-        Self::unwatched(Source::bytes(bytes))
+        Self::inert(EitherBody::bytes(bytes))
     }
 }
 
 impl<B> ResponseBody<B> {
-    fn unwatched(source: Source<B>) -> Self {
+    fn inert(source: EitherBody<B>) -> Self {
         Self {
             kind: Kind::Plain {
                 guard: Guard::inert(),
@@ -139,7 +139,7 @@ where
             Poll::Ready(polled) => polled,
             Poll::Pending if is_ready(peer, cx) => {
                 *peer = None;
-                guard.abandon(DetachCause::PeerGone);
+                guard.abandon(DetachCause::PeerClosed);
                 return Poll::Ready(None);
             }
             Poll::Pending => return Poll::Pending,
@@ -175,9 +175,9 @@ where
 }
 
 impl<B: Default> Default for ResponseBody<B> {
-    /// An empty body that belongs to no call, as layers outside make one for their own answers.
+    /// Returns an empty body that belongs to no call. Outer layers use one for their own answers.
     fn default() -> Self {
-        Self::unwatched(Source::body(B::default()))
+        Self::inert(EitherBody::body(B::default()))
     }
 }
 

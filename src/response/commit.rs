@@ -1,8 +1,7 @@
-//! The inner answer as events, after a head that went out before it.
+//! The inner answer as events, after a response head that was sent before it.
 //!
-//! Once the client has been answered `200 text/event-stream`, every answer of the inner service must become events: its
-//! own events as they are, a JSON body as the data of one event, and anything else as a JSON-RPC error. The rest of its head
-//! is lost.
+//! Once the client has received `200 text/event-stream`, every answer of the inner service must become events. Its own events
+//! stay as they are, a JSON body becomes the data of one event, anything else a JSON-RPC error. The rest of its head is lost.
 
 use std::{
     fmt,
@@ -23,27 +22,27 @@ use super::{
 use crate::{
     call::{DetachCause, RequestId},
     exchange::{BodyPlan, Guard, Head, Tap},
-    fields::Fields,
+    headers::McpHeaders,
     jsonrpc,
-    sse::{self, Start},
+    sse::{self, BomFilter},
 };
 
-/// How much of a refusal is read for a JSON-RPC error: 64 KiB. Errors are short.
+/// Maximum number of bytes of a refusal that are searched for a JSON-RPC error: 64 KiB. Errors are short.
 const MAX_REFUSAL: usize = 64 * 1024;
 
-/// The answer to come of the inner service. `None` if it fails.
-pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
+/// The pending answer of the inner service. `None` if the service fails.
+pub(super) type PendingAnswer<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
 
 /// The answer to one request, as events.
-pub(super) struct Committed<B> {
+pub(super) struct CommittedBody<B> {
     request: RequestId,
     stage: CommitStage<B>,
 }
 
 enum CommitStage<B> {
-    Answering(Answering<B>),
+    Pending(PendingAnswer<B>),
     Events(Pin<Box<B>>),
-    /// The data of one event. It begins with the first byte that is no white space: an event without data is none.
+    /// The data of one event. The event starts at the first byte that is no white space.
     Json(JsonEvent<B>),
     Refusal {
         status: StatusCode,
@@ -56,22 +55,22 @@ enum CommitStage<B> {
 struct JsonEvent<B> {
     status: StatusCode,
     body: Pin<Box<B>>,
-    /// Within an event, a byte order mark would be a part of the text.
-    start: Start,
-    has_begun: bool,
+    /// Removes a byte order mark, which would be a part of the text within an event.
+    bom_filter: BomFilter,
+    has_data: bool,
 }
 
-// === impl Committed ===
+// === impl CommittedBody ===
 
-impl<B> Committed<B>
+impl<B> CommittedBody<B>
 where
     B: Body,
     B::Data: From<Bytes>,
 {
-    pub(super) fn new(request: RequestId, answering: Answering<B>) -> Self {
+    pub(super) fn new(request: RequestId, pending: PendingAnswer<B>) -> Self {
         Self {
             request,
-            stage: CommitStage::Answering(answering),
+            stage: CommitStage::Pending(pending),
         }
     }
 
@@ -79,13 +78,13 @@ where
         loop {
             let polling = guard.polling();
             match &mut self.stage {
-                CommitStage::Answering(answering) => {
-                    let answered = answering.as_mut().poll(cx);
+                CommitStage::Pending(pending) => {
+                    let answered = pending.as_mut().poll(cx);
                     drop(polling);
                     if let Some(exchange) = guard.exchange() {
                         exchange.settle();
                     }
-                    if let Some(first) = self.answered(guard, ready!(answered)) {
+                    if let Some(first) = self.on_answer(guard, ready!(answered)) {
                         return Poll::Ready(Some(Ok(Frame::data(first.into()))));
                     }
                 }
@@ -96,14 +95,16 @@ where
                         Ok(frame) => frame,
                         Err(error) => return Poll::Ready(Some(Err(error))),
                     };
-                    // Events have no trailers, and nothing follows those of the body.
+                    // Events have no trailers, and no frame follows those of the body.
                     let data = match frame.and_then(|frame| frame.into_data().ok()) {
-                        Some(mut data) => match json.pass(data.copy_to_bytes(data.remaining())) {
-                            Some(data) => data,
-                            None => continue,
-                        },
+                        Some(mut data) => {
+                            match json.convert(data.copy_to_bytes(data.remaining())) {
+                                Some(data) => data,
+                                None => continue,
+                            }
+                        }
                         None => {
-                            let end = if json.has_begun {
+                            let end = if json.has_data {
                                 Bytes::from_static(b"\n\n")
                             } else {
                                 refusal(&self.request, json.status, &[])
@@ -133,8 +134,8 @@ where
         }
     }
 
-    /// Takes the answer. What is to be sent for it at once, if anything.
-    fn answered(&mut self, guard: &mut Guard, answer: Option<Response<B>>) -> Option<Bytes> {
+    /// Handles the answer. Returns the bytes to send at once, if any.
+    fn on_answer(&mut self, guard: &mut Guard, answer: Option<Response<B>>) -> Option<Bytes> {
         let Some(answer) = answer else {
             guard.fail();
             self.stage = CommitStage::Ended;
@@ -142,21 +143,21 @@ where
             return Some(error_event((&self.request).into(), error));
         };
         let (parts, body) = answer.into_parts();
-        let fields = Fields::of(&parts.headers);
-        let head = read_head(parts.status, &fields);
+        let mcp_headers = McpHeaders::of(&parts.headers);
+        let head = read_head(parts.status, &mcp_headers);
         match guard.exchange().map(|exchange| exchange.head(head)) {
             Some(BodyPlan::Tap(tap)) => guard.set_tap(tap),
             Some(BodyPlan::Answer(call)) => guard.set_tap(Box::new(Tap::answer_as_event(call))),
             Some(BodyPlan::Pass | BodyPlan::Late { .. }) | None => {}
         }
-        let is_encoded = fields.is_encoded;
+        let is_encoded = mcp_headers.is_encoded;
         self.stage = match head {
             Head::Stream { readable: true } => CommitStage::Events(Box::pin(body)),
-            Head::Answer if has_type(&fields, "application/json") && !is_encoded => {
+            Head::Answer if has_type(&mcp_headers, "application/json") && !is_encoded => {
                 CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
-                // The head that went out does not name its encoding.
+                // The head that was sent does not name the encoding.
                 guard.abandon(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
@@ -178,36 +179,36 @@ where
 
 impl<B> JsonEvent<B> {
     fn new(status: StatusCode, body: B) -> Self {
-        let mut start = Start::default();
-        start.put_in();
+        let mut start = BomFilter::default();
+        start.after_injection();
         Self {
             status,
             body: Box::pin(body),
-            start,
-            has_begun: false,
+            bom_filter: start,
+            has_data: false,
         }
     }
 
-    /// What is to be sent for the next frame of the body. Returns `None` as long as only white space has passed.
-    fn pass(&mut self, frame: Bytes) -> Option<Bytes> {
-        let data = on_one_line(self.start.pass(frame));
-        if self.has_begun {
+    /// Returns the bytes to send for the next frame. `None` while the body has only white space.
+    fn convert(&mut self, frame: Bytes) -> Option<Bytes> {
+        let data = on_one_line(self.bom_filter.filter(frame));
+        if self.has_data {
             return Some(data);
         }
         let text = data.trim_ascii_start();
-        self.has_begun = !text.is_empty();
-        self.has_begun
+        self.has_data = !text.is_empty();
+        self.has_data
             .then(|| [&b"data: "[..], text].concat().into())
     }
 }
 
-impl<B> fmt::Debug for Committed<B> {
+impl<B> fmt::Debug for CommittedBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Committed").finish_non_exhaustive()
     }
 }
 
-/// JSON with spaces for its line ends, which all stand between tokens.
+/// Replaces the line ends of JSON with spaces. All of them stand between tokens.
 fn on_one_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
@@ -219,19 +220,19 @@ fn on_one_line(json: Bytes) -> Bytes {
     json.iter().map(on_line).collect()
 }
 
-/// A refusal as an event: with the JSON-RPC error in its body if it has one, under the request's id.
+/// Returns a refusal as an event: the JSON-RPC error in its body, if it has one, under the request's id.
 fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
     let id = Value::from(request);
-    let said = serde_json::from_slice(body)
+    let sent = serde_json::from_slice(body)
         .ok()
-        .and_then(|mut said: Value| {
-            let its_id = said.get("id");
+        .and_then(|mut sent: Value| {
+            let its_id = sent.get("id");
             let is_ours = its_id.is_none_or(|its_id| its_id.is_null() || *its_id == id);
-            let error = said.get_mut("error").filter(|_| is_ours)?.take();
+            let error = sent.get_mut("error").filter(|_| is_ours)?.take();
             let is_error = error.get("code")?.is_i64() && error.get("message")?.is_string();
             is_error.then_some(error)
         });
-    let error = said.unwrap_or_else(|| {
+    let error = sent.unwrap_or_else(|| {
         json!({
             "code": jsonrpc::INTERNAL_ERROR,
             "message": format!("HTTP status {status}"),

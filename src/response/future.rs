@@ -1,7 +1,7 @@
 //! The response future: from the request to the head.
 //!
-//! It ends before the inner service answers if the call was cancelled here, if the head goes out early, or if the client has left
-//! and hyper does not see it.
+//! It completes before the inner service answers if the call was cancelled here, if the head is sent early, or if the client
+//! disconnects while hyper does not read.
 
 use std::{
     fmt, mem,
@@ -17,13 +17,13 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::{
-    Departure, Sleeper,
+    PeerClosed, Sleeper,
     body::ResponseBody,
-    commit::Committed,
-    departure,
+    commit::CommittedBody,
     head::{content_length, has_no_content, has_type, read_head},
     is_ready,
     late::Late,
+    peer_closed,
     slot::Inner,
     stream::{Content, EventStream, Probes, set_unbuffered},
     timer,
@@ -31,24 +31,25 @@ use super::{
 use crate::{
     call::{CallInfo, DetachCause},
     exchange::{BodyPlan, Delivering, Guard, Head, Tap},
-    fields::{Fields, accepts_events},
+    headers::{McpHeaders, accepts_events},
     options::Options,
 };
 
-/// How often a stream that was committed early is probed, unless [`keep_alive`] says: 15 s, a quarter
-/// of the shortest idle limit that proxies have by default.
+/// Interval of the probes of a stream that was committed early, without [`keep_alive`]: 15 s.
+///
+/// Chosen because it is a quarter of the shortest idle limit that proxies have by default.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
-const PROBE_COMMITTED: Duration = Duration::from_secs(15);
+const DEFAULT_PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// How often a call is looked for whose body is not known to have passed: every 100 ms, or less often with a longer
+/// Interval at which an unknown call is looked up again: 100 ms, or longer with a longer
 /// [`commit_after`](crate::CancelOnDisconnectLayer::commit_after).
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// In place of a time that no clock can be set to: 10 years.
-const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// Replaces an instant that overflows: 10 years.
+const FAR_FUTURE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The status that nginx logs for a client that left before its response.
+/// The status that nginx logs for a client that disconnected before its response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
@@ -80,27 +81,28 @@ pin_project! {
         // First, so that the token fires before the inner future's destructors run.
         guard: Guard,
         #[pin]
-        inner: Answering<F>,
-        terms: Terms,
-        // Set while the answer waits inside for its head.
+        inner: InnerFuture<F>,
+        options: ResponseOptions,
+        // Set while the answer waits for its head in the inner service.
         delivering: Option<Delivering>,
-        used: Used,
+        used: UseUntilHead,
     }
 }
 
 pin_project! {
-    #[project = AnsweringProj]
-    enum Answering<F> {
+    #[project = InnerFutureProj]
+    enum InnerFuture<F> {
         Inline { #[pin] future: F },
-        // Boxed where it may have to go on in the body.
+        // Boxed if it may have to continue in the body.
         Boxed { future: Option<Pin<Box<F>>> },
     }
 }
 
-/// The use of its session by a request that waits for the response head. Its session manager does not know of a request whose
-/// body is on its way, or that waits in a middleware.
+/// The use of its session by a request that waits for the response head.
+///
+/// The session manager has not received a request whose body is incomplete, or that waits in a middleware.
 #[derive(Default)]
-enum Used {
+enum UseUntilHead {
     /// Each poll was ready, or a session manager had bound the call.
     #[default]
     NotYet,
@@ -108,43 +110,43 @@ enum Used {
     Begun { _used: Option<Box<dyn Send + Sync>> },
 }
 
-/// What request and options say about the response.
+/// How the response is handled, from the request and the options of the layer.
 #[derive(Default)]
-pub(crate) struct Terms {
+pub(crate) struct ResponseOptions {
     head_only: bool,
     commit: Option<Silence>,
-    peer: Option<Departure>,
+    peer: Option<PeerClosed>,
 }
 
-/// How long the inner service is silent, counted from when its call is known: a client may upload a request slowly.
+/// Measures how long the inner service is silent, since its call is known: a client may upload a request slowly.
 struct Silence {
     limit: Duration,
     timer: Sleeper,
-    is_known: bool,
+    has_call: bool,
 }
 
 // === impl ResponseFuture ===
 
 impl<F> ResponseFuture<F> {
-    pub(crate) fn new(guard: Guard, future: F, terms: Terms) -> Self {
-        let inner = match terms.commit {
-            None => Answering::Inline { future },
-            Some(_) => Answering::Boxed {
+    pub(crate) fn new(guard: Guard, future: F, options: ResponseOptions) -> Self {
+        let inner = match options.commit {
+            None => InnerFuture::Inline { future },
+            Some(_) => InnerFuture::Boxed {
                 future: Some(Box::pin(future)),
             },
         };
         Self {
             guard,
             inner,
-            terms,
+            options,
             delivering: None,
-            used: Used::NotYet,
+            used: UseUntilHead::NotYet,
         }
     }
 
-    /// The future of a request that another layer watches already.
-    pub(crate) fn unwatched(future: F) -> Self {
-        Self::new(Guard::inert(), future, Terms::default())
+    /// Returns the future of a request that another layer handles already.
+    pub(crate) fn passthrough(future: F) -> Self {
+        Self::new(Guard::inert(), future, ResponseOptions::default())
     }
 }
 
@@ -170,28 +172,31 @@ where
             this.inner.as_mut().poll(cx)
         };
         if polled.is_ready() {
-            *this.used = Used::NotYet;
+            *this.used = UseUntilHead::NotYet;
         }
         if let Some(exchange) = this.guard.exchange() {
             // Before `settle`, only a session manager makes a call known, and a call in flight uses its session.
-            if polled.is_pending() && matches!(this.used, Used::NotYet) && !exchange.has_call() {
+            if polled.is_pending()
+                && matches!(this.used, UseUntilHead::NotYet)
+                && !exchange.has_call()
+            {
                 let _used = exchange.use_session();
-                *this.used = Used::Begun { _used };
+                *this.used = UseUntilHead::Begun { _used };
             }
             exchange.settle();
         }
         match polled {
             Poll::Ready(Ok(response)) => {
                 let guard = mem::replace(this.guard, Guard::inert());
-                Poll::Ready(Ok(this.terms.respond(guard, response)))
+                Poll::Ready(Ok(this.options.respond(guard, response)))
             }
             Poll::Ready(Err(error)) => {
                 this.guard.fail();
                 Poll::Ready(Err(error))
             }
-            Poll::Pending if is_ready(&mut this.terms.peer, cx) => {
-                this.guard.abandon(DetachCause::PeerGone);
-                Poll::Ready(Ok(nobody_there()))
+            Poll::Pending if is_ready(&mut this.options.peer, cx) => {
+                this.guard.abandon(DetachCause::PeerClosed);
+                Poll::Ready(Ok(client_closed_request()))
             }
             Poll::Pending => {
                 if this.delivering.is_none()
@@ -203,8 +208,8 @@ where
                     .guard
                     .exchange()
                     .and_then(|exchange| exchange.call_in_flight());
-                let silence = this.terms.commit.as_mut();
-                let Some(call) = silence.and_then(|silence| silence.is_over(call, cx)) else {
+                let silence = this.options.commit.as_mut();
+                let Some(call) = silence.and_then(|silence| silence.poll_elapsed(call, cx)) else {
                     return Poll::Pending;
                 };
                 let request = call.request_id().clone();
@@ -212,14 +217,14 @@ where
                     return Poll::Pending;
                 };
                 let used = mem::take(this.used);
-                let answering = Box::pin(async move {
+                let pending = Box::pin(async move {
                     let answer = future.await.ok();
                     drop(used);
                     answer
                 });
                 let guard = mem::replace(this.guard, Guard::inert());
-                let committed = Committed::new(request, answering);
-                Poll::Ready(Ok(this.terms.commit(guard, committed)))
+                let committed = CommittedBody::new(request, pending);
+                Poll::Ready(Ok(this.options.commit(guard, committed)))
             }
         }
     }
@@ -231,23 +236,23 @@ impl<F> fmt::Debug for ResponseFuture<F> {
     }
 }
 
-// === impl Answering ===
+// === impl InnerFuture ===
 
-impl<F: Future> Answering<F> {
+impl<F: Future> InnerFuture<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         match self.project() {
-            AnsweringProj::Inline { future } => future.poll(cx),
-            AnsweringProj::Boxed {
+            InnerFutureProj::Inline { future } => future.poll(cx),
+            InnerFutureProj::Boxed {
                 future: Some(future),
             } => future.as_mut().poll(cx),
-            AnsweringProj::Boxed { future: None } => Poll::Pending,
+            InnerFutureProj::Boxed { future: None } => Poll::Pending,
         }
     }
 
     fn take(self: Pin<&mut Self>) -> Option<Pin<Box<F>>> {
         match self.project() {
-            AnsweringProj::Inline { .. } => None,
-            AnsweringProj::Boxed { future } => future.take(),
+            InnerFutureProj::Inline { .. } => None,
+            InnerFutureProj::Boxed { future } => future.take(),
         }
     }
 }
@@ -255,46 +260,46 @@ impl<F: Future> Answering<F> {
 // === impl Silence ===
 
 impl Silence {
-    /// `None` without a runtime.
+    /// Returns `None` without a runtime.
     fn new(limit: Duration) -> Option<Self> {
         Some(Self {
             limit,
             timer: timer(limit)?,
-            is_known: false,
+            has_call: false,
         })
     }
 
-    /// Returns the call once the inner service was silent for long enough. `None` if it was not, or has no call in flight.
-    fn is_over<'a>(
+    /// Returns the call once the inner service was silent for the limit. `None` before, and without a call in flight.
+    fn poll_elapsed<'a>(
         &mut self,
         call: Option<&'a CallInfo>,
         cx: &mut Context<'_>,
     ) -> Option<&'a CallInfo> {
         if let Some(call) = call
-            && !mem::replace(&mut self.is_known, true)
+            && !mem::replace(&mut self.has_call, true)
         {
             self.wait(call.started_at(), self.limit);
         }
         while self.timer.as_mut().poll(cx).is_ready() {
-            if self.is_known {
+            if self.has_call {
                 return call;
             }
-            // The inner service may have another task read the body, so this future need not be polled when it has passed.
-            self.wait(Instant::now(), self.limit.max(LOOK_AGAIN));
+            // Another task may read the request body, so this future may not be polled when the call becomes known.
+            self.wait(Instant::now(), self.limit.max(RECHECK_INTERVAL));
         }
         None
     }
 
     fn wait(&mut self, from: Instant, time: Duration) {
-        let at = from.checked_add(time).unwrap_or(from + FAR);
+        let at = from.checked_add(time).unwrap_or(from + FAR_FUTURE);
         self.timer.as_mut().reset(at);
     }
 }
 
-// === impl Terms ===
+// === impl ResponseOptions ===
 
-impl Terms {
-    /// `may_be_call`: whether the request may carry a call, as far as its head shows.
+impl ResponseOptions {
+    /// `may_be_call` is `true` if the request may have a call, judging by its head.
     pub(crate) fn of<B>(request: &Request<B>, may_be_call: bool, options: &Options) -> Self {
         let commit_after = options
             .commit_after
@@ -302,16 +307,16 @@ impl Terms {
         Self {
             head_only: request.method() == Method::HEAD,
             commit: commit_after.and_then(Silence::new),
-            peer: departure(request.extensions()),
+            peer: peer_closed(request.extensions()),
         }
     }
 
-    /// Whether the inner answer may have to be sent as events.
+    /// Returns `true` if the inner answer may have to be sent as events.
     pub(crate) fn may_commit(&self) -> bool {
         self.commit.is_some()
     }
 
-    /// The response with the answer of the inner service.
+    /// Returns the response with the answer of the inner service.
     fn respond<RB>(
         &mut self,
         mut guard: Guard,
@@ -321,20 +326,23 @@ impl Terms {
         RB: Body + Send + 'static,
     {
         let (mut parts, body) = response.into_parts();
-        let fields = Fields::of(&parts.headers);
-        let is_here = body.size_hint().exact().is_some();
-        let length = body.size_hint().exact().or_else(|| content_length(&fields));
+        let mcp_headers = McpHeaders::of(&parts.headers);
+        let is_complete = body.size_hint().exact().is_some();
+        let length = body
+            .size_hint()
+            .exact()
+            .or_else(|| content_length(&mcp_headers));
         let Some(exchange) = guard.exchange() else {
             return Response::from_parts(parts, ResponseBody::plain(guard, body, length, None));
         };
         let keep_alive = exchange.keep_alive();
-        let head = read_head(parts.status, &fields);
+        let head = read_head(parts.status, &mcp_headers);
         let mut answered = None;
         match exchange.head(head) {
             BodyPlan::Late { request, error } if !has_no_content(parts.status) => {
                 parts.headers.remove(header::CONTENT_LENGTH);
                 let late = Box::new(Late::new(body, request, error));
-                let content = Content::open(keep_alive.and_then(Probes::new));
+                let content = Content::injectable(keep_alive.and_then(Probes::new));
                 let inner = Inner::Late { late };
                 let stream = EventStream::new(guard, inner, content, self.peer.take());
                 return Response::from_parts(parts, ResponseBody::events(stream));
@@ -348,9 +356,9 @@ impl Terms {
             guard.complete();
         }
         let is_over = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
-        if let Some(call) = answered.filter(|_| !is_here && !is_over) {
-            // Its server may be at work until the end. Of a known length, every byte but the last says that.
-            let is_json = has_type(&fields, "application/json") && !fields.is_encoded;
+        if let Some(call) = answered.filter(|_| !is_complete && !is_over) {
+            // The server may be at work until the end of the body. With a known length, the last byte is the end.
+            let is_json = has_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
                 guard.set_tap(Box::new(Tap::answer(call, is_json)));
             }
@@ -367,22 +375,27 @@ impl Terms {
                 if keep_alive.is_some() {
                     set_unbuffered(&mut parts.headers);
                 }
-                Content::open(keep_alive.and_then(Probes::new))
+                Content::injectable(keep_alive.and_then(Probes::new))
             }
-            remaining => Content::Sealed { remaining },
+            remaining => Content::Passthrough { remaining },
         };
         let stream = EventStream::new(guard, Inner::Body { body }, content, self.peer.take());
         Response::from_parts(parts, ResponseBody::events(stream))
     }
 
-    /// The response before there is an answer.
+    /// Returns the response before there is an answer.
     #[cold]
-    fn commit<RB>(&mut self, guard: Guard, committed: Committed<RB>) -> Response<ResponseBody<RB>>
+    fn commit<RB>(
+        &mut self,
+        guard: Guard,
+        committed: CommittedBody<RB>,
+    ) -> Response<ResponseBody<RB>>
     where
         RB: Body + Send + 'static,
     {
         let keep_alive = guard.exchange().and_then(|exchange| exchange.keep_alive());
-        let content = Content::open(Probes::new(keep_alive.unwrap_or(PROBE_COMMITTED)));
+        let content =
+            Content::injectable(Probes::new(keep_alive.unwrap_or(DEFAULT_PROBE_INTERVAL)));
         let inner = Inner::Committed {
             committed: Box::new(committed),
         };
@@ -396,7 +409,7 @@ impl Terms {
     }
 }
 
-/// The answer to calls that were cancelled here.
+/// Returns the answer to a call that was cancelled here.
 #[cold]
 fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));
@@ -405,9 +418,9 @@ fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     response
 }
 
-/// An answer that nobody gets.
+/// Returns a response that no client receives.
 #[cold]
-fn nobody_there<RB: Body>() -> Response<ResponseBody<RB>> {
+fn client_closed_request<RB: Body>() -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(Bytes::new()));
     if let Ok(status) = StatusCode::from_u16(CLIENT_CLOSED_REQUEST) {
         *response.status_mut() = status;

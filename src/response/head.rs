@@ -4,34 +4,34 @@ use http::StatusCode;
 
 use crate::{
     exchange::Head,
-    fields::{self, Fields},
+    headers::{self, McpHeaders},
 };
 
-pub(super) fn content_length(fields: &Fields<'_>) -> Option<u64> {
-    let length = fields.content_length.first()?;
+pub(super) fn content_length(headers: &McpHeaders<'_>) -> Option<u64> {
+    let length = headers.content_length.first()?;
     length.to_str().ok()?.parse().ok()
 }
 
-pub(super) fn read_head(status: StatusCode, fields: &Fields<'_>) -> Head {
+pub(super) fn read_head(status: StatusCode, headers: &McpHeaders<'_>) -> Head {
     if !status.is_success() {
         return Head::Refusal;
     }
-    if has_type(fields, "text/event-stream") {
+    if has_type(headers, "text/event-stream") {
         Head::Stream {
-            readable: !fields.is_encoded,
+            readable: !headers.is_encoded,
         }
     } else {
         Head::Answer
     }
 }
 
-/// Whether the content is of this media type.
-pub(super) fn has_type(fields: &Fields<'_>, media_type: &str) -> bool {
-    let value = fields.content_type.first();
-    value.is_some_and(|value| fields::names_media_type(value, media_type))
+/// Returns `true` if the content has this media type.
+pub(super) fn has_type(headers: &McpHeaders<'_>, media_type: &str) -> bool {
+    let value = headers.content_type.first();
+    value.is_some_and(|value| headers::names_media_type(value, media_type))
 }
 
-/// RFC 9110, section 6.4.1.
+/// Returns `true` if responses with this status have no content (RFC 9110, section 6.4.1).
 pub(super) fn has_no_content(status: StatusCode) -> bool {
     status.is_informational()
         || status == StatusCode::NO_CONTENT

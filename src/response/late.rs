@@ -1,8 +1,8 @@
-//! A resumed stream of a call that was cancelled, where no session manager watches it.
+//! A resumed stream of a cancelled call, without a session manager.
 //!
-//! The call may have completed unseen before its cancel, and its server may have stored the answer. So the stream is read, and held
-//! back meanwhile. If the answer is in it, all of it is passed on. If it ends without the answer, or brings no event for a while, the
-//! client gets the error alone: an event with an id before the error would have some clients ask for more.
+//! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is
+//! buffered first. If it has the answer, the whole buffer is passed on. If it ends without the answer, or has no event for
+//! [`NEXT_EVENT_TIMEOUT`], the client receives the error alone. After an event with an id, some clients would resume again.
 
 use std::{
     fmt, mem,
@@ -18,13 +18,13 @@ use tokio::time::Instant;
 use super::{Polled, Sleeper, timer};
 use crate::{call::RequestId, envelope::Answers, sse::Reader};
 
-/// How long a server may take for its next event: 1 s, as with a session manager.
-const NEXT_EVENT: Duration = Duration::from_secs(1);
+/// Maximum time until the next event of the server: 1 s, as with a session manager.
+const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum number of bytes that are held back: 1 MiB, as much as is kept of answers for a session. A longer stream is passed on.
+/// Maximum number of bytes that are buffered: 1 MiB, the default of `Limits::retained_of_session`. A longer stream is passed on.
 const MAX_HELD: usize = 1024 * 1024;
 
-/// The inner body, and what of it is held back.
+/// The inner body, with its buffer.
 pub(super) struct Late<B> {
     body: Pin<Box<B>>,
     stage: LateStage,
@@ -32,7 +32,7 @@ pub(super) struct Late<B> {
 
 enum LateStage {
     Reading(Box<HeldBack>),
-    /// The inner body has the answer, or too much to be held back.
+    /// The inner body has the answer, or is longer than [`MAX_HELD`].
     Passing,
     Ended,
 }
@@ -58,7 +58,7 @@ impl<B> Late<B> {
                 error,
                 reader: Reader::default(),
                 held: BytesMut::new(),
-                silence: timer(NEXT_EVENT),
+                silence: timer(NEXT_EVENT_TIMEOUT),
             })),
         }
     }
@@ -110,7 +110,7 @@ impl<B> fmt::Debug for Late<B> {
 // === impl HeldBack ===
 
 impl HeldBack {
-    /// Returns all that is held back, if it is to be passed on.
+    /// Buffers a frame. Returns the buffer if it must be passed on.
     fn read(&mut self, frame: &[u8]) -> Option<Bytes> {
         self.held.extend_from_slice(frame);
         let (mut is_event, mut is_answer) = (false, false);
@@ -118,8 +118,8 @@ impl HeldBack {
             is_event = true;
             is_answer |= match event.answers {
                 Answers::One(request) => request == self.request,
-                // A batch may have it.
-                Answers::Nothing | Answers::Unclear(_) => event.is_doubtful,
+                // A batch may have the answer.
+                Answers::Nothing | Answers::Ambiguous(_) => event.is_ambiguous,
             };
         });
         if is_event && let (Some(silence), Some(at)) = (&mut self.silence, next_event()) {
@@ -138,5 +138,5 @@ impl HeldBack {
 }
 
 fn next_event() -> Option<Instant> {
-    Instant::now().checked_add(NEXT_EVENT)
+    Instant::now().checked_add(NEXT_EVENT_TIMEOUT)
 }

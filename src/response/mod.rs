@@ -1,13 +1,13 @@
-//! The response on its way to the client: first its future, then its body.
+//! The response: first its future, then its body.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `future` | from the request to the head; where an early commit is decided |
 //! | `body` | from the head to the end, for any body: what counts as its end |
-//! | `stream` | a body of events: probes, last words, a client that does not read |
-//! | `slot` | where a stream keeps the inner body, so that others can let go of it |
-//! | `commit` | the inner answer as events, where the head went out before it |
-//! | `late` | a resumed stream of a cancelled call: the answer if its server has it, else the error |
+//! | `stream` | a body of events: probes, injected messages, a client that does not read |
+//! | `slot` | holds the inner body of a stream, so that the timer can drop it too |
+//! | `commit` | the inner answer as events, if the head was sent before it |
+//! | `late` | a resumed stream of a cancelled call: the answer if the server has it, else the error |
 
 use std::{
     pin::Pin,
@@ -30,30 +30,30 @@ mod late;
 mod slot;
 mod stream;
 
-pub(crate) use self::future::Terms;
+pub(crate) use self::future::ResponseOptions;
 pub use self::{body::ResponseBody, future::ResponseFuture};
 
-/// What a poll of a body gives.
+/// The result of polling a body.
 type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
 
 type Sleeper = Pin<Box<Sleep>>;
 
-/// Ends when the client's connection does, also where hyper does not look.
-type Departure = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+/// Completes when the client closes its connection, even while hyper does not read.
+type PeerClosed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
-/// `None` where nobody watches the client's socket.
+/// Returns `None` if the client's socket is not watched.
 #[cfg(feature = "socket")]
-fn departure(extensions: &Extensions) -> Option<Departure> {
+fn peer_closed(extensions: &Extensions) -> Option<PeerClosed> {
     let peer = crate::socket::Peer::of(extensions)?.clone();
-    Some(Box::pin(async move { peer.gone().await }))
+    Some(Box::pin(async move { peer.closed().await }))
 }
 
 #[cfg(not(feature = "socket"))]
-fn departure(_: &Extensions) -> Option<Departure> {
+fn peer_closed(_: &Extensions) -> Option<PeerClosed> {
     None
 }
 
-/// Polls a future, if there is one.
+/// Polls a future, if there is one. Returns `true` if it is ready.
 fn is_ready<F>(future: &mut Option<Pin<Box<F>>>, cx: &mut Context<'_>) -> bool
 where
     F: Future + ?Sized,
@@ -63,7 +63,7 @@ where
         .is_some_and(|future| future.as_mut().poll(cx).is_ready())
 }
 
-/// A timer of the current runtime, if there is one.
+/// Returns a timer. `None` without a runtime.
 fn timer(time: Duration) -> Option<Sleeper> {
     Handle::try_current().ok()?;
     Some(Box::pin(sleep(time)))

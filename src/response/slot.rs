@@ -1,9 +1,9 @@
-//! The slot in which a stream keeps the inner body, so that not only its reader can let go of it.
+//! Holds the inner body of a stream, so that the timer can drop it although hyper does not poll.
 //!
-//! hyper polls a body only while the client takes it. A client that does not read would keep the inner body without
-//! end, and with it what fills it: rmcp's session worker waits for a channel of 16 messages. So the body is not in the
-//! [`EventStream`](super::stream::EventStream) itself. It is taken out for every poll and put back after it, and whatever closes
-//! the slot drops it. No lock is held while it is polled or dropped.
+//! hyper polls a body only while the client reads. A client that does not read would keep the inner body open without end,
+//! and block its sender: rmcp's session worker waits for a channel of 16 messages. So the body is not in the
+//! [`EventStream`](super::stream::EventStream) itself. The reader takes it out for every poll and restores it afterwards.
+//! Closing the slot drops the body. No lock is held while the body is polled or dropped.
 
 use std::{
     collections::VecDeque,
@@ -21,39 +21,39 @@ use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
-use super::{Polled, commit::Committed, late::Late};
+use super::{Polled, commit::CommittedBody, late::Late};
 use crate::{
     call::DetachCause,
     exchange::Guard,
     lock::lock,
     registry::Outlet,
-    timer::{NextLook, Noticed, Ticket, Timed, Watch},
+    timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, TimerHandle},
 };
 
-pub(super) struct Slot<B> {
+pub(super) struct BodySlot<B> {
     state: Mutex<State<B>>,
-    /// In a box, because few layers have a limit.
+    /// Boxed, because few layers have a stall timeout.
     stall: Option<Box<Stall>>,
 }
 
 struct State<B> {
-    held: Option<Pin<Box<Held<B>>>>,
-    /// Under the same lock, because one costs less than two.
+    inner: Option<Pin<Box<InnerBody<B>>>>,
+    /// Behind the same lock, because one lock costs less than two.
     reader: Option<Waker>,
-    /// In a box, because others hardly ever say something.
-    said: Option<Box<Said>>,
+    /// Boxed, because messages are rarely injected.
+    injected: Option<Box<Injected>>,
 }
 
-/// What others than the reader and the inner body said.
+/// Injected messages, and the reason for which the slot was closed.
 #[derive(Default)]
-struct Said {
+struct Injected {
     messages: VecDeque<Bytes>,
     closing: Option<Closing>,
 }
 
 pin_project! {
-    /// The inner body, and who is told when it goes.
-    pub(super) struct Held<B> {
+    /// The inner body, with the guard that reports its drop.
+    pub(super) struct InnerBody<B> {
         // First, so that the token fires before the inner body's destructors run.
         guard: Guard,
         #[pin]
@@ -65,145 +65,145 @@ pin_project! {
     #[project = InnerProj]
     pub(super) enum Inner<B> {
         Body { #[pin] body: B },
-        Committed { committed: Box<Committed<B>> },
+        Committed { committed: Box<CommittedBody<B>> },
         Late { late: Box<Late<B>> },
     }
 }
 
-/// Why others let go of the inner body.
+/// Why the slot was closed by another task than the reader.
 #[derive(Debug, Clone, Copy)]
 enum Closing {
-    /// Its client was told how its call ended.
-    Told,
-    /// Its client does not take it, or is gone.
-    Gone(DetachCause),
+    /// The client receives an error, because its call ended.
+    WithError,
+    /// The client does not read, or has disconnected.
+    Detached(DetachCause),
 }
 
-/// What the reader does next.
+/// The next step of the reader.
 pub(super) enum Next<B> {
     /// Sends a message.
     Message(Bytes),
-    /// Polls the inner body, and puts it back.
-    Inner(Pin<Box<Held<B>>>),
-    /// Ends.
-    Over,
+    /// Polls the inner body, and restores it.
+    Inner(Pin<Box<InnerBody<B>>>),
+    /// Ends the stream.
+    Closed,
 }
 
-/// How long the client has not read.
+/// Measures how long the client has not read.
 struct Stall {
     limit: Duration,
     since: Instant,
-    /// When the reader was last given something that it has not come back from, in ms after `since`, plus 1.
-    given_at: AtomicU64,
-    ticket: OnceLock<Ticket>,
+    /// When the last frame was delivered, in ms after `since`, plus 1. 0 while the reader polls.
+    delivered_at: AtomicU64,
+    timer: OnceLock<TimerHandle>,
 }
 
-// === impl Slot ===
+// === impl BodySlot ===
 
-impl<B> Slot<B> {
+impl<B> BodySlot<B> {
     pub(super) fn new(guard: Guard, inner: Inner<B>, stall_timeout: Option<Duration>) -> Self {
         Self {
             state: Mutex::new(State {
-                held: Some(Box::pin(Held { guard, inner })),
+                inner: Some(Box::pin(InnerBody { guard, inner })),
                 reader: None,
-                said: None,
+                injected: None,
             }),
             stall: stall_timeout.map(|limit| {
                 Box::new(Stall {
                     limit,
                     since: Instant::now(),
-                    given_at: AtomicU64::new(0),
-                    ticket: OnceLock::new(),
+                    delivered_at: AtomicU64::new(0),
+                    timer: OnceLock::new(),
                 })
             }),
         }
     }
 
-    /// Keeps the ticket by which it is watched for a reader that stays away.
-    pub(super) fn keep_ticket(&self, ticket: Ticket) {
+    /// Sets the timer that detects a reader that does not poll.
+    pub(super) fn set_timer(&self, timer: TimerHandle) {
         if let Some(stall) = &self.stall {
-            // A slot is watched once.
-            let _first = stall.ticket.set(ticket);
+            // Called once for each slot.
+            let _first = stall.timer.set(timer);
         }
     }
 
-    /// Whether the time is limited in which the client must read.
-    pub(super) fn is_timed(&self) -> bool {
+    /// Returns `true` if there is a stall timeout.
+    pub(super) fn has_stall_timeout(&self) -> bool {
         self.stall.is_some()
     }
 
-    /// Whether the inner body was dropped because its client was told how its call ended.
-    pub(super) fn was_told(&self) -> bool {
-        matches!(self.state().closing(), Some(Closing::Told))
+    /// Returns `true` if the inner body was dropped for an error, because the call ended.
+    pub(super) fn was_closed_with_error(&self) -> bool {
+        matches!(self.state().closing(), Some(Closing::WithError))
     }
 
-    /// The next message for its client, also in the middle of an event, once the inner body was dropped for that.
+    /// Returns the next message after the slot was closed with an error, even in the middle of an event.
     pub(super) fn last_message(&self) -> Option<Bytes> {
         let mut state = self.state();
-        let was_told = matches!(state.closing(), Some(Closing::Told));
-        let said = state.said.as_mut().filter(|_| was_told)?;
-        said.messages.pop_front()
+        let has_error = matches!(state.closing(), Some(Closing::WithError));
+        let injected = state.injected.as_mut().filter(|_| has_error)?;
+        injected.messages.pop_front()
     }
 
-    /// Notes that the reader is here.
-    pub(super) fn came(&self) {
+    /// Records that the reader polls.
+    pub(super) fn reader_polled(&self) {
         if let Some(stall) = &self.stall {
-            stall.given_at.store(0, Ordering::Relaxed);
+            stall.delivered_at.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the reader goes with a frame. If it does not come back, the client does not read.
-    pub(super) fn gave(&self) {
+    /// Records that a frame was delivered. If the reader does not poll again, the client does not read.
+    pub(super) fn frame_delivered(&self) {
         if let Some(stall) = &self.stall {
             let elapsed = u64::try_from(stall.since.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
-            stall.given_at.store(elapsed + 1, Ordering::Relaxed);
+            stall.delivered_at.store(elapsed + 1, Ordering::Relaxed);
         }
     }
 
-    /// What the reader does next. It is woken by this waker from now on, and gets a message only at a boundary.
+    /// The next step of the reader. It is woken by this waker from now on, and gets a message only at a boundary.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, former) = {
             let mut state = self.state();
-            let former = state.wake_by(waker);
+            let former = state.replace_waker(waker);
             (state.next(at_boundary), former)
         };
-        // It may be the last of its task, so it is dropped without the lock.
+        // The former waker may own its task, so it is dropped without the lock.
         drop(former);
         next
     }
 
-    /// Takes the inner body back after a poll. `false` if the slot was closed meanwhile.
-    pub(super) fn put_back(&self, held: Pin<Box<Held<B>>>) -> bool {
+    /// Restores the inner body after a poll. Returns `false` if the slot was closed meanwhile.
+    pub(super) fn restore(&self, body: Pin<Box<InnerBody<B>>>) -> bool {
         let mut state = self.state();
         let Some(closing) = state.closing() else {
-            state.held = Some(held);
+            state.inner = Some(body);
             return true;
         };
         drop(state);
-        end(held, closing);
+        report_closed(body, closing);
         false
     }
 
-    /// Lets go of the inner body as its client does, by a drop.
+    /// Drops the inner body, as a client does that disconnects.
     pub(super) fn drop_inner(&self) {
-        let held = self.state().held.take();
-        drop(held);
+        let body = self.state().inner.take();
+        drop(body);
     }
 
-    /// Lets go of the inner body, because the client has left or does not read.
+    /// Drops the inner body, because the client has disconnected or does not read.
     pub(super) fn abandon(&self, cause: DetachCause) {
-        self.shut(Closing::Gone(cause));
+        self.close_with(Closing::Detached(cause));
     }
 
     #[cold]
-    fn shut(&self, closing: Closing) {
-        let (held, reader) = {
+    fn close_with(&self, closing: Closing) {
+        let (body, reader) = {
             let mut state = self.state();
-            state.said().closing.get_or_insert(closing);
-            (state.held.take(), state.reader.take())
+            state.injected_mut().closing.get_or_insert(closing);
+            (state.inner.take(), state.reader.take())
         };
-        if let Some(held) = held {
-            end(held, closing);
+        if let Some(body) = body {
+            report_closed(body, closing);
         }
         wake(reader);
     }
@@ -218,28 +218,28 @@ impl<B> Slot<B> {
 impl<B> State<B> {
     fn next(&mut self, at_boundary: bool) -> Next<B> {
         if at_boundary
-            && let Some(said) = &mut self.said
-            && let Some(message) = said.messages.pop_front()
+            && let Some(injected) = &mut self.injected
+            && let Some(message) = injected.messages.pop_front()
         {
             return Next::Message(message);
         }
-        self.held.take().map_or(Next::Over, Next::Inner)
+        self.inner.take().map_or(Next::Closed, Next::Inner)
     }
 
-    /// Gives the former waker back.
-    fn wake_by(&mut self, waker: &Waker) -> Option<Waker> {
+    /// Returns the former waker.
+    fn replace_waker(&mut self, waker: &Waker) -> Option<Waker> {
         match &self.reader {
             Some(reader) if reader.will_wake(waker) => None,
             _ => self.reader.replace(waker.clone()),
         }
     }
 
-    fn said(&mut self) -> &mut Said {
-        self.said.get_or_insert_default()
+    fn injected_mut(&mut self) -> &mut Injected {
+        self.injected.get_or_insert_default()
     }
 
     fn closing(&self) -> Option<Closing> {
-        self.said.as_ref()?.closing
+        self.injected.as_ref()?.closing
     }
 }
 
@@ -250,52 +250,52 @@ fn wake(reader: Option<Waker>) {
 }
 
 #[cold]
-fn end<B>(mut held: Pin<Box<Held<B>>>, closing: Closing) {
-    let guard = held.as_mut().guard();
+fn report_closed<B>(mut body: Pin<Box<InnerBody<B>>>, closing: Closing) {
+    let guard = body.as_mut().guard();
     match closing {
-        Closing::Told => guard.complete(),
-        Closing::Gone(cause) => guard.abandon(cause),
+        Closing::WithError => guard.complete(),
+        Closing::Detached(cause) => guard.abandon(cause),
     }
 }
 
-impl<B: Send> Outlet for Slot<B> {
+impl<B: Send> Outlet for BodySlot<B> {
     fn tell(&self, message: Bytes) {
         let reader = {
             let mut state = self.state();
-            state.said().messages.push_back(message);
+            state.injected_mut().messages.push_back(message);
             state.reader.take()
         };
         wake(reader);
     }
 
     fn close(&self) {
-        self.shut(Closing::Told);
+        self.close_with(Closing::WithError);
     }
 }
 
-impl<B: Send> Timed for Slot<B> {
-    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
-        let now = watch.now();
+impl<B: Send> OnDeadline for BodySlot<B> {
+    fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
+        let now = lateness.now();
         let stall = self.stall.as_ref()?;
         if self.state().closing().is_some() {
             return None;
         }
-        let again = now.checked_add(stall.limit);
-        let deadline = match stall.given_at.load(Ordering::Relaxed).checked_sub(1) {
-            None => again?,
+        let rearm_at = now.checked_add(stall.limit);
+        let deadline = match stall.delivered_at.load(Ordering::Relaxed).checked_sub(1) {
+            None => rearm_at?,
             Some(elapsed) => {
-                let given_at = stall.since.checked_add(Duration::from_millis(elapsed))?;
-                given_at.checked_add(stall.limit)?
+                let delivered_at = stall.since.checked_add(Duration::from_millis(elapsed))?;
+                delivered_at.checked_add(stall.limit)?
             }
         };
         if deadline > now {
-            return Some(NextLook::At(deadline));
+            return Some(Rearm::At(deadline));
         }
-        match noticed {
-            // The runtime stood still, and with it the reader.
-            Noticed::Late => again.map(NextLook::At),
-            Noticed::Delayed => Some(NextLook::Soon),
-            Noticed::InTime => {
+        match timeliness {
+            // The runtime stalled, and so did the reader.
+            Timeliness::Late => rearm_at.map(Rearm::At),
+            Timeliness::Delayed => Some(Rearm::Soon),
+            Timeliness::OnTime => {
                 self.abandon(DetachCause::Stalled);
                 None
             }
@@ -303,15 +303,15 @@ impl<B: Send> Timed for Slot<B> {
     }
 }
 
-// === impl Held ===
+// === impl InnerBody ===
 
-impl<B> Held<B> {
+impl<B> InnerBody<B> {
     pub(super) fn guard(self: Pin<&mut Self>) -> &mut Guard {
         self.project().guard
     }
 }
 
-impl<B> Held<B>
+impl<B> InnerBody<B>
 where
     B: Body,
     B::Data: From<Bytes>,
@@ -331,7 +331,7 @@ where
         }
     }
 
-    /// Whether nothing comes any more, as far as the body says.
+    /// Returns `true` if the body reports its end.
     pub(super) fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Body { body } => body.is_end_stream(),

@@ -1,10 +1,10 @@
-//! A response body of server-sent events, or of an answer that comes in pieces.
+//! A response body of server-sent events, or of an answer that is sent in pieces.
 //!
-//! It passes the inner body on frame by frame. Between two events, and only there, the layer adds probes, which show whether the
-//! client is still there, and the last message for a client whose call was cancelled here.
+//! It passes the inner body on frame by frame. Between two events, and only there, the layer injects probes, which detect a
+//! client that has disconnected, and the error for a client whose call was cancelled here.
 //!
-//! With a stall timeout it hands a large frame on in pieces of [`PIECE`] bytes. hyper asks for the next frame when the last one
-//! was written to the socket, so a client that takes a large frame slowly would otherwise not be seen reading.
+//! With a stall timeout, it delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame when the
+//! last one was written to the socket. So a client that reads a large frame slowly would otherwise look stalled.
 
 use std::{
     mem,
@@ -20,58 +20,60 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::{
-    Departure, Polled, Sleeper, is_ready,
-    slot::{Held, Inner, Next, Slot},
+    PeerClosed, Polled, Sleeper, is_ready,
+    slot::{BodySlot, Inner, InnerBody, Next},
     timer,
 };
 use crate::{
     call::DetachCause,
     exchange::{Delivering, Exchange, Guard},
     registry::Outlet,
-    sse::{self, Boundary, Start},
+    sse::{self, BomFilter, Boundary},
 };
 
-/// nginx holds back no event of a response with this header.
+/// Disables the buffering of nginx for this response.
 const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// Number of bytes that are handed on at once where the client's reading is timed: 16 KiB. Chosen because it is the default size of
-/// an HTTP/2 frame, and because a client that reads 400 KB/s takes 25 of them a second.
-const PIECE: usize = 16 * 1024;
+/// Maximum number of bytes that are delivered at once under a stall timeout: 16 KiB.
+///
+/// Chosen because it is the default size of an HTTP/2 frame. A client that reads 400 KB/s takes 25 pieces a second.
+const MAX_PIECE: usize = 16 * 1024;
 
 pub(super) struct EventStream<B> {
-    slot: Arc<Slot<B>>,
+    slot: Arc<BodySlot<B>>,
     content: Content,
-    /// The rest of a frame that is handed on in pieces.
+    /// The rest of a frame that is delivered in pieces.
     rest: Bytes,
-    peer: Option<Departure>,
-    start: Start,
-    /// The exchange of the call that it resumes.
+    peer: Option<PeerClosed>,
+    bom_filter: BomFilter,
+    /// The exchange of the call that this stream resumes.
     resumed: Option<Arc<Exchange>>,
-    /// Whether the registry was told that the stream stays open although its call has ended.
-    outlives_call: bool,
-    /// Set while it is to bring the answer of a call that has ended.
+    /// `true` once the stream is registered because it stays open after its call has ended.
+    is_registered: bool,
+    /// Set while the stream must still deliver the answer of an ended call.
     delivering: Option<Delivering>,
     ended: bool,
 }
 
-/// What can be done with a body of events.
+/// What can be injected into the body.
 pub(super) enum Content {
-    /// Nothing is put in: it is encoded, or its length is known, and this much of it is to come.
-    Sealed { remaining: Option<u64> },
-    /// The answer itself, of which this much is to come if its length is known. As long as nothing but white space has passed,
-    /// another can take its place, unless the length is known.
+    /// Nothing: the body is encoded, or its length is known. `remaining` is the number of bytes left.
+    Passthrough { remaining: Option<u64> },
+    /// The answer itself, with the number of bytes left if its length is known.
+    ///
+    /// While only white space was sent, another answer can replace it, unless the length is known.
     Answer {
         is_untouched: bool,
         remaining: Option<u64>,
     },
-    /// Between two events something can be put in.
-    Open {
+    /// Events, between which messages can be injected.
+    Injectable {
         boundary: Boundary,
         probes: Option<Box<Probes>>,
     },
 }
 
-/// When the next probe is due.
+/// Determines when the next probe is due.
 pub(super) struct Probes {
     every: Duration,
     quiet_since: Instant,
@@ -85,22 +87,22 @@ impl<B: Send + 'static> EventStream<B> {
         guard: Guard,
         inner: Inner<B>,
         content: Content,
-        peer: Option<Departure>,
+        peer: Option<PeerClosed>,
     ) -> Self {
         let exchange = guard.exchange().cloned();
         let stall_timeout = exchange.as_deref().and_then(Exchange::stall_timeout);
         let stall_timeout = stall_timeout.filter(|_| !matches!(content, Content::Answer { .. }));
-        let slot = Arc::new(Slot::new(guard, inner, stall_timeout));
+        let slot = Arc::new(BodySlot::new(guard, inner, stall_timeout));
         let mut resumed = None;
         let mut delivering = None;
         if let Some(exchange) = exchange {
-            let outlet: Weak<dyn Outlet> = Arc::<Slot<B>>::downgrade(&slot);
-            resumed = exchange.open(outlet);
+            let handle: Weak<dyn Outlet> = Arc::<BodySlot<B>>::downgrade(&slot);
+            resumed = exchange.open(handle);
             delivering = resumed.as_ref().unwrap_or(&exchange).delivering();
             if let Some(timeout) = stall_timeout
-                && let Some(ticket) = exchange.watch(Arc::<Slot<B>>::downgrade(&slot), timeout)
+                && let Some(handle) = exchange.watch(Arc::<BodySlot<B>>::downgrade(&slot), timeout)
             {
-                slot.keep_ticket(ticket);
+                slot.set_timer(handle);
             }
         }
         Self {
@@ -108,9 +110,9 @@ impl<B: Send + 'static> EventStream<B> {
             content,
             rest: Bytes::new(),
             peer,
-            start: Start::default(),
+            bom_filter: BomFilter::default(),
             resumed,
-            outlives_call: false,
+            is_registered: false,
             delivering,
             ended: false,
         }
@@ -124,7 +126,7 @@ impl<B> EventStream<B> {
 
     pub(super) fn size_hint(&self) -> SizeHint {
         match self.content {
-            Content::Sealed {
+            Content::Passthrough {
                 remaining: Some(remaining),
             }
             | Content::Answer {
@@ -142,10 +144,10 @@ where
     B::Data: From<Bytes>,
 {
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled<B> {
-        self.slot.came();
+        self.slot.reader_polled();
         let polled = ready!(self.poll(cx));
         if matches!(polled, Some(Ok(_))) {
-            self.slot.gave();
+            self.slot.frame_delivered();
         } else {
             self.ended = true;
         }
@@ -158,16 +160,16 @@ where
             match self.slot.next(at_boundary, cx.waker()) {
                 Next::Message(message) => {
                     let message = self.content.wrap(message);
-                    return self.put_in(message);
+                    return self.inject(message);
                 }
-                Next::Inner(held) if !self.rest.is_empty() => {
+                Next::Inner(body) if !self.rest.is_empty() => {
                     let rest = mem::take(&mut self.rest);
-                    return self.pass(held, Frame::data(rest.into()));
+                    return self.deliver(body, Frame::data(rest.into()));
                 }
-                Next::Inner(mut held) => match held.as_mut().poll_frame(cx) {
+                Next::Inner(mut body) => match body.as_mut().poll_frame(cx) {
                     Poll::Pending => {
-                        let exchange = self.outlives_call_of(&mut held);
-                        if self.slot.put_back(held) {
+                        let exchange = self.must_register(&mut body);
+                        if self.slot.restore(body) {
                             if let Some(exchange) = exchange {
                                 self.delivering = exchange.delivering();
                                 exchange.hand_over();
@@ -175,113 +177,113 @@ where
                             return self.poll_idle(cx);
                         }
                     }
-                    Poll::Ready(Some(Ok(frame))) => return self.pass(held, frame),
+                    Poll::Ready(Some(Ok(frame))) => return self.deliver(body, frame),
                     Poll::Ready(Some(Err(error))) => {
-                        let guard = held.as_mut().guard();
+                        let guard = body.as_mut().guard();
                         guard.abandon(DetachCause::ResponseDropped);
                         return Poll::Ready(Some(Err(error)));
                     }
                     Poll::Ready(None) => {
-                        held.as_mut().guard().complete();
+                        body.as_mut().guard().complete();
                         break;
                     }
                 },
-                // The call was cancelled here. Its client gets the error behind the frame that had begun.
-                Next::Over if self.slot.was_told() && !self.rest.is_empty() => {
+                // The call was cancelled here. Its client receives the error after the current frame.
+                Next::Closed if self.slot.was_closed_with_error() && !self.rest.is_empty() => {
                     let rest = mem::take(&mut self.rest);
-                    let piece = self.cut(rest);
+                    let piece = self.split_piece(rest);
                     return Poll::Ready(Some(Ok(Frame::data(self.forward(piece)))));
                 }
-                Next::Over => {
+                Next::Closed => {
                     let Some(message) = self.last_message() else {
                         break;
                     };
-                    // The event that the server had begun is ended. Its client cannot read that one, and reads the error.
+                    // Ends the current event, which the client cannot parse. The client then reads the error.
                     let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
-                    return self.put_in(message.into());
+                    return self.inject(message.into());
                 }
             }
         }
         Poll::Ready(None)
     }
 
-    /// The message for its client where the inner body was dropped in the middle of an event.
+    /// Returns the message for the client if the inner body was dropped in the middle of an event.
     fn last_message(&self) -> Option<Bytes> {
-        let is_open = matches!(self.content, Content::Open { .. });
+        let is_open = matches!(self.content, Content::Injectable { .. });
         is_open.then(|| self.slot.last_message())?
     }
 
-    fn pass(&mut self, mut held: Pin<Box<Held<B>>>, frame: Frame<B::Data>) -> Polled<B> {
+    fn deliver(&mut self, mut body: Pin<Box<InnerBody<B>>>, frame: Frame<B::Data>) -> Polled<B> {
         let is_trailers = frame.is_trailers();
         let frame = match frame.into_data() {
             Ok(mut data) => {
-                let piece = self.cut(data.copy_to_bytes(data.remaining()));
-                Frame::data(self.read(&mut held, piece))
+                let piece = self.split_piece(data.copy_to_bytes(data.remaining()));
+                Frame::data(self.observe(&mut body, piece))
             }
             Err(trailers) => trailers,
         };
-        self.ended = self.rest.is_empty() && held.is_end_stream();
+        self.ended = self.rest.is_empty() && body.is_end_stream();
         if self.ended || is_trailers || self.content.has_passed() {
-            held.as_mut().guard().complete();
+            body.as_mut().guard().complete();
         }
-        self.slot.put_back(held);
+        self.slot.restore(body);
         Poll::Ready(Some(Ok(frame)))
     }
 
-    /// Returns the part of a frame that is handed on now, and keeps the rest.
-    fn cut(&mut self, mut frame: Bytes) -> Bytes {
-        if !self.slot.is_timed() || frame.len() <= PIECE {
+    /// Returns the part of a frame that is delivered now, and stores the rest.
+    fn split_piece(&mut self, mut frame: Bytes) -> Bytes {
+        if !self.slot.has_stall_timeout() || frame.len() <= MAX_PIECE {
             return frame;
         }
-        self.rest = frame.split_off(PIECE);
+        self.rest = frame.split_off(MAX_PIECE);
         frame
     }
 
-    /// Reads what the inner body says.
-    fn read(&mut self, held: &mut Pin<Box<Held<B>>>, bytes: Bytes) -> B::Data {
-        if let Some(tap) = held.as_mut().guard().tap() {
+    /// Lets the tap read bytes of the inner body, and forwards them.
+    fn observe(&mut self, body: &mut Pin<Box<InnerBody<B>>>, bytes: Bytes) -> B::Data {
+        if let Some(tap) = body.as_mut().guard().tap() {
             tap.read(&bytes);
         }
         self.forward(bytes)
     }
 
     fn forward(&mut self, bytes: Bytes) -> B::Data {
-        self.content.pass(&bytes);
-        self.start.pass(bytes).into()
+        self.content.observe(&bytes);
+        self.bom_filter.filter(bytes).into()
     }
 
-    /// The exchange whose calls have ended although the inner body has not, if that is news.
-    fn outlives_call_of(&mut self, held: &mut Pin<Box<Held<B>>>) -> Option<Arc<Exchange>> {
+    /// Returns the exchange once if its calls have ended although the inner body has not.
+    fn must_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
             .as_ref()
-            .or(held.as_mut().guard().exchange())
+            .or(body.as_mut().guard().exchange())
             .filter(|exchange| exchange.is_call_over())?;
-        let is_news = !mem::replace(&mut self.outlives_call, true);
-        is_news.then(|| exchange.clone())
+        let is_first = !mem::replace(&mut self.is_registered, true);
+        is_first.then(|| exchange.clone())
     }
 
-    /// Does what is to be done while the inner body is pending.
+    /// Runs while the inner body is pending: detects a closed connection, and sends probes.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         if is_ready(&mut self.peer, cx) {
-            self.slot.abandon(DetachCause::PeerGone);
+            self.slot.abandon(DetachCause::PeerClosed);
             return Poll::Ready(None);
         }
-        if let Content::Open {
+        if let Content::Injectable {
             boundary,
             probes: Some(probes),
         } = &mut self.content
-            && boundary.is_here()
+            && boundary.is_at_event_boundary()
         {
             ready!(probes.poll(cx));
-            return self.put_in(sse::COMMENT);
+            return self.inject(sse::COMMENT);
         }
         Poll::Pending
     }
 
     #[cold]
-    fn put_in(&mut self, bytes: Bytes) -> Polled<B> {
-        self.start.put_in();
+    fn inject(&mut self, bytes: Bytes) -> Polled<B> {
+        self.bom_filter.after_injection();
         self.content.reset_probes();
         Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
     }
@@ -296,14 +298,14 @@ impl<B> Drop for EventStream<B> {
 // === impl Content ===
 
 impl Content {
-    pub(super) fn open(probes: Option<Probes>) -> Self {
-        Self::Open {
+    pub(super) fn injectable(probes: Option<Probes>) -> Self {
+        Self::Injectable {
             boundary: Boundary::default(),
             probes: probes.map(Box::new),
         }
     }
 
-    /// An answer. What is not JSON is not replaced.
+    /// Returns the content of an answer. Only JSON can be replaced.
     pub(super) fn answer(is_json: bool, length: Option<u64>) -> Self {
         Self::Answer {
             is_untouched: is_json && length.is_none(),
@@ -311,33 +313,33 @@ impl Content {
         }
     }
 
-    /// Follows the next frame of the body.
-    fn pass(&mut self, frame: &[u8]) {
+    /// Observes the next frame of the body.
+    fn observe(&mut self, frame: &[u8]) {
         match self {
-            Self::Sealed { remaining: None } => {}
+            Self::Passthrough { remaining: None } => {}
             Self::Answer {
                 is_untouched,
                 remaining: None,
             } => {
                 *is_untouched = *is_untouched && frame.trim_ascii().is_empty();
             }
-            Self::Sealed {
+            Self::Passthrough {
                 remaining: Some(remaining),
             }
             | Self::Answer {
                 remaining: Some(remaining),
                 ..
             } => *remaining = remaining.saturating_sub(frame.len() as u64),
-            Self::Open { boundary, .. } => {
-                boundary.pass(frame);
+            Self::Injectable { boundary, .. } => {
+                boundary.observe(frame);
                 self.reset_probes();
             }
         }
     }
 
-    /// Notes that something was sent.
+    /// Restarts the interval of probes, because bytes were sent.
     fn reset_probes(&mut self) {
-        if let Self::Open {
+        if let Self::Injectable {
             probes: Some(probes),
             ..
         } = self
@@ -348,26 +350,26 @@ impl Content {
 
     fn is_at_boundary(&self) -> bool {
         match self {
-            Self::Sealed { .. } => false,
+            Self::Passthrough { .. } => false,
             Self::Answer { is_untouched, .. } => *is_untouched,
-            Self::Open { boundary, .. } => boundary.is_here(),
+            Self::Injectable { boundary, .. } => boundary.is_at_event_boundary(),
         }
     }
 
-    /// A JSON-RPC message as what this content is made of.
+    /// Wraps a JSON-RPC message in the format of this content.
     #[cold]
     fn wrap(&self, message: Bytes) -> Bytes {
         match self {
             Self::Answer { .. } => message,
-            Self::Sealed { .. } | Self::Open { .. } => sse::event(&message),
+            Self::Passthrough { .. } | Self::Injectable { .. } => sse::event(&message),
         }
     }
 
-    /// Whether all of a body of known length has passed.
+    /// Returns `true` if all bytes of a body of known length were sent.
     fn has_passed(&self) -> bool {
         matches!(
             self,
-            Self::Sealed { remaining: Some(0) }
+            Self::Passthrough { remaining: Some(0) }
                 | Self::Answer {
                     remaining: Some(0),
                     ..
@@ -379,7 +381,7 @@ impl Content {
 // === impl Probes ===
 
 impl Probes {
-    /// `None` without a runtime.
+    /// Returns `None` without a runtime.
     pub(super) fn new(every: Duration) -> Option<Self> {
         Some(Self {
             every,
@@ -388,7 +390,7 @@ impl Probes {
         })
     }
 
-    /// Notes that something was sent. The timer is set again only when it goes off.
+    /// Restarts the interval. The timer is reset only when it expires.
     fn reset(&mut self) {
         self.quiet_since = Instant::now();
     }
@@ -404,7 +406,7 @@ impl Probes {
     }
 }
 
-/// Asks proxies not to hold the events back.
+/// Disables the buffering of proxies.
 pub(super) fn set_unbuffered(headers: &mut HeaderMap) {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-cache"),

@@ -1,8 +1,8 @@
-//! The socket options that find a dead peer.
+//! The socket options that detect a dead peer.
 //!
-//! Both are needed: `SO_KEEPALIVE` probes a connection on which nothing is under way, and is suspended while sent data
-//! waits to be acknowledged. `TCP_USER_TIMEOUT` limits that wait, and does nothing while no data is sent. Either
-//! alone misses half of the cases for the quarter of an hour that the kernel retries by default.
+//! Both are needed. `SO_KEEPALIVE` probes an idle connection, and is suspended while sent data is unacknowledged.
+//! `TCP_USER_TIMEOUT` limits the time of unacknowledged data, and has no effect while no data is sent. Either option alone
+//! misses half of the cases for the 15 minutes that the kernel retries by default.
 
 #[cfg(unix)]
 use std::os::fd::AsFd;
@@ -12,12 +12,13 @@ use std::{fmt, io, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// The longest user timeout: 24 days. The kernel counts milliseconds in 31 bits.
+/// Maximum user timeout: 24 days. The kernel counts milliseconds in 31 bits.
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel notice that a peer is dead although no packet shows it, as when a cable was pulled, a NAT forgot the
-/// connection, or a machine lost its power.
+/// Makes the kernel detect a dead peer although no packet reports it.
+///
+/// For example, a cable was pulled, a NAT dropped the connection, or a machine lost its power.
 ///
 /// On Linux, set it once on the listening socket: accepted sockets inherit the options. Elsewhere set it on each accepted
 /// socket, with axum's `ListenerExt::tap_io` for example.
@@ -42,10 +43,10 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// - nothing is written: idle + interval × probes, 90 s by default;
 /// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that
-///   writes a keep-alive every 15 s finds out within 106 s by default.
+///   writes a keep-alive every 15 s detects it within 106 s by default.
 ///
 /// Keep the user timeout at idle + interval × probes. Linux lets it override the number of probes: it gives up
-/// at the first probe after the user timeout, be that early or late.
+/// at the first probe after the user timeout.
 ///
 /// ```
 /// use std::time::Duration;
@@ -60,9 +61,9 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// # Why not shorter
 ///
-/// The options cannot tell a dead peer from one that is out of reach for a while. A user timeout of 5 s was seen
-/// to cut connections after an outage of 4.5 s that was already over, and clients that stopped reading for 8 s.
-/// The default outlasts a change of networks, a laptop lid and a long pause of a debugger's step.
+/// The options cannot distinguish a dead peer from one that is unreachable for a while. In a test, a user timeout of 5 s
+/// closed connections after an outage of 4.5 s that had already ended, and those of clients that did not read for 8 s.
+/// The default outlasts a change of networks, a closed laptop and a long pause in a debugger.
 ///
 /// # Clients that do not read
 ///
@@ -98,7 +99,7 @@ pub struct DeadPeer {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Applied {
-    asked: DeadPeer,
+    requested: DeadPeer,
     probes: bool,
     user_timeout: bool,
 }
@@ -144,7 +145,7 @@ impl DeadPeer {
     }
 
     /// Sets how long sent data may stay unacknowledged, or unread by a peer whose receive window is full (`TCP_USER_TIMEOUT`). Zero
-    /// leaves the kernel's own limit.
+    /// keeps the kernel's own limit.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
         self
@@ -154,13 +155,13 @@ impl DeadPeer {
     ///
     /// # Errors
     ///
-    /// The kernel refuses values out of its range, and sockets that are not TCP.
+    /// The kernel refuses values that are out of range, and sockets that are not TCP.
     #[allow(unused_mut, reason = "not every platform has all options")]
     pub fn apply(&self, socket: &impl AsFd) -> io::Result<Applied> {
         let socket = SockRef::from(socket);
         let mut keep_alive = TcpKeepalive::new().with_time(self.idle);
         let mut applied = Applied {
-            asked: *self,
+            requested: *self,
             probes: false,
             user_timeout: self.user_timeout.is_zero(),
         };
@@ -179,16 +180,16 @@ impl DeadPeer {
             applied.probes = true;
         }
         socket.set_tcp_keepalive(&keep_alive)?;
-        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own, which socket2 does not know.
+        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own options, which socket2 lacks.
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
-            // The kernel counts milliseconds, and reads none of them as "no limit".
+            // The kernel counts milliseconds, and zero means no limit.
             let limit = self
                 .user_timeout
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);
             let limit = (!self.user_timeout.is_zero()).then_some(limit);
             socket.set_tcp_user_timeout(limit)?;
-            applied.asked.user_timeout = limit.unwrap_or_default();
+            applied.requested.user_timeout = limit.unwrap_or_default();
             applied.user_timeout = true;
         }
         Ok(applied)
@@ -210,7 +211,7 @@ fn whole_seconds(time: Duration) -> Duration {
 // === impl Applied ===
 
 impl Applied {
-    /// Whether everything that was asked for has been set.
+    /// Returns `true` if all requested options are set.
     pub fn is_complete(&self) -> bool {
         self.probes && self.user_timeout
     }
@@ -218,10 +219,14 @@ impl Applied {
 
 impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let asked = &self.asked;
-        write!(f, "keep-alive after {:?}, ", asked.idle)?;
+        let requested = &self.requested;
+        write!(f, "keep-alive after {:?}, ", requested.idle)?;
         if self.probes {
-            write!(f, "every {:?}, {} probes; ", asked.interval, asked.probes)?;
+            write!(
+                f,
+                "every {:?}, {} probes; ",
+                requested.interval, requested.probes
+            )?;
         } else {
             f.write_str("interval and number of probes as this platform has them; ")?;
         }
@@ -231,7 +236,7 @@ impl fmt::Display for Applied {
                  minutes while sent data is unacknowledged",
             );
         }
-        match asked.user_timeout {
+        match requested.user_timeout {
             Duration::ZERO => f.write_str("the kernel's own user timeout"),
             limit => write!(f, "user timeout {limit:?}"),
         }
@@ -258,12 +263,12 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn an_accepted_socket_inherits_the_options_of_the_listening_one() {
         let listener = listener();
-        let asked = DeadPeer::new()
+        let requested = DeadPeer::new()
             .idle(Duration::from_secs(7))
             .interval(Duration::from_secs(2))
             .probes(4)
             .user_timeout(Duration::from_millis(15_500));
-        let applied = asked.apply(&listener).expect("apply");
+        let applied = requested.apply(&listener).expect("apply");
         assert!(applied.is_complete());
 
         let (accepted, _client) = accepted_by(&listener);
@@ -275,7 +280,7 @@ mod tests {
             user_timeout: socket.tcp_user_timeout().expect("limit").expect("a limit"),
         };
         assert!(socket.keepalive().expect("keep-alive"));
-        assert_eq!(read_back, asked);
+        assert_eq!(read_back, requested);
     }
 
     #[test]
@@ -318,9 +323,9 @@ mod tests {
 
     #[test]
     fn the_log_line_says_what_the_platform_lacks() {
-        let asked = DeadPeer::new();
+        let requested = DeadPeer::new();
         let everything = Applied {
-            asked,
+            requested,
             probes: true,
             user_timeout: true,
         };
@@ -343,9 +348,9 @@ mod tests {
     #[test]
     fn what_was_applied_is_what_the_kernel_has() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
-        for asked in [Duration::from_micros(1), Duration::MAX] {
-            let asked = DeadPeer::new().user_timeout(asked);
-            let applied = asked.apply(&listener).expect("apply").to_string();
+        for requested in [Duration::from_micros(1), Duration::MAX] {
+            let requested = DeadPeer::new().user_timeout(requested);
+            let applied = requested.apply(&listener).expect("apply").to_string();
             let socket = SockRef::from(&listener);
             let limit = socket.tcp_user_timeout().expect("limit").expect("a limit");
             assert!(

@@ -7,17 +7,18 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// How long to wait after an error that is not of one connection: 1 s. Trying again at once would spin, with too many open files
-/// for example.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Delay after an error that does not concern a single connection: 1 s.
+///
+/// An immediate retry would spin, for example with too many open files.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// A listener that lets the layer see each connection's [`Peer`](super::Peer).
+/// A listener that gives the layer each connection's [`Peer`](super::Peer).
 ///
-/// With it, a client's hang-up is noticed while hyper does not read, because bytes of a next request wait in its buffer or the
-/// handler left its request body unread. With a plain `TcpListener`, such a hang-up is noticed only when a write fails, and
-/// never if nothing is written.
+/// With it, a disconnect is detected while hyper does not read, because bytes of a next request are in its buffer, or the
+/// handler left its request body unread. With a plain `TcpListener`, such a disconnect is detected only when a write fails,
+/// and never without a write.
 ///
-/// An accept loop puts the peer of the stream into the extensions of each request that comes on it:
+/// An accept loop puts the peer of the stream into the extensions of each of its requests:
 ///
 /// ```
 /// use http::{Request, Response};
@@ -87,15 +88,15 @@ pub struct WatchedListener {
 // === impl WatchedListener ===
 
 impl WatchedListener {
-    /// Takes over a listener.
+    /// Wraps a listener.
     pub fn new(listener: TcpListener) -> Self {
         Self { listener }
     }
 
-    /// Waits for the next connection, and the address of its client.
+    /// Waits for the next connection. Returns it with the address of its client.
     ///
-    /// Errors are handled as in `axum::serve`. An error of one connection is passed over. Any other error, such as too many open
-    /// files, is logged, and the listener tries again a second later.
+    /// Errors are handled as in `axum::serve`. An error of a single connection is ignored. Any other error, such as too many
+    /// open files, is logged, and the listener retries one second later.
     ///
     /// # Cancel safety
     ///
@@ -104,16 +105,16 @@ impl WatchedListener {
         loop {
             match self.listener.accept().await {
                 Ok((stream, addr)) => return (WatchedStream::new(stream, addr), addr),
-                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) if is_per_connection_error(&error) => {}
                 Err(error) => {
                     error!(target: "mcp_cancel_on_disconnect", %error, "accept failed");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    /// The address that the listener is bound to.
+    /// Returns the address that the listener is bound to.
     ///
     /// # Errors
     ///
@@ -123,8 +124,8 @@ impl WatchedListener {
     }
 }
 
-/// Whether the error says only that the connection ended before it was accepted.
-fn is_of_one_connection(error: &io::Error) -> bool {
+/// Returns `true` if the connection ended before it was accepted.
+fn is_per_connection_error(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::ConnectionAborted

@@ -27,11 +27,11 @@ use tokio::net::TcpStream;
 /// use mcp_cancel_on_disconnect::socket::{Peer, WatchedListener};
 ///
 /// async fn report(ConnectInfo(peer): ConnectInfo<Peer>) -> String {
-///     if peer.is_gone() {
-///         return "nobody waits for it".to_owned();
+///     if peer.is_closed() {
+///         return "the client disconnected".to_owned();
 ///     }
 ///     tokio::select! {
-///         () = peer.gone() => format!("{} has gone", peer.addr()),
+///         () = peer.closed() => format!("{} disconnected", peer.addr()),
 ///         () = std::future::ready(()) => "the report".to_owned(),
 ///     }
 /// }
@@ -53,11 +53,11 @@ pub struct Peer {
     shared: Weak<SharedStream>,
 }
 
-/// A stream, shared by its owner and those who await its peer's end.
+/// A stream, shared by its owner and the tasks that await its peer.
 pub(super) struct SharedStream {
     pub(super) stream: TcpStream,
-    /// Set when the [`WatchedStream`](super::WatchedStream) goes: what happens to the socket from then on is this side's doing.
-    pub(super) let_go: AtomicBool,
+    /// Set when the [`WatchedStream`](super::WatchedStream) is dropped. From then on, this side closes the socket.
+    pub(super) is_dropped: AtomicBool,
 }
 
 // === impl Peer ===
@@ -67,7 +67,7 @@ impl Peer {
         Self { addr, shared }
     }
 
-    /// The peer of the connection that a request came on, if it is known.
+    /// Returns the peer of a request's connection, if it is known.
     pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
         extensions.get().or_else(|| Self::of_axum(extensions))
     }
@@ -83,13 +83,15 @@ impl Peer {
         None
     }
 
-    /// The address of the client.
+    /// Returns the address of the client.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Returns this `Peer` with another address. For a server behind a proxy that passes the client's address on: the connection
-    /// that is watched is still the proxy's.
+    /// Returns this `Peer` with another address.
+    ///
+    /// For a server behind a proxy that passes the client's address on. The connection of the proxy is still the one that is
+    /// watched.
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -106,7 +108,7 @@ impl Peer {
     /// let peer = stream.peer().with_addr(client);
     /// assert_eq!(peer.addr(), client);
     /// drop(proxy);
-    /// while !peer.is_gone() {
+    /// while !peer.is_closed() {
     ///     tokio::task::yield_now().await;
     /// }
     /// # Ok(())
@@ -118,13 +120,14 @@ impl Peer {
         self
     }
 
-    /// Waits until the kernel reports that the peer sends nothing more, because it closed the connection or reset it, or because
-    /// the kernel gave it up (see [`DeadPeer`](super::DeadPeer)).
+    /// Waits until the peer has closed the connection, as far as the kernel knows.
     ///
-    /// No read or write is needed for that, and unread bytes of the peer do not matter. The example of
+    /// That is a FIN or an RST of the peer, or the end of the kernel's retries (see [`DeadPeer`](super::DeadPeer)).
+    ///
+    /// It needs no read or write, and unread bytes of the peer do not matter. The example of
     /// [`WatchedStream`](super::WatchedStream) awaits it.
     ///
-    /// - It never returns if this side ends the connection first. It holds nothing then.
+    /// - It never returns if this side closes the connection first. It holds no resources then.
     /// - A peer that closes only its own direction and still reads counts as disconnected, as it does for hyper. Do not await this on a
     ///   server that sets hyper's `half_close`.
     /// - It works on Linux and Android. Elsewhere it never returns.
@@ -132,7 +135,7 @@ impl Peer {
     /// # Cancel safety
     ///
     /// Nothing is lost when this future is dropped. Any number of them may wait at the same time.
-    pub async fn gone(&self) {
+    pub async fn closed(&self) {
         if let Some(shared) = self.shared.upgrade()
             && shared.closed_by_peer().await
         {
@@ -141,8 +144,8 @@ impl Peer {
         future::pending().await
     }
 
-    /// Whether [`gone`](Self::gone) would return at once. False on a connection that this side has ended.
-    pub fn is_gone(&self) -> bool {
+    /// Returns `true` if [`closed`](Self::closed) would return at once. `false` if this side has closed the connection.
+    pub fn is_closed(&self) -> bool {
         self.shared
             .upgrade()
             .is_some_and(|shared| shared.is_closed_by_peer())
@@ -163,20 +166,20 @@ impl fmt::Debug for Peer {
 impl SharedStream {
     pub(super) const CAN_BE_WATCHED: bool = true;
 
-    /// Waits until no more can come from the peer; true if that is not this side's doing.
+    /// Waits until the read side is closed. Returns `true` if the peer has closed it.
     ///
-    /// tokio asks epoll for `EPOLLRDHUP` with every TCP stream. "Priority" is the one interest that is told of it
-    /// and not of mere data. It has no single slot for a waker, as reading and writing have, so that requests
-    /// which share a connection can all wait, and hyper with them.
+    /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the one interest that reports it, and not
+    /// data. Unlike reading and writing, it has more than one slot for a waker. So all requests of a connection can wait,
+    /// and hyper with them.
     pub(super) async fn closed_by_peer(&self) -> bool {
         loop {
             let ready = self.stream.ready(Interest::PRIORITY).await;
-            if self.let_go.load(Ordering::Acquire) {
+            if self.is_dropped.load(Ordering::Acquire) {
                 return false;
             }
             match ready {
                 Ok(ready) if ready.is_read_closed() => return true,
-                // tokio does not ask for urgent data, so this is not known to happen. Clearing it prevents a spin.
+                // tokio does not register for urgent data, so this is not expected. Clearing the readiness prevents a spin.
                 Ok(_) => {
                     let unblock = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
                     let _cleared = self.stream.try_io(Interest::PRIORITY, unblock);
@@ -190,7 +193,7 @@ impl SharedStream {
     /// Returns the same for this moment, without waiting.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
-        closed.is_ok() && !self.let_go.load(Ordering::Acquire)
+        closed.is_ok() && !self.is_dropped.load(Ordering::Acquire)
     }
 }
 
@@ -237,9 +240,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_peer_without_a_connection_is_never_said_to_be_gone() {
+    async fn a_peer_without_a_connection_is_never_closed() {
         let peer = peer(1);
-        assert!(futures_util::poll!(std::pin::pin!(peer.gone())).is_pending());
-        assert!(!peer.is_gone());
+        assert!(futures_util::poll!(std::pin::pin!(peer.closed())).is_pending());
+        assert!(!peer.is_closed());
     }
 }

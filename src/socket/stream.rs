@@ -24,16 +24,17 @@ use tokio::{
 
 use super::peer::{Peer, SharedStream};
 
-/// Only where the kernel tells of changes (epoll, kqueue) does a short transfer mean that the next would block.
+/// `true` if the kernel reports changes only (epoll, kqueue): then a transfer after a short one would block.
 const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_os = "linux",
     target_os = "android",
     target_vendor = "apple"
 ));
 
-/// The number of unsent bytes from which on the kernel takes no more: 32 KiB (`TCP_NOTSENT_LOWAT`), and up to one segment of
-/// 64 KiB beyond. Chosen because a client that reads 10 KB/s takes them in 10 s. The bytes under way to the client, which decide
-/// the throughput, do not count.
+/// Number of unsent bytes above which the kernel accepts no more: 32 KiB (`TCP_NOTSENT_LOWAT`), plus one segment of 64 KiB.
+///
+/// Chosen because a client that reads 10 KB/s takes them in 10 s. The bytes in flight, which determine the throughput, do not
+/// count.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const MAX_UNSENT: u32 = 32 * 1024;
 
@@ -60,8 +61,8 @@ const MAX_UNSENT: u32 = 32 * 1024;
 /// drop(client);
 /// # #[cfg(target_os = "linux")]
 /// # {
-/// peer.gone().await;
-/// assert!(peer.is_gone());
+/// peer.closed().await;
+/// assert!(peer.is_closed());
 /// # }
 /// # Ok(())
 /// # }
@@ -74,28 +75,28 @@ pub struct WatchedStream {
 // === impl WatchedStream ===
 
 impl WatchedStream {
-    /// Takes over a stream, with the address that came with it from `accept`.
+    /// Wraps a stream, with its address from `accept`.
     ///
-    /// On Linux and Android the kernel then holds about 100 KiB at most that it has not sent (`TCP_NOTSENT_LOWAT`). So a slow client is
-    /// seen reading by [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout), and an answer for a client that does not
-    /// read takes little memory of the kernel.
+    /// On Linux and Android the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). So the
+    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) detects that a slow client reads, and an answer to a
+    /// client that does not read takes little memory of the kernel.
     pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
         #[cfg(any(target_os = "linux", target_os = "android"))]
-        // A kernel without it only buffers more.
+        // A kernel without the option only buffers more.
         let _best_effort = SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT);
-        let let_go = AtomicBool::new(false);
+        let is_dropped = AtomicBool::new(false);
         Self {
-            shared: Arc::new(SharedStream { stream, let_go }),
+            shared: Arc::new(SharedStream { stream, is_dropped }),
             addr,
         }
     }
 
-    /// The other end of the connection, which can be watched while hyper owns the stream.
+    /// Returns the other end of the connection, which can be watched while hyper owns the stream.
     pub fn peer(&self) -> Peer {
         Peer::new(self.addr, Arc::downgrade(&self.shared))
     }
 
-    /// The stream itself, for options such as `set_nodelay`. Reading or writing here would confuse its owner.
+    /// Returns the stream, for options such as `set_nodelay`. Do not read or write here: hyper does.
     pub fn tcp(&self) -> &TcpStream {
         &self.shared.stream
     }
@@ -132,7 +133,7 @@ impl AsyncWrite for WatchedStream {
     ) -> Poll<io::Result<usize>> {
         let stream = self.tcp();
         let write = || stream.try_write_vectored(bufs);
-        // A short write says nothing here: the kernel takes a limited number of buffers at a time.
+        // A short write does not mean a full socket: the kernel accepts a limited number of buffers at a time.
         poll_transfer(stream, cx, Interest::WRITABLE, 0, write)
     }
 
@@ -146,7 +147,7 @@ impl AsyncWrite for WatchedStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         match SockRef::from(self.tcp()).shutdown(Shutdown::Write) {
-            // The peer has reset the connection: it is shut down more thoroughly than asked.
+            // The peer has reset the connection, so it is shut down already.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
             done => Poll::Ready(done),
         }
@@ -174,10 +175,10 @@ fn poll_transfer(
     }
 }
 
-/// Runs `io`, and clears the readiness if less than `wanted` bytes went through.
+/// Runs `io`, and clears the readiness if it transferred less than `wanted` bytes.
 ///
-/// `try_io` notes the readiness before it runs its closure, and clears no more than that if the closure says
-/// `WouldBlock`. So what arrives meanwhile is not lost, which a call after the transfer could not promise.
+/// `try_io` records the readiness before it runs its closure, and clears only that one if the closure returns `WouldBlock`. So
+/// a readiness that arrives meanwhile is not lost, as it could be with a call after the transfer.
 fn transfer(
     stream: &TcpStream,
     interest: Interest,
@@ -185,9 +186,9 @@ fn transfer(
     io: impl FnOnce() -> io::Result<usize>,
 ) -> io::Result<usize> {
     let mut moved = 0;
-    let noted = stream.try_io(interest, || {
+    let result = stream.try_io(interest, || {
         moved = io()?;
-        // Nothing is the end of the stream: that is ready for good.
+        // Zero bytes are the end of the stream, which stays ready.
         let drained = IS_EDGE_TRIGGERED && 0 < moved && moved < wanted;
         if drained {
             Err(io::ErrorKind::WouldBlock.into())
@@ -195,19 +196,20 @@ fn transfer(
             Ok(())
         }
     });
-    match noted {
+    match result {
         Err(_) if moved > 0 => Ok(moved),
-        noted => noted.map(|()| moved),
+        result => result.map(|()| moved),
     }
 }
 
 impl Drop for WatchedStream {
-    /// Those who await the peer's end hold the socket open. Shutting down the read side sends nothing, wakes them, and
-    /// shows them that there is nothing to wait for any more.
+    /// Wakes the tasks that await the peer, because they hold the socket open.
+    ///
+    /// Shutting down the read side sends no packet, and ends their wait.
     fn drop(&mut self) {
-        self.shared.let_go.store(true, Ordering::Release);
+        self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {
-            // It fails when the connection is gone, and then they are awake.
+            // Fails if the connection is closed, and then they are awake.
             let _woken = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
         }
     }

@@ -2,33 +2,33 @@
 
 use super::lines::{Lines, Piece};
 
-/// Follows a body to the places between two events.
+/// Finds the places between two events of a body.
 ///
-/// The start of the body is such a place, and so is the one after a comment. A line feed that belongs to the carriage
-/// return before it may still come: after what was put in it makes a blank line, which ends nothing.
+/// The start of the body is such a place, and so is the end of a comment. A line feed may still follow a carriage return:
+/// after an injected message it makes a blank line, which ends no event.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,
-    /// Whether a line has begun and not ended.
+    /// `true` within a line.
     in_line: bool,
-    /// Whether a line of an event has come since the last blank one.
+    /// `true` if a line of an event follows the last blank line.
     in_event: bool,
 }
 
 // === impl Boundary ===
 
 impl Boundary {
-    /// Whether the bytes so far end between two events.
-    pub(crate) fn is_here(&self) -> bool {
+    /// Returns `true` if the bytes so far end between two events.
+    pub(crate) fn is_at_event_boundary(&self) -> bool {
         !self.in_line && !self.in_event
     }
 
-    /// Follows the next frame of the body.
-    pub(crate) fn pass(&mut self, frame: &[u8]) {
-        // This ends with a blank line, whatever came before. Most frames are whole events that end so.
+    /// Observes the next frame of the body.
+    pub(crate) fn observe(&mut self, frame: &[u8]) {
+        // Ends with a blank line, whatever precedes it. Most frames are whole events and take this path.
         if frame.ends_with(b"\n\n") || frame.ends_with(b"\r\n\r\n") {
             *self = Self {
-                lines: Lines::begun(),
+                lines: Lines::after_start(),
                 ..Self::default()
             };
             return;
@@ -36,8 +36,8 @@ impl Boundary {
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
-                Piece::Mark => (self.in_line, self.in_event) = (false, false),
-                Piece::PartOfMark => (self.in_line, self.in_event) = (true, true),
+                Piece::Bom => (self.in_line, self.in_event) = (false, false),
+                Piece::PartOfBom => (self.in_line, self.in_event) = (true, true),
                 Piece::Text { text, ends } => {
                     if !self.in_line && !text.is_empty() {
                         self.in_line = true;

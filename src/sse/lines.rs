@@ -1,58 +1,58 @@
-//! The lines of a body, however it is cut into frames.
+//! Splits a body into lines, however it is split into frames.
 
 use std::mem;
 
 use memchr::memchr2;
 
 /// The byte order mark that a body may start with.
-pub(super) const MARK: &[u8] = b"\xef\xbb\xbf";
+pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Cuts a body into lines: any of the three line ends ends one, and a byte order mark at the start is part of none.
+/// Splits a body into lines. Any of the three line ends ends a line; a byte order mark at the start is part of none.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// How many bytes of the mark have come: all, once something else came.
-    marked: u8,
+    /// Number of bytes of the BOM that were received. All of them, once another byte was.
+    bom_bytes: u8,
     /// The last byte was a carriage return, so that a line feed would belong to it.
     after_return: bool,
 }
 
-const MARKED: u8 = MARK.len() as u8;
+const BOM_LEN: u8 = BOM.len() as u8;
 
 /// The next piece of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece<'f> {
-    /// A part of the mark. If the rest does not come, it is a line that begins like no field.
-    PartOfMark,
-    /// The end of the mark: nothing has come.
-    Mark,
-    /// Text of the line: up to its end, or of the frame's.
+    /// A part of the BOM. If the rest does not follow, the line begins like no field.
+    PartOfBom,
+    /// The end of the BOM.
+    Bom,
+    /// Text of the line, up to its end or the end of the frame.
     Text { text: &'f [u8], ends: bool },
 }
 
 // === impl Lines ===
 
 impl Lines {
-    /// The lines of a body of which a line end has passed.
-    pub(super) fn begun() -> Self {
+    /// Returns the state after a line end.
+    pub(super) fn after_start() -> Self {
         Self {
-            marked: MARKED,
+            bom_bytes: BOM_LEN,
             after_return: false,
         }
     }
 
-    /// Takes the next piece off `frame`. `None` at its end.
+    /// Removes and returns the next piece of `frame`. `None` at its end.
     pub(super) fn next<'f>(&mut self, frame: &mut &'f [u8]) -> Option<Piece<'f>> {
         let (first, rest) = frame.split_first()?;
-        if let Some(wanted) = MARK.get(usize::from(self.marked)) {
+        if let Some(wanted) = BOM.get(usize::from(self.bom_bytes)) {
             if first == wanted {
                 *frame = rest;
-                self.marked += 1;
-                return Some(match self.marked {
-                    MARKED => Piece::Mark,
-                    _ => Piece::PartOfMark,
+                self.bom_bytes += 1;
+                return Some(match self.bom_bytes {
+                    BOM_LEN => Piece::Bom,
+                    _ => Piece::PartOfBom,
                 });
             }
-            self.marked = MARKED;
+            self.bom_bytes = BOM_LEN;
         }
         if mem::take(&mut self.after_return) && *first == b'\n' {
             *frame = rest;

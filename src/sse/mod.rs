@@ -1,43 +1,42 @@
-//! The server-sent events of a response body, read as its frames pass.
+//! Reads the server-sent events of a response body, frame by frame.
 //!
-//! Without a session manager, only the bytes of the response say whether a call was answered, and whether its client could
-//! resume it. The [`Reader`] sees each frame once, as it came and before it goes on, and alters nothing. It promises:
+//! Without a session manager, only the bytes of the response show whether a call was answered, and whether its client can
+//! resume it. The [`Reader`] reads each frame once, before it is sent, and alters nothing. It promises:
 //!
 //! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), ended by any of its three line
-//!    ends, and none before its blank line. The type of an event means nothing: MCP has only messages.
-//! 2. **An event without data counts too**, if it has an `id` or a `retry`: the standard does not dispatch such an event, but
-//!    takes its id for the last one all the same. MCP primes a stream that way.
-//! 3. **The cuts between frames change nothing**, except for the limit in 5.
-//! 4. **Cost.** Each byte is looked at once for line ends and, in data, once as JSON. An event inside one
-//!    frame is read where it is; one that is cut, or has several data lines, is gathered in a buffer that
-//!    goes with it.
-//! 5. **Limits.** A buffer takes 4 MiB of data; a longer event is [`Unclear`]. An `id` longer than 512 KiB is ignored. The ends
-//!    of events are always known.
+//!    ends, and none before its blank line. The type of an event is ignored: MCP has only messages.
+//! 2. **An event without data counts too**, if it has an `id` or a `retry`. The standard does not dispatch such an event, but
+//!    its id becomes the last event id. MCP primes a stream that way.
+//! 3. **The splits between frames change nothing**, except for the limit in 5.
+//! 4. **Cost.** Each byte is read once for line ends and, in data, once as JSON. An event inside one frame is
+//!    read in place. An event that is split, or has several data lines, is copied to a buffer of its own.
+//! 5. **Limits.** A buffer holds 4 MiB of data; a longer event is [`Ambiguous`]. An `id` longer than 512 KiB is ignored. The ends
+//!    of events are always found.
 //!
 //! ```text
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
 //! id: 1/0⏎                                          a client could resume after it
-//! retry: 3000⏎                                      and would, after 3 s
+//! retry: 3000⏎                                      the reconnect delay: 3 s
 //! ⏎                                                 the event
 //! ```
 //!
-//! [`Unclear`]: Answers::Unclear
+//! [`Ambiguous`]: crate::envelope::Answers::Ambiguous
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use self::{
-    block::{Block, EventField},
+    event_block::{EventBlock, EventField},
     lines::{Lines, Piece},
 };
 
-mod block;
+mod bom_filter;
 mod boundary;
+mod event_block;
 mod lines;
-mod start;
 
-pub(crate) use self::{block::StreamEvent, boundary::Boundary, start::Start};
+pub(crate) use self::{bom_filter::BomFilter, boundary::Boundary, event_block::StreamEvent};
 
-/// A comment. It is not an event, and only shows whether the client is still there.
+/// A comment. It is no event, and only detects a client that has disconnected.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// Reads the events of one response body.
@@ -45,27 +44,27 @@ pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 pub(crate) struct Reader {
     lines: Lines,
     line: Line,
-    /// The event that a frame has cut.
-    cut: Option<Block<'static>>,
+    /// The event that was split by the end of a frame.
+    cut: Option<EventBlock<'static>>,
 }
 
-/// How far the current line has come.
+/// The state of the current line.
 #[derive(Clone, Copy, Default)]
 enum Line {
-    /// Nothing of it has come.
+    /// No byte of the line was received.
     #[default]
     Start,
-    /// It can still become this field. So many bytes of the name and its colon have come.
+    /// The line may be this field. The number is that of the bytes of the name and colon so far.
     Name(EventField, u8),
-    /// The colon has come; one space after it is not of the value.
+    /// After the colon. One space is not part of the value.
     Space(EventField),
-    /// It goes on with the value.
+    /// Within the value.
     Value(EventField),
     /// A comment, or no field that matters.
     Other,
 }
 
-/// An event with this data, which has no line ends in it.
+/// Returns an event with this data, which must have no line ends.
 pub(crate) fn event(data: &[u8]) -> Bytes {
     let mut event = BytesMut::with_capacity(data.len() + 8);
     event.put_slice(b"data: ");
@@ -77,14 +76,14 @@ pub(crate) fn event(data: &[u8]) -> Bytes {
 // === impl Reader ===
 
 impl Reader {
-    /// Reads the next frame of the body and gives every event that ends in it to `event`, in order.
+    /// Reads the next frame of the body. Calls `event` for every event that ends in it, in order.
     pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(StreamEvent<'_>)) {
-        let mut block: Block<'_> = self.cut.take().unwrap_or_default();
+        let mut block: EventBlock<'_> = self.cut.take().unwrap_or_default();
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
-                Piece::PartOfMark => self.line = Line::Other,
-                Piece::Mark => self.line = Line::Start,
+                Piece::PartOfBom => self.line = Line::Other,
+                Piece::Bom => self.line = Line::Start,
                 Piece::Text { text, ends } => {
                     let line = self.line.after(text, &mut block);
                     self.line = if ends { Line::Start } else { line };
@@ -92,13 +91,13 @@ impl Reader {
                         if let Some(ended) = block.event() {
                             event(ended);
                         }
-                        block = Block::default();
+                        block = EventBlock::default();
                     }
                 }
             }
         }
         if !block.is_empty() {
-            self.cut = Some(block.keep());
+            self.cut = Some(block.into_owned());
         }
     }
 }
@@ -106,8 +105,8 @@ impl Reader {
 // === impl Line ===
 
 impl Line {
-    /// What the line is after `text`, which is on it. What of that is a value goes to `block`.
-    fn after<'f>(mut self, mut text: &'f [u8], block: &mut Block<'f>) -> Self {
+    /// Returns the state after `text`. Appends the value to `block`.
+    fn after<'f>(mut self, mut text: &'f [u8], block: &mut EventBlock<'f>) -> Self {
         if let Self::Start = self {
             self = match text.first() {
                 None => return Self::Start,
@@ -117,12 +116,15 @@ impl Line {
                 Some(_) => return Self::Other,
             };
         }
-        if let Self::Name(field, came) = self {
-            let left = field.name().get(usize::from(came)..).unwrap_or_default();
+        if let Self::Name(field, received) = self {
+            let left = field
+                .name()
+                .get(usize::from(received)..)
+                .unwrap_or_default();
             match text.strip_prefix(left) {
                 Some(rest) => text = rest,
                 None if left.starts_with(text) => {
-                    return Self::Name(field, came + text.len() as u8);
+                    return Self::Name(field, received + text.len() as u8);
                 }
                 None => return Self::Other,
             }
@@ -136,16 +138,16 @@ impl Line {
             self = Self::Value(field);
         }
         if let Self::Value(field) = self {
-            block.go_on(field, text);
+            block.append(field, text);
         }
         self
     }
 
-    /// Ends the line. Says whether it was blank.
-    fn end(self, block: &mut Block<'_>) -> bool {
+    /// Ends the line. Returns `true` if it was blank.
+    fn end(self, block: &mut EventBlock<'_>) -> bool {
         match self {
             Self::Start => return true,
-            Self::Name(field, came) if usize::from(came) + 1 == field.name().len() => {
+            Self::Name(field, received) if usize::from(received) + 1 == field.name().len() => {
                 block.start(field);
                 block.end(field);
             }

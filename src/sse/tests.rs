@@ -14,7 +14,7 @@ use sse_stream::{Sse, SseStream};
 use super::*;
 use crate::{
     call::RequestId,
-    envelope::{Answers, Unreadable, answers},
+    envelope::{Answers, ParseFailure, answers},
 };
 
 const MIB: usize = 1024 * 1024;
@@ -71,19 +71,19 @@ fn requests_and_notifications_of_the_server_answer_nothing() {
 #[test]
 fn what_is_no_message_is_unclear() {
     for (data, why) in [
-        ("hello", Unreadable::NotJson),
-        ("{", Unreadable::Truncated),
+        ("hello", ParseFailure::NotJson),
+        ("{", ParseFailure::Truncated),
         (
             r#"[{"jsonrpc":"2.0","id":1,"result":1}]"#,
-            Unreadable::Batch,
+            ParseFailure::Batch,
         ),
         (
             r#"{"jsonrpc":"2.0","id":null,"error":{}}"#,
-            Unreadable::BadId,
+            ParseFailure::BadId,
         ),
     ] {
         let text = format!("data: {data}\n\n");
-        assert_events(&text, &[with(Answers::Unclear(why))]);
+        assert_events(&text, &[with(Answers::Ambiguous(why))]);
     }
 }
 
@@ -111,11 +111,11 @@ fn data_lines_are_joined_by_line_feeds() {
         ),
         (
             ["{\"jsonrpc\":\"2.0\",\"result\":1,\"id\":1", "2}"],
-            with(Answers::Unclear(Unreadable::NotJson)),
+            with(Answers::Ambiguous(ParseFailure::NotJson)),
         ),
         (
             ["{\"jsonrpc\":\"2.0\",\"result\":1,\"id\":\"1", "2\"}"],
-            with(Answers::Unclear(Unreadable::NotJson)),
+            with(Answers::Ambiguous(ParseFailure::NotJson)),
         ),
     ] {
         let text = format!("data:{}\nid:x\ndata:{}\n\n", lines[0], lines[1]);
@@ -347,8 +347,8 @@ fn between_events_is_a_boundary() {
         ("\u{feff}id", false),
     ] {
         let mut boundary = Boundary::default();
-        boundary.pass(text.as_bytes());
-        assert_eq!(boundary.is_here(), expected, "{text:?}");
+        boundary.observe(text.as_bytes());
+        assert_eq!(boundary.is_at_event_boundary(), expected, "{text:?}");
     }
 }
 
@@ -389,14 +389,14 @@ fn an_event_that_is_cut_is_gathered_up_to_the_limit() {
     let over = long_answer(4 * MIB + 1);
     for size in [1000, 8 * 1024, MIB, 3 * MIB, 4 * MIB + 10] {
         assert_eq!(gathered(&fits, size), [answer_to(7).id("1/0")], "{size}");
-        let unclear = with(Answers::Unclear(Unreadable::TooLarge));
+        let unclear = with(Answers::Ambiguous(ParseFailure::TooLarge));
         assert_eq!(gathered(&over, size), [unclear.id("1/0")], "{size}");
     }
 }
 
 #[test]
 fn data_lines_are_gathered_up_to_the_limit_in_one_frame_too() {
-    let unclear = with(Answers::Unclear(Unreadable::TooLarge));
+    let unclear = with(Answers::Ambiguous(ParseFailure::TooLarge));
     for (second, expected) in [(MIB - 1, nothing()), (MIB, unclear)] {
         let lines = [3 * MIB, second].map(|length| format!("data: {}\n", " ".repeat(length)));
         let text = [&lines.concat(), "id: 1\n\nid: 2\n\n"].concat();
@@ -427,7 +427,10 @@ fn an_id_over_the_limit_is_ignored() {
 #[test]
 fn events_after_one_that_is_too_long_are_read() {
     let text = [&*long_answer(5 * MIB), &long_answer(MIB)].concat();
-    let expected = [with(Answers::Unclear(Unreadable::TooLarge)), answer_to(7)];
+    let expected = [
+        with(Answers::Ambiguous(ParseFailure::TooLarge)),
+        answer_to(7),
+    ];
     assert_eq!(
         gathered(&text, 64 * 1024),
         expected.map(|event| event.id("1/0"))
@@ -436,7 +439,7 @@ fn events_after_one_that_is_too_long_are_read() {
 
 /// Reads frames of this size. Buffers stay within their limits meanwhile, and nothing is kept in the end.
 fn allocated(reader: &Reader) -> usize {
-    reader.cut.as_ref().map_or(0, Block::allocated)
+    reader.cut.as_ref().map_or(0, EventBlock::allocated)
 }
 
 fn gathered(text: &[u8], size: usize) -> Vec<Seen> {
@@ -594,7 +597,7 @@ fn reference(text: &[u8]) -> Vec<Seen> {
     events
 }
 
-/// Whether nothing of an event has come since the last blank line.
+/// Returns `true` if no line of an event follows the last blank line.
 fn boundary(text: &[u8]) -> bool {
     let (lines, unfinished) = lines(text);
     let since = lines.rsplit(|line| line.is_empty()).next().unwrap();
@@ -695,7 +698,7 @@ fn message() -> impl Strategy<Value = (String, Answers)> {
             }
             (message, Answers::Nothing)
         }),
-        1 => Just((json!({ "jsonrpc": "2.0", "id": null, "error": {} }), Answers::Unclear(Unreadable::BadId))),
+        1 => Just((json!({ "jsonrpc": "2.0", "id": null, "error": {} }), Answers::Ambiguous(ParseFailure::BadId))),
     ];
     let text = (message, any::<bool>()).prop_map(|((message, answers), pretty)| {
         let text = if pretty {
@@ -709,7 +712,7 @@ fn message() -> impl Strategy<Value = (String, Answers)> {
         6 => text,
         1 => Just((String::new(), Answers::Nothing)),
         1 => Just(("\n".to_owned(), Answers::Nothing)),
-        1 => Just(("no json".to_owned(), Answers::Unclear(Unreadable::NotJson))),
+        1 => Just(("no json".to_owned(), Answers::Ambiguous(ParseFailure::NotJson))),
     ]
 }
 
@@ -884,8 +887,8 @@ fn read<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Seen>, Vec<bool>
     let mut events = Vec::new();
     let boundaries = frames.into_iter().map(|frame| {
         reader.read(frame, |event| events.push(event.into()));
-        boundary.pass(frame);
-        boundary.is_here()
+        boundary.observe(frame);
+        boundary.is_at_event_boundary()
     });
     let boundaries = boundaries.collect();
     (events, boundaries)

@@ -1,19 +1,19 @@
-//! The timer, which looks at things when their times come, and runs tasks, on every runtime that serves requests.
+//! The timer: calls targets at their deadlines, and runs tasks, on every runtime that serves requests.
 //!
-//! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. A process may have
-//! several runtimes, one for each core for example, and each may stand still because its thread computes, or because nobody
-//! drives it any more. So nothing waits for one runtime alone.
+//! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. A process may have several
+//! runtimes, for example one per core. Each may stall, because its thread is busy or no thread drives it any more. So no
+//! work depends on a single runtime.
 //!
-//! 1. Every runtime that serves requests has a keeper, a task of its own. One of them, the first, looks at what is due
-//!    on time; the others look [`SLACK`] later, and the one that finds it overdue becomes the first. The runtime
-//!    on which the earliest time was set is alive, so its keeper is the first from then on.
-//! 2. A task runs on the runtime on which it was wanted. If it has not begun there [`SLACK`] later, or that runtime
-//!    ends, another runtime takes it (see [`errand`]).
-//! 3. A keeper wakes once for a time that it waits for, and once when it is told of an earlier one.
-//! 4. What is due is done in turns of [`TURN`], with other tasks of the runtime in between; see [`watch`] for what is late
-//!    then.
-//! 5. No lock is held while something is looked at, dropped or woken. Each thing is taken out just before its own
-//!    look, so a look that panics or lasts leaves the others to the keeper that looks next.
+//! 1. Every runtime that serves requests has one timer task. One of them, the leader, handles deadlines on time. The others
+//!    run [`FAILOVER_DELAY`] later, and the task that finds an overdue deadline becomes the leader. A runtime on which the
+//!    earliest deadline is set is alive, so its task becomes the leader.
+//! 2. A spawned task runs on the current runtime. If that runtime ends, or has not polled the task within
+//!    [`FAILOVER_DELAY`], another runtime takes the task (see [`pending_task`]).
+//! 3. A timer task wakes once for the deadline that it awaits, and once when an earlier deadline is set.
+//! 4. Expired entries are handled in turns of [`POLL_BUDGET`]. The timer task yields between turns; [`lateness`] defines
+//!    what counts as late then.
+//! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out just before its target is called.
+//!    So a target that panics or blocks leaves the other entries to the next timer task.
 
 use std::{
     ops::ControlFlow,
@@ -30,53 +30,53 @@ use tokio::{
 };
 
 use self::{
-    alarms::{AlarmId, Alarms, Due},
-    errand::Errand,
-    runner::Runner,
-    shared::{Keepers, SLACK},
+    entries::{EntryId, ExpiredEntry, TimerEntries},
+    pending_task::PendingTask,
+    shared::{FAILOVER_DELAY, TimerShared},
+    task_runner::TaskRunner,
 };
-use crate::{lock::lock, quietly::quietly};
+use crate::{catch_panic::catch_panic, lock::lock};
 
-mod alarms;
-mod errand;
-mod in_time;
-mod roll;
-mod runner;
+mod entries;
+mod lateness;
+mod migrating_timeout;
+mod pending_task;
+mod runtime_cache;
 mod shared;
-mod watch;
+mod task_runner;
 
 pub(crate) use self::{
-    alarms::{LATE, MAX_GLANCES, NextLook, Timed},
-    errand::Moves,
-    in_time::in_time,
-    watch::{GLANCE, Noticed, ON_TIME, Watch},
+    entries::{MAX_RECHECKS, OnDeadline, Rearm, STALL_THRESHOLD},
+    lateness::{LatenessTracker, RECHECK_DELAY, RECHECK_TOLERANCE, Timeliness},
+    migrating_timeout::migrating_timeout,
+    pending_task::Migration,
 };
 
-/// How long a keeper goes on with what is due before others are served: 0.1 ms, and one look.
-const TURN: Duration = Duration::from_micros(100);
+/// How long a timer task handles expired entries before it yields: 0.1 ms, and one more target.
+const POLL_BUDGET: Duration = Duration::from_micros(100);
 
-/// How often it looks at something in a turn at most: 64 times, where a clock stands still.
-const LOOKS: usize = 64;
+/// Maximum number of targets that are called in one turn: 64. It bounds a turn under a paused clock.
+const MAX_PER_POLL: usize = 64;
 
-/// Keeps the time of what has a [`Ticket`], and the tasks that have not begun.
+/// Holds an entry for each [`TimerHandle`], and the tasks that have not started.
 #[derive(Default)]
 pub(crate) struct Timer {
-    shared: Arc<Keepers>,
-    alarms: Mutex<Alarms>,
+    shared: Arc<TimerShared>,
+    entries: Mutex<TimerEntries>,
 }
 
-/// Keeps an alarm set. What is looked at owns it; nothing of the alarm is left once it is dropped.
-pub(crate) struct Ticket {
+/// Owns a timer entry. The target holds the handle, whose drop removes the entry.
+pub(crate) struct TimerHandle {
     timer: Arc<Timer>,
-    id: AlarmId,
+    id: EntryId,
 }
 
-/// Keeps time on one runtime, until it is dropped, alone or with its runtime.
-struct Keeper {
-    shared: Arc<Keepers>,
+/// The timer task of one runtime. It ends with its timer or with its runtime.
+struct TimerTask {
+    shared: Arc<TimerShared>,
     runtime: Id,
-    /// Its last turn, if more was due after it.
-    behind: Option<Watch>,
+    /// The lateness of the current backlog. `None` if the last turn handled all expired entries.
+    backlog: Option<LatenessTracker>,
 }
 
 // === impl Timer ===
@@ -86,68 +86,73 @@ impl Timer {
         Self::default()
     }
 
-    /// Has the current runtime keep time too, if it does not yet. Called with every request.
-    pub(crate) fn on_this_runtime(self: &Arc<Self>) {
-        if !self.shared.roll.is_here() {
-            self.enter();
+    /// Spawns a timer task on the current runtime if it has none. Called with every request.
+    pub(crate) fn ensure_on_current_runtime(self: &Arc<Self>) {
+        if !self.shared.cache.is_registered() {
+            self.register_current_runtime();
         }
     }
 
     #[cold]
-    fn enter(self: &Arc<Self>) {
+    fn register_current_runtime(self: &Arc<Self>) {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
         let id = runtime.id();
         let is_new = {
             let mut state = self.shared.state();
-            self.shared.roll.note(&runtime);
-            state.enter(id)
+            self.shared.cache.record(&runtime);
+            state.register(id)
         };
         if is_new {
-            let keeper = Keeper {
+            let task = TimerTask {
                 shared: self.shared.clone(),
                 runtime: id,
-                behind: None,
+                backlog: None,
             };
-            drop(runtime.spawn(keeper.run(Arc::downgrade(self))));
+            drop(runtime.spawn(task.run(Arc::downgrade(self))));
         }
     }
 
-    /// Runs a task on this runtime, or on another one that keeps time if this one does not come to it. When none is
-    /// left, the task is dropped.
-    pub(crate) fn spawn(&self, moves: Moves, task: impl Future<Output = ()> + Send + 'static) {
-        let errand = Errand {
-            moves,
+    /// Runs a task on the current runtime, or on another registered one if this one does not poll it.
+    ///
+    /// The task is dropped if no runtime is left.
+    pub(crate) fn spawn(
+        &self,
+        migration: Migration,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let pending = PendingTask {
+            migration,
             task: Box::pin(task),
-            moved: 0,
+            migrations: 0,
         };
-        Runner::start(&self.shared, errand);
+        TaskRunner::start(&self.shared, pending);
     }
 
-    /// Has something looked at when its time comes, as long as its ticket is kept.
+    /// Calls `target` when `at` has passed, unless the handle is dropped before.
     #[must_use]
-    pub(crate) fn set(self: &Arc<Self>, at: Instant, timed: Weak<dyn Timed>) -> Ticket {
-        let id = self.change(|alarms| alarms.add(at, timed));
-        self.on_this_runtime();
-        Ticket {
+    pub(crate) fn set(self: &Arc<Self>, at: Instant, target: Weak<dyn OnDeadline>) -> TimerHandle {
+        let id = self.update(|entries| entries.add(at, target));
+        self.ensure_on_current_runtime();
+        TimerHandle {
             timer: self.clone(),
             id,
         }
     }
 
-    /// Changes something in the alarms, and has the keepers look again if that brought an earlier time.
-    fn change<R>(&self, change: impl FnOnce(&mut Alarms) -> R) -> R {
-        let (result, is_news) = {
-            let mut alarms = self.alarms();
-            (change(&mut alarms), alarms.must_tell())
+    /// Changes the entries, and wakes the timer tasks if there is an earlier deadline now.
+    fn update<R>(&self, change: impl FnOnce(&mut TimerEntries) -> R) -> R {
+        let (result, is_earlier) = {
+            let mut entries = self.entries();
+            (change(&mut entries), entries.needs_wake())
         };
-        if is_news {
+        if is_earlier {
             let mut state = self.shared.state();
-            if state.keepers.len() > 1
+            if state.entries.len() > 1
                 && let Ok(here) = Handle::try_current()
             {
-                state.prefer(here.id());
+                state.set_leader(here.id());
             }
             drop(state);
             self.shared.wake.notify_waiters();
@@ -155,111 +160,115 @@ impl Timer {
         result
     }
 
-    /// Looks at what is due for a [`TURN`], and tells when to come back. Any number of keepers may do so at the same time.
-    fn look(&self, watch: &Watch) -> Option<Instant> {
+    /// Handles expired entries for [`POLL_BUDGET`]. Returns when the next turn is due.
+    ///
+    /// Several timer tasks may do so at the same time.
+    fn run_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
         let begun = Instant::now();
-        for _ in 0..LOOKS {
-            let Some((id, due)) = self.take_due(watch.now()) else {
+        for _ in 0..MAX_PER_POLL {
+            let Some((id, expired)) = self.take_expired(lateness.now()) else {
                 break;
             };
-            // A user's destructor that panics in it harms nothing else.
-            if let Some(again) = quietly(|| due.look(watch)) {
-                // Another keeper may have looked meanwhile, and sleep past what was taken out here.
-                self.change(|alarms| alarms.again(id, &again));
+            // A panic in a destructor of the user affects no other entry.
+            if let Some(requeue) = catch_panic(|| expired.run(lateness)) {
+                // Another timer task may have computed its sleep without the entry that was taken out here.
+                self.update(|entries| entries.requeue(id, &requeue));
             }
-            if begun.elapsed() >= TURN {
+            if begun.elapsed() >= POLL_BUDGET {
                 break;
             }
         }
-        self.alarms().come_back(watch.now())
+        self.entries().end_turn(lateness.now())
     }
 
-    fn take_due(&self, now: Instant) -> Option<(AlarmId, Due)> {
-        self.alarms().take_due(now)
+    fn take_expired(&self, now: Instant) -> Option<(EntryId, ExpiredEntry)> {
+        self.entries().take_expired(now)
     }
 
-    /// Looks at all that is due, as a keeper does.
+    /// Handles all expired entries, as a timer task does.
     #[cfg(test)]
-    pub(crate) fn look_now(&self, now: Instant) -> Option<Instant> {
-        self.look_all(&Watch::new(now, Noticed::InTime))
+    pub(crate) fn run_expired_now(&self, now: Instant) -> Option<Instant> {
+        self.run_all_expired(&LatenessTracker::new(now, Timeliness::OnTime))
     }
 
     #[cfg(test)]
-    fn look_all(&self, watch: &Watch) -> Option<Instant> {
+    fn run_all_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
         loop {
-            let next = self.look(watch);
-            if next.is_none_or(|next| next > watch.now()) {
+            let next = self.run_expired(lateness);
+            if next.is_none_or(|next| next > lateness.now()) {
                 return next;
             }
         }
     }
 
-    fn alarms(&self) -> MutexGuard<'_, Alarms> {
-        lock(&self.alarms)
+    fn entries(&self) -> MutexGuard<'_, TimerEntries> {
+        lock(&self.entries)
     }
 }
 
 impl Drop for Timer {
-    /// The keepers hold no strong reference to it; they must wake once more to see that it is gone.
+    /// Wakes the timer tasks, which hold no strong reference to the timer, so that they end.
     fn drop(&mut self) {
         self.shared.wake.notify_waiters();
     }
 }
 
-// === impl Ticket ===
+// === impl TimerHandle ===
 
-impl Ticket {
-    /// Has it looked at by `at`, if it would be looked at later or not at all. During a look too the earlier time counts,
-    /// and none is lost.
-    pub(crate) fn by(&self, at: Instant) {
-        self.timer.change(|alarms| alarms.by(self.id, at));
+impl TimerHandle {
+    /// Moves the deadline to `at`, if it is later or not set.
+    ///
+    /// Also works while the target is called: of the two deadlines, the earlier one counts.
+    pub(crate) fn reset_earlier(&self, at: Instant) {
+        self.timer
+            .update(|entries| entries.reset_earlier(self.id, at));
     }
 }
 
 #[cfg(test)]
-impl Ticket {
-    /// When it is looked at next.
-    pub(crate) fn at(&self) -> Option<Instant> {
-        self.timer.alarms().at(self.id)
+impl TimerHandle {
+    /// Returns the deadline. `None` if the entry is disarmed.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.timer.entries().deadline(self.id)
     }
 }
 
-impl Drop for Ticket {
+impl Drop for TimerHandle {
     fn drop(&mut self) {
-        let _gone = self.timer.alarms().remove(self.id);
+        let _removed = self.timer.entries().remove(self.id);
     }
 }
 
-// === impl Keeper ===
+// === impl TimerTask ===
 
-impl Keeper {
+impl TimerTask {
     async fn run(mut self, timer: Weak<Timer>) {
         let mut can_sleep = true;
         loop {
             let shared = self.shared.clone();
-            // Listens before it looks.
+            // Registered before the entries are read, so that no wake is lost.
             let mut woken = pin!(shared.wake.notified());
             woken.as_mut().enable();
-            let look = timer.upgrade().map(|timer| self.look(&timer));
+            let look = timer.upgrade().map(|timer| self.run_once(&timer));
             let Some(ControlFlow::Continue(at)) = look else {
                 return;
             };
-            if self.behind.is_some() {
-                // Others are served before it goes on.
+            if self.backlog.is_some() {
+                // Other tasks are polled before the next turn.
                 yield_now().await;
                 continue;
             }
             let at = at.filter(|_| can_sleep);
-            // Where the runtime has no clock, tokio tells only by a panic.
-            let alarm = at.map(|at| quietly(|| sleep_until(at)));
-            match alarm {
-                Some(Some(alarm)) => {
-                    select(woken, pin!(alarm)).await;
+            // On a runtime without a clock, tokio panics here.
+            let sleep = at.map(|at| catch_panic(|| sleep_until(at)));
+            match sleep {
+                Some(Some(sleep)) => {
+                    select(woken, pin!(sleep)).await;
                 }
                 Some(None) => {
-                    // All times are left to the others.
+                    // The other runtimes handle all deadlines.
                     can_sleep = false;
-                    self.shared.state().cannot_sleep(self.runtime);
+                    self.shared.state().disable_sleep(self.runtime);
                     self.shared.wake.notify_waiters();
                 }
                 None => woken.await,
@@ -267,68 +276,73 @@ impl Keeper {
         }
     }
 
-    /// Says when to come back, if at all. `Break` if the runtime takes no tasks any more.
-    fn look(&mut self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
+    /// Runs once. Returns when to run again, or `Break` if the runtime is shutting down.
+    fn run_once(&mut self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
         let now = Instant::now();
-        let (errands, next_errand) = self.shared.state().errands.take_due(now);
-        if !Runner::take_over(&self.shared, errands) {
+        let (tasks, next_task) = self.shared.state().pending.take_overdue(now);
+        if !TaskRunner::steal(&self.shared, tasks) {
             return ControlFlow::Break(());
         }
-        let is_first = self.shared.state().is_first(self.runtime);
-        let behind = self.behind.take();
-        let deadline = if is_first {
-            self.turn(timer, now, behind)
+        let is_leader = self.shared.state().is_or_becomes_leader(self.runtime);
+        let backlog = self.backlog.take();
+        let deadline = if is_leader {
+            self.run_as_leader(timer, now, backlog)
         } else {
-            self.stand_by(timer, now)
+            self.run_as_standby(timer, now)
         };
-        ControlFlow::Continue(deadline.into_iter().chain(next_errand).min())
+        ControlFlow::Continue(deadline.into_iter().chain(next_task).min())
     }
 
-    /// Does what is due, or goes on with it.
-    fn turn(&mut self, timer: &Timer, now: Instant, behind: Option<Watch>) -> Option<Instant> {
-        let watch = match behind {
-            Some(mut watch) => {
-                watch.go_on(now);
-                watch
+    /// Begins a turn, or continues a backlog.
+    fn run_as_leader(
+        &mut self,
+        timer: &Timer,
+        now: Instant,
+        backlog: Option<LatenessTracker>,
+    ) -> Option<Instant> {
+        let lateness = match backlog {
+            Some(mut lateness) => {
+                lateness.next_turn(now);
+                lateness
             }
-            None => Watch::new(now, Noticed::InTime),
+            None => LatenessTracker::new(now, Timeliness::OnTime),
         };
-        self.watch(timer, watch)
+        self.run_turn(timer, lateness)
     }
 
-    /// Does what the first keeper has not done in time.
-    fn stand_by(&mut self, timer: &Timer, now: Instant) -> Option<Instant> {
-        let overdue = timer.alarms().looked_at_by()?.checked_add(SLACK)?;
-        if overdue > now {
-            return Some(overdue);
+    /// Handles what the leader has not handled in time, and becomes the leader.
+    fn run_as_standby(&mut self, timer: &Timer, now: Instant) -> Option<Instant> {
+        let takeover_at = timer.entries().turn_due_at()?.checked_add(FAILOVER_DELAY)?;
+        if takeover_at > now {
+            return Some(takeover_at);
         }
-        self.shared.state().prefer(self.runtime);
-        self.watch(timer, Watch::new(now, Noticed::Late))
+        self.shared.state().set_leader(self.runtime);
+        self.run_turn(timer, LatenessTracker::new(now, Timeliness::Late))
     }
 
-    fn watch(&mut self, timer: &Timer, watch: Watch) -> Option<Instant> {
-        let next = timer.look(&watch);
-        let is_behind = next.is_some_and(|at| at <= watch.now());
-        self.behind = is_behind.then_some(watch);
+    fn run_turn(&mut self, timer: &Timer, lateness: LatenessTracker) -> Option<Instant> {
+        let next = timer.run_expired(&lateness);
+        let has_backlog = next.is_some_and(|at| at <= lateness.now());
+        self.backlog = has_backlog.then_some(lateness);
         next
     }
 }
 
-impl Drop for Keeper {
+impl Drop for TimerTask {
     fn drop(&mut self) {
-        let nobody_takes = {
+        let without_runtime = {
             let mut state = self.shared.state();
-            state.leave(self.runtime);
-            self.shared.roll.renew();
-            if state.keepers.is_empty() {
-                state.errands.take_free()
+            state.deregister(self.runtime);
+            self.shared.cache.invalidate();
+            if state.entries.is_empty() {
+                state.pending.take_without_runtime()
             } else {
                 Vec::new()
             }
         };
         self.shared.wake.notify_waiters();
-        // These may be the user's.
-        quietly(|| drop(nobody_takes));
+        // Their destructors may be the user's.
+        catch_panic(|| drop(without_runtime));
     }
 }
 

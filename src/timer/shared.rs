@@ -1,4 +1,4 @@
-//! The state that a timer shares with its tasks: the runtimes that keep time, and the tasks that wait for one.
+//! The state that a timer shares with its tasks: the registered runtimes and the pending tasks.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -7,85 +7,86 @@ use std::{
 
 use tokio::{runtime::Id, sync::Notify};
 
-use super::{errand::Errands, roll::Roll};
+use super::{pending_task::PendingTasks, runtime_cache::RuntimeCache};
 use crate::lock::lock;
 
-/// How long a runtime has to do its own work before another one does it: 100 ms. A thread that polls its tasks as it
-/// should comes to each of them sooner.
-pub(super) const SLACK: Duration = Duration::from_millis(100);
+/// Delay after which another runtime takes over work that a runtime has not done: 100 ms.
+///
+/// A thread that is not blocked polls each of its tasks sooner.
+pub(super) const FAILOVER_DELAY: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
-pub(super) struct Keepers {
-    pub(super) roll: Roll,
+pub(super) struct TimerShared {
+    pub(super) cache: RuntimeCache,
     pub(super) wake: Notify,
-    pub(super) state: Mutex<Roster>,
+    pub(super) state: Mutex<Runtimes>,
 }
 
 #[derive(Default)]
-pub(super) struct Roster {
-    /// The runtimes that keep time.
-    pub(super) keepers: Vec<Member>,
-    /// The one whose keeper looks on time.
-    pub(super) first: Option<Id>,
-    pub(super) errands: Errands,
+pub(super) struct Runtimes {
+    /// The runtimes that have a timer task.
+    pub(super) entries: Vec<RuntimeEntry>,
+    /// The runtime whose timer task handles deadlines on time.
+    pub(super) leader: Option<Id>,
+    pub(super) pending: PendingTasks,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Member {
+pub(super) struct RuntimeEntry {
     pub(super) runtime: Id,
-    /// False if it was built without `enable_time`.
+    /// `false` if the runtime was built without `enable_time`.
     pub(super) can_sleep: bool,
 }
 
-// === impl Keepers ===
+// === impl TimerShared ===
 
-impl Keepers {
-    pub(super) fn state(&self) -> MutexGuard<'_, Roster> {
+impl TimerShared {
+    pub(super) fn state(&self) -> MutexGuard<'_, Runtimes> {
         lock(&self.state)
     }
 }
 
-// === impl Roster ===
+// === impl Runtimes ===
 
-impl Roster {
-    /// Adds a keeper. Says whether its runtime was not known.
-    pub(super) fn enter(&mut self, runtime: Id) -> bool {
-        if self.keepers.iter().any(|member| member.runtime == runtime) {
+impl Runtimes {
+    /// Adds a runtime. Returns `true` if it is new.
+    pub(super) fn register(&mut self, runtime: Id) -> bool {
+        if self.entries.iter().any(|entry| entry.runtime == runtime) {
             return false;
         }
-        self.keepers.push(Member {
+        self.entries.push(RuntimeEntry {
             runtime,
             can_sleep: true,
         });
         true
     }
 
-    pub(super) fn leave(&mut self, runtime: Id) {
-        self.keepers.retain(|member| member.runtime != runtime);
-        self.first.take_if(|first| *first == runtime);
+    pub(super) fn deregister(&mut self, runtime: Id) {
+        self.entries.retain(|entry| entry.runtime != runtime);
+        self.leader.take_if(|leader| *leader == runtime);
     }
 
-    /// Makes the keeper of this runtime the first, if it can sleep.
-    pub(super) fn prefer(&mut self, runtime: Id) {
-        let mut keepers = self.keepers.iter();
-        if keepers.any(|member| member.runtime == runtime && member.can_sleep) {
-            self.first = Some(runtime);
+    /// Makes this runtime the leader, if it can sleep.
+    pub(super) fn set_leader(&mut self, runtime: Id) {
+        let mut entries = self.entries.iter();
+        if entries.any(|entry| entry.runtime == runtime && entry.can_sleep) {
+            self.leader = Some(runtime);
         }
     }
 
-    /// Says whether the keeper of this runtime is the first. It becomes that if none is.
-    pub(super) fn is_first(&mut self, runtime: Id) -> bool {
-        if self.first.is_none() {
-            self.prefer(runtime);
+    /// Returns `true` if this runtime is the leader. Without a leader, it becomes the leader.
+    pub(super) fn is_or_becomes_leader(&mut self, runtime: Id) -> bool {
+        if self.leader.is_none() {
+            self.set_leader(runtime);
         }
-        self.first == Some(runtime)
+        self.leader == Some(runtime)
     }
 
-    pub(super) fn cannot_sleep(&mut self, runtime: Id) {
-        let mut keepers = self.keepers.iter_mut();
-        if let Some(member) = keepers.find(|member| member.runtime == runtime) {
-            member.can_sleep = false;
+    pub(super) fn disable_sleep(&mut self, runtime: Id) {
+        let mut entries = self.entries.iter_mut();
+        if let Some(entry) = entries.find(|entry| entry.runtime == runtime) {
+            entry.can_sleep = false;
         }
-        self.first.take_if(|first| *first == runtime);
+        self.leader.take_if(|leader| *leader == runtime);
     }
 }

@@ -19,31 +19,31 @@ use super::*;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// How its times were noticed.
+/// Records the timeliness of each expired deadline.
 #[derive(Default)]
 struct Target {
-    noticed: Mutex<Vec<Noticed>>,
+    observed: Mutex<Vec<Timeliness>>,
 }
 
-/// Says that it was dropped unfinished, by way of the other half.
+/// Closes its channel if it is dropped before the task has ended.
 struct Unfinished(oneshot::Sender<()>);
 
 // === impl Target ===
 
 impl Target {
-    fn set(self: &Arc<Self>, timer: &Arc<Timer>, at: Instant) -> Ticket {
+    fn set(self: &Arc<Self>, timer: &Arc<Timer>, at: Instant) -> TimerHandle {
         let weak: Weak<Self> = Arc::downgrade(self);
         timer.set(at, weak)
     }
 
-    fn noticed(&self) -> Vec<Noticed> {
-        self.noticed.lock().expect("no panic").clone()
+    fn observed(&self) -> Vec<Timeliness> {
+        self.observed.lock().expect("no panic").clone()
     }
 }
 
-impl Timed for Target {
-    fn look(&self, _watch: &Watch, noticed: Noticed) -> Option<NextLook> {
-        self.noticed.lock().expect("no panic").push(noticed);
+impl OnDeadline for Target {
+    fn on_deadline(&self, _lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
+        self.observed.lock().expect("no panic").push(timeliness);
         None
     }
 }
@@ -54,24 +54,24 @@ fn paused() -> Runtime {
     builder.build().expect("a runtime")
 }
 
-/// Has a runtime keep time, and its keeper look for the first time.
-fn meet(runtime: &Runtime, timer: &Arc<Timer>) {
+/// Registers a runtime, and runs its timer task once.
+fn register(runtime: &Runtime, timer: &Arc<Timer>) {
     runtime.block_on(async {
-        timer.on_this_runtime();
+        timer.ensure_on_current_runtime();
         yield_now().await;
     });
 }
 
-/// The same. Counts how often the keeper wakes.
-fn meet_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
+/// Does the same. Returns a count of the polls of the timer task.
+fn register_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let polls = Arc::new(AtomicUsize::new(0));
-    let keeper = Keeper {
+    let task = TimerTask {
         shared: timer.shared.clone(),
         runtime: runtime.handle().id(),
-        behind: None,
+        backlog: None,
     };
-    assert!(timer.shared.state().enter(keeper.runtime));
-    let mut run = Box::pin(keeper.run(Arc::downgrade(timer)));
+    assert!(timer.shared.state().register(task.runtime));
+    let mut run = Box::pin(task.run(Arc::downgrade(timer)));
     let counted = polls.clone();
     let counting = poll_fn(move |cx| {
         counted.fetch_add(1, Ordering::Relaxed);
@@ -84,46 +84,46 @@ fn meet_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     polls
 }
 
-/// Drives a runtime for so long.
+/// Drives a runtime for `time`.
 fn wait(runtime: &Runtime, time: Duration) {
     runtime.block_on(async { sleep(time).await });
 }
 
-fn keepers(timer: &Timer) -> usize {
-    timer.shared.state().keepers.len()
+fn timer_tasks(timer: &Timer) -> usize {
+    timer.shared.state().entries.len()
 }
 
 fn waiting(timer: &Timer) -> usize {
-    timer.shared.state().errands.waiting.len()
+    timer.shared.state().pending.waiting.len()
 }
 
 #[test]
-fn each_runtime_has_one_keeper_whatever_thread_asks() {
+fn each_runtime_has_one_timer_task_whatever_thread_registers_it() {
     let timer = Arc::new(Timer::new());
     let (first, second) = (paused(), paused());
     for _ in 0..3 {
-        meet(&first, &timer);
-        meet(&second, &timer);
+        register(&first, &timer);
+        register(&second, &timer);
     }
-    assert_eq!(keepers(&timer), 2);
-    timer.on_this_runtime();
-    assert_eq!(keepers(&timer), 2, "here is no runtime");
+    assert_eq!(timer_tasks(&timer), 2);
+    timer.ensure_on_current_runtime();
+    assert_eq!(timer_tasks(&timer), 2, "no runtime on this thread");
     drop(first);
-    assert_eq!(keepers(&timer), 1);
+    assert_eq!(timer_tasks(&timer), 1);
     let several = Builder::new_multi_thread().worker_threads(2).build();
     let several = several.expect("a runtime");
     for _ in 0..3 {
-        several.block_on(async { timer.on_this_runtime() });
+        several.block_on(async { timer.ensure_on_current_runtime() });
     }
-    assert_eq!(keepers(&timer), 2);
+    assert_eq!(timer_tasks(&timer), 2);
 }
 
 #[test]
-fn keepers_end_with_their_timer() {
+fn timer_tasks_end_with_their_timer() {
     let timer = Arc::new(Timer::new());
     let (first, second) = (paused(), paused());
-    meet(&first, &timer);
-    meet(&second, &timer);
+    register(&first, &timer);
+    register(&second, &timer);
     let shared = Arc::downgrade(&timer.shared);
     drop(timer);
     first.block_on(yield_now());
@@ -132,71 +132,71 @@ fn keepers_end_with_their_timer() {
 }
 
 #[test]
-fn a_keeper_wakes_once_when_it_is_told_and_once_when_it_is_time() {
+fn a_timer_task_wakes_once_for_an_earlier_deadline_and_once_at_the_deadline() {
     let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
     let (first, second) = (paused(), paused());
-    meet(&first, &timer);
-    let polls = meet_and_count(&second, &timer);
+    register(&first, &timer);
+    let polls = register_and_count(&second, &timer);
     let wakes = || polls.load(Ordering::Relaxed) - 1;
     assert_eq!(wakes(), 0);
-    let ticket = first.block_on(async {
-        let ticket = target.set(&timer, Instant::now() + HOUR);
+    let handle = first.block_on(async {
+        let handle = target.set(&timer, Instant::now() + HOUR);
         yield_now().await;
-        ticket
+        handle
     });
     wait(&second, HOUR / 2);
     assert_eq!(wakes(), 1);
     wait(&first, 2 * HOUR);
-    assert_eq!(target.noticed(), [Noticed::InTime]);
+    assert_eq!(target.observed(), [Timeliness::OnTime]);
     wait(&second, 10 * HOUR);
     assert_eq!(wakes(), 2);
-    assert_eq!(target.noticed().len(), 1);
-    drop(ticket);
+    assert_eq!(target.observed().len(), 1);
+    drop(handle);
 }
 
 #[test]
-fn who_takes_over_is_the_one_that_looks_from_then_on() {
+fn the_task_that_takes_over_becomes_the_leader() {
     let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
     let (first, second) = (paused(), paused());
-    meet(&first, &timer);
-    meet(&second, &timer);
-    let ticket = first.block_on(async {
-        let ticket = target.set(&timer, Instant::now() + HOUR);
+    register(&first, &timer);
+    register(&second, &timer);
+    let handle = first.block_on(async {
+        let handle = target.set(&timer, Instant::now() + HOUR);
         yield_now().await;
-        ticket
+        handle
     });
     second.block_on(async {
-        sleep(HOUR + 2 * SLACK).await;
-        assert_eq!(target.noticed(), [Noticed::Late]);
-        // Told of it from where no runtime is.
+        sleep(HOUR + 2 * FAILOVER_DELAY).await;
+        assert_eq!(target.observed(), [Timeliness::Late]);
+        // The deadline is set on a thread without a runtime.
         let at = Instant::now() + HOUR;
-        let tell = || ticket.by(at);
-        std::thread::scope(|scope| scope.spawn(tell).join()).expect("no panic");
-        sleep(HOUR + SLACK / 2).await;
-        assert_eq!(target.noticed(), [Noticed::Late, Noticed::InTime]);
+        let reset = || handle.reset_earlier(at);
+        std::thread::scope(|scope| scope.spawn(reset).join()).expect("no panic");
+        sleep(HOUR + FAILOVER_DELAY / 2).await;
+        assert_eq!(target.observed(), [Timeliness::Late, Timeliness::OnTime]);
     });
 }
 
 #[test]
-fn a_runtime_without_a_clock_leaves_times_to_the_others() {
+fn a_runtime_without_a_clock_leaves_deadlines_to_the_others() {
     let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
     let without = Builder::new_current_thread().build().expect("a runtime");
-    let _ticket = target.set(&timer, Instant::now() + HOUR);
-    meet(&without, &timer);
+    let _handle = target.set(&timer, Instant::now() + HOUR);
+    register(&without, &timer);
     let with = paused();
     with.block_on(async {
-        timer.on_this_runtime();
-        sleep(HOUR + SLACK / 2).await;
-        assert_eq!(target.noticed(), [Noticed::InTime]);
+        timer.ensure_on_current_runtime();
+        sleep(HOUR + FAILOVER_DELAY / 2).await;
+        assert_eq!(target.observed(), [Timeliness::OnTime]);
     });
-    assert_eq!(keepers(&timer), 2);
+    assert_eq!(timer_tasks(&timer), 2);
 }
 
 #[test]
 fn a_task_that_another_runtime_took_does_not_run_twice() {
     let timer = Arc::new(Timer::new());
     let (first, second) = (paused(), paused());
-    meet(&second, &timer);
+    register(&second, &timer);
     let runs = Arc::new(AtomicUsize::new(0));
     let task = {
         let runs = runs.clone();
@@ -204,9 +204,9 @@ fn a_task_that_another_runtime_took_does_not_run_twice() {
             runs.fetch_add(1, Ordering::Relaxed);
         }
     };
-    first.block_on(async { timer.spawn(Moves::Always, task) });
+    first.block_on(async { timer.spawn(Migration::Always, task) });
     assert_eq!(runs.load(Ordering::Relaxed), 0);
-    wait(&second, 2 * SLACK);
+    wait(&second, 2 * FAILOVER_DELAY);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
     first.block_on(yield_now());
     assert_eq!(runs.load(Ordering::Relaxed), 1);
@@ -214,42 +214,42 @@ fn a_task_that_another_runtime_took_does_not_run_twice() {
 }
 
 #[test]
-fn a_task_that_has_begun_goes_on_where_it_may() {
-    for moves in [Moves::Always, Moves::BeforeItBegins] {
+fn a_started_task_migrates_only_if_it_may() {
+    for moves in [Migration::Always, Migration::BeforeStart] {
         let timer = Arc::new(Timer::new());
         let (first, second) = (paused(), paused());
-        meet(&first, &timer);
-        meet(&second, &timer);
-        let (go_on, goes_on) = oneshot::channel::<()>();
+        register(&first, &timer);
+        register(&second, &timer);
+        let (finish, finished) = oneshot::channel::<()>();
         let (ended, mut end) = oneshot::channel();
         let task = async move {
             let ended = Unfinished(ended);
-            // The time of the first runtime ends with it.
-            in_time(HOUR, goes_on)
+            // The clock of the first runtime ends with it.
+            migrating_timeout(HOUR, finished)
                 .await
                 .expect("in time")
-                .expect("told");
-            ended.0.send(()).expect("the test listens");
+                .expect("sent");
+            ended.0.send(()).expect("the test receives");
         };
         first.block_on(async {
             timer.spawn(moves, task);
             yield_now().await;
         });
         drop(first);
-        let told = go_on.send(());
-        assert_eq!(told.is_ok(), moves == Moves::Always);
-        wait(&second, SLACK);
-        assert_eq!(end.try_recv().is_ok(), moves == Moves::Always);
+        let sent = finish.send(());
+        assert_eq!(sent.is_ok(), moves == Migration::Always);
+        wait(&second, FAILOVER_DELAY);
+        assert_eq!(end.try_recv().is_ok(), moves == Migration::Always);
         assert_eq!(waiting(&timer), 0);
     }
 }
 
 #[test]
-fn a_task_that_panics_is_not_handed_on() {
+fn a_task_that_panics_does_not_migrate() {
     let timer = Arc::new(Timer::new());
     let (first, second) = (paused(), paused());
-    meet(&first, &timer);
-    meet(&second, &timer);
+    register(&first, &timer);
+    register(&second, &timer);
     let runs = Arc::new(AtomicUsize::new(0));
     let task = {
         let runs = runs.clone();
@@ -259,24 +259,24 @@ fn a_task_that_panics_is_not_handed_on() {
         }
     };
     first.block_on(async {
-        timer.spawn(Moves::Always, task);
+        timer.spawn(Migration::Always, task);
         yield_now().await;
     });
     drop(first);
-    wait(&second, SLACK);
+    wait(&second, FAILOVER_DELAY);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
     assert_eq!(waiting(&timer), 0);
 }
 
 #[test]
-fn a_task_goes_on_from_runtime_to_runtime_and_not_for_ever() {
+fn a_task_migrates_from_runtime_to_runtime_a_limited_number_of_times() {
     let timer = Arc::new(Timer::new());
     let (unfinished, mut end) = oneshot::channel();
     let mut runtime = paused();
-    meet(&runtime, &timer);
+    register(&runtime, &timer);
     runtime.block_on(async {
         let unfinished = Unfinished(unfinished);
-        timer.spawn(Moves::Always, async move {
+        timer.spawn(Migration::Always, async move {
             let _unfinished = unfinished;
             pending::<()>().await;
         });
@@ -285,9 +285,9 @@ fn a_task_goes_on_from_runtime_to_runtime_and_not_for_ever() {
     let mut moved = 0;
     while end.try_recv() == Err(oneshot::error::TryRecvError::Empty) {
         let next = paused();
-        meet(&next, &timer);
+        register(&next, &timer);
         drop(std::mem::replace(&mut runtime, next));
-        wait(&runtime, SLACK);
+        wait(&runtime, FAILOVER_DELAY);
         moved += 1;
         assert!(moved < 100, "it never ends");
     }
@@ -296,77 +296,77 @@ fn a_task_goes_on_from_runtime_to_runtime_and_not_for_ever() {
 }
 
 #[test]
-fn nothing_waits_where_nobody_comes() {
+fn a_task_without_a_runtime_is_dropped() {
     let timer = Arc::new(Timer::new());
     let (unfinished, mut end) = oneshot::channel();
     let task = |unfinished| async move {
         let _unfinished = Unfinished(unfinished);
         pending::<()>().await;
     };
-    timer.spawn(Moves::Always, task(unfinished));
+    timer.spawn(Migration::Always, task(unfinished));
     assert!(
         end.try_recv()
             .is_err_and(|error| error == oneshot::error::TryRecvError::Closed)
     );
     let (unfinished, mut end) = oneshot::channel();
     let only = paused();
-    meet(&only, &timer);
-    // Its keeper may come to it later.
-    timer.spawn(Moves::Always, task(unfinished));
+    register(&only, &timer);
+    // Its timer task may take the task later.
+    timer.spawn(Migration::Always, task(unfinished));
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Empty));
     drop(only);
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Closed));
     assert_eq!(waiting(&timer), 0);
 }
 
-/// Whatever comes in between, a task begins once at most, and is run to its end or dropped.
+/// A task starts at most once, and is run to its end or dropped, whatever happens in between.
 #[test]
-fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
+fn no_task_is_lost_or_runs_twice_while_runtimes_start_and_end() {
     const THREADS: usize = 3;
     const RUNTIMES: usize = 50;
     const TASKS: usize = 20;
-    /// How often each thing happened to a task.
+    /// Counts of what happened to the tasks.
     #[derive(Default)]
-    struct Fates {
+    struct Counts {
         begun: Vec<AtomicUsize>,
         ended: AtomicUsize,
         dropped: AtomicUsize,
     }
-    struct Fate(Arc<Fates>);
-    impl Drop for Fate {
+    struct Counted(Arc<Counts>);
+    impl Drop for Counted {
         fn drop(&mut self) {
             self.0.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
-    let task = |fates: &Arc<Fates>, number: usize| {
-        let fate = Fate(fates.clone());
+    let task = |counts: &Arc<Counts>, number: usize| {
+        let counted = Counted(counts.clone());
         async move {
-            fate.0.begun[number].fetch_add(1, Ordering::Relaxed);
+            counted.0.begun[number].fetch_add(1, Ordering::Relaxed);
             yield_now().await;
-            fate.0.ended.fetch_add(1, Ordering::Relaxed);
+            counted.0.ended.fetch_add(1, Ordering::Relaxed);
         }
     };
     let all = THREADS * RUNTIMES * TASKS;
-    let fates = Arc::new(Fates {
+    let counts = Arc::new(Counts {
         begun: (0..all).map(|_| AtomicUsize::new(0)).collect(),
-        ..Fates::default()
+        ..Counts::default()
     });
     let timer = Arc::new(Timer::new());
     let mut builder = Builder::new_multi_thread();
-    let stays = builder.worker_threads(1).enable_all().build();
-    let stays = stays.expect("a runtime");
-    stays.block_on(async { timer.on_this_runtime() });
+    let long_lived = builder.worker_threads(1).enable_all().build();
+    let long_lived = long_lived.expect("a runtime");
+    long_lived.block_on(async { timer.ensure_on_current_runtime() });
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (timer, fates) = (&timer, &fates);
+            let (timer, counts) = (&timer, &counts);
             scope.spawn(move || {
                 for runtime in 0..RUNTIMES {
-                    let goes = Builder::new_current_thread().enable_all().build();
-                    goes.expect("a runtime").block_on(async {
-                        timer.on_this_runtime();
+                    let short_lived = Builder::new_current_thread().enable_all().build();
+                    short_lived.expect("a runtime").block_on(async {
+                        timer.ensure_on_current_runtime();
                         for number in 0..TASKS {
                             let number = (thread * RUNTIMES + runtime) * TASKS + number;
-                            timer.spawn(Moves::Always, task(fates, number));
+                            timer.spawn(Migration::Always, task(counts, number));
                             if number.is_multiple_of(7) {
                                 yield_now().await;
                             }
@@ -376,158 +376,177 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
             });
         }
     });
-    let dropped = || fates.dropped.load(Ordering::Relaxed);
+    let dropped = || counts.dropped.load(Ordering::Relaxed);
     let limit = 100;
-    stays.block_on(async {
+    long_lived.block_on(async {
         for _ in 0..limit {
             if dropped() < all {
-                sleep(SLACK).await;
+                sleep(FAILOVER_DELAY).await;
             }
         }
     });
     assert_eq!(dropped(), all);
     assert_eq!(waiting(&timer), 0);
-    assert_eq!(keepers(&timer), 1);
-    let begun = |fate: &AtomicUsize| fate.load(Ordering::Relaxed);
-    assert!(fates.begun.iter().all(|fate| begun(fate) <= 1));
-    // From one that goes to the next that goes, a few may come to their end.
-    let ended = fates.ended.load(Ordering::Relaxed);
+    assert_eq!(timer_tasks(&timer), 1);
+    let begun = |counted: &AtomicUsize| counted.load(Ordering::Relaxed);
+    assert!(counts.begun.iter().all(|counted| begun(counted) <= 1));
+    // A few tasks may be dropped after several migrations between runtimes that end.
+    let ended = counts.ended.load(Ordering::Relaxed);
     assert!(ended > all - all / 20, "{ended} of {all}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn others_have_a_turn_while_much_is_due() {
-    const ALL: usize = 20 * LOOKS;
+async fn other_tasks_are_polled_during_a_backlog() {
+    const ALL: usize = 20 * MAX_PER_POLL;
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
     let set = |target: &Arc<Target>| target.set(&timer, start + HOUR);
-    let _tickets: Vec<_> = targets.iter().map(set).collect();
+    let _handles: Vec<_> = targets.iter().map(set).collect();
     sleep(HOUR).await;
-    let looked_at = || targets.iter().filter(|it| !it.noticed().is_empty()).count();
+    let handled = || {
+        targets
+            .iter()
+            .filter(|it| !it.observed().is_empty())
+            .count()
+    };
     let (mut before, mut turns) = (0, 0);
     while before < ALL {
         yield_now().await;
-        let now = looked_at();
-        assert!(now - before <= 2 * LOOKS, "{before} to {now}");
+        let now = handled();
+        assert!(now - before <= 2 * MAX_PER_POLL, "{before} to {now}");
         before = now;
         turns += 1;
         assert!(turns < 10 * ALL, "it does not end");
     }
     for target in targets {
-        assert_eq!(target.noticed(), [Noticed::InTime]);
+        assert_eq!(target.observed(), [Timeliness::OnTime]);
     }
 }
 
-/// A keeper that has much to do is at it: no other takes over and finds all of it late.
+/// A timer task with a backlog is running: no other task takes over and counts the backlog as late.
 #[test]
-fn who_is_behind_and_at_it_stays_in_charge() {
+fn a_leader_with_a_backlog_stays_the_leader() {
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let target = Arc::<Target>::default();
-    let _ticket = target.set(&timer, start);
-    let behind = Watch::new(start + HOUR, Noticed::InTime);
-    timer.alarms().come_back(behind.now());
+    let _handle = target.set(&timer, start);
+    let behind = LatenessTracker::new(start + HOUR, Timeliness::OnTime);
+    timer.entries().end_turn(behind.now());
     let other = paused();
-    let mut keeper = Keeper {
+    let mut task = TimerTask {
         shared: timer.shared.clone(),
         runtime: other.handle().id(),
-        behind: None,
+        backlog: None,
     };
-    assert!(timer.shared.state().enter(keeper.runtime));
-    let next = keeper.stand_by(&timer, start + HOUR + SLACK / 2);
-    assert_eq!(next, Some(start + HOUR + SLACK));
-    assert_eq!(target.noticed(), []);
-    keeper.stand_by(&timer, start + HOUR + SLACK);
-    assert_eq!(target.noticed(), [Noticed::Late], "it stopped");
+    assert!(timer.shared.state().register(task.runtime));
+    let next = task.run_as_standby(&timer, start + HOUR + FAILOVER_DELAY / 2);
+    assert_eq!(next, Some(start + HOUR + FAILOVER_DELAY));
+    assert_eq!(target.observed(), []);
+    task.run_as_standby(&timer, start + HOUR + FAILOVER_DELAY);
+    assert_eq!(target.observed(), [Timeliness::Late], "it stopped");
 }
 
 #[test]
-fn who_comes_back_from_a_look_that_lasted_does_not_hide_that_another_is_at_it() {
+fn a_turn_with_a_slow_target_does_not_hide_a_later_turn() {
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let target = Arc::<Target>::default();
-    let _ticket = target.set(&timer, start + HOUR);
-    let at_it = start + 2 * HOUR;
-    timer.alarms().come_back(at_it);
-    timer.alarms().come_back(start + HOUR / 2);
-    assert_eq!(timer.alarms().looked_at_by(), Some(at_it));
+    let _handle = target.set(&timer, start + HOUR);
+    let later = start + 2 * HOUR;
+    timer.entries().end_turn(later);
+    timer.entries().end_turn(start + HOUR / 2);
+    assert_eq!(timer.entries().turn_due_at(), Some(later));
 }
 
-/// What was not looked at yet is not forgotten with the keeper that was at it.
+/// Entries that were not handled yet are not lost with the timer task that had the backlog.
 #[test]
-fn a_runtime_that_ends_between_two_turns_leaves_the_rest_to_another() {
-    const ALL: usize = 10 * LOOKS;
+fn a_runtime_that_ends_between_two_turns_leaves_its_backlog_to_another() {
+    const ALL: usize = 10 * MAX_PER_POLL;
     let timer = Arc::new(Timer::new());
     let other = Builder::new_current_thread().enable_time().build();
     let other = other.expect("a runtime");
     other.block_on(async {
-        timer.on_this_runtime();
+        timer.ensure_on_current_runtime();
         yield_now().await;
     });
     let first = Builder::new_current_thread().enable_time().build();
     let first = first.expect("a runtime");
     let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
-    let looked_at = || targets.iter().filter(|it| !it.noticed().is_empty()).count();
-    let tickets: Vec<_> = first.block_on(async {
-        timer.on_this_runtime();
+    let handled = || {
+        targets
+            .iter()
+            .filter(|it| !it.observed().is_empty())
+            .count()
+    };
+    let handles: Vec<_> = first.block_on(async {
+        timer.ensure_on_current_runtime();
         yield_now().await;
         let now = Instant::now();
         let set = |target: &Arc<Target>| target.set(&timer, now);
-        let tickets = targets.iter().map(set).collect();
+        let handles = targets.iter().map(set).collect();
         yield_now().await;
-        tickets
+        handles
     });
-    let done = looked_at();
+    let done = handled();
     assert!(0 < done && done < ALL, "{done}");
     drop(first);
     other.block_on(async {
         let all = async {
-            while looked_at() < ALL {
+            while handled() < ALL {
                 sleep(Duration::from_millis(1)).await;
             }
         };
         let limit = Duration::from_secs(60);
-        tokio::time::timeout(limit, all).await.expect("it goes on");
+        tokio::time::timeout(limit, all)
+            .await
+            .expect("it continues");
     });
-    drop(tickets);
+    drop(handles);
 }
 
-/// Two keepers at once, of which each is told of earlier times by the other's looks.
+/// Two timer tasks at once: each is woken by the deadlines that the other sets.
 #[test]
-fn whoever_is_at_it_everything_is_looked_at_in_the_end() {
-    const ALL: usize = 6 * LOOKS;
+fn every_entry_is_handled_by_either_of_two_timer_tasks() {
+    const ALL: usize = 6 * MAX_PER_POLL;
     for _again in 0..20 {
         let timer = Arc::new(Timer::new());
         let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
-        let looked_at = || targets.iter().filter(|it| !it.noticed().is_empty()).count();
-        let tickets = Mutex::new(Vec::new());
+        let handled = || {
+            targets
+                .iter()
+                .filter(|it| !it.observed().is_empty())
+                .count()
+        };
+        let handles = Mutex::new(Vec::new());
         let runtimes = [0, 1].map(|_| Builder::new_current_thread().enable_time().build());
         std::thread::scope(|scope| {
             for (which, runtime) in runtimes.into_iter().enumerate() {
-                let (timer, targets, tickets) = (&timer, &targets, &tickets);
+                let (timer, targets, handles) = (&timer, &targets, &handles);
                 scope.spawn(move || {
                     let runtime = runtime.expect("a runtime");
                     runtime.block_on(async {
-                        timer.on_this_runtime();
+                        timer.ensure_on_current_runtime();
                         yield_now().await;
                         for (n, target) in targets.iter().enumerate() {
                             if n % 2 == which {
                                 let soon = Duration::from_micros((n as u64 * 7_919) % 5_000);
-                                let ticket = target.set(timer, Instant::now() + soon);
-                                tickets.lock().expect("no panic").push(ticket);
+                                let handle = target.set(timer, Instant::now() + soon);
+                                handles.lock().expect("no panic").push(handle);
                             }
                             if n % 32 == 0 {
                                 yield_now().await;
                             }
                         }
                         let all = async {
-                            while which == 0 && looked_at() < ALL {
+                            while which == 0 && handled() < ALL {
                                 sleep(Duration::from_millis(1)).await;
                             }
                         };
                         let limit = Duration::from_secs(60);
-                        tokio::time::timeout(limit, all).await.expect("it goes on");
+                        tokio::time::timeout(limit, all)
+                            .await
+                            .expect("it continues");
                     });
                 });
             }

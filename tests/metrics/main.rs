@@ -74,7 +74,7 @@ async fn clients_are_counted_as_they_go_and_come() {
         let labels = [("cause", cause), CALL, HOLD];
         scrape.value("mcp_call_detaches_total", &labels)
     };
-    assert_eq!(detaches("hung_up"), SCRIPT.hung_up);
+    assert_eq!(detaches("disconnected"), SCRIPT.disconnects);
     assert_eq!(detaches("ended_by_server"), SCRIPT.ended_by_server);
     let resumes = scrape.value("mcp_call_resumes_total", &[CALL, HOLD]);
     assert_eq!(resumes, SCRIPT.resumed);
@@ -88,10 +88,10 @@ async fn what_went_wrong_is_counted() {
     let untracked = scrape.value("mcp_calls_untracked_total", &[("limit", "calls")]);
     assert_eq!(untracked, SCRIPT.untracked);
     let dropped = [("outcome", "cancelled")];
-    let dropped = scrape.value("mcp_answers_dropped_total", &dropped);
+    let dropped = scrape.value("mcp_answers_evicted_total", &dropped);
     assert_eq!(dropped, SCRIPT.dropped);
-    let unwatched = scrape.value("mcp_requests_unwatched_total", &[("why", "not_json")]);
-    assert_eq!(unwatched, SCRIPT.unwatched);
+    let unparsed = scrape.value("mcp_request_bodies_unparsed_total", &[("why", "not_json")]);
+    assert_eq!(unparsed, SCRIPT.unparsed);
 }
 
 #[tokio::test]

@@ -191,7 +191,7 @@ async fn what_a_peer_relays_has_the_connection_of_its_client() {
         let said = format!("{addr} {} {}", peer.addr(), plain.addr());
         if request.method() == http::Method::DELETE {
             waits.notify_one();
-            peer.gone().await;
+            peer.closed().await;
             noted.notify_one();
         }
         said

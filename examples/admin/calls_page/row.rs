@@ -72,7 +72,7 @@ impl Row {
 }
 
 fn hash(session: &str) -> Option<String> {
-    SessionIds::Hashed.shown(session).map(Into::into)
+    SessionIds::Hashed.display(session).map(Into::into)
 }
 
 fn cut(text: &str) -> String {

@@ -250,7 +250,7 @@ impl Ledger {
                 let call = book.calls.get(&call.id()).expect("it has started");
                 assert!(matches!(call.ended, Some(Outcome::Cancelled(_))));
             }
-            Event::Unwatched { .. } => {}
+            Event::UnparsedBody { .. } => {}
             other => panic!("{other:?}"),
         }
     }

@@ -157,7 +157,7 @@ impl EventStore {
             session.find(&IdKey::of_call(call.request_id()))
         });
         if stream.is_some_and(|stream| stream.is_being_checked()) {
-            Confirmation::PutOff(RECHECK_DELAY)
+            Confirmation::Postpone(RECHECK_DELAY)
         } else {
             Confirmation::Cancel
         }

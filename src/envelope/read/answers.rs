@@ -1,43 +1,43 @@
 //! Reads which request a message of the server answers.
 
-use super::{Cursor, Params, Unreadable, id, members};
+use super::{Cursor, Params, ParseFailure, id, parse_members};
 use crate::call::RequestId;
 
-/// Which request a message answers.
+/// The request that a message answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answers {
     /// None: the server sent a request, a notification, or nothing but white space.
     Nothing,
     /// The one with this id.
     One(RequestId),
-    /// It may be a response, and to which request is not known beyond doubt.
+    /// The message may be a response to an unknown request.
     ///
     /// [`BadId`]: a response without an id, or with `null`, which stands for a request whose id the
     /// server could not read (JSON-RPC 2.0, section 5). The other reasons are those of a POST body.
     ///
-    /// [`BadId`]: Unreadable::BadId
-    Unclear(Unreadable),
+    /// [`BadId`]: ParseFailure::BadId
+    Ambiguous(ParseFailure),
 }
 
 /// Reads which request is answered by `data`, a message in one piece.
 ///
 /// The rules are those of [`read`](super::read), so that the same text is the same id in both
-/// directions. Only what cannot matter is not looked at: the values of a message with a `method`.
+/// directions. The values of a message with a `method` are skipped.
 pub(crate) fn answers(data: &[u8]) -> Answers {
-    message(data).unwrap_or_else(Answers::Unclear)
+    message(data).unwrap_or_else(Answers::Ambiguous)
 }
 
-fn message(data: &[u8]) -> Result<Answers, Unreadable> {
+fn message(data: &[u8]) -> Result<Answers, ParseFailure> {
     let mut cursor = Cursor::new(data);
     if cursor.next_byte().is_none() {
         return Ok(Answers::Nothing);
     }
-    let members = members(&mut cursor, |cursor| cursor.value().map(|_| Params::Other))?;
+    let members = parse_members(&mut cursor, |cursor| cursor.value().map(|_| Params::Other))?;
     let answers = match members.method()? {
         Some(_) => Answers::Nothing,
         None => members
             .id
-            .map_or(Err(Unreadable::BadId), id)
+            .map_or(Err(ParseFailure::BadId), id)
             .map(Answers::One)?,
     };
     cursor.end()?;
@@ -96,7 +96,7 @@ mod tests {
             r#""id":{},"#,
         ] {
             let data = format!(r#"{{{id}"jsonrpc":"2.0","error":{{"code":-32700}}}}"#);
-            let expected = Answers::Unclear(Unreadable::BadId);
+            let expected = Answers::Ambiguous(ParseFailure::BadId);
             assert_eq!(answers(data.as_bytes()), expected, "{data}");
         }
     }
@@ -104,45 +104,45 @@ mod tests {
     #[test]
     fn what_is_not_beyond_doubt_one_message_is_unclear() {
         for (data, why) in [
-            ("hello", Unreadable::NotJson),
+            ("hello", ParseFailure::NotJson),
             (
                 r#"{"jsonrpc":"2.0","id":"\x","result":1}"#,
-                Unreadable::NotJson,
+                ParseFailure::NotJson,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"result":1}{}"#,
-                Unreadable::NotJson,
+                ParseFailure::NotJson,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"result":{"#,
-                Unreadable::Truncated,
+                ParseFailure::Truncated,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"id":2,"result":1}"#,
-                Unreadable::DuplicateKey,
+                ParseFailure::DuplicateKey,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"\u0069d":2,"result":1}"#,
-                Unreadable::EscapedKey,
+                ParseFailure::EscapedKey,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"result":1,"error":{}}"#,
-                Unreadable::NotAMessage,
+                ParseFailure::NotAMessage,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"method":"a","result":1}"#,
-                Unreadable::NotAMessage,
+                ParseFailure::NotAMessage,
             ),
-            (r#"{"jsonrpc":"2.0","id":1}"#, Unreadable::NotAMessage),
-            (r#"{"id":1,"result":1}"#, Unreadable::NotAMessage),
-            ("[]", Unreadable::Batch),
+            (r#"{"jsonrpc":"2.0","id":1}"#, ParseFailure::NotAMessage),
+            (r#"{"id":1,"result":1}"#, ParseFailure::NotAMessage),
+            ("[]", ParseFailure::Batch),
             (
                 r#"[{"jsonrpc":"2.0","id":1,"result":1}]"#,
-                Unreadable::Batch,
+                ParseFailure::Batch,
             ),
-            ("null", Unreadable::NotAMessage),
+            ("null", ParseFailure::NotAMessage),
         ] {
-            assert_eq!(answers(data.as_bytes()), Answers::Unclear(why), "{data}");
+            assert_eq!(answers(data.as_bytes()), Answers::Ambiguous(why), "{data}");
         }
     }
 }

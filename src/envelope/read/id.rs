@@ -1,30 +1,30 @@
-//! The decoder of ids, which reads them as rmcp does.
+//! Decodes ids as rmcp does.
 
 use serde_json::{Number, Value};
 
-use crate::{call::RequestId, envelope::Unreadable};
+use crate::{call::RequestId, envelope::ParseFailure};
 
 /// Decodes an id from its span, to the same value as rmcp 3.9.
-pub(super) fn id(span: &[u8]) -> Result<RequestId, Unreadable> {
+pub(super) fn id(span: &[u8]) -> Result<RequestId, ParseFailure> {
     // Nothing but a string or a number reaches `serde_json`: with its `arbitrary_precision` or
     // `raw_value` on, which any crate of a build can do, some objects read as numbers too.
     if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
-        return Err(Unreadable::BadId);
+        return Err(ParseFailure::BadId);
     }
-    // What `serde_json` would read from almost every id, without the way through a `Value`.
+    // A fast path for almost every id: the same result as `serde_json`, without a `Value`.
     if let Some(number) = digits(span) {
         return Ok(RequestId::Number(number));
     }
-    match serde_json::from_slice(span).map_err(|_| Unreadable::NotJson)? {
+    match serde_json::from_slice(span).map_err(|_| ParseFailure::NotJson)? {
         Value::String(string) => Ok(RequestId::String(string.into())),
         Value::Number(number) => integer(&number, span)
             .map(RequestId::Number)
-            .ok_or(Unreadable::BadId),
-        _ => Err(Unreadable::BadId),
+            .ok_or(ParseFailure::BadId),
+        _ => Err(ParseFailure::BadId),
     }
 }
 
-/// The number that digits alone spell, if any so many of them fit an `i64`.
+/// Parses a number of digits only. `None` if it has more digits than always fit an `i64`.
 fn digits(span: &[u8]) -> Option<i64> {
     if span.len() > 18 {
         return None;
@@ -35,12 +35,12 @@ fn digits(span: &[u8]) -> Option<i64> {
     })
 }
 
-/// The integer that a number stands for, if it does so beyond doubt.
+/// Returns the integer value of a number, if it is unambiguous.
 ///
 /// An integer in float form counts below 2^53 only: from there on several integers share one `f64`.
 /// One doubt is not rmcp's. Unless its `float_roundtrip` is on, `serde_json` may miss the nearest
 /// `f64` by one: 1.0.154 reads `9007199254740991.0` as the integer before it, and
-/// `950884728136105.9` as one. Where `std` reads another number, so may the client.
+/// `950884728136105.9` as one. If `std` parses another number, so may the client.
 fn integer(number: &Number, span: &[u8]) -> Option<i64> {
     const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
     number.as_i64().or_else(|| {

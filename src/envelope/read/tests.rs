@@ -59,7 +59,7 @@ fn an_escape_hides_nothing_in_meta() {
         let body = with_params(&format!(r#"{{"_meta":{{"{key}":"a","{key_again}":"b"}}}}"#));
         assert_eq!(
             read(body.as_bytes()),
-            Err(Unreadable::DuplicateKey),
+            Err(ParseFailure::DuplicateKey),
             "{body}"
         );
     }
@@ -135,7 +135,7 @@ fn an_integer_of_any_length_is_the_id_that_serde_json_reads() {
                 let expected = serde_json::from_str::<i64>(&text).map(RequestId::Number);
                 assert_eq!(
                     id_in(&text),
-                    expected.map_err(|_| Unreadable::BadId),
+                    expected.map_err(|_| ParseFailure::BadId),
                     "{text}"
                 );
             }
@@ -153,7 +153,7 @@ fn an_integer_with_a_leading_zero_is_no_json() {
         "00000000000000000000",
     ] {
         assert!(serde_json::from_str::<Value>(text).is_err(), "{text}");
-        assert_eq!(id_in(text), Err(Unreadable::NotJson), "{text}");
+        assert_eq!(id_in(text), Err(ParseFailure::NotJson), "{text}");
     }
 }
 
@@ -190,7 +190,11 @@ fn a_control_character_at_any_place_of_a_used_string_is_no_json() {
         for byte in 0..b' ' {
             let name = format!("{}{}x", "x".repeat(length), char::from(byte));
             let body = with_params(&format!(r#"{{"name":"{name}"}}"#));
-            assert_eq!(read(body.as_bytes()), Err(Unreadable::NotJson), "{name:?}");
+            assert_eq!(
+                read(body.as_bytes()),
+                Err(ParseFailure::NotJson),
+                "{name:?}"
+            );
         }
     }
 }
@@ -209,7 +213,7 @@ fn a_float_that_serde_json_misreads_is_not_the_id_of_its_neighbour() {
     for id in 9_007_199_254_740_892..9_007_199_254_740_992_i64 {
         let read = id_in(&format!("{id}.0"));
         assert!(
-            read == Ok(RequestId::Number(id)) || read == Err(Unreadable::BadId),
+            read == Ok(RequestId::Number(id)) || read == Err(ParseFailure::BadId),
             "{id} {read:?}"
         );
     }
@@ -321,7 +325,11 @@ fn malformed_json_is_unknown() {
         "{\"a\tb\":1}",
     ] {
         assert!(serde_json::from_str::<Value>(body).is_err(), "{body:?}");
-        assert_eq!(read(body.as_bytes()), Err(Unreadable::NotJson), "{body:?}");
+        assert_eq!(
+            read(body.as_bytes()),
+            Err(ParseFailure::NotJson),
+            "{body:?}"
+        );
     }
 }
 
@@ -351,7 +359,7 @@ fn malformed_text_that_is_used_is_unknown() {
         ] {
             assert_eq!(
                 read(&body(text)),
-                Err(Unreadable::NotJson),
+                Err(ParseFailure::NotJson),
                 "{around} {text:?}"
             );
         }
@@ -359,7 +367,7 @@ fn malformed_text_that_is_used_is_unknown() {
             // In a key any escape is one too many.
             let reason = read(&body(text)).unwrap_err();
             assert!(
-                matches!(reason, Unreadable::NotJson | Unreadable::EscapedKey),
+                matches!(reason, ParseFailure::NotJson | ParseFailure::EscapedKey),
                 "{around} {text:?} {reason:?}"
             );
         }
@@ -375,7 +383,7 @@ fn a_body_cut_anywhere_is_truncated() {
         let cut = &body.as_bytes()[..end];
         assert_eq!(
             read(cut),
-            Err(Unreadable::Truncated),
+            Err(ParseFailure::Truncated),
             "{}",
             cut.escape_ascii()
         );
@@ -388,7 +396,11 @@ fn anything_after_the_message_is_unknown() {
     assert!(read(format!("{body} \r\n\t").as_bytes()).is_ok());
     for tail in ["x", "\0", "{}", ",", "}", "]", body] {
         let body = format!("{body}{tail}");
-        assert_eq!(read(body.as_bytes()), Err(Unreadable::NotJson), "{tail:?}");
+        assert_eq!(
+            read(body.as_bytes()),
+            Err(ParseFailure::NotJson),
+            "{tail:?}"
+        );
     }
 }
 
@@ -414,7 +426,7 @@ fn a_doubtful_id_is_unknown() {
         r#"{"$serde_json::private::Number":"1"}"#,
         r#"{"$serde_json::private::RawValue":"1"}"#,
     ] {
-        assert_eq!(id_in(id), Err(Unreadable::BadId), "{id}");
+        assert_eq!(id_in(id), Err(ParseFailure::BadId), "{id}");
     }
     // `serde_json` has no number for it, or with `arbitrary_precision` one that is not finite.
     assert!(id_in("1e999").is_err());
@@ -432,7 +444,7 @@ fn a_key_that_comes_twice_is_unknown() {
             format!(r#"{{"jsonrpc":"2.0","id":7,"method":"ping","params":{{}},"{key}":{value}}}"#);
         assert_eq!(
             read(body.as_bytes()),
-            Err(Unreadable::DuplicateKey),
+            Err(ParseFailure::DuplicateKey),
             "{key}"
         );
     }
@@ -440,7 +452,7 @@ fn a_key_that_comes_twice_is_unknown() {
         let body = format!(r#"{{"jsonrpc":"2.0","id":7,"{key}":1,"{key}":1}}"#);
         assert_eq!(
             read(body.as_bytes()),
-            Err(Unreadable::DuplicateKey),
+            Err(ParseFailure::DuplicateKey),
             "{key}"
         );
     }
@@ -448,13 +460,13 @@ fn a_key_that_comes_twice_is_unknown() {
         let body = with_params(&format!(r#"{{"{key}":{{}},"x":0,"{key}":{{}}}}"#));
         assert_eq!(
             read(body.as_bytes()),
-            Err(Unreadable::DuplicateKey),
+            Err(ParseFailure::DuplicateKey),
             "{key}"
         );
     }
     let key = str::from_utf8(PROTOCOL_VERSION).unwrap();
     let body = with_params(&format!(r#"{{"_meta":{{"{key}":"a","{key}":"a"}}}}"#));
-    assert_eq!(read(body.as_bytes()), Err(Unreadable::DuplicateKey));
+    assert_eq!(read(body.as_bytes()), Err(ParseFailure::DuplicateKey));
 }
 
 #[test]
@@ -471,7 +483,11 @@ fn an_escape_in_a_key_is_unknown_where_it_could_spell_id() {
         r#"{"jsonrpc":"2.0","id":2,"method":"ping","a\"b":1}"#,
         r#"{"jsonrpc":"2.0","id":2,"method":"ping","params":{"na\u006de":"x"}}"#,
     ] {
-        assert_eq!(read(body.as_bytes()), Err(Unreadable::EscapedKey), "{body}");
+        assert_eq!(
+            read(body.as_bytes()),
+            Err(ParseFailure::EscapedKey),
+            "{body}"
+        );
     }
     let below = with_params(r#"{"name":"search","arguments":{"\u0069d":1,"\"":2}}"#);
     assert_eq!(request_in(below.as_bytes()), tool_call(7, "search"));
@@ -488,10 +504,14 @@ fn members_of_a_wrong_type_are_unknown() {
         r#""params":0,"method":"ping""#,
     ] {
         let body = format!(r#"{{"jsonrpc":"2.0","id":1,{member}}}"#);
-        assert_eq!(read(body.as_bytes()), Err(Unreadable::WrongType), "{body}");
+        assert_eq!(
+            read(body.as_bytes()),
+            Err(ParseFailure::WrongType),
+            "{body}"
+        );
     }
     let body = br#"{"jsonrpc":"2.0","method":{}}"#;
-    assert_eq!(read(body), Err(Unreadable::WrongType));
+    assert_eq!(read(body), Err(ParseFailure::WrongType));
 }
 
 #[test]
@@ -517,7 +537,7 @@ fn what_is_not_a_message_is_unknown() {
     ] {
         assert_eq!(
             read(body.as_bytes()),
-            Err(Unreadable::NotAMessage),
+            Err(ParseFailure::NotAMessage),
             "{body}"
         );
     }
@@ -539,9 +559,17 @@ fn an_array_is_unknown_whatever_is_in_it() {
         &format!("[{ping}"),
         &format!("[{ping}]{ping}"),
     ] {
-        assert_eq!(read(body.as_bytes()), Err(Unreadable::Batch), "{body:.99}");
+        assert_eq!(
+            read(body.as_bytes()),
+            Err(ParseFailure::Batch),
+            "{body:.99}"
+        );
         let answers = answers(body.as_bytes());
-        assert_eq!(answers, Answers::Unclear(Unreadable::Batch), "{body:.99}");
+        assert_eq!(
+            answers,
+            Answers::Ambiguous(ParseFailure::Batch),
+            "{body:.99}"
+        );
     }
 }
 
@@ -553,30 +581,30 @@ fn the_depth_limit_is_that_of_serde_json() {
             let body = with_params(&format!(r#"{{"arguments":{value}}}"#));
             match serde_json::from_str::<Value>(&body) {
                 Ok(_) => assert!(read(body.as_bytes()).is_ok(), "{depth}"),
-                Err(_) => assert_eq!(read(body.as_bytes()), Err(Unreadable::TooDeep), "{depth}"),
+                Err(_) => assert_eq!(read(body.as_bytes()), Err(ParseFailure::TooDeep), "{depth}"),
             }
         }
     }
     let body = with_params(&"[".repeat(1 << 20));
-    assert_eq!(read(body.as_bytes()), Err(Unreadable::TooDeep));
+    assert_eq!(read(body.as_bytes()), Err(ParseFailure::TooDeep));
 }
 
 #[test]
 fn every_reason_has_its_own_words() {
     let reasons = [
-        Unreadable::NotJson,
-        Unreadable::Truncated,
-        Unreadable::TooDeep,
-        Unreadable::DuplicateKey,
-        Unreadable::EscapedKey,
-        Unreadable::WrongType,
-        Unreadable::BadId,
-        Unreadable::NotAMessage,
-        Unreadable::Batch,
-        Unreadable::TooLarge,
-        Unreadable::ContentType,
-        Unreadable::ContentEncoding,
-        Unreadable::NotRead,
+        ParseFailure::NotJson,
+        ParseFailure::Truncated,
+        ParseFailure::TooDeep,
+        ParseFailure::DuplicateKey,
+        ParseFailure::EscapedKey,
+        ParseFailure::WrongType,
+        ParseFailure::BadId,
+        ParseFailure::NotAMessage,
+        ParseFailure::Batch,
+        ParseFailure::TooLarge,
+        ParseFailure::ContentType,
+        ParseFailure::ContentEncoding,
+        ParseFailure::NotRead,
     ];
     let words: std::collections::HashSet<_> = reasons.iter().map(ToString::to_string).collect();
     assert_eq!(words.len(), reasons.len());
@@ -618,7 +646,7 @@ proptest! {
     fn any_answer_is_read_as_the_reference_reads_it(data in answer_data(), layout in any::<u64>()) {
         let data = Printer::print(&data, layout);
         let whole = serde_json::from_str(&data).unwrap();
-        let read = Some(answers(data.as_bytes())).filter(|it| !matches!(it, Answers::Unclear(_)));
+        let read = Some(answers(data.as_bytes())).filter(|it| !matches!(it, Answers::Ambiguous(_)));
         prop_assert_eq!(read, reference_answers(&whole), "{}", data);
     }
 
@@ -677,25 +705,27 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
                 shown
             );
         }
-        (Err(Unreadable::NotJson | Unreadable::Truncated | Unreadable::TooDeep), whole) => {
+        (Err(ParseFailure::NotJson | ParseFailure::Truncated | ParseFailure::TooDeep), whole) => {
             prop_assert!(whole.is_err(), "{}", shown);
         }
-        (Err(Unreadable::DuplicateKey | Unreadable::EscapedKey), _) | (Err(_), Err(_)) => {}
+        (Err(ParseFailure::DuplicateKey | ParseFailure::EscapedKey), _) | (Err(_), Err(_)) => {}
         // A float may have been misread. The reference has no text to see that by.
-        (Err(Unreadable::BadId), Ok(whole)) if has_float_id(&whole) => {}
+        (Err(ParseFailure::BadId), Ok(whole)) if has_float_id(&whole) => {}
         (Err(_), Ok(whole)) => prop_assert_eq!(None, reference(&whole), "{}", shown),
     }
     match (answers(body), serde_json::from_slice::<Value>(body)) {
         (
-            Answers::Unclear(Unreadable::NotJson | Unreadable::Truncated | Unreadable::TooDeep),
+            Answers::Ambiguous(
+                ParseFailure::NotJson | ParseFailure::Truncated | ParseFailure::TooDeep,
+            ),
             whole,
         ) => {
             prop_assert!(whole.is_err(), "{}", shown);
         }
-        (Answers::Unclear(Unreadable::DuplicateKey | Unreadable::EscapedKey), _)
-        | (Answers::Unclear(_), Err(_)) => {}
-        (Answers::Unclear(Unreadable::BadId), Ok(whole)) if has_float_id(&whole) => {}
-        (Answers::Unclear(_), Ok(whole)) => {
+        (Answers::Ambiguous(ParseFailure::DuplicateKey | ParseFailure::EscapedKey), _)
+        | (Answers::Ambiguous(_), Err(_)) => {}
+        (Answers::Ambiguous(ParseFailure::BadId), Ok(whole)) if has_float_id(&whole) => {}
+        (Answers::Ambiguous(_), Ok(whole)) => {
             prop_assert_eq!(None, reference_answers(&whole), "{}", shown);
         }
         (answers, Ok(whole)) => {
@@ -1127,7 +1157,7 @@ fn request_in(body: &[u8]) -> Request<'_> {
     }
 }
 
-fn id_in(text: &str) -> Result<RequestId, Unreadable> {
+fn id_in(text: &str) -> Result<RequestId, ParseFailure> {
     let body = format!(r#"{{"jsonrpc":"2.0","method":"ping","id":{text}}}"#);
     match read(body.as_bytes())? {
         Message::Request(request) => Ok(request.id),

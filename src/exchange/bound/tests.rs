@@ -22,7 +22,7 @@ use crate::{
     calls::{Calls, DrainReport},
     cancel::Injection,
     envelope::Frames,
-    fields::Fields,
+    headers::McpHeaders,
     options::Options,
     registry::{Form, Manager, Outlet},
 };
@@ -85,7 +85,7 @@ fn asked(registry: &Arc<Registry>, method: Method, last_event_id: Option<&str>) 
         options: Options::default(),
         registry: registry.clone(),
     });
-    let fields = Fields::of(request.headers());
+    let fields = McpHeaders::of(request.headers());
     Arc::new(Exchange::new(instance, &request, &fields))
 }
 
@@ -311,7 +311,7 @@ async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
     let registry = Arc::new(Registry::new());
     let (exchange, _, tap) = streamed(&registry, true);
     let id = exchange.info().unwrap().id();
-    exchange.abandon(DetachCause::HungUp, tap);
+    exchange.abandon(DetachCause::Disconnected, tap);
     assert!(exchange.is_detached(id));
     let resume = asked(&registry, Method::GET, Some("1"));
     let _stream = resume.head(Head::Stream { readable: true });
@@ -324,7 +324,7 @@ async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
 async fn the_server_of_a_path_is_told_that_its_client_hung_up() {
     let registry = Arc::new(Registry::new());
     let (exchange, replay, tap) = streamed(&registry, false);
-    exchange.abandon(DetachCause::HungUp, tap);
+    exchange.abandon(DetachCause::Disconnected, tap);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(
         exchange.signal.reason(),
@@ -375,7 +375,7 @@ fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
 async fn a_resume_on_its_way_keeps_the_call(first: u64) {
     let (registry, _managers) = two_managers(first);
     let (exchange, attachment) = bound(&registry, 8);
-    attachment.detach(DetachCause::HungUp, false);
+    attachment.detach(DetachCause::Disconnected, false);
     assert!(exchange.is_detached(attachment.id));
     tokio::time::sleep(crate::policy::MIN_GRACE - Duration::from_millis(100)).await;
     let _resume = asked(&registry, Method::GET, Some("0/0"));
@@ -442,7 +442,7 @@ fn assert_over(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts) 
         exchange.opened(call.id());
         assert!(!exchange.end_here(call.id(), CancelReason::TimedOut));
     }
-    exchange.abandon(DetachCause::HungUp, None);
+    exchange.abandon(DetachCause::Disconnected, None);
     assert_eq!(exchange.signal.reason(), None);
     assert_eq!(manager.cancels.load(Ordering::Relaxed), 0);
 }
@@ -546,12 +546,12 @@ fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
             options: Options::default(),
             registry,
         });
-        let fields = Fields::of(request.headers());
+        let fields = McpHeaders::of(request.headers());
         let exchange = Arc::new(Exchange::new(instance, &request, &fields));
         let linked = tokio_util::sync::CancellationToken::new();
         exchange.link(linked.clone());
         beside_an_answer(&exchange, round % 500, || {
-            exchange.abandon(DetachCause::HungUp, None);
+            exchange.abandon(DetachCause::Disconnected, None);
         });
         assert_eq!(
             exchange.signal.reason().is_some(),

@@ -29,12 +29,12 @@ const CONSTANTS: [(&str, &str, &str); 11] = [
     (
         "time that a cancelled handler has to end by itself",
         "src/mcp/abort/mod.rs",
-        "WINDOW",
+        "ABORT_GRACE",
     ),
     (
         "interval of probes in a stream that went out early, without `keep_alive`",
         "src/response/future.rs",
-        "PROBE_COMMITTED",
+        "DEFAULT_PROBE_INTERVAL",
     ),
     (
         "time that a resume holds the clock of its call past the deadline",
@@ -69,7 +69,7 @@ const CONSTANTS: [(&str, &str, &str); 11] = [
     (
         "time in which the resumed stream of a cancelled call must bring an event (layer alone)",
         "src/response/late.rs",
-        "NEXT_EVENT",
+        "NEXT_EVENT_TIMEOUT",
     ),
     (
         "largest request body that is read (layer alone)",

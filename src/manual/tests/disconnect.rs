@@ -66,7 +66,7 @@ fn cases() -> impl Iterator<Item = (CallInfo, Going)> {
 /// What a cell says.
 fn verdict(cell: &str, going: Going) -> Verdict {
     match cell {
-        "lets it run on" => Verdict::RunOn,
+        "lets it keep running" => Verdict::RunOn,
         "cancels it now" => Verdict::CancelNow,
         other => {
             let grace = other.strip_prefix("waits ");

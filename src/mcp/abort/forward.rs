@@ -1,7 +1,7 @@
 //! Every method of [`ServerHandler`], forwarded.
 //!
-//! If a method with a default body is missing here, the default serves its requests, and the handler inside never hears of them.
-//! A test asks rmcp's source which methods there are.
+//! If a method with a default body is missing here, the default serves its requests, and the inner handler never receives them.
+//! A test reads the list of methods from rmcp's source.
 
 #![allow(
     deprecated,
@@ -26,36 +26,36 @@ use rmcp::{
     service::{MaybeSendFuture, NotificationContext, RequestContext, SubscriptionContext},
 };
 
-use super::{AbortOnCancel, handling::Handled};
+use super::{AbortOnCancel, abortable_future::RequestInfo};
 
 /// Requests, one a line: what becomes of the handler when the call is cancelled, the method with its parameters, what
 /// it returns, and its name in the protocol.
 macro_rules! requests {
-    ($($fate:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
-        $(requests!(@ $fate $method($($params)?) -> $result = $name);)+
+    ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
+        $(requests!(@ $mode $method($($params)?) -> $result = $name);)+
     };
-    (@ $fate:ident $method:ident() -> $result:ty = $name:literal) => {
+    (@ $mode:ident $method:ident() -> $result:ty = $name:literal) => {
         fn $method(
             &self,
             context: RequestContext<RoleServer>,
         ) -> impl Future<Output = Result<$result, ErrorData>> + MaybeSendFuture + '_ {
-            let handled = Handled::new(&context, $name);
-            self.$fate(handled, context, |handler, context| handler.$method(context))
+            let request_info = RequestInfo::new(&context, $name);
+            self.$mode(request_info, context, |handler, context| handler.$method(context))
         }
     };
-    (@ $fate:ident $method:ident($params:ty) -> $result:ty = $name:literal) => {
+    (@ $mode:ident $method:ident($params:ty) -> $result:ty = $name:literal) => {
         fn $method(
             &self,
             request: $params,
             context: RequestContext<RoleServer>,
         ) -> impl Future<Output = Result<$result, ErrorData>> + MaybeSendFuture + '_ {
-            let handled = Handled::new(&context, $name);
-            self.$fate(handled, context, |handler, context| handler.$method(request, context))
+            let request_info = RequestInfo::new(&context, $name);
+            self.$mode(request_info, context, |handler, context| handler.$method(request, context))
         }
     };
 }
 
-/// Notifications, one a line. Nobody waits for what becomes of them.
+/// Notifications, one a line. They have no result.
 macro_rules! notifications {
     ($($method:ident($($params:ty)?);)+) => {
         $(notifications!(@ $method($($params)?));)+
@@ -111,8 +111,8 @@ impl<H: ServerHandler> ServerHandler for AbortOnCancel<H> {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> impl Future<Output = Result<CallToolResponse, ErrorData>> + MaybeSendFuture + '_ {
-        let handled = Handled::new(&context, "tools/call").with_tool(&request.name);
-        self.abortable(handled, context, |handler, context| {
+        let request_info = RequestInfo::new(&context, "tools/call").with_tool(&request.name);
+        self.abortable(request_info, context, |handler, context| {
             handler.call_tool(request, context)
         })
     }
@@ -122,8 +122,8 @@ impl<H: ServerHandler> ServerHandler for AbortOnCancel<H> {
         request: CustomRequest,
         context: RequestContext<RoleServer>,
     ) -> impl Future<Output = Result<CustomResult, ErrorData>> + MaybeSendFuture + '_ {
-        let handled = Handled::new(&context, request.method.clone());
-        self.abortable(handled, context, |handler, context| {
+        let request_info = RequestInfo::new(&context, request.method.clone());
+        self.abortable(request_info, context, |handler, context| {
             handler.on_custom_request(request, context)
         })
     }

@@ -1,6 +1,6 @@
 //! A handler whose work is stopped when its call is cancelled.
 //!
-//! `forward` has the methods and says which may be stopped; `handling` is the future that stops them.
+//! `forward` has the methods and defines which may be stopped. `abortable_future` stops them.
 
 use std::time::Duration;
 
@@ -9,21 +9,22 @@ use rmcp::{
     service::{RequestContext, SubscriptionContext},
 };
 
-use self::handling::{Handled, Handling, Stop};
+use self::abortable_future::{AbortTimer, AbortableFuture, RequestInfo};
 
+mod abortable_future;
 mod forward;
-mod handling;
 
-/// How long a cancelled handler may go on before it is dropped: 1 s, enough to look at the token and clean up.
-const WINDOW: Duration = Duration::from_secs(1);
+/// How long a cancelled handler may run before it is dropped: 1 s, enough to check its token and to clean up.
+const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// A [`ServerHandler`] whose work ends when its call is cancelled, whether it looks at its token or not.
+/// A [`ServerHandler`] whose work ends when its call is cancelled, even if it ignores its token.
 ///
-/// rmcp tells a handler by [`RequestContext::ct`] that its call is cancelled. A handler that does not look runs on, such as a
-/// `#[tool]` that somebody else wrote, or one that waits for a child process or for another server. Inside `AbortOnCancel`, the
-/// handler has a second to end by itself. Then its future is dropped where it waits, and its destructors run: those of a
-/// `Child` with `kill_on_drop`, a lock, a request to another server. If a client is left, it gets the error -32800. The log
-/// says at level info which handler was dropped.
+/// rmcp fires [`RequestContext::ct`] when a call is cancelled. A handler that ignores this token keeps running, for example a
+/// `#[tool]` of another crate, or one that awaits a child process or another server.
+///
+/// Inside `AbortOnCancel`, a cancelled handler has one second to end by itself. Then its future is dropped at its current
+/// await point, and its destructors run: those of a `Child` with `kill_on_drop`, a lock, a request to another server. A client
+/// that is still connected receives the error -32800. The log has a line at level info for each dropped handler.
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
@@ -44,7 +45,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// # drop(app);
 ///
 /// let handler = AbortOnCancel::new("a handler");
-/// assert!(format!("{handler:?}").contains("window: 1s"));
+/// assert!(format!("{handler:?}").contains("grace: 1s"));
 /// assert_eq!(handler.inner(), &"a handler");
 /// assert_eq!(handler.into_inner(), "a handler");
 /// ```
@@ -61,80 +62,80 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// | all lists, `server/discover`, skills, `resources/directory/read` | `resources/subscribe` and `unsubscribe` |
 /// | requests with other methods | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
 ///
-/// The requests on the left only get something for their client. Those on the right change what the server knows of its client,
-/// and must not do so by half.
+/// The requests on the left only read for their client. Those on the right change the server's state of the client, and must
+/// not do so in part.
 ///
-/// It cannot stop `spawn_blocking`, a handler that blocks its thread, or a task that the handler spawned, unless something in the
-/// handler ends that task when it is dropped (a `JoinSet`, an `AbortOnDropHandle`). Such work has to look at a token, or to
-/// register a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
+/// It cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task that the handler spawned, unless
+/// the handler owns a `JoinSet` or an `AbortOnDropHandle` of it. Such work has to check a token, or to register a clean-up
+/// with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
 ///
 /// # Panics in handlers
 ///
-/// With rmcp, a handler that panics leaves its call open, and the client waits without end. Here the client gets the error
-/// -32603. The panic itself is sent to the panic hook as always, and affects nothing else.
+/// With rmcp alone, a handler that panics sends no answer, and its client waits without end. Here the client receives the
+/// error -32603. The panic hook runs as always, and the panic affects nothing else.
 #[derive(Debug, Clone)]
 pub struct AbortOnCancel<H> {
     handler: H,
-    window: Duration,
+    grace: Duration,
 }
 
 // === impl AbortOnCancel ===
 
 impl<H> AbortOnCancel<H> {
-    /// Stops the work of `handler` 1 s after a cancel.
+    /// Wraps a handler. Its work is stopped 1 s after a cancel.
     pub fn new(handler: H) -> Self {
         Self {
             handler,
-            window: WINDOW,
+            grace: ABORT_GRACE,
         }
     }
 
-    /// Sets how long a cancelled handler may go on. With [`Duration::ZERO`] it is polled once more and then dropped.
-    pub fn after(mut self, window: Duration) -> Self {
-        self.window = window;
+    /// Sets how long a cancelled handler may run. With [`Duration::ZERO`], it is polled once more and then dropped.
+    pub fn after(mut self, grace: Duration) -> Self {
+        self.grace = grace;
         self
     }
 
-    /// The handler inside.
+    /// Returns the inner handler.
     pub fn inner(&self) -> &H {
         &self.handler
     }
 
-    /// Takes the handler out.
+    /// Unwraps the inner handler.
     pub fn into_inner(self) -> H {
         self.handler
     }
 }
 
 impl<H: ServerHandler> AbortOnCancel<H> {
-    /// Has a method handle a request that may be stopped.
+    /// Runs a method for a request that may be stopped.
     fn abortable<'a, F>(
         &'a self,
-        handled: Handled,
+        request_info: RequestInfo,
         context: RequestContext<RoleServer>,
         method: impl FnOnce(&'a H, RequestContext<RoleServer>) -> F,
-    ) -> Handling<F> {
-        let stop = Stop::new(&context, self.window);
-        Handling::new(handled, Some(stop), || method(&self.handler, context))
+    ) -> AbortableFuture<F> {
+        let stop = AbortTimer::new(&context, self.grace);
+        AbortableFuture::new(request_info, Some(stop), || method(&self.handler, context))
     }
 
-    /// Has a method handle a request that must not be stopped.
+    /// Runs a method for a request that must not be stopped.
     fn protected<'a, F>(
         &'a self,
-        handled: Handled,
+        request_info: RequestInfo,
         context: RequestContext<RoleServer>,
         method: impl FnOnce(&'a H, RequestContext<RoleServer>) -> F,
-    ) -> Handling<F> {
-        Handling::new(handled, None, || method(&self.handler, context))
+    ) -> AbortableFuture<F> {
+        AbortableFuture::new(request_info, None, || method(&self.handler, context))
     }
 
-    /// Has a method run for a subscription.
+    /// Runs a method for a subscription.
     fn subscription<'a, F>(
         &'a self,
         context: SubscriptionContext,
         method: impl FnOnce(&'a H, SubscriptionContext) -> F,
-    ) -> Handling<F> {
-        let handled = Handled::new(context.request_context(), "subscriptions/listen");
-        Handling::new(handled, None, || method(&self.handler, context))
+    ) -> AbortableFuture<F> {
+        let request_info = RequestInfo::new(context.request_context(), "subscriptions/listen");
+        AbortableFuture::new(request_info, None, || method(&self.handler, context))
     }
 }

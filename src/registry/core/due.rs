@@ -10,8 +10,8 @@ use super::{
     times::{Expiry, Judged, Times},
 };
 #[cfg(any(test, fuzzing))]
-use crate::timer::Noticed;
-use crate::{call::CallId, timer::Watch};
+use crate::timer::Timeliness;
+use crate::{call::CallId, timer::LatenessTracker};
 
 // === impl Core ===
 
@@ -20,12 +20,16 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// forgotten.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
-        self.expire_some(&Watch::new(now, Noticed::InTime), usize::MAX)
+        self.expire_some(&LatenessTracker::new(now, Timeliness::OnTime), usize::MAX)
     }
 
     /// The first of them, so many looks at most, and as many records of those that ended. How late each was noticed the
     /// watch tells (invariant 7).
-    pub(crate) fn expire_some(&mut self, watch: &Watch, most: usize) -> Vec<(CallId, T, Expired)> {
+    pub(crate) fn expire_some(
+        &mut self,
+        watch: &LatenessTracker,
+        most: usize,
+    ) -> Vec<(CallId, T, Expired)> {
         let now = watch.now();
         self.memory.forget_due(now, most, &self.common.totals);
         let mut over = Vec::new();
@@ -37,7 +41,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             if let Some(entry) = self.calls.get_mut(id) {
                 let times = entry.times_mut();
                 times.due = None;
-                match times.look(now, at, watch.late(at), watch.was_starved(at)) {
+                match times.look(now, at, watch.lateness(at), watch.was_stalled(at)) {
                     Judged::TooLong => {
                         over.push((id, entry.call.clone(), Expired::Deadline));
                     }

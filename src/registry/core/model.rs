@@ -413,7 +413,7 @@ impl Run {
     ) {
         let (generation, resumes) = self.generation(id, generation);
         let wait = wait.from(self.now);
-        let gone = Detachment::new(DetachCause::HungUp, self.now);
+        let gone = Detachment::new(DetachCause::Disconnected, self.now);
         let detached = self.core.detach(id, generation, wait, barren, gone);
         let expected = self.model.detach(id, resumes, wait, barren, gone);
         assert_eq!(detached, expected);

@@ -8,7 +8,10 @@ use super::{
 use crate::{
     call::{CancelReason, DetachCause, Outcome, RequestId},
     limits::Limits,
-    timer::{GLANCE, LATE, MAX_GLANCES, Noticed, ON_TIME, Watch},
+    timer::{
+        LatenessTracker, MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD,
+        Timeliness,
+    },
 };
 
 type TestCore = Core<&'static str, &'static str>;
@@ -65,7 +68,7 @@ fn until(deadline: Instant) -> Wait {
 }
 
 fn gone(at: Instant) -> Detachment {
-    Detachment::new(DetachCause::HungUp, at)
+    Detachment::new(DetachCause::Disconnected, at)
 }
 
 /// Detaches the first stream of a call at `now`, with its deadline a second later.
@@ -331,7 +334,7 @@ fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
         None,
         "it is looked at once more"
     );
-    let glance = later + SECOND + GLANCE;
+    let glance = later + SECOND + RECHECK_DELAY;
     assert_eq!(core.expire(glance), [(id, "call", Expired::Confirmed)]);
     assert!(core.finish_due(id, answered("", now).unwrap()).is_some());
 }
@@ -545,7 +548,11 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
     let again = noticed + 60 * SECOND;
     assert!(core.expire(again).is_empty());
-    assert_eq!(core.next_deadline(), Some(again + GLANCE), "not as long");
+    assert_eq!(
+        core.next_deadline(),
+        Some(again + RECHECK_DELAY),
+        "not as long"
+    );
     assert_eq!(
         look(&mut core, Duration::ZERO),
         [(id, "call", Expired::Grace)]
@@ -560,16 +567,20 @@ fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
     detach(&mut core, id, now);
     let noticed = now + SECOND;
     assert!(
-        core.expire_some(&Watch::new(noticed, Noticed::Late), 9)
+        core.expire_some(&LatenessTracker::new(noticed, Timeliness::Late), 9)
             .is_empty()
     );
     let put_off = noticed + 2 * RETRY;
     assert_eq!(core.next_deadline(), Some(put_off));
     assert!(
-        core.expire_some(&Watch::new(put_off, Noticed::Late), 9)
+        core.expire_some(&LatenessTracker::new(put_off, Timeliness::Late), 9)
             .is_empty()
     );
-    assert_eq!(core.next_deadline(), Some(put_off + GLANCE), "not as long");
+    assert_eq!(
+        core.next_deadline(),
+        Some(put_off + RECHECK_DELAY),
+        "not as long"
+    );
     let over = look(&mut core, Duration::ZERO);
     assert_eq!(over, [(id, "call", Expired::Grace)]);
 }
@@ -584,13 +595,13 @@ fn invariant_7_what_fell_due_while_the_keeper_was_behind_is_not_late() {
     for (id, n) in ids.iter().zip(0..) {
         detach(&mut core, *id, now + n * SECOND / 1_000);
     }
-    let mut watch = Watch::new(now + SECOND, Noticed::InTime);
+    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
     let turn = |n: u32| now + SECOND + n * SECOND / 100;
     for n in 1..=20 {
-        watch.go_on(turn(n));
+        watch.next_turn(turn(n));
     }
     for (id, n) in ids.iter().zip(21..) {
-        watch.go_on(turn(n));
+        watch.next_turn(turn(n));
         let over = core.expire_some(&watch, 1);
         assert_eq!(over, [(*id, "call", Expired::Grace)]);
     }
@@ -602,11 +613,11 @@ fn invariant_7_what_fell_due_between_two_turns_is_looked_at_again_if_it_comes_so
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now + SECOND / 1_000);
-    let mut watch = Watch::new(now + SECOND, Noticed::InTime);
-    watch.go_on(now + SECOND + SECOND / 100);
-    watch.go_on(now + SECOND + SECOND / 50);
+    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    watch.next_turn(now + SECOND + SECOND / 100);
+    watch.next_turn(now + SECOND + SECOND / 50);
     assert_eq!(core.expire_some(&watch, 9), []);
-    assert_eq!(core.next_deadline(), Some(watch.now() + GLANCE));
+    assert_eq!(core.next_deadline(), Some(watch.now() + RECHECK_DELAY));
     let over = look(&mut core, Duration::ZERO);
     assert_eq!(over, [(id, "call", Expired::Grace)]);
 }
@@ -618,10 +629,10 @@ fn invariant_7_what_fell_due_while_a_runtime_stood_still_between_two_turns_is_la
     let ids = [1, 2].map(|n| accepted(&mut core, request(n), "call"));
     detach(&mut core, ids[0], now);
     detach(&mut core, ids[1], now + SECOND);
-    let mut watch = Watch::new(now + SECOND, Noticed::InTime);
-    watch.go_on(now + SECOND + SECOND / 100);
-    watch.go_on(now + 12 * SECOND);
-    watch.go_on(now + 12 * SECOND + SECOND / 100);
+    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    watch.next_turn(now + SECOND + SECOND / 100);
+    watch.next_turn(now + 12 * SECOND);
+    watch.next_turn(now + 12 * SECOND + SECOND / 100);
     let over = core.expire_some(&watch, 9);
     assert_eq!(over, [(ids[0], "call", Expired::Grace)]);
     assert_eq!(core.next_deadline(), Some(watch.now() + 2 * RETRY));
@@ -629,7 +640,7 @@ fn invariant_7_what_fell_due_while_a_runtime_stood_still_between_two_turns_is_la
 
 #[test]
 fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_nothing() {
-    for (late, put_off) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, GLANCE)] {
+    for (late, put_off) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, RECHECK_DELAY)] {
         let mut now = Instant::now();
         let mut core = core();
         let id = accepted(&mut core, request(1), "polled in vain");
@@ -644,7 +655,7 @@ fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_
         let put_off = now + put_off;
 
         let generation = core.attach(id).unwrap();
-        now += GLANCE / 2;
+        now += RECHECK_DELAY / 2;
         let detached = core.detach(id, generation, until(now + 60 * SECOND), true, gone(now));
         assert_eq!(detached, Detached::Waiting);
         assert_eq!(core.next_deadline(), Some(put_off), "nor renewed by it");
@@ -662,18 +673,21 @@ fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
 
 #[test]
 fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
-    for late in [JITTER + JITTER / 2, 3 * SECOND / 10, LATE] {
+    for late in [JITTER + JITTER / 2, 3 * SECOND / 10, STALL_THRESHOLD] {
         let now = Instant::now();
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
         detach(&mut core, id, now);
         let noticed = now + SECOND + late;
         assert!(core.expire(noticed).is_empty(), "{late:?}");
-        let again = Some(noticed + GLANCE);
+        let again = Some(noticed + RECHECK_DELAY);
         assert_eq!(core.next_deadline(), again);
         let (_, entry) = core.calls().next().unwrap();
         assert_eq!(entry.waits_to(), again, "which is what is said of it");
-        assert_eq!(look(&mut core, ON_TIME), [(id, "call", Expired::Grace)]);
+        assert_eq!(
+            look(&mut core, RECHECK_TOLERANCE),
+            [(id, "call", Expired::Grace)]
+        );
     }
 }
 
@@ -686,9 +700,12 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
     let noticed = now + SECOND + 3 * SECOND / 10;
     assert!(core.expire(noticed).is_empty());
 
-    let heard = noticed + GLANCE / 2;
+    let heard = noticed + RECHECK_DELAY / 2;
     assert!(core.hold(id, heard));
-    assert!(core.expire(noticed + GLANCE).is_empty(), "it is held");
+    assert!(
+        core.expire(noticed + RECHECK_DELAY).is_empty(),
+        "it is held"
+    );
     core.attach(id).unwrap();
 
     assert!(core.expire(now + UNSEEN_FOR).is_empty());
@@ -699,7 +716,7 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
 fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time() {
     let now = Instant::now();
     let noticed = now + SECOND + 3 * SECOND / 10;
-    let refused = noticed + GLANCE / 2;
+    let refused = noticed + RECHECK_DELAY / 2;
     for who_notices in ["the timer", "the resume"] {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
@@ -710,8 +727,8 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time()
         core.hold(id, noticed);
         core.release(id, refused);
         let next = core.next_deadline();
-        assert_eq!(next, Some(noticed + GLANCE), "{who_notices}");
-        assert_eq!(look(&mut core, ON_TIME).len(), 1);
+        assert_eq!(next, Some(noticed + RECHECK_DELAY), "{who_notices}");
+        assert_eq!(look(&mut core, RECHECK_TOLERANCE).len(), 1);
     }
 }
 
@@ -724,8 +741,8 @@ fn invariant_7_the_time_of_a_hold_is_not_longer_when_its_end_is_noticed_late() {
     core.hold(id, now);
     let noticed = now + SECOND + MAX_HOLD + SECOND / 10;
     assert!(core.expire(noticed).is_empty());
-    assert_eq!(core.next_deadline(), Some(noticed + GLANCE));
-    assert_eq!(look(&mut core, ON_TIME).len(), 1);
+    assert_eq!(core.next_deadline(), Some(noticed + RECHECK_DELAY));
+    assert_eq!(look(&mut core, RECHECK_TOLERANCE).len(), 1);
 }
 
 #[test]
@@ -734,10 +751,13 @@ fn invariant_7_a_machine_that_is_never_on_time_ends_its_orphans() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    for _ in 0..MAX_GLANCES {
-        assert!(look(&mut core, 2 * ON_TIME).is_empty());
+    for _ in 0..MAX_RECHECKS {
+        assert!(look(&mut core, 2 * RECHECK_TOLERANCE).is_empty());
     }
-    assert_eq!(look(&mut core, 2 * ON_TIME), [(id, "call", Expired::Grace)]);
+    assert_eq!(
+        look(&mut core, 2 * RECHECK_TOLERANCE),
+        [(id, "call", Expired::Grace)]
+    );
 }
 
 #[test]
@@ -759,7 +779,7 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + MAX_HOLD + LATE / 2;
+    let noticed = now + SECOND + MAX_HOLD + STALL_THRESHOLD / 2;
     assert!(core.hold(id, noticed));
     assert!(core.expire(noticed).is_empty());
     core.release(id, noticed);

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::generation::Generation;
 use crate::{
     call::Detachment,
-    timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
+    timer::{MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD},
 };
 
 /// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
@@ -189,7 +189,7 @@ impl Times {
         self.take_back();
         if let Some(clock) = &mut self.clock {
             clock.confirmed = true;
-            clock.again = Some(now + GLANCE);
+            clock.again = Some(now + RECHECK_DELAY);
             clock.glances = clock.glances.saturating_add(1);
         }
     }
@@ -337,19 +337,19 @@ impl Times {
             return false;
         };
         let tolerated = if clock.again == Some(at) {
-            ON_TIME
+            RECHECK_TOLERANCE
         } else {
             JITTER
         };
-        let ends = if (starved || late > LATE) && !clock.put_off {
+        let ends = if (starved || late > STALL_THRESHOLD) && !clock.put_off {
             clock.put_off = true;
             // What was true before need not be so any more.
             clock.confirmed = false;
             *deadline = now + (2 * *retry).max(MAX_HOLD);
             *deadline
-        } else if (starved || late > tolerated) && clock.glances < MAX_GLANCES {
+        } else if (starved || late > tolerated) && clock.glances < MAX_RECHECKS {
             clock.glances += 1;
-            *clock.again.insert(now + GLANCE)
+            *clock.again.insert(now + RECHECK_DELAY)
         } else {
             return false;
         };

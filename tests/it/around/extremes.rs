@@ -164,14 +164,14 @@ static KNOBS: &[Knob] = &[
         },
     },
     Knob {
-        path: "Confirmation::PutOff",
+        path: "Confirmation::Postpone",
         set: |options, extreme| {
             let questions = options.questions.clone();
             options.layer(|layer| {
                 layer.confirm(move |_| {
                     let former = questions.fetch_add(1, Ordering::Relaxed);
                     std::future::ready(if former < MOST_QUESTIONS {
-                        Confirmation::PutOff(extreme.duration())
+                        Confirmation::Postpone(extreme.duration())
                     } else {
                         Confirmation::Cancel
                     })
@@ -228,7 +228,7 @@ static KNOBS: &[Knob] = &[
 const OTHERS: &[(&str, &str)] = &[
     ("Calls::drain", "a_drain_with_an_extreme_limit_returns"),
     ("CallState::Detached", "reported, not set"),
-    ("Event::AnswerDropped", "reported, not set"),
+    ("Event::AnswerEvicted", "reported, not set"),
     ("Event::Detached", "reported, not set"),
     ("RequestId::Number", "reported, not set"),
     ("DeadPeer::idle", "no_extreme_of_the_socket_options_panics"),
@@ -403,7 +403,7 @@ impl Cell {
         }
         sleep(VERY_LONG).await;
         // The operator put the cancel off without an end, and only a session manager shows when the call has ended.
-        let is_put_off = self.has("Confirmation::PutOff", &[Extreme::Most]);
+        let is_put_off = self.has("Confirmation::Postpone", &[Extreme::Most]);
         if self.server == Server::Wrapped || !is_put_off {
             assert_eq!(world.calls.len(), 0, "it is known for ever");
         }

@@ -124,7 +124,7 @@ async fn what_is_put_off_waits_and_is_asked_about_again(server: Server) {
     clock.advance(GRACE + TICK).await;
     for _ in 0..3 {
         let asking = askings.next().await;
-        asking.answer(Confirmation::PutOff(WAIT));
+        asking.answer(Confirmation::Postpone(WAIT));
         setup.assert_usable(&mcp).await;
         clock.advance(WAIT - TICK).await;
         setup.assert_usable(&mcp).await;
@@ -150,7 +150,7 @@ async fn what_is_put_off_for_ever_is_not_asked_about_again(server: Server) {
     askings
         .next()
         .await
-        .answer(Confirmation::PutOff(Duration::MAX));
+        .answer(Confirmation::Postpone(Duration::MAX));
     setup.assert_usable(&mcp).await;
     for _ in 0..5 {
         clock.advance(10 * GRACE).await;
@@ -308,7 +308,7 @@ async fn others_cancel_without_asking(server: Server) {
     assert!(setup.calls.cancel(call.id(), CancelReason::Requested));
     let requested = Outcome::Cancelled(CancelReason::Requested);
     assert_eq!(setup.events.ended(&mcp, 1).await, requested);
-    asking.answer(Confirmation::PutOff(GRACE));
+    asking.answer(Confirmation::Postpone(GRACE));
     setup.assert_usable(&mcp).await;
     assert!(setup.calls.is_empty());
     assert!(askings.is_empty());

@@ -166,7 +166,7 @@ fn assert_each_ended_once(setup: &Setup, clock: &Clock) {
     let some = |of: usize| if clock.is_real() { 0 } else { calls / of };
     assert!(count(|what| *what == What::Ended(ORPHANED)) > some(20));
     assert!(count(|what| *what == What::Resumed) > some(5));
-    assert_eq!(count(|what| matches!(what, What::Unwatched(_))), 0);
+    assert_eq!(count(|what| matches!(what, What::UnparsedBody(_))), 0);
     // In real time a DELETE may overtake the cancel of an orphan.
     let failed = count(|what| matches!(what, What::CancelFailed(_)));
     assert!(failed == 0 || clock.is_real(), "{failed} cancels failed");

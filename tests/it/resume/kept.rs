@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Limits, Outcome, Retain};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Limits, Outcome, RetainAnswers};
 use serde_json::{Value, json};
 use tracing::Level;
 
@@ -24,7 +24,7 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
-const DROPPED: What = What::AnswerDropped(Outcome::Completed);
+const DROPPED: What = What::AnswerEvicted(Outcome::Completed);
 
 /// The id of the first event of the first stream of a session.
 const FIRST_EVENT: &str = "0/0";
@@ -187,7 +187,7 @@ async fn a_resume_that_overtakes_the_answer_waits_for_it() {
 
 #[tokio::test]
 async fn detached_only_is_kept_what_came_while_nobody_was_there() {
-    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(Retain::Detached));
+    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Detached));
     let setup = setup.start().await;
     let mcp = setup.mcp().await;
     answered_unread(&setup, &mcp).await;
@@ -201,7 +201,7 @@ async fn detached_only_is_kept_what_came_while_nobody_was_there() {
 #[tokio::test]
 async fn with_retain_off_nothing_is_kept_but_that_a_call_was_cancelled() {
     let clock = StoppedClock::stop();
-    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(Retain::Off));
+    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(RetainAnswers::Off));
     let setup = setup.start().await;
     let mcp = setup.mcp().await;
     cut(&setup, &mcp, 1, "a").await;
@@ -309,7 +309,7 @@ async fn an_answer_that_has_to_go_before_its_client_is_back_is_told() {
     assert_eq!(events(&mcp, "0/2").await.len(), 2);
     let lines = lines.of_layer();
     assert_eq!(lines.len(), 1, "once a minute: {lines:#?}");
-    let expected = "no room for answers of clients that are away: they are dropped answers=1";
+    let expected = "limit of retained answers reached: answers are evicted answers=1";
     assert!(lines[0].ends_with(expected), "{lines:#?}");
 }
 

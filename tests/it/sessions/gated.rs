@@ -25,7 +25,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{
     Calls, CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace, Limits,
-    Outcome, Policy, Retain,
+    Outcome, Policy, RetainAnswers,
 };
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -1080,7 +1080,7 @@ async fn an_answer_that_comes_just_as_its_stream_has_ended_is_kept_where_only_th
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::After(GRACE))
-        .retain(Retain::Detached);
+        .retain(RetainAnswers::Detached);
     let (layer, log) = Log::of(layer);
     let calls = layer.calls();
     let app = serve(&gated, waits.clone(), layer);

@@ -351,7 +351,7 @@ async fn a_time_of_ones_own_counts() {
 #[tokio::test]
 async fn idle_sessions_may_be_kept() {
     let clock = StoppedClock::stop();
-    let wrap = |_| CancellableSessionManager::local(SessionConfig::default()).keep_idle();
+    let wrap = |_| CancellableSessionManager::local(SessionConfig::default()).no_idle_timeout();
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
     let mcp = setup.mcp().await;
 

@@ -19,7 +19,7 @@ use axum::{
 };
 use futures_util::stream;
 use http::{StatusCode, header::AUTHORIZATION};
-use mcp_cancel_on_disconnect::{CancelReason, Outcome, observe::Unreadable};
+use mcp_cancel_on_disconnect::{CancelReason, Outcome, observe::ParseFailure};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower_http::validate_request::ValidateRequestHeaderLayer;
@@ -178,7 +178,7 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
 
     assert_eq!(refused.head().await.status, 401);
     setup.exchanges.over_for("stranger").await;
-    let unread = What::Unwatched(Unreadable::NotRead);
+    let unread = What::UnparsedBody(ParseFailure::NotRead);
     assert!(!setup.events.all().contains(&unread), "a 401 is no doubt");
     assert_untouched(&setup, &mcp, call).await;
 }

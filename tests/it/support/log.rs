@@ -12,7 +12,8 @@ use std::{
 
 use http::StatusCode;
 use mcp_cancel_on_disconnect::{
-    CallInfo, CancelOnDisconnectLayer, CancelReason, Event, Outcome, RequestId, observe::Unreadable,
+    CallInfo, CancelOnDisconnectLayer, CancelReason, Event, Outcome, RequestId,
+    observe::ParseFailure,
 };
 
 /// The layer's events in order. Clones share them.
@@ -26,7 +27,7 @@ pub enum Happened {
     Detached(Call),
     Ended(Call, Outcome),
     CancelFailed(Call, Option<StatusCode>),
-    Unwatched(Unreadable),
+    UnparsedBody(ParseFailure),
     Other(String),
 }
 
@@ -99,7 +100,7 @@ impl Log {
             Event::CancelFailed { call, error, .. } => {
                 Happened::CancelFailed(Call::of(call), error.status())
             }
-            Event::Unwatched { why, .. } => Happened::Unwatched(*why),
+            Event::UnparsedBody { why, .. } => Happened::UnparsedBody(*why),
             other => Happened::Other(format!("{other:?}")),
         };
         self.lock().push(happened);

@@ -205,7 +205,7 @@ impl World {
                     let answer = if *times > confirm.times {
                         Confirmation::Cancel
                     } else {
-                        Confirmation::PutOff(confirm.wait)
+                        Confirmation::Postpone(confirm.wait)
                     };
                     async move { answer }
                 })

@@ -186,7 +186,7 @@ async fn a_limit_that_is_reached_is_a_warning_once(server: Server) {
 
     let lines = lines.of_layer();
     assert_eq!(lines.len(), 1, "{lines:#?}");
-    let expected = r#"limit reached: calls run on untracked limit="calls" calls=1"#;
+    let expected = r#"limit reached: calls keep running untracked limit="calls" calls=1"#;
     assert!(lines[0].ends_with(expected), "{lines:#?}");
 }
 

@@ -11,7 +11,7 @@ use axum::{
     routing::post,
 };
 use futures_util::stream;
-use mcp_cancel_on_disconnect::{CallToken, Grace, observe::Unreadable};
+use mcp_cancel_on_disconnect::{CallToken, Grace, observe::ParseFailure};
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -62,7 +62,7 @@ async fn a_batch_and_its_answer_pass_as_they_are() {
         assert_eq!(client.head().await.status, 200);
         assert_eq!(client.answer().await, Some(answers));
         assert!(setup.calls.is_empty());
-        let unknown = vec![What::Unwatched(Unreadable::Batch); number + 1];
+        let unknown = vec![What::UnparsedBody(ParseFailure::Batch); number + 1];
         assert_eq!(setup.events.all(), unknown);
     }
 }
@@ -93,7 +93,7 @@ async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
         let reported = setup.events.all();
         assert_eq!(
             reported,
-            [What::Unwatched(Unreadable::Batch); 3],
+            [What::UnparsedBody(ParseFailure::Batch); 3],
             "{answers:?}"
         );
     }

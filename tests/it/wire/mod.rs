@@ -9,4 +9,4 @@ mod slow;
 #[cfg(all(feature = "axum", feature = "socket"))]
 mod socket;
 mod transparency;
-mod unwatched;
+mod unparsed;

@@ -66,7 +66,7 @@ fn reset(client: TcpStream) {
 impl Counted<()> {
     fn new(peer: Peer) -> Counted<impl Future<Output = ()>> {
         Counted {
-            future: Box::pin(async move { peer.gone().await }),
+            future: Box::pin(async move { peer.closed().await }),
             wakes: Arc::default(),
             seen: 0,
         }

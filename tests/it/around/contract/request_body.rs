@@ -11,7 +11,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, CancelReason::ClientDisconnected, Outcome, RequestId, body::TeeBody,
-    observe::Unreadable,
+    observe::ParseFailure,
 };
 use proptest::{collection::vec, prelude::*};
 use serde_json::json;
@@ -154,7 +154,7 @@ fn events_of(script: Script, reading: Reading) -> Vec<Happened> {
 
 #[test]
 fn a_body_that_was_not_read_to_its_end_is_unknown() {
-    let unread = [Happened::Unwatched(Unreadable::NotRead)];
+    let unread = [Happened::UnparsedBody(ParseFailure::NotRead)];
     let call = || Script::whole(CALL);
     assert_eq!(events_of(call(), NotAtAll), unread);
     // All of it was there, but nobody said so.
@@ -225,7 +225,7 @@ fn a_body_that_a_service_accepted_unread_is_unknown() {
     for status in [StatusCode::OK, StatusCode::ACCEPTED] {
         for keep in [Keep::Nothing, Keep::PastTheHead] {
             let events = events_of_unread(status, keep);
-            let unread = [Happened::Unwatched(Unreadable::NotRead)];
+            let unread = [Happened::UnparsedBody(ParseFailure::NotRead)];
             assert_eq!(events, unread, "{status} {keep:?}");
         }
     }
@@ -248,7 +248,10 @@ fn a_body_longer_than_4_mib_passes_unread() {
     let request = Kind::Session.request_with(script.body());
     let seen = seen_inside(&layer, request, ToItsEnd);
     assert!(seen.contains(&Seen::Data(padding)), "as it came");
-    assert_eq!(log.events(), [Happened::Unwatched(Unreadable::TooLarge)]);
+    assert_eq!(
+        log.events(),
+        [Happened::UnparsedBody(ParseFailure::TooLarge)]
+    );
 }
 
 #[test]
@@ -271,7 +274,10 @@ fn a_body_in_more_than_16_384_frames_passes_unread() {
     let request = Kind::Session.request_with(script.body());
     let seen = seen_inside(&layer, request, ToItsEnd);
     assert_eq!(seen, read(&mut script.body(), ToItsEnd), "as it came");
-    assert_eq!(log.events(), [Happened::Unwatched(Unreadable::TooLarge)]);
+    assert_eq!(
+        log.events(),
+        [Happened::UnparsedBody(ParseFailure::TooLarge)]
+    );
 }
 
 #[test]

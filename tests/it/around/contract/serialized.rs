@@ -69,7 +69,7 @@ fn ids_are_those_of_json_rpc_and_names_those_of_metrics() {
     assert_eq!(data(RequestId::Number(-7)), json!(-7));
     assert_eq!(data(RequestId::String("7".into())), json!("7"));
     assert_eq!(data(CancelReason::TimedOut), json!("timed_out"));
-    assert_eq!(data(DetachCause::PeerGone), json!("peer_gone"));
+    assert_eq!(data(DetachCause::PeerClosed), json!("peer_closed"));
     assert_eq!(data(Outcome::ClientCancelled), json!("client_cancelled"));
     let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
     assert_eq!(data(orphaned), json!({ "cancelled": "orphaned" }));

@@ -8,7 +8,7 @@ use mcp_cancel_on_disconnect::{
     CallId, CallToken, Calls, CancelOnDisconnect, CancelOnDisconnectLayer, CancelReason,
     CancellableSessionManager, Grace, Outcome, RequestId,
     body::{ResponseBody, ResponseFuture, TeeBody},
-    observe::{CancelError, DetachCause, Detachment, SessionIds, Unreadable},
+    observe::{CancelError, DetachCause, Detachment, ParseFailure, SessionIds},
     transport::{CancellableTransport, TransportError},
 };
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
@@ -56,7 +56,7 @@ const _: fn() = || {
     copy::<SessionIds>();
     copy::<Grace>();
     copy::<Outcome>();
-    copy::<Unreadable>();
+    copy::<ParseFailure>();
 
     debug::<CancelOnDisconnectLayer>();
     debug::<CancelOnDisconnect<OnlySend>>();

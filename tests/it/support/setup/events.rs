@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::StatusCode;
 use mcp_cancel_on_disconnect::{
     CallInfo, Event, Outcome,
-    observe::{Limit, Unreadable},
+    observe::{Limit, ParseFailure},
 };
 use serde_json::Value;
 use tokio::{sync::watch, time::Instant};
@@ -25,8 +25,8 @@ pub(crate) enum What {
     Ended(Outcome),
     CancelFailed(Option<StatusCode>),
     Untracked(Limit),
-    AnswerDropped(Outcome),
-    Unwatched(Unreadable),
+    AnswerEvicted(Outcome),
+    UnparsedBody(ParseFailure),
 }
 
 #[derive(Clone, Debug)]
@@ -198,8 +198,8 @@ impl Seen {
                 (What::CancelFailed(error.status()), Some(call))
             }
             Event::Untracked { call, limit, .. } => (What::Untracked(*limit), Some(call)),
-            Event::AnswerDropped { outcome, .. } => (What::AnswerDropped(*outcome), None),
-            Event::Unwatched { why, .. } => (What::Unwatched(*why), None),
+            Event::AnswerEvicted { outcome, .. } => (What::AnswerEvicted(*outcome), None),
+            Event::UnparsedBody { why, .. } => (What::UnparsedBody(*why), None),
             other => panic!("an event these tests do not know: {other:?}"),
         };
         Self {

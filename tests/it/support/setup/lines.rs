@@ -66,7 +66,7 @@ impl Lines {
     pub(crate) fn of_layer(&self) -> Vec<String> {
         self.that(|line| {
             line.contains("mcp_cancel_on_disconnect:")
-                || line.contains("mcp_cancel_on_disconnect::remarks:")
+                || line.contains("mcp_cancel_on_disconnect::setup:")
         })
     }
 

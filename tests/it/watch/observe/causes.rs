@@ -62,9 +62,9 @@ async fn an_end_tells_how_long_the_call_had_no_client_and_why(server: Server) {
     clock.advance(GRACE + TICK).await;
     setup.events.ended(&mcp, 1).await;
 
-    let away = Some((DetachCause::HungUp, GRACE + TICK));
+    let away = Some((DetachCause::Disconnected, GRACE + TICK));
     let expected = [
-        Detached(DetachCause::HungUp, Some(GRACE)),
+        Detached(DetachCause::Disconnected, Some(GRACE)),
         Ended(ORPHANED, away),
     ];
     assert_eq!(causes.all(), expected);
@@ -83,8 +83,8 @@ async fn a_resume_tells_how_long_the_call_had_no_client(server: Server) {
     setup.events.ended(&mcp, 1).await;
 
     let expected = [
-        Detached(DetachCause::HungUp, Some(GRACE)),
-        Resumed(Some((DetachCause::HungUp, TICK * 7))),
+        Detached(DetachCause::Disconnected, Some(GRACE)),
+        Resumed(Some((DetachCause::Disconnected, TICK * 7))),
         Ended(Outcome::Completed, None),
     ];
     assert_eq!(causes.all(), expected);
@@ -132,9 +132,9 @@ async fn a_call_that_is_cancelled_at_once_was_detached_for_no_time(server: Serve
     call.fin();
     setup.events.ended(&mcp, 1).await;
 
-    let away = Some((DetachCause::HungUp, Duration::ZERO));
+    let away = Some((DetachCause::Disconnected, Duration::ZERO));
     let expected = [
-        Detached(DetachCause::HungUp, Some(Duration::ZERO)),
+        Detached(DetachCause::Disconnected, Some(Duration::ZERO)),
         Ended(DISCONNECTED, away),
     ];
     assert_eq!(causes.all(), expected);
@@ -210,9 +210,9 @@ async fn a_call_that_runs_on_out_of_sight_ends_as_unknown() {
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Unknown);
 
-    let away = Some((DetachCause::HungUp, HOUR + TICK));
+    let away = Some((DetachCause::Disconnected, HOUR + TICK));
     let expected = [
-        Detached(DetachCause::HungUp, None),
+        Detached(DetachCause::Disconnected, None),
         Ended(Outcome::Unknown, away),
     ];
     assert_eq!(causes.all(), expected);

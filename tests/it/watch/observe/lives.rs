@@ -27,8 +27,8 @@ async fn the_life_of_an_orphan_is_logged_step_by_step(server: Server) {
         life(&lines),
         [
             r#"TRACE … call started call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…""#,
-            r#"DEBUG … client gone, call goes on call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" cause="hung up" grace=20s"#,
-            r#"INFO … call cancelled call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" lasted=20.001s cause="hung up" detached=20.001s reason="client disconnected and did not come back within its grace""#,
+            r#"DEBUG … client disconnected, waiting for resume call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" cause="disconnected" grace=20s"#,
+            r#"INFO … call cancelled call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" lasted=20.001s cause="disconnected" detached=20.001s reason="client disconnected and did not resume within its grace""#,
         ]
     );
 }
@@ -47,9 +47,12 @@ async fn the_life_of_a_call_that_is_hung_up_without_a_grace_is_logged(server: Se
     let [_, gone, cancelled] = &*life(&lines) else {
         panic!("{lines:?}");
     };
-    assert!(gone.starts_with("DEBUG … client gone call=…"), "{gone}");
-    assert!(gone.ends_with(r#" cause="hung up""#), "{gone}");
-    let end = r#" lasted=1ms cause="hung up" detached=0ns reason="client disconnected""#;
+    assert!(
+        gone.starts_with("DEBUG … client disconnected call=…"),
+        "{gone}"
+    );
+    assert!(gone.ends_with(r#" cause="disconnected""#), "{gone}");
+    let end = r#" lasted=1ms cause="disconnected" detached=0ns reason="client disconnected""#;
     assert!(cancelled.ends_with(end), "{cancelled}");
 }
 
@@ -69,8 +72,11 @@ async fn the_life_of_a_call_whose_client_comes_back_is_logged(server: Server) {
     let [_, _, back, completed] = &*life(&lines) else {
         panic!("{lines:?}");
     };
-    assert!(back.starts_with("DEBUG … client is back call=…"), "{back}");
-    assert!(back.ends_with(r#" cause="hung up" detached=1ms"#), "{back}");
+    assert!(back.starts_with("DEBUG … client resumed call=…"), "{back}");
+    assert!(
+        back.ends_with(r#" cause="disconnected" detached=1ms"#),
+        "{back}"
+    );
     assert!(completed.starts_with("TRACE … call completed call=…"));
     assert!(completed.ends_with(" lasted=1ms"), "{completed}");
 }

@@ -4,8 +4,8 @@ mod causes;
 mod injection;
 mod lives;
 mod observers;
-mod remarks;
 mod sessions;
+mod setup_hints;
 mod spans;
 
 use std::time::Duration;

@@ -129,11 +129,11 @@ async fn the_line_of_a_handler_that_was_dropped_names_its_session() {
 fn a_session_id_is_logged_verbatim_to_its_end() {
     let id = |end| format!("{}.{end}", "a".repeat(1_000));
     for id in [id("one"), id("other")] {
-        let shown = SessionIds::Verbatim.shown(&id);
+        let shown = SessionIds::Verbatim.display(&id);
         assert_eq!(shown.as_deref(), Some(&*id));
     }
     let endless = SessionIds::Verbatim
-        .shown(&"a".repeat(5_000))
+        .display(&"a".repeat(5_000))
         .map(|shown| shown.len());
     assert_eq!(endless, Some(4_096 + "…".len()));
 }

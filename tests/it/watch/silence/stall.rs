@@ -197,7 +197,7 @@ async fn a_standalone_stream_that_is_not_read_is_let_go_and_that_is_logged() {
     feed.write(EVENT);
     frame(&mut body).await;
     feed.dropped().await;
-    let expected = r#"DEBUG mcp_cancel_on_disconnect: stream let go cause="did not read""#;
+    let expected = r#"DEBUG mcp_cancel_on_disconnect: stream closed cause="did not read""#;
     assert_eq!(lines.of_layer(), [expected]);
 }
 

@@ -19,8 +19,8 @@ async fn a_fin_behind_unread_bytes_is_noticed() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     drop(client);
-    within("the peer to go", peer.gone()).await;
-    assert!(peer.is_gone());
+    within("the peer to go", peer.closed()).await;
+    assert!(peer.is_closed());
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn a_reset_behind_unread_bytes_is_noticed() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     reset(client);
-    within("the peer to go", peer.gone()).await;
+    within("the peer to go", peer.closed()).await;
 }
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn a_half_close_counts_as_gone() {
     } = unread().await;
     client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
     client.shutdown().await.unwrap();
-    within("the peer to go", peer.gone()).await;
+    within("the peer to go", peer.closed()).await;
 }
 
 #[tokio::test]
@@ -55,8 +55,8 @@ async fn a_peer_that_had_gone_before_anybody_asked_is_gone() {
         client,
     } = unread().await;
     drop(client);
-    within("the first to ask", peer.gone()).await;
-    within("the second to ask", peer.clone().gone()).await;
+    within("the first to ask", peer.closed()).await;
+    within("the second to ask", peer.clone().closed()).await;
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn an_idle_connection_raises_no_alarm() {
         client.read_exact(&mut ping).await.unwrap();
     }
     assert_eq!(gone.wakes(), 0);
-    assert!(!peer.is_gone());
+    assert!(!peer.is_closed());
 }
 
 #[tokio::test]
@@ -143,7 +143,7 @@ async fn urgent_data_raises_no_alarm() {
     client.write_all(b"x").await.unwrap();
     stream.read_exact(&mut [0]).await.unwrap();
     assert!(gone.poll_once().is_pending());
-    assert!(!peer.is_gone());
+    assert!(!peer.is_closed());
 }
 
 // === This side hangs up ===
@@ -159,7 +159,7 @@ async fn a_kept_peer_keeps_no_connection_open() {
     extensions.insert(peer.clone());
     drop(stream);
     assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
-    assert!(!peer.is_gone());
+    assert!(!peer.is_closed());
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ async fn whoever_waits_lets_go_of_a_dropped_stream_when_next_polled() {
 
     drop(client);
     assert!(gone.poll_once().is_pending());
-    assert!(!peer.is_gone());
+    assert!(!peer.is_closed());
 }
 
 #[tokio::test]

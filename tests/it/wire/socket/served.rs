@@ -121,7 +121,7 @@ async fn a_detach_tells_that_the_kernel_said_so() {
     connection.write(b"GET /next HTTP/1.1\r\n").await;
     connection.fin();
     let cause = within("the detach", causes.recv()).await.unwrap();
-    assert_eq!(cause, DetachCause::PeerGone);
+    assert_eq!(cause, DetachCause::PeerClosed);
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ async fn a_reset_stream_fails_and_still_shuts_down() {
         client,
     } = unread().await;
     reset(client);
-    within("the peer to go", peer.gone()).await;
+    within("the peer to go", peer.closed()).await;
     let error = stream.read(&mut [0]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     stream.shutdown().await.unwrap();

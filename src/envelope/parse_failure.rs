@@ -1,0 +1,132 @@
+//! The reasons for which a body is not parsed.
+
+use std::fmt;
+
+use memchr::memmem;
+
+/// Why the call in a POST body is unknown.
+///
+/// Such a body is passed on unchanged, and makes no call. In doubt, nothing is cancelled: if the body may be JSON-RPC, the
+/// request's [`CallToken`](crate::CallToken) does not fire when the client disconnects. If the request is certainly of
+/// another kind, the token fires as on any route without MCP:
+///
+/// | the body | fires |
+/// |---|---|
+/// | [`ContentType`](Self::ContentType) | yes, unless the header has several values, or one like `application/json-rpc` or `…+json` |
+/// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | unless it begins like an object or an array |
+/// | [`NotAMessage`](Self::NotAMessage) | unless it contains `"jsonrpc"` |
+/// | [`NotRead`](Self::NotRead) | unless what was read of it begins like an object or an array |
+/// | any other | no |
+///
+/// [`Display`](fmt::Display) writes a few words for a log line.
+///
+/// ```
+/// use std::sync::{Arc, Mutex};
+/// use axum::{Router, body::{Body, Bytes}, routing::post};
+/// use http::Request;
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, observe::ParseFailure};
+/// use tower::ServiceExt;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let unread = Arc::new(Mutex::new(Vec::new()));
+/// let log = unread.clone();
+/// let layer = CancelOnDisconnectLayer::new().observe_fn(move |event| {
+///     if let Event::UnparsedBody { why, .. } = event {
+///         log.lock().unwrap().push(*why);
+///     }
+/// });
+/// let app: Router = Router::new().route("/mcp", post(async |_: Bytes| "ok")).layer(layer);
+///
+/// let request = Request::post("/mcp").header("content-type", "application/json");
+/// app.oneshot(request.body(Body::from("[]")).unwrap()).await.unwrap();
+/// assert_eq!(*unread.lock().unwrap(), [ParseFailure::Batch]);
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ParseFailure {
+    /// The body is not JSON (RFC 8259), or not as `serde_json` reads it.
+    NotJson,
+    /// The body ends inside a JSON value, or is empty.
+    Truncated,
+    /// Containers are nested deeper than the 127 levels that `serde_json` reads.
+    TooDeep,
+    /// One object has a key of the envelope twice.
+    DuplicateKey,
+    /// A key of the message or its `params` is written with an escape, so that `id` could hide in it.
+    EscapedKey,
+    /// `method` is not a string, or the `params` of a request are not an object.
+    WrongType,
+    /// The `id` of a request is neither a string nor, beyond doubt, an integer that fits an `i64`.
+    BadId,
+    /// The body is not a JSON-RPC 2.0 message (JSON-RPC 2.0, sections 4 and 5).
+    NotAMessage,
+    /// The body is an array: a batch, which only MCP 2025-03-26 had.
+    Batch,
+    /// The body is longer than 4 MiB, the maximum that is parsed, or has more than 16,384 frames.
+    TooLarge,
+    /// `content-type` is not `application/json`.
+    ContentType,
+    /// The body is compressed: it has a `content-encoding`.
+    ContentEncoding,
+    /// The inner service accepted the request (2xx) and did not read its body to the end.
+    NotRead,
+}
+
+/// A body that was not parsed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UnparsedBody {
+    pub(crate) why: ParseFailure,
+    /// `true` if the body may be JSON-RPC.
+    pub(crate) is_ambiguous: bool,
+}
+
+// === impl ParseFailure ===
+
+impl ParseFailure {
+    /// Returns `true` if a body with this failure may still be JSON-RPC.
+    pub(crate) fn is_ambiguous(self, body: &[u8]) -> bool {
+        match self {
+            Self::NotJson | Self::Truncated | Self::NotRead => looks_like_jsonrpc(body),
+            Self::NotAMessage => memmem::find(body, br#""jsonrpc""#).is_some(),
+            Self::ContentType => false,
+            Self::TooDeep
+            | Self::DuplicateKey
+            | Self::EscapedKey
+            | Self::WrongType
+            | Self::BadId
+            | Self::Batch
+            | Self::TooLarge
+            | Self::ContentEncoding => true,
+        }
+    }
+}
+
+/// Returns `true` if a body begins with an object or an array.
+///
+/// A byte order mark may precede it, which some servers accept.
+fn looks_like_jsonrpc(body: &[u8]) -> bool {
+    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))
+}
+
+impl fmt::Display for ParseFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotJson => "not json",
+            Self::Truncated => "json cut short",
+            Self::TooDeep => "nested too deep",
+            Self::DuplicateKey => "duplicate key",
+            Self::EscapedKey => "escape in a key",
+            Self::WrongType => "method or params of a wrong type",
+            Self::BadId => "not a usable id",
+            Self::NotAMessage => "not a json-rpc message",
+            Self::Batch => "a batch",
+            Self::TooLarge => "body too large",
+            Self::ContentType => "content type not json",
+            Self::ContentEncoding => "body compressed",
+            Self::NotRead => "body not read to its end",
+        })
+    }
+}

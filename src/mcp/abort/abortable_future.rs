@@ -1,0 +1,170 @@
+//! The future of a handler's method. It returns the handler's result, or an error if the handler was stopped.
+
+use std::{
+    borrow::Cow,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+use rmcp::{ErrorData, RoleServer, model::RequestId, service::RequestContext};
+use tokio::time::{Sleep, sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use crate::{
+    call::CallInfo, catch_panic::catch_panic, mcp::error_for, observe::HandlerEnd, token::CallToken,
+};
+
+pin_project! {
+    /// Polls a handler. Drops it if it may be stopped, once its call is cancelled and the grace has passed.
+    pub(super) struct AbortableFuture<F> {
+        #[pin]
+        handler: Option<F>,
+        request_info: RequestInfo,
+        #[pin]
+        stop: Option<AbortTimer>,
+    }
+}
+
+/// Which request is request_info.
+pub(super) struct RequestInfo {
+    request: RequestId,
+    method: Cow<'static, str>,
+    tool: Option<Box<str>>,
+    call: Option<CallToken>,
+}
+
+pin_project! {
+    /// Completes when a handler must stop: a grace after its token fired.
+    pub(super) struct AbortTimer {
+        #[pin]
+        cancelled: WaitForCancellationFutureOwned,
+        grace: Duration,
+        // Boxed, because nearly no call ever needs it.
+        closing: Option<Pin<Box<Sleep>>>,
+    }
+}
+
+// === impl AbortableFuture ===
+
+impl<F> AbortableFuture<F> {
+    /// Calls the method, which may panic before it returns its future.
+    pub(super) fn new(
+        request_info: RequestInfo,
+        stop: Option<AbortTimer>,
+        method: impl FnOnce() -> F,
+    ) -> Self {
+        let handler = catch_panic(method);
+        Self {
+            handler,
+            request_info,
+            stop,
+        }
+    }
+}
+
+impl<F, T> Future for AbortableFuture<F>
+where
+    F: Future<Output = Result<T, ErrorData>>,
+{
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        // The handler first: a result in the same poll counts.
+        let polled = catch_panic(|| {
+            let handler = this.handler.as_mut().as_pin_mut();
+            handler.map(|handler| handler.poll(cx))
+        });
+        match polled {
+            Some(Some(Poll::Pending)) => {}
+            Some(Some(ready)) => return ready,
+            Some(None) | None => {
+                drop_handler(this.handler);
+                this.request_info.log(HandlerEnd::Panicked);
+                let message = "The handler panicked";
+                return Poll::Ready(Err(ErrorData::internal_error(message, None)));
+            }
+        }
+        match this.stop.as_pin_mut() {
+            Some(stop) => ready!(stop.poll(cx)),
+            None => return Poll::Pending,
+        }
+        drop_handler(this.handler);
+        this.request_info.log(HandlerEnd::Stopped);
+        Poll::Ready(Err(error_for(None)))
+    }
+}
+
+/// Drops a handler. Its destructors may panic, because they are the user's.
+fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
+    catch_panic(|| handler.set(None));
+}
+
+// === impl RequestInfo ===
+
+impl RequestInfo {
+    /// Links the token of the context to the call, so that both fire.
+    ///
+    /// Only the context has this token: rmcp creates it as a child of the token that it keeps for the request.
+    pub(super) fn new(
+        context: &RequestContext<RoleServer>,
+        method: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        let call = CallToken::of(context);
+        if let Some(call) = &call {
+            call.exchange().link(context.ct.clone());
+        }
+        Self {
+            request: context.id.clone(),
+            method: method.into(),
+            tool: None,
+            call,
+        }
+    }
+
+    /// Sets the tool, for handlers without a layer. The layer knows the tool itself.
+    pub(super) fn with_tool(mut self, tool: &str) -> Self {
+        if self.call.is_none() {
+            self.tool = Some(tool.into());
+        }
+        self
+    }
+
+    fn log(&self, end: HandlerEnd) {
+        let request = (&self.request).into();
+        let exchange = self.call.as_ref().map(|call| call.exchange());
+        let call = exchange.and_then(|exchange| exchange.call_with(&request));
+        let tool = call.and_then(CallInfo::tool).or(self.tool.as_deref());
+        let call = call.zip(exchange.map(|exchange| exchange.session_ids()));
+        end.log(call, &request, &self.method, tool);
+    }
+}
+
+// === impl AbortTimer ===
+
+impl AbortTimer {
+    pub(super) fn new(context: &RequestContext<RoleServer>, grace: Duration) -> Self {
+        Self {
+            cancelled: context.ct.clone().cancelled_owned(),
+            grace,
+            closing: None,
+        }
+    }
+
+    /// Ready when the handler must be dropped.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        if this.closing.is_none() {
+            ready!(this.cancelled.poll(cx));
+            if this.grace.is_zero() {
+                return Poll::Ready(());
+            }
+        }
+        let sleep_until_abort = this
+            .closing
+            .get_or_insert_with(|| Box::pin(sleep(*this.grace)));
+        sleep_until_abort.as_mut().poll(cx)
+    }
+}

@@ -1,0 +1,50 @@
+//! Requests that the calls of a session made to their client and that are unanswered.
+
+use std::collections::HashMap;
+
+use rmcp::model::NumberOrString;
+
+use crate::call::RequestId;
+
+/// The requests to the client that are unanswered.
+#[derive(Debug, Default)]
+pub(super) struct PendingClientRequests {
+    /// Ids of the open requests, with the id of the call that each was made for.
+    pending: HashMap<NumberOrString, RequestId>,
+    /// Requests whose call was cancelled. The server gets an error for each.
+    abandoned: Vec<NumberOrString>,
+}
+
+// === impl PendingClientRequests ===
+
+impl PendingClientRequests {
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty() && self.abandoned.is_empty()
+    }
+
+    /// Records a request that a call made to the client.
+    pub(super) fn insert(&mut self, id: NumberOrString, origin: RequestId) {
+        self.pending.insert(id, origin);
+    }
+
+    /// Removes a request that the client has answered, or that the server has cancelled.
+    pub(super) fn remove(&mut self, id: &NumberOrString) {
+        self.pending.remove(id);
+    }
+
+    /// Removes the requests of a call that has ended.
+    pub(super) fn remove_of_call(&mut self, origin: &RequestId) {
+        self.pending.retain(|_, other| other != origin);
+    }
+
+    /// Abandons the requests of a cancelled call.
+    pub(super) fn abandon(&mut self, origin: &RequestId) {
+        let abandoned = self.pending.extract_if(|_, other| other == origin);
+        self.abandoned.extend(abandoned.map(|(id, _)| id));
+    }
+
+    /// Removes and returns an abandoned request.
+    pub(super) fn next_abandoned(&mut self) -> Option<NumberOrString> {
+        self.abandoned.pop()
+    }
+}

@@ -1,0 +1,191 @@
+//! Submits a request to the inner manager, and wraps the stream that it returns.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use futures_util::{Stream, future::Either};
+use rmcp::{
+    model::ClientJsonRpcMessage,
+    transport::streamable_http_server::{
+        SessionManager,
+        session::{ServerSseMessage, SessionId},
+    },
+};
+
+use super::{
+    event_ids::{Seal, Sealed},
+    inner::ManagerInner,
+    session::SessionUse,
+    stream::{BoundCall, CallStream},
+};
+use crate::{
+    call::CallInfo,
+    exchange::{Contest, INJECTION_LIMIT, PendingCancel},
+};
+
+/// Creates the stream of a request. `F` is boxed because it holds the message, which is large, and rmcp moves this twice.
+pub(super) struct CreateStream<F> {
+    created: F,
+    call: Option<BoundCall>,
+    untracked: Option<Box<Untracked>>,
+    seal: Option<Box<Seal>>,
+    /// Last, so that the session is in use until the drop of `call` was reported.
+    used: Option<SessionUse>,
+}
+
+/// An untracked request. It affects an older call with its id only once the manager accepted it.
+pub(super) struct Untracked {
+    pub(super) call: CallInfo,
+    contest: Option<Contest>,
+    /// `None` if the session is unknown: nothing is suppressed in it.
+    used: Option<SessionUse>,
+}
+
+// === impl CreateStream ===
+
+impl<F> CreateStream<F> {
+    pub(super) fn new(
+        created: F,
+        call: Option<BoundCall>,
+        untracked: Option<Box<Untracked>>,
+        seal: Option<Box<Seal>>,
+        used: Option<SessionUse>,
+    ) -> Self {
+        Self {
+            created,
+            call,
+            untracked,
+            seal,
+            used,
+        }
+    }
+}
+
+impl<F, S, E> Future for CreateStream<F>
+where
+    F: Future<Output = Result<S, E>> + Unpin,
+    S: Stream<Item = ServerSseMessage> + Send + 'static,
+{
+    type Output = Result<CallStream<Sealed<S>>, E>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let created = ready!(Pin::new(&mut self.created).poll(cx));
+        let mut call = self.call.take();
+        let untracked = self.untracked.take();
+        Poll::Ready(match created {
+            Ok(stream) => {
+                if let Some(call) = &mut call {
+                    call.opened();
+                }
+                if let Some(untracked) = untracked {
+                    untracked.opened();
+                }
+                let sealed = Sealed::new(stream, self.seal.take());
+                Ok(CallStream::new(sealed, call, self.used.take()))
+            }
+            Err(error) => {
+                if let Some(call) = call {
+                    call.refused();
+                }
+                if let Some(untracked) = untracked {
+                    untracked.refused();
+                }
+                Err(error)
+            }
+        })
+    }
+}
+
+// === impl ManagerInner ===
+
+impl<M: SessionManager> ManagerInner<M> {
+    /// Submits a request to the inner manager, after any pending cancel that would hit it.
+    pub(super) fn submit<'a, 'b>(
+        &'a self,
+        id: &'b SessionId,
+        message: ClientJsonRpcMessage,
+        call: Option<&BoundCall>,
+        untracked: Option<&Untracked>,
+    ) -> impl Future<
+        Output = Result<
+            impl Stream<Item = ServerSseMessage> + Send + Sync + 'static + use<'a, 'b, M>,
+            M::Error,
+        >,
+    > + Send
+    + Unpin
+    + use<'a, 'b, M> {
+        let exchange = call.map(|call| call.exchange());
+        let info = call.and_then(BoundCall::info);
+        let pending = match (info, untracked) {
+            (Some(info), _) => self.pending_cancel_for(id, info.request_id()),
+            (None, Some(untracked)) => self.find_pending_cancel(id, untracked.call.request_id()),
+            (None, None) => None,
+        };
+        if let Some(exchange) = exchange {
+            exchange.set_pending_cancel(match &pending {
+                Some(_) => PendingCancel::Awaited,
+                None => PendingCancel::None,
+            });
+        }
+        if let Some(untracked) = untracked {
+            untracked.resume_delivery();
+        }
+        let Some(session) = pending else {
+            if let Some(info) = info {
+                self.resume_delivery(id, info);
+            }
+            return Either::Left(Box::pin(self.manager.create_stream(id, message)));
+        };
+        let request = info.or(untracked.map(|untracked| &untracked.call));
+        let request = request.map(|request| request.request_id().clone());
+        let tracked = exchange.cloned().zip(info.cloned());
+        Either::Right(Box::pin(async move {
+            // The maximum time that a cancel takes.
+            session
+                .wait_for_cancels(request.as_ref(), INJECTION_LIMIT)
+                .await;
+            if let Some((exchange, info)) = tracked {
+                exchange.set_pending_cancel(PendingCancel::None);
+                self.resume_delivery(id, &info);
+            }
+            self.manager.create_stream(id, message).await
+        }))
+    }
+}
+
+// === impl Untracked ===
+
+impl Untracked {
+    pub(super) fn new(call: CallInfo, contest: Option<Contest>, used: Option<SessionUse>) -> Self {
+        Self {
+            call,
+            contest,
+            used,
+        }
+    }
+
+    /// Removes its ids from cancelled calls, and keeps them from calls that are cancelled while it runs.
+    pub(super) fn resume_delivery(&self) {
+        if let Some(used) = &self.used {
+            used.suppressed.resume_delivery_untracked(&self.call);
+        }
+    }
+
+    /// Records that the manager accepted the request.
+    #[cold]
+    fn opened(self) {
+        if let Some(contest) = self.contest {
+            contest.lose();
+        }
+    }
+
+    /// Records that the manager refused the request.
+    #[cold]
+    fn refused(self) {
+        if let Some(used) = &self.used {
+            used.suppressed.forget_untracked(self.call.request_id());
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Retains answers whose streams ended early, between the transport of a session and the stream of the call.
+//!
+//! A server may end a stream whose call keeps running (SEP-1699). rmcp also ends a stream if it refuses a resume, or if its
+//! event store refuses the answer. Then rmcp drops the answer of that call.
+//!
+//! The end of a stream is observed when the stream is polled, before or after its answer passes the transport. So where
+//! streams can end early, the transport offers each answer to its exchange. If the last stream has ended, the answer is
+//! retained for its client. Otherwise the exchange keeps a copy until a stream yields the answer or its end.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use rmcp::{
+    model::ServerJsonRpcMessage, transport::streamable_http_server::session::ServerSseMessage,
+};
+
+use super::replay;
+use crate::{
+    call::CallId,
+    exchange::{Copied, Exchange},
+};
+
+/// Tracks whether the streams of a session can end before their calls are answered. Never reset.
+#[derive(Debug, Default)]
+pub(super) struct EarlyStreamEnds {
+    /// For all sessions of the manager, because it has an event store or other code can reach it.
+    in_manager: Arc<AtomicBool>,
+    /// For this session, because a client resumed.
+    in_session: AtomicBool,
+}
+
+// === impl EarlyStreamEnds ===
+
+impl EarlyStreamEnds {
+    pub(super) fn new(of_all: Arc<AtomicBool>) -> Self {
+        Self {
+            in_manager: of_all,
+            in_session: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn mark_possible(&self) {
+        self.in_session.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn are_possible(&self) -> bool {
+        self.in_manager.load(Ordering::Relaxed) || self.in_session.load(Ordering::Relaxed)
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Offers the answer of the call, as it passes the transport.
+    pub(super) fn offer_answer(&self, id: CallId, answer: &ServerJsonRpcMessage) {
+        if let Some(answer) = self.pass(Arc::new(answer.clone())) {
+            self.complete_with_late_answer(id, answer);
+        }
+    }
+
+    /// Records that the last stream of the call has ended without the answer.
+    pub(super) fn on_last_stream_end(&self, id: CallId) {
+        if let Some(answer) = self.close_passage() {
+            self.complete_with_late_answer(id, answer);
+        }
+    }
+
+    fn complete_with_late_answer(&self, id: CallId, answer: Copied) {
+        let mut event = ServerSseMessage::default();
+        event.message = answer.downcast().ok();
+        self.answered(id, || replay::retain(&event, None));
+    }
+}

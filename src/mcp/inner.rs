@@ -1,0 +1,447 @@
+//! The state that a session manager shares with its calls, which outlive their requests.
+
+use std::{
+    any::TypeId,
+    collections::hash_map::RandomState,
+    panic::AssertUnwindSafe,
+    pin::Pin,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt as _,
+    future::{join, join_all},
+};
+use rmcp::{
+    model::{
+        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification,
+    },
+    transport::streamable_http_server::{
+        SessionManager,
+        session::{SessionId, local::LocalSessionManager},
+    },
+};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{
+    early_stream_end::EarlyStreamEnds,
+    replay,
+    resume_queue::ResumeQueue,
+    serve_tasks::ServeTasks,
+    session::{Owner, Session, SessionListener, Sessions},
+    spawn_on_drop::SpawnOnDrop,
+};
+use crate::{
+    call::{CallId, CallInfo, CancelReason, Key, RequestId, Scope, SessionKey},
+    cancel::{Announced, CancelError, Canceller, Injection},
+    exchange::{BEFORE_CLOSE, Exchange, PendingCancel, Registry},
+    observe::SetupHints,
+    registry::{Answer, End, Form, Manager, Named},
+    timer::{Migration, Timer},
+};
+
+/// The inner state of a session manager. Calls share it, because it delivers their cancels.
+pub(super) struct ManagerInner<M> {
+    pub(super) manager: M,
+    scope: u64,
+    pub(super) sessions: Sessions,
+    pub(super) serve_tasks: Arc<ServeTasks>,
+    /// The manager's own timer: idle sessions are closed with or without a layer.
+    timer: Arc<Timer>,
+    /// `true` once a call was cancelled. Until then no call looks for a pending cancel.
+    has_cancelled: AtomicBool,
+    /// The registry of the first layer that passed a call.
+    ///
+    /// Calls through another layer are not bound, because their sessions could not be distinguished.
+    pub(super) registry: OnceLock<Arc<Registry>>,
+    /// Hasher for the arguments of calls.
+    pub(super) hasher: RandomState,
+    pub(super) hints: SetupHints,
+    pub(super) resume_queue: Arc<ResumeQueue>,
+    /// `true` if streams can end before the answer: an event store may fail, or other code can reach `manager`.
+    pub(super) early_ends: Arc<AtomicBool>,
+}
+
+// === impl ManagerInner ===
+
+impl<M> ManagerInner<M> {
+    pub(super) fn new(manager: M) -> Self {
+        static NEXT_SCOPE: AtomicU64 = AtomicU64::new(0);
+        Self {
+            manager,
+            scope: NEXT_SCOPE.fetch_add(1, Ordering::Relaxed),
+            sessions: Sessions::default(),
+            serve_tasks: Arc::default(),
+            timer: Arc::new(Timer::new()),
+            has_cancelled: AtomicBool::new(false),
+            registry: OnceLock::new(),
+            hasher: RandomState::new(),
+            hints: SetupHints::default(),
+            resume_queue: Arc::default(),
+            early_ends: Arc::default(),
+        }
+    }
+
+    pub(super) fn key_of(&self, id: &SessionId) -> SessionKey {
+        SessionKey {
+            scope: Scope::Manager(self.scope),
+            id: id.clone(),
+        }
+    }
+
+    /// Returns the call or retained outcome that an event id belongs to.
+    pub(super) fn match_event(&self, session: &SessionId, last_event_id: &str) -> Named<Exchange> {
+        match self.registry.get() {
+            Some(registry) => registry.named(&self.key_of(session), last_event_id.as_bytes()),
+            None => Named::Nothing,
+        }
+    }
+
+    /// Returns the retained outcome for a client whose last event is this one.
+    pub(super) fn retained_for(
+        &self,
+        session: &SessionId,
+        last_event_id: &str,
+    ) -> Option<End<Answer>> {
+        match self.match_event(session, last_event_id) {
+            Named::Ended(end) if !replay::has_answer(&end, last_event_id) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// Returns the call in flight of a session with this JSON-RPC id.
+    pub(super) fn find(
+        &self,
+        session: &SessionId,
+        request: RequestId,
+    ) -> Option<(CallId, Arc<Exchange>)> {
+        let session = self.key_of(session);
+        self.registry.get()?.find(&Key { session, request })
+    }
+
+    fn calls_of(&self, session: &SessionId) -> Vec<(CallId, Arc<Exchange>)> {
+        let registry = self.registry.get();
+        registry.map_or_else(Vec::new, |registry| {
+            registry.take_session(&self.key_of(session))
+        })
+    }
+
+    /// Cancels the calls in flight, and waits for pending cancels.
+    ///
+    /// A closed session accepts no cancel, and rmcp lets its handlers run for another 5 s.
+    async fn end_calls(&self, id: &SessionId) {
+        let calls = self.calls_of(id).into_iter();
+        let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
+        let under_way = async {
+            if let Some(session) = self.sessions.find(id) {
+                session.wait_for_cancels(None, BEFORE_CLOSE).await;
+            }
+        };
+        // Both have the same timeout of one second.
+        join(cancels, under_way).await;
+    }
+
+    /// Removes the calls of a session that restarts under its old id. Its event ids count from `0/0` again.
+    pub(super) fn purge_session(&self, id: &SessionId) {
+        for (id, exchange) in self.calls_of(id) {
+            exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
+        }
+    }
+
+    /// Suppresses the messages that a cancelled call still sends.
+    pub(super) fn suppress(&self, session: &SessionId, call: &CallInfo) {
+        // Relaxed, because the lock of the session entry orders it. A cancel takes that lock after this store; a new call
+        // takes it before its load.
+        self.has_cancelled.store(true, Ordering::Relaxed);
+        let Some(entered) = self.sessions.find(session) else {
+            return;
+        };
+        entered.suppressed.suppress(call);
+        // Suppressed first: a call that is bound after this check claims its token itself.
+        if call.progress_token().is_some() && self.has_newer_with_token(session, call) {
+            entered.suppressed.resume_delivery_of_token(call);
+        }
+    }
+
+    /// Returns `true` if a newer call of the session has the progress token of this one.
+    fn has_newer_with_token(&self, session: &SessionId, call: &CallInfo) -> bool {
+        let Some(registry) = self.registry.get() else {
+            return false;
+        };
+        registry.calls_of(session).any(|(id, exchange)| {
+            let newer = exchange.call(id).filter(|_| id > call.id());
+            newer.is_some_and(|newer| newer.progress_token() == call.progress_token())
+        })
+    }
+
+    /// Returns whether another call has the id of an ended call. `None` if that is not decided yet.
+    fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
+        let key = Key {
+            session: self.key_of(session),
+            request: call.request_id().clone(),
+        };
+        let other = self.registry.get()?.find_any(&key);
+        let Some((other, exchange)) = other.filter(|(other, _)| *other != call.id()) else {
+            return Some(false);
+        };
+        match exchange.pending_cancel() {
+            // The other call waits for this cancel.
+            PendingCancel::Awaited => Some(false),
+            PendingCancel::Unknown => None,
+            PendingCancel::None if exchange.is_accepted(other) => Some(true),
+            PendingCancel::None => None,
+        }
+    }
+
+    /// Returns the session of a new call if a pending cancel has the call's id. The call must wait for that cancel.
+    pub(super) fn pending_cancel_for(
+        &self,
+        session: &SessionId,
+        request: &RequestId,
+    ) -> Option<Arc<Session>> {
+        if !self.has_cancelled.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.find_pending_cancel(session, request)
+    }
+
+    /// Returns the same for an untracked call.
+    ///
+    /// A cancel does not find an untracked call, so the two need another order. A cancel becomes pending before its call is
+    /// removed from the registry. This check runs after the look-up of that call.
+    pub(super) fn find_pending_cancel(
+        &self,
+        session: &SessionId,
+        request: &RequestId,
+    ) -> Option<Arc<Session>> {
+        let session = self.sessions.find(session)?;
+        session.has_pending_cancel(request).then_some(session)
+    }
+
+    /// Delivers the messages of a new call, although it may have the id of a cancelled one.
+    pub(super) fn resume_delivery(&self, session: &SessionId, call: &CallInfo) {
+        if self.has_cancelled.load(Ordering::Relaxed)
+            && let Some(session) = self.sessions.find(session)
+        {
+            session.suppressed.resume_delivery(call);
+        }
+    }
+}
+
+impl<M: SessionManager> ManagerInner<M> {
+    /// Joins the registry of the first layer. Returns `true` if `registry` is that one: only its calls are bound.
+    pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
+        let own = self.registry.get_or_init(|| {
+            let this: Weak<Self> = Arc::downgrade(self);
+            registry.add_manager(this);
+            registry.clone()
+        });
+        Arc::ptr_eq(own, registry)
+    }
+
+    /// Returns `true` for rmcp's own manager without an event store.
+    ///
+    /// Its streams end early only if other code ends them. It refuses the resume of a call in flight only once it has sent the
+    /// answer. An event store may fail at either.
+    pub(super) fn is_local_manager(&self) -> bool {
+        TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
+            && self.manager.event_store().is_none()
+    }
+
+    /// Returns the format of the manager's event ids.
+    pub(super) fn event_id_format(&self) -> Form {
+        if self.is_local_manager() {
+            Form::Rmcp
+        } else {
+            Form::Any
+        }
+    }
+
+    /// Adds a session, which is closed when it is idle.
+    pub(super) fn open_session(
+        self: &Arc<Self>,
+        id: SessionId,
+        idle_timeout: Option<Duration>,
+        listeners: Arc<[SessionListener]>,
+    ) -> Arc<Session> {
+        let this: Weak<Self> = Arc::downgrade(self);
+        if !self.is_local_manager() {
+            self.early_ends.store(true, Ordering::Relaxed);
+        }
+        let early_ends = EarlyStreamEnds::new(self.early_ends.clone());
+        let session = Session::new(id, idle_timeout, this, early_ends, listeners);
+        let session = Arc::new(session);
+        self.sessions.add(session.clone());
+        session.start_idle_timer(&self.timer);
+        session
+    }
+
+    /// Records a request for a session. If the session was closed for being idle, waits until the inner manager has closed
+    /// it.
+    pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
+        // The only runtime of the timer may have ended.
+        self.timer.ensure_on_current_runtime();
+        if let Some(session) = self.sessions.touch(id) {
+            let spawn = |closed| self.timer.spawn(Migration::Always, closed);
+            SpawnOnDrop::new(self.clone().close(session), spawn).await;
+        }
+    }
+
+    /// Closes a session as its client asks, even if the client disconnects meanwhile.
+    pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
+        // This may be the first request on this runtime.
+        self.timer.ensure_on_current_runtime();
+        let spawn = |ended: Pin<Box<_>>| {
+            let id = id.clone();
+            self.timer.spawn(Migration::Always, async move {
+                let ended: Result<(), M::Error> = ended.await;
+                if let Err(error) = ended {
+                    let error = redact_session(&error, &id);
+                    warn!(target: "mcp_cancel_on_disconnect", error, "session not closed");
+                }
+            });
+        };
+        SpawnOnDrop::new(self.clone().end(id.clone()), spawn).await
+    }
+
+    async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
+        self.end_calls(&id).await;
+        let session = self.sessions.remove(&id);
+        let closed = self.manager.close_session(&id).await;
+        // rmcp's own has closed a session that it reports as terminated.
+        let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
+        match session {
+            Some(session) if is_open => self.sessions.restore(session),
+            Some(session) => session.notify_closed(),
+            None => {}
+        }
+        closed
+    }
+
+    async fn close(self: Arc<Self>, session: Arc<Session>) {
+        let closed = session.clone();
+        let close = move || async move { self.close_idle_session(&closed).await }.boxed();
+        session.close_once(close).await;
+    }
+
+    async fn close_idle_session(&self, session: &Arc<Session>) {
+        let close = async {
+            let id = session.id();
+            self.end_calls(id).await;
+            if let Err(error) = self.manager.close_session(id).await {
+                let error = redact_session(&error, id);
+                warn!(target: "mcp_cancel_on_disconnect", error, "idle session not closed");
+            }
+        };
+        // The inner manager may panic, and other requests await this future.
+        let _panicked = AssertUnwindSafe(close).catch_unwind().await;
+        // Last: until here the inner manager may still accept calls, so a request for the session has to wait.
+        self.sessions.remove_this(session);
+    }
+}
+
+impl<M: SessionManager> Owner for ManagerInner<M> {
+    fn is_awaited(&self, session: &SessionId, now: Instant) -> bool {
+        let registry = self.registry.get();
+        registry.is_some_and(|registry| registry.is_awaited(&self.key_of(session), now))
+    }
+
+    fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)> {
+        self.find(session, request)
+    }
+
+    fn close_idle(self: Arc<Self>, id: SessionId) {
+        let this = self.clone();
+        self.timer.spawn(Migration::Always, async move {
+            let session = this.sessions.find(&id);
+            if let Some(session) = session.filter(|session| session.is_closed()) {
+                this.close(session).await;
+            }
+        });
+    }
+}
+
+impl<M: SessionManager> Manager for ManagerInner<M> {
+    fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
+        Some(Box::new(self.sessions.begin_use(session)?))
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Manager(self.scope)
+    }
+
+    fn has(&self, session: &str) -> bool {
+        self.sessions.has(session)
+            // The inner manager may have other sessions: shared with other code, or restored by itself.
+            || self.registry.get().is_some_and(|registry| {
+                registry.has_session(&self.key_of(&session.into()))
+            })
+    }
+}
+
+impl<M: SessionManager> Canceller for ManagerInner<M> {
+    fn scope(&self) -> Scope {
+        Scope::Manager(self.scope)
+    }
+
+    fn has_event_store(&self) -> bool {
+        self.manager.event_store().is_some()
+    }
+
+    fn sees_answers(&self, call: &CallInfo) -> bool {
+        let session = call.session();
+        session.is_some_and(|session| self.sessions.find(session).is_some())
+    }
+
+    fn announce(&self, call: &CallInfo) -> Option<Announced> {
+        let session = self.sessions.find(call.session()?)?;
+        Some(Box::new(session.begin_cancel(call.request_id())))
+    }
+
+    fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {
+        let Some(session) = call.session_id().cloned() else {
+            return Box::pin(async { Err(CancelError::failed("not a session call")) });
+        };
+        // The cancel becomes pending first; then it looks up which call has its id. A new call with the same id does the
+        // reverse: it registers its key first, and then looks for pending cancels. Both use the same two locks, so at least
+        // one of them finds the other.
+        self.has_cancelled.store(true, Ordering::Relaxed);
+        let injecting = self.announce(call);
+        let undecided = match self.is_reused(&session, call) {
+            Some(true) => return Box::pin(async { Err(CancelError::REUSED) }),
+            Some(false) => {
+                self.suppress(&session, call);
+                None
+            }
+            // The poller awaits that decision first. Suppressed now, the other call would be suppressed as well.
+            None => Some(call.clone()),
+        };
+        let cancelled = CancelledNotificationParam::new(
+            Some(call.request_id().into()),
+            Some(reason.to_string()),
+        );
+        let message = ClientJsonRpcMessage::notification(
+            ClientNotification::CancelledNotification(CancelledNotification::new(cancelled)),
+        );
+        Box::pin(async move {
+            if let Some(call) = undecided {
+                self.suppress(&session, &call);
+            }
+            let accepted = self.manager.accept_message(&session, message).await;
+            drop(injecting);
+            accepted.map_err(|error| CancelError::failed(redact_session(&error, &session)))
+        })
+    }
+}
+
+/// Returns the error of an inner manager without the session id, to be logged and reported.
+///
+/// A client that knows the id of a session can act for it.
+fn redact_session(error: &impl ToString, session: &str) -> String {
+    error.to_string().replace(session, "…")
+}

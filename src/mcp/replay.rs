@@ -1,0 +1,299 @@
+//! Retained answers, and the stream that a client receives when it resumes.
+//!
+//! The format matters to the TypeScript SDK 1.x: with another one it loses the answer, or resumes without end. For a completed
+//! call the client receives an event that repeats its last event id, then the answer without an id. So a second disconnect
+//! has no other effect than the first. For a cancelled call the client receives the error alone.
+
+use std::{cell::RefCell, sync::Arc, time::Duration};
+
+use futures_util::{Stream, StreamExt, stream};
+use rmcp::{
+    model::{CallToolResult, ContentBlock, NumberOrString, ServerJsonRpcMessage, ServerResult},
+    transport::streamable_http_server::session::ServerSseMessage,
+};
+
+use super::{answers, error_for, id_hash};
+use crate::{
+    call::{CancelReason, RequestId},
+    registry::{Answer, AnswerContent, End},
+    timer::migrating_timeout,
+};
+
+mod text_arena;
+
+pub(super) use self::text_arena::TextArena;
+
+/// The reconnect delay (`retry`) that a client receives if the server sent none: 3 s, the default of rmcp.
+const DEFAULT_RETRY: Duration = Duration::from_secs(3);
+
+/// Maximum time until the next event of an event store's replay: 1 s.
+///
+/// The store may wait for events that will never be stored.
+const REPLAY_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Maximum size of a text that is copied to the arena of its session: 1 KiB.
+///
+/// A larger text is not copied, because the allocator's share of its cost is small.
+const MAX_ARENA_TEXT: usize = 1024;
+
+/// The replay of an answered call by an event store, up to the answer.
+///
+/// If the store does not have the answer, the retained one is last, or follows after [`REPLAY_EVENT_TIMEOUT`].
+pub(super) struct ReplayedAnswer<S> {
+    replayed: Option<S>,
+    request: Option<NumberOrString>,
+    /// The priming event before the answer. `None` once the replay had an event id.
+    repeated: Option<ServerSseMessage>,
+    /// The retained answer. `None` once the replay had the answer.
+    answered: Option<ServerSseMessage>,
+}
+
+/// Returns an answer for the registry, with its size in bytes.
+pub(super) fn retain(
+    event: &ServerSseMessage,
+    arena: Option<&TextArena>,
+) -> Option<(Answer, usize)> {
+    let message = event.message.as_ref()?;
+    let (content, size) = match arena.and_then(|arena| Some((arena, as_small_text(message)?))) {
+        Some((arena, (id, text))) => {
+            let size = text_len(id) + text.len();
+            (AnswerContent::Text(id.into(), arena.push(text)), size)
+        }
+        None => (
+            AnswerContent::Message(message.clone()),
+            retained_size(message)?,
+        ),
+    };
+    let answer = Answer {
+        content,
+        event: event.event_id.as_deref().map(id_hash::of),
+        retry: None,
+    };
+    Some((answer, size))
+}
+
+/// Returns the id and the text of a small answer that is only a [text](from_text).
+fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
+    let ServerJsonRpcMessage::Response(response) = message else {
+        return None;
+    };
+    let ServerResult::CallToolResult(result) = &response.result else {
+        return None;
+    };
+    let [ContentBlock::Text(content)] = result.content.as_slice() else {
+        return None;
+    };
+    let is_alone = content.text.len() <= MAX_ARENA_TEXT && is_from_text(result, &content.text);
+    is_alone.then_some((&response.id, &content.text))
+}
+
+/// Returns `true` if a result equals [`from_text`] of its text. Does not allocate.
+fn is_from_text(result: &CallToolResult, text: &str) -> bool {
+    thread_local! {
+        static TEMPLATE: RefCell<CallToolResult> = RefCell::new(from_text(""));
+    }
+    let is_equal = |template: &RefCell<CallToolResult>| {
+        let mut template = template.borrow_mut();
+        if let [ContentBlock::Text(content)] = template.content.as_mut_slice() {
+            content.text.clear();
+            content.text.push_str(text);
+        }
+        *result == *template
+    };
+    // The thread-local is destroyed while its thread ends.
+    TEMPLATE.try_with(is_equal).unwrap_or(false)
+}
+
+/// Returns the result of a tool that returns a string, in a session.
+fn from_text(text: &str) -> CallToolResult {
+    let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
+    // Only revisions without sessions have it.
+    result.result_type = None;
+    result
+}
+
+/// Returns `true` if the client with this last event id has the answer, because the id is the answer's own.
+///
+/// EventSource clients reconnect to the streams of completed calls, and must not receive every answer twice.
+pub(super) fn has_answer(end: &End<Answer>, last_event_id: &str) -> bool {
+    match end {
+        End::Answered(answer) => answer.event == Some(id_hash::of(last_event_id)),
+        End::Cancelled(..) => false,
+    }
+}
+
+/// Returns the stream of an ended call, or an empty one.
+pub(super) fn replay(
+    end: Option<End<Answer>>,
+    last_event_id: &str,
+) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<> {
+    let (first, second) = match end {
+        None => (None, None),
+        Some(End::Answered(answer)) => (
+            Some(priming_event(last_event_id, &answer)),
+            Some(answer_event(answer)),
+        ),
+        Some(End::Cancelled(request, reason)) => (None, Some(error_event(&request, reason))),
+    };
+    stream::iter(first.into_iter().chain(second))
+}
+
+/// Returns an event without a message that repeats the last event id of the client.
+fn priming_event(last_event_id: &str, answer: &Answer) -> ServerSseMessage {
+    // A client uses its last `retry` for all its streams, so it must be the server's own.
+    ServerSseMessage::priming(last_event_id, answer.retry.unwrap_or(DEFAULT_RETRY))
+}
+
+fn answer_event(answer: Answer) -> ServerSseMessage {
+    let mut answered = ServerSseMessage::default();
+    answered.message = message_of(answer.content);
+    answered
+}
+
+/// Returns the answer of an ended call. `None` if the call was cancelled.
+pub(super) fn message(end: End<Answer>) -> Option<Arc<ServerJsonRpcMessage>> {
+    match end {
+        End::Answered(answer) => message_of(answer.content),
+        End::Cancelled(..) => None,
+    }
+}
+
+fn message_of(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
+    match content {
+        AnswerContent::Text(id, text) => {
+            let text = str::from_utf8(&text).ok();
+            text.map(|text| {
+                let result = ServerResult::CallToolResult(from_text(text));
+                Arc::new(ServerJsonRpcMessage::response(result, (&id).into()))
+            })
+        }
+        AnswerContent::Message(message) => message.downcast().ok(),
+    }
+}
+
+fn error_event(request: &RequestId, reason: CancelReason) -> ServerSseMessage {
+    let error = error_for(Some(reason));
+    let id = NumberOrString::from(request);
+    ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, Some(id)))
+}
+
+/// Returns the approximate size of a message in bytes. Does not serialize plain text.
+fn retained_size(message: &ServerJsonRpcMessage) -> Option<usize> {
+    let ServerJsonRpcMessage::Response(response) = message else {
+        return serialized_size(message);
+    };
+    let size = match &response.result {
+        ServerResult::CallToolResult(result) => retained_size_of_result(result)?,
+        other => serialized_size(other)?,
+    };
+    Some(text_len(&response.id) + size)
+}
+
+fn retained_size_of_result(result: &CallToolResult) -> Option<usize> {
+    let CallToolResult {
+        result_type,
+        content,
+        structured_content,
+        is_error: _,
+        meta,
+        ..
+    } = result;
+    let mut size = content.capacity() * size_of::<ContentBlock>();
+    for block in content {
+        size += match block {
+            ContentBlock::Text(block) if block.meta.is_none() && block.annotations.is_none() => {
+                block.text.capacity()
+            }
+            other => serialized_size(other)?,
+        };
+    }
+    let extras = [
+        structured_content.as_ref().map(serialized_size),
+        result_type.as_ref().map(serialized_size),
+        meta.as_ref().map(serialized_size),
+    ];
+    for extra in extras.into_iter().flatten() {
+        size += extra?;
+    }
+    Some(size)
+}
+
+/// Returns the length of the text of an id.
+fn text_len(id: &NumberOrString) -> usize {
+    match id {
+        NumberOrString::String(text) => text.len(),
+        NumberOrString::Number(_) => 0,
+    }
+}
+
+/// Returns `None` if the value cannot be serialized.
+fn serialized_size(value: &impl serde::Serialize) -> Option<usize> {
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, value).ok()?;
+    Some(count.0)
+}
+
+struct Count(usize);
+
+impl std::io::Write for Count {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 = self.0.saturating_add(bytes.len());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+// === impl ReplayedAnswer ===
+
+impl<S> ReplayedAnswer<S> {
+    pub(super) fn new(replayed: S, answer: Answer, last_event_id: &str) -> Self {
+        let repeated = priming_event(last_event_id, &answer);
+        let answered = answer_event(answer);
+        let request = answered.message.as_deref().and_then(answers).cloned();
+        Self {
+            replayed: Some(replayed),
+            request,
+            repeated: Some(repeated),
+            answered: Some(answered),
+        }
+    }
+
+    fn record(&mut self, event: &ServerSseMessage) {
+        let request = event.message.as_deref().and_then(answers);
+        let is_answer = request.is_some() && request == self.request.as_ref();
+        if is_answer {
+            self.answered = None;
+            // A store may wait for more events, but none follows an answer.
+            self.replayed = None;
+        }
+        if is_answer || event.event_id.is_some() {
+            self.repeated = None;
+        }
+    }
+}
+
+impl<S: Stream<Item = ServerSseMessage> + Unpin> ReplayedAnswer<S> {
+    pub(super) fn into_stream(self) -> impl Stream<Item = ServerSseMessage> {
+        let next = async |mut this: Self| this.next().await.map(|event| (event, this));
+        stream::unfold(self, next).fuse()
+    }
+
+    async fn next(&mut self) -> Option<ServerSseMessage> {
+        if let Some(replayed) = &mut self.replayed {
+            if let Some(Some(event)) =
+                migrating_timeout(REPLAY_EVENT_TIMEOUT, replayed.next()).await
+            {
+                self.record(&event);
+                return Some(event);
+            }
+            self.replayed = None;
+        }
+        self.repeated.take().or_else(|| self.answered.take())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+use futures_util::FutureExt;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// An answer of a call in a session: a result as it is on the wire.
+fn answer(result: Value) -> ServerJsonRpcMessage {
+    let message = json!({ "jsonrpc": "2.0", "id": 7, "result": result });
+    serde_json::from_value(message).unwrap()
+}
+
+fn keep_one(message: &ServerJsonRpcMessage) -> Answer {
+    let event = ServerSseMessage::from_message(message.clone());
+    retain(&event, Some(&TextArena::default())).unwrap().0
+}
+
+fn results() -> Vec<Value> {
+    let text = |text: &str| json!({ "type": "text", "text": text });
+    vec![
+        json!({ "content": [text("a"), text("b")], "isError": false }),
+        json!({ "content": [text("a")], "isError": true }),
+        json!({ "content": [text("a")] }),
+        json!({ "content": [], "isError": false }),
+        json!({ "content": [text("a")], "structuredContent": { "a": 1 }, "isError": false }),
+        json!({ "content": [text("a")], "isError": false, "_meta": { "a": 1 } }),
+        json!({ "content": [text("a")], "isError": false, "resultType": "complete" }),
+        json!({
+            "content": [{ "type": "text", "text": "a", "annotations": { "priority": 0.5 } }],
+            "isError": false,
+        }),
+        json!({ "content": [text(&"x".repeat(MAX_ARENA_TEXT + 1))], "isError": false }),
+    ]
+}
+
+#[test]
+fn only_a_small_text_alone_is_put_on_the_shelf() {
+    let plain = json!({ "content": [{ "type": "text", "text": "a" }], "isError": false });
+    assert!(matches!(
+        keep_one(&answer(plain)).content,
+        AnswerContent::Text(..)
+    ));
+    for result in results() {
+        let kept = keep_one(&answer(result.clone()));
+        assert!(
+            matches!(kept.content, AnswerContent::Message(_)),
+            "{result}"
+        );
+    }
+}
+
+#[test]
+fn an_answer_comes_back_as_it_was() {
+    let plain = json!({ "content": [{ "type": "text", "text": "\u{e9}\n" }], "isError": false });
+    for result in results().into_iter().chain([plain]) {
+        let message = answer(result);
+        let end = End::Answered(keep_one(&message));
+        let events = replay(Some(end), "0/0").collect::<Vec<_>>();
+        let events = events.now_or_never().unwrap();
+        let [_, answered] = events.as_slice() else {
+            panic!("{} events", events.len());
+        };
+        let answered = serde_json::to_value(answered.message.as_deref()).unwrap();
+        assert_eq!(answered, serde_json::to_value(&message).unwrap());
+    }
+}
+
+#[test]
+fn a_replay_is_over_with_the_answer_though_the_store_waits_for_more() {
+    let message = answer(json!({ "content": [] }));
+    let replayed = [None, Some(Arc::new(message.clone()))].map(|message| {
+        let mut event = ServerSseMessage::priming("later", DEFAULT_RETRY);
+        event.message = message;
+        event
+    });
+    let replayed = stream::iter(replayed).chain(stream::pending());
+    let completed = ReplayedAnswer::new(replayed, keep_one(&message), "named");
+    let events = completed.into_stream().collect::<Vec<_>>();
+    let events = events.now_or_never().unwrap();
+    assert_eq!(events.len(), 2, "{events:?}");
+    let last = serde_json::to_value(events[1].message.as_deref()).unwrap();
+    assert_eq!(last, serde_json::to_value(&message).unwrap());
+}
+
+/// Answers with this text in each place where one may be.
+fn places(text: &str) -> Vec<Value> {
+    let with = |mut of: Value, key: &str, value: Value| {
+        of[key] = value;
+        of
+    };
+    let meta = json!({ "of.a/b": text });
+    let plain = json!({ "type": "text", "text": "a" });
+    let image = json!({ "type": "image", "data": "a", "mimeType": "a/b" });
+    let audio = json!({ "type": "audio", "data": "a", "mimeType": "a/b" });
+    let link = json!({ "type": "resource_link", "uri": "a:b", "name": "a" });
+    let within = json!({ "uri": "a:b", "text": "a" });
+    let resource = json!({ "type": "resource", "resource": within });
+    let mut blocks = vec![
+        with(plain.clone(), "text", json!(text)),
+        with(image.clone(), "data", json!(text)),
+        with(image.clone(), "mimeType", json!(text)),
+        with(audio.clone(), "data", json!(text)),
+        with(link.clone(), "description", json!(text)),
+    ];
+    for (key, value) in [
+        ("text", json!(text)),
+        ("uri", json!(text)),
+        ("_meta", meta.clone()),
+    ] {
+        let changed = with(within.clone(), key, value);
+        blocks.push(with(resource.clone(), "resource", changed));
+    }
+    let blob = json!({ "uri": "a:b", "blob": text });
+    blocks.push(with(resource.clone(), "resource", blob));
+    for block in [plain.clone(), image, audio, link, resource] {
+        blocks.push(with(block, "_meta", meta.clone()));
+    }
+    let contents = blocks
+        .into_iter()
+        .map(|block| json!({ "content": [plain, block] }));
+    let results = contents.chain([
+        json!({ "content": [], "structuredContent": { "a": text } }),
+        json!({ "content": [], "structuredContent": text }),
+        json!({ "content": [], "_meta": meta }),
+        json!({ "content": [], "resultType": text }),
+        json!({ "tools": [{ "name": text, "inputSchema": {} }] }),
+        json!({ "of nobody": text }),
+    ]);
+    let answers = results.map(|result| json!({ "id": 7, "result": result }));
+    let others = [
+        json!({ "id": text, "result": { "content": [plain] } }),
+        json!({ "id": 7, "error": { "code": 1, "message": text } }),
+        json!({ "id": 7, "error": { "code": 1, "message": "a", "data": text } }),
+    ];
+    let answers = answers.chain(others);
+    answers
+        .map(|answer| with(answer, "jsonrpc", json!("2.0")))
+        .collect()
+}
+
+#[test]
+fn an_answer_weighs_what_it_holds_wherever_that_is() {
+    const MUCH: usize = 5_000_000;
+    let shown = places("…");
+    for (place, shown) in places(&"x".repeat(MUCH)).into_iter().zip(shown) {
+        let message = serde_json::from_value(place).unwrap();
+        let event = ServerSseMessage::from_message(message);
+        let (_, weight) = retain(&event, Some(&TextArena::default())).unwrap();
+        assert!(
+            (MUCH..MUCH + 10_000).contains(&weight),
+            "{weight} for {shown}"
+        );
+    }
+}
+
+#[test]
+fn annotations_of_a_text_are_weighed() {
+    let annotations = json!({ "audience": vec!["user"; 100_000] });
+    let block = json!({ "type": "text", "text": "a", "annotations": annotations });
+    let event = ServerSseMessage::from_message(answer(json!({ "content": [block] })));
+    let (_, weight) = retain(&event, None).unwrap();
+    assert!(weight >= 100_000 * "\"user\"".len(), "{weight}");
+}
+
+#[test]
+fn blocks_without_text_are_no_free_gift() {
+    let block = json!({ "type": "text", "text": "" });
+    let message = answer(json!({ "content": vec![block; 10_000] }));
+    let event = ServerSseMessage::from_message(message);
+    let (_, weight) = retain(&event, None).unwrap();
+    assert!(weight >= 10_000 * size_of::<ContentBlock>(), "{weight}");
+}

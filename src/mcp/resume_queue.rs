@@ -1,0 +1,119 @@
+//! Queues of resumes: the resumes of a call are sent to the manager one at a time, in the order of arrival.
+//!
+//! rmcp gives the stream of a call to the latest resume that it receives, and ends the stream of the one before. If several
+//! resumes wait for room in the channel of a session, rmcp may receive them in any order. The client of one may have
+//! disconnected by then.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{call::CallId, lock::lock, timer::migrating_timeout};
+
+/// Maximum time that a resume waits for the one before it: 4 s.
+///
+/// A pending resume postpones the deadline of its call by at most 5 s. The manager must get the resume within that time.
+/// Otherwise the call would be cancelled although its client resumed in time.
+const RESUME_QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The queue of resumes of each call.
+#[derive(Default)]
+pub(super) struct ResumeQueue(Mutex<HashMap<CallId, CallQueue>>);
+
+/// The resumes of one call.
+struct CallQueue {
+    /// Has a single permit. A tokio semaphore is fair.
+    semaphore: Arc<Semaphore>,
+    /// Number of resumes that wait or have the permit. The last one removes the queue.
+    len: usize,
+}
+
+/// A resume that waits for the permit of its call, or has it. The drop passes the permit on.
+pub(super) struct ResumePermit {
+    queue: Arc<ResumeQueue>,
+    call: CallId,
+    semaphore: Arc<Semaphore>,
+    /// `None` before [`acquire`](Self::acquire), or after [`RESUME_QUEUE_TIMEOUT`].
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+// === impl ResumeQueue ===
+
+impl ResumeQueue {
+    pub(super) fn enqueue(self: &Arc<Self>, call: CallId) -> ResumePermit {
+        let mut queues = lock(&self.0);
+        let queue = queues.entry(call).or_insert_with(|| CallQueue {
+            semaphore: Arc::new(Semaphore::new(1)),
+            len: 0,
+        });
+        queue.len += 1;
+        ResumePermit {
+            queue: self.clone(),
+            call,
+            semaphore: queue.semaphore.clone(),
+            permit: None,
+        }
+    }
+
+    fn dequeue(&self, call: CallId) {
+        let mut queues = lock(&self.0);
+        if let Entry::Occupied(mut queue) = queues.entry(call) {
+            let left = queue.get().len.saturating_sub(1);
+            queue.get_mut().len = left;
+            if left == 0 {
+                queue.remove();
+            }
+        }
+    }
+}
+
+// === impl ResumePermit ===
+
+impl ResumePermit {
+    /// Waits for the earlier resumes, for at most [`RESUME_QUEUE_TIMEOUT`].
+    pub(super) async fn acquire(mut self) -> Self {
+        let permit =
+            migrating_timeout(RESUME_QUEUE_TIMEOUT, self.semaphore.clone().acquire_owned()).await;
+        self.permit = permit.and_then(Result::ok);
+        self
+    }
+}
+
+impl Drop for ResumePermit {
+    fn drop(&mut self) {
+        self.permit = None;
+        self.queue.dequeue(self.call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Barrier, thread};
+
+    use super::*;
+
+    #[test]
+    fn permits_dropped_at_the_same_time_leave_no_queue() {
+        const CALLS: usize = 50_000;
+        let queues = Arc::new(ResumeQueue::default());
+        let ids = || (0..CALLS).map(|_| CallId::next());
+        let pairs = ids().map(|id| [(), ()].map(|()| queues.enqueue(id)));
+        let (first, second): (Vec<_>, Vec<_>) = pairs.map(|[a, b]| (a, b)).unzip();
+        let barrier = &Barrier::new(2);
+        thread::scope(|scope| {
+            for queues in [first, second] {
+                scope.spawn(move || {
+                    for permit in queues {
+                        barrier.wait();
+                        drop(permit);
+                    }
+                });
+            }
+        });
+        assert_eq!(queues.0.lock().unwrap().len(), 0, "of {CALLS}");
+    }
+}

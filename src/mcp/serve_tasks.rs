@@ -1,0 +1,120 @@
+//! The tasks that serve sessions.
+//!
+//! When an rmcp task ends, it closes its session by id. By then another session may have that id, if it was restored while
+//! the handlers of the former one were ending.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, Weak},
+};
+
+use rmcp::transport::streamable_http_server::session::SessionId;
+use tokio::task;
+
+use super::session::Session;
+use crate::lock::lock;
+
+/// The tasks that serve sessions, and the session of each.
+#[derive(Default)]
+pub(super) struct ServeTasks(Mutex<HashMap<task::Id, ServedSession>>);
+
+/// A session that a task serves. Weak, because a task that panicked closes nothing.
+struct ServedSession {
+    id: SessionId,
+    session: Weak<Session>,
+}
+
+// === impl ServeTasks ===
+
+impl ServeTasks {
+    /// Records that the current task serves a session.
+    pub(super) fn begin(&self, session: &Arc<Session>) {
+        if let Some(task) = task::try_id() {
+            let mut tasks = lock(&self.0);
+            if tasks.len() == tasks.capacity() {
+                // Only before the map grows, so that this is rare.
+                tasks.retain(|_, served| served.session.strong_count() > 0);
+                let as_many_again = tasks.len();
+                tasks.reserve(as_many_again);
+            }
+            let served = ServedSession {
+                id: session.id().clone(),
+                session: Arc::downgrade(session),
+            };
+            tasks.insert(task, served);
+        }
+    }
+
+    /// Removes and returns the session with this id that the current task served.
+    ///
+    /// The `Weak` is dead if the session was closed.
+    pub(super) fn end(&self, id: &str) -> Option<Weak<Session>> {
+        let task = task::try_id()?;
+        let mut tasks = lock(&self.0);
+        if *tasks.get(&task)?.id != *id {
+            return None;
+        }
+        tasks.remove(&task).map(|served| served.session)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{runtime::Handle, time::Instant};
+
+    use super::*;
+    use crate::{
+        call::{CallId, RequestId},
+        exchange::Exchange,
+        mcp::{early_stream_end::EarlyStreamEnds, session::Owner},
+    };
+
+    struct NoOwner;
+
+    impl Owner for NoOwner {
+        fn is_awaited(&self, _session: &SessionId, _now: Instant) -> bool {
+            false
+        }
+
+        fn call(
+            &self,
+            _session: &SessionId,
+            _request: RequestId,
+        ) -> Option<(CallId, Arc<Exchange>)> {
+            None
+        }
+
+        fn close_idle(self: Arc<Self>, _session: SessionId) {}
+    }
+
+    #[tokio::test]
+    async fn tasks_that_close_nothing_do_not_pile_up() {
+        let tasks = Arc::new(ServeTasks::default());
+        let session = |id: &str| {
+            let owner = Weak::<NoOwner>::new();
+            Session::new(
+                id.into(),
+                None,
+                owner,
+                EarlyStreamEnds::default(),
+                Arc::default(),
+            )
+        };
+        let kept = Arc::new(session("kept"));
+        for _ in 0..3 {
+            let (tasks, kept) = (tasks.clone(), kept.clone());
+            let serves = async move { tasks.begin(&kept) };
+            Handle::current().spawn(serves).await.unwrap();
+        }
+        for _ in 0..1_000 {
+            let tasks = tasks.clone();
+            let gone = Arc::new(session("gone"));
+            let serves = async move { tasks.begin(&gone) };
+            Handle::current().spawn(serves).await.unwrap();
+        }
+        let tasks = tasks.0.lock().unwrap();
+        assert!(tasks.len() < 20, "{}", tasks.len());
+        let live = tasks.values().filter(|served| *served.id == *"kept");
+        assert_eq!(live.count(), 3);
+    }
+}

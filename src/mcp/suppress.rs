@@ -1,0 +1,308 @@
+//! Suppresses messages that the cancelled calls of a session still send.
+//!
+//! rmcp drops the answer of a cancelled request, but not an answer that was already sent. Nor does it drop the progress and
+//! the requests of a handler that keeps running: rmcp sends them on the standalone stream of the session. So the transport
+//! of the session drops these messages, and so do its streams.
+//!
+//! A handler that awaited a reply of its client when its call was cancelled would wait without end. The transport sends it
+//! an error instead.
+//!
+//! 1. Only the sending side adds client requests, and no receive runs meanwhile. So a receiver that found none need not be
+//!    woken for one.
+//! 2. A client request is refused or answered, never lost. One lock covers both the check whether its call is cancelled and
+//!    the record of the request.
+
+use std::{
+    collections::{VecDeque, hash_map::RandomState},
+    hash::BuildHasher,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+};
+
+use futures_util::task::AtomicWaker;
+use rmcp::{
+    RoleServer,
+    model::{
+        GetExtensions, JsonRpcMessage, JsonRpcNotification, JsonRpcRequest, ServerJsonRpcMessage,
+        ServerNotification, ServerRequest,
+    },
+    service::{OriginatingRequestId, RxJsonRpcMessage},
+};
+
+use super::{answers, client_requests::PendingClientRequests, error_for};
+use crate::call::{CallInfo, RequestId};
+
+use crate::lock::lock;
+
+/// Maximum number of cancelled calls that a session suppresses: 256. Beyond it, the oldest call is delivered again.
+///
+/// Also the maximum number of untracked calls that may run in a session at once. Beyond it, the session suppresses nothing
+/// any more.
+const MAX_SUPPRESSED: usize = 256;
+
+/// The cancelled calls of a session, and the requests that its calls made to the client.
+#[derive(Debug, Default)]
+pub(super) struct Suppressed {
+    /// `true` if `state` has anything. A session without cancels and client requests takes no lock.
+    active: AtomicBool,
+    state: Mutex<SuppressedIds>,
+    receiver: AtomicWaker,
+}
+
+#[derive(Debug, Default)]
+struct SuppressedIds {
+    hasher: RandomState,
+    cancelled: VecDeque<SuppressedCall>,
+    /// Later untracked calls in flight. A message with an id of one of them is delivered.
+    untracked: VecDeque<SuppressedCall>,
+    /// `true` once there were more than [`MAX_SUPPRESSED`] of these: messages can no longer be attributed.
+    has_overflowed: bool,
+    client_requests: PendingClientRequests,
+}
+
+/// Keyed hashes of the ids of a cancelled call. A client may choose ids of many MiB, and a session outlives its calls.
+#[derive(Debug)]
+struct SuppressedCall {
+    /// `None` if another call has reused the id. The same holds for the token.
+    request_id: Option<u64>,
+    progress_token: Option<u64>,
+}
+
+/// What the transport does with a message of a handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SendDecision {
+    Send,
+    Drop,
+    /// Dropped with an error, because its sender would await a reply that cannot arrive.
+    Refuse,
+}
+
+// === impl Suppressed ===
+
+impl Suppressed {
+    /// Suppresses the messages of a call, and abandons its client requests.
+    pub(super) fn suppress(&self, call: &CallInfo) {
+        self.update(|state| {
+            if state.cancelled.len() == MAX_SUPPRESSED {
+                state.cancelled.pop_front();
+            }
+            let cancelled = SuppressedCall::new(&state.hasher, call);
+            state.cancelled.push_back(cancelled);
+            state.client_requests.abandon(call.request_id());
+        });
+        self.receiver.wake();
+    }
+
+    /// Delivers the messages of a new call, although it may have the ids of a cancelled one.
+    pub(super) fn resume_delivery(&self, call: &CallInfo) {
+        if !self.is_active() {
+            return;
+        }
+        self.update(|state| {
+            let new = SuppressedCall::new(&state.hasher, call);
+            new.claim_ids_from(&mut state.cancelled);
+            new.claim_ids_from(&mut state.untracked);
+        });
+    }
+
+    /// Delivers the messages of a new untracked call. Calls that are cancelled later are older than it.
+    #[cold]
+    pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
+        self.update(|state| {
+            let new = SuppressedCall::new(&state.hasher, call);
+            new.claim_ids_from(&mut state.cancelled);
+            new.claim_ids_from(&mut state.untracked);
+            state.has_overflowed |= state.untracked.len() == MAX_SUPPRESSED;
+            if !state.has_overflowed {
+                state.untracked.push_back(new);
+            }
+        });
+    }
+
+    /// Removes an untracked call that was refused, or cancelled by its client: it sends no answer.
+    #[cold]
+    pub(super) fn forget_untracked(&self, request: &RequestId) {
+        if self.is_active() {
+            self.update(|state| state.forget_untracked(request));
+        }
+    }
+
+    /// Delivers progress with the token of a cancelled call again, because another call has reused the token.
+    #[cold]
+    pub(super) fn resume_delivery_of_token(&self, call: &CallInfo) {
+        self.update(|state| {
+            let mut token = SuppressedCall::new(&state.hasher, call);
+            token.request_id = None;
+            token.claim_ids_from(&mut state.cancelled);
+        });
+    }
+
+    /// Decides what to do with a message to the client, and records it if it is sent.
+    pub(super) fn decide(&self, message: &ServerJsonRpcMessage) -> SendDecision {
+        let is_request = matches!(message, ServerJsonRpcMessage::Request(_));
+        if !is_request && !self.is_active() {
+            return SendDecision::Send;
+        }
+        self.update(|state| match (state.is_suppressed(message), is_request) {
+            (true, true) => SendDecision::Refuse,
+            (true, false) => SendDecision::Drop,
+            (false, _) => {
+                state.record(message);
+                SendDecision::Send
+            }
+        })
+    }
+
+    /// Returns `true` if the call of a message was cancelled after the message was sent.
+    pub(super) fn is_suppressed(&self, message: &ServerJsonRpcMessage) -> bool {
+        self.is_active() && self.state().is_suppressed(message)
+    }
+
+    /// Records a message from the client.
+    pub(super) fn on_received(&self, message: &RxJsonRpcMessage<RoleServer>) {
+        if let Some(id) = answers(message)
+            && self.is_active()
+        {
+            self.update(|state| state.client_requests.remove(id));
+        }
+    }
+
+    /// Returns an error in place of the client's reply to an abandoned request, if there is one.
+    #[cold]
+    pub(super) fn error_reply(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
+        let id = self.update(|state| state.client_requests.next_abandoned())?;
+        let error = error_for(None);
+        Some(JsonRpcMessage::error(error, Some(id)))
+    }
+
+    /// Registers the waker to wake when there may be such an error.
+    pub(super) fn register_waker(&self, waker: &Waker) {
+        self.receiver.register(waker);
+    }
+
+    /// Returns `true` if there may be messages to suppress or requests to answer.
+    pub(super) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Acquire)
+    }
+
+    #[cold]
+    fn update<T>(&self, change: impl FnOnce(&mut SuppressedIds) -> T) -> T {
+        let mut state = self.state();
+        let output = change(&mut state);
+        let SuppressedIds {
+            cancelled,
+            untracked,
+            client_requests,
+            ..
+        } = &*state;
+        let none = cancelled.is_empty() && untracked.is_empty() && client_requests.is_empty();
+        self.active.store(!none, Ordering::Release);
+        output
+    }
+
+    fn state(&self) -> MutexGuard<'_, SuppressedIds> {
+        lock(&self.state)
+    }
+}
+
+// === impl SuppressedIds ===
+
+impl SuppressedIds {
+    /// Returns `true` if a message belongs to a cancelled call.
+    fn is_suppressed(&self, message: &ServerJsonRpcMessage) -> bool {
+        match message {
+            ServerJsonRpcMessage::Request(message) => {
+                origin(message).is_some_and(|origin| self.is_cancelled(&origin))
+            }
+            ServerJsonRpcMessage::Notification(JsonRpcNotification {
+                notification: ServerNotification::ProgressNotification(progress),
+                ..
+            }) => {
+                let token = RequestId::from(&progress.params.progress_token.0);
+                let token = Some(self.hasher.hash_one(token));
+                self.matches_cancelled(|call| call.progress_token == token)
+            }
+            other => answers(other).is_some_and(|id| self.is_cancelled(&id.into())),
+        }
+    }
+
+    fn is_cancelled(&self, id: &RequestId) -> bool {
+        let id = Some(self.hasher.hash_one(id));
+        self.matches_cancelled(|call| call.request_id == id)
+    }
+
+    fn matches_cancelled(&self, has_it: impl Fn(&SuppressedCall) -> bool) -> bool {
+        self.cancelled.iter().any(&has_it)
+            && !self.has_overflowed
+            && !self.untracked.iter().any(&has_it)
+    }
+
+    /// Records a message that is sent to the client: a request, its cancel, or the answer of a call.
+    fn record(&mut self, message: &ServerJsonRpcMessage) {
+        match message {
+            ServerJsonRpcMessage::Request(message) => {
+                if let Some(origin) = origin(message) {
+                    self.client_requests.insert(message.id.clone(), origin);
+                }
+            }
+            ServerJsonRpcMessage::Notification(JsonRpcNotification {
+                notification: ServerNotification::CancelledNotification(cancelled),
+                ..
+            }) => {
+                if let Some(id) = &cancelled.params.request_id {
+                    self.client_requests.remove(id);
+                }
+            }
+            other => {
+                if let Some(id) = answers(other) {
+                    let id = id.into();
+                    self.client_requests.remove_of_call(&id);
+                    self.forget_untracked(&id);
+                }
+            }
+        }
+    }
+
+    fn forget_untracked(&mut self, request: &RequestId) {
+        if !self.untracked.is_empty() {
+            let id = Some(self.hasher.hash_one(request));
+            self.untracked.retain(|call| call.request_id != id);
+        }
+    }
+}
+
+// === impl SuppressedCall ===
+
+impl SuppressedCall {
+    fn new(hasher: &impl BuildHasher, call: &CallInfo) -> Self {
+        let hash = |id: &RequestId| hasher.hash_one(id);
+        Self {
+            request_id: Some(hash(call.request_id())),
+            progress_token: call.progress_token().map(hash),
+        }
+    }
+
+    /// Removes the ids of this call from older calls that had them.
+    fn claim_ids_from(&self, calls: &mut VecDeque<Self>) {
+        for call in calls.iter_mut() {
+            call.request_id = call
+                .request_id
+                .filter(|_| call.request_id != self.request_id);
+            let is_taken = call.progress_token == self.progress_token;
+            call.progress_token = call.progress_token.filter(|_| !is_taken);
+        }
+        calls.retain(|call| call.request_id.is_some() || call.progress_token.is_some());
+    }
+}
+
+/// Returns the id of the call that a client request was made for.
+fn origin(message: &JsonRpcRequest<ServerRequest>) -> Option<RequestId> {
+    let OriginatingRequestId(origin) = message.request.extensions().get()?;
+    Some(origin.into())
+}
+
+#[cfg(test)]
+mod tests;

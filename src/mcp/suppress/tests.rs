@@ -1,0 +1,259 @@
+use std::{
+    sync::{Arc, atomic::AtomicUsize},
+    task::Wake,
+};
+
+use rmcp::{
+    ErrorData,
+    model::{
+        CancelledNotification, CancelledNotificationParam, ClientResult, EmptyResult, Extensions,
+        JsonRpcError, NumberOrString, PingRequest, ProgressNotification, ProgressNotificationParam,
+        ProgressToken, ServerResult,
+    },
+};
+
+use super::*;
+
+fn call(id: i64, progress: Option<i64>) -> CallInfo {
+    let mut call = CallInfo::new(RequestId::Number(id), "tools/call");
+    call.set_progress_token(progress.map(RequestId::Number));
+    call
+}
+
+fn answer(id: i64) -> ServerJsonRpcMessage {
+    let empty = ServerResult::EmptyResult(EmptyResult {});
+    ServerJsonRpcMessage::response(empty, NumberOrString::Number(id))
+}
+
+fn error(id: i64) -> ServerJsonRpcMessage {
+    let error = ErrorData::internal_error("broken", None);
+    ServerJsonRpcMessage::error(error, Some(NumberOrString::Number(id)))
+}
+
+fn progress(token: i64) -> ServerJsonRpcMessage {
+    let token = ProgressToken(NumberOrString::Number(token));
+    let progress = ProgressNotification::new(ProgressNotificationParam::new(token, 1.0));
+    ServerJsonRpcMessage::notification(ServerNotification::ProgressNotification(progress))
+}
+
+fn ping(origin: i64) -> ServerJsonRpcMessage {
+    ping_with(99, origin)
+}
+
+fn ping_with(id: i64, origin: i64) -> ServerJsonRpcMessage {
+    let mut extensions = Extensions::new();
+    extensions.insert(OriginatingRequestId(NumberOrString::Number(origin)));
+    let ping = ServerRequest::PingRequest(PingRequest {
+        method: Default::default(),
+        extensions,
+    });
+    ServerJsonRpcMessage::request(ping, NumberOrString::Number(id))
+}
+
+#[test]
+fn nothing_of_a_cancelled_call_gets_out() {
+    let suppressed = Suppressed::default();
+    suppressed.suppress(&call(7, Some(70)));
+    assert_eq!(suppressed.decide(&answer(7)), SendDecision::Drop);
+    assert_eq!(suppressed.decide(&error(7)), SendDecision::Drop);
+    assert_eq!(suppressed.decide(&progress(70)), SendDecision::Drop);
+    assert_eq!(suppressed.decide(&ping(7)), SendDecision::Refuse);
+}
+
+#[test]
+fn everything_of_another_call_gets_out() {
+    let suppressed = Suppressed::default();
+    suppressed.suppress(&call(7, None));
+    for message in [answer(8), error(8), progress(7), ping(8)] {
+        assert_eq!(suppressed.decide(&message), SendDecision::Send);
+    }
+}
+
+#[test]
+fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
+    let suppressed = Suppressed::default();
+    suppressed.suppress(&call(7, Some(70)));
+    suppressed.suppress(&call(8, Some(80)));
+    suppressed.resume_delivery(&call(7, None));
+    suppressed.resume_delivery(&call(9, Some(80)));
+    for message in [answer(7), progress(80)] {
+        assert_eq!(suppressed.decide(&message), SendDecision::Send);
+    }
+    for message in [progress(70), answer(8)] {
+        assert_eq!(
+            suppressed.decide(&message),
+            SendDecision::Drop,
+            "of the cancelled one"
+        );
+    }
+}
+
+#[test]
+fn a_call_that_is_not_tracked_is_heard_whenever_one_with_its_ids_is_cancelled() {
+    for is_cancelled_first in [true, false] {
+        let suppressed = Suppressed::default();
+        if is_cancelled_first {
+            suppressed.suppress(&call(7, Some(70)));
+        }
+        suppressed.resume_delivery_untracked(&call(7, Some(70)));
+        if !is_cancelled_first {
+            suppressed.suppress(&call(7, Some(70)));
+        }
+        for message in [progress(70), answer(7)] {
+            assert_eq!(suppressed.decide(&message), SendDecision::Send);
+        }
+        // A call that is tracked has them next, and is cancelled.
+        suppressed.resume_delivery(&call(7, Some(70)));
+        suppressed.suppress(&call(7, Some(70)));
+        for message in [answer(7), progress(70)] {
+            assert_eq!(suppressed.decide(&message), SendDecision::Drop);
+        }
+    }
+}
+
+#[test]
+fn calls_that_are_not_tracked_count_only_while_they_run() {
+    let suppressed = Suppressed::default();
+    suppressed.suppress(&call(-1, Some(-1)));
+    for id in 0..=MAX_SUPPRESSED as i64 {
+        suppressed.resume_delivery_untracked(&call(id, Some(id)));
+        if id % 2 == 0 {
+            assert_eq!(suppressed.decide(&answer(id)), SendDecision::Send);
+        } else {
+            // It was refused, or cancelled by its client.
+            suppressed.forget_untracked(&RequestId::Number(id));
+        }
+    }
+    for message in [answer(-1), progress(-1)] {
+        assert_eq!(suppressed.decide(&message), SendDecision::Drop);
+    }
+}
+
+#[test]
+fn where_too_many_calls_are_not_tracked_nothing_is_muted() {
+    let suppressed = Suppressed::default();
+    for id in 0..=MAX_SUPPRESSED as i64 {
+        suppressed.resume_delivery_untracked(&call(id, Some(id)));
+    }
+    suppressed.suppress(&call(0, Some(0)));
+    for message in [answer(0), progress(0)] {
+        assert_eq!(suppressed.decide(&message), SendDecision::Send);
+    }
+}
+
+fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
+    let nothing = ClientResult::EmptyResult(EmptyResult {});
+    JsonRpcMessage::response(nothing, NumberOrString::Number(id))
+}
+
+/// The ids of all answers that wait.
+fn answers(suppressed: &Suppressed) -> Vec<i64> {
+    let answers = std::iter::from_fn(|| suppressed.error_reply());
+    let ids = answers.map(|answer| match answer {
+        JsonRpcMessage::Error(JsonRpcError {
+            id: Some(NumberOrString::Number(id)),
+            error,
+            ..
+        }) if error.code.0 == -32_800 => id,
+        other => panic!("an error for the server and not {other:?}"),
+    });
+    let mut ids: Vec<_> = ids.collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[test]
+fn what_a_call_has_asked_is_answered_when_it_is_cancelled() {
+    let suppressed = Suppressed::default();
+    for (id, origin) in [(1, 7), (2, 8), (3, 7)] {
+        assert_eq!(
+            suppressed.decide(&ping_with(id, origin)),
+            SendDecision::Send
+        );
+    }
+    assert_eq!(answers(&suppressed), [] as [i64; 0]);
+    suppressed.suppress(&call(7, None));
+    assert_eq!(answers(&suppressed), [1, 3]);
+    assert_eq!(answers(&suppressed), [] as [i64; 0]);
+    suppressed.suppress(&call(8, None));
+    assert_eq!(answers(&suppressed), [2]);
+}
+
+#[test]
+fn what_the_client_has_answered_is_not_answered_again() {
+    let suppressed = Suppressed::default();
+    suppressed.decide(&ping_with(1, 7));
+    suppressed.decide(&ping_with(2, 7));
+    suppressed.on_received(&reply(1));
+    let refusal = ErrorData::internal_error("no", None);
+    suppressed.on_received(&JsonRpcMessage::error(
+        refusal,
+        Some(NumberOrString::Number(2)),
+    ));
+    suppressed.suppress(&call(7, None));
+    assert_eq!(answers(&suppressed), [] as [i64; 0]);
+}
+
+#[test]
+fn nothing_is_kept_of_a_session_whose_calls_have_ended() {
+    let suppressed = Suppressed::default();
+    assert!(!suppressed.is_active());
+    suppressed.decide(&ping_with(1, 7));
+    suppressed.decide(&ping_with(2, 8));
+    assert!(suppressed.is_active());
+    assert_eq!(suppressed.decide(&answer(7)), SendDecision::Send);
+    assert_eq!(suppressed.decide(&error(8)), SendDecision::Send);
+    assert!(!suppressed.is_active());
+}
+
+#[test]
+fn who_receives_is_woken_for_an_answer() {
+    let suppressed = Suppressed::default();
+    let (waker, wakes) = counting();
+    suppressed.register_waker(&waker);
+    suppressed.decide(&ping_with(1, 7));
+    suppressed.register_waker(&waker);
+    suppressed.suppress(&call(8, None));
+    suppressed.register_waker(&waker);
+    let before = wakes.load(Ordering::Relaxed);
+    suppressed.suppress(&call(7, None));
+    assert_eq!(wakes.load(Ordering::Relaxed), before + 1);
+}
+
+fn counting() -> (Waker, Arc<AtomicUsize>) {
+    struct Count(Arc<AtomicUsize>);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let wakes = Arc::new(AtomicUsize::new(0));
+    (Arc::new(Count(wakes.clone())).into(), wakes)
+}
+
+#[test]
+fn only_the_latest_are_remembered() {
+    let suppressed = Suppressed::default();
+    for id in 0..=MAX_SUPPRESSED as i64 {
+        suppressed.suppress(&call(id, None));
+    }
+    assert_eq!(suppressed.decide(&answer(0)), SendDecision::Send);
+    assert_eq!(suppressed.decide(&answer(1)), SendDecision::Drop);
+    assert_eq!(suppressed.state().cancelled.len(), MAX_SUPPRESSED);
+}
+
+/// A long call whose client never answers: rmcp cancels each of the requests to that client.
+#[test]
+fn a_question_that_its_handler_has_given_up_is_not_kept() {
+    let suppressed = Suppressed::default();
+    for id in 0..1_000 {
+        assert_eq!(suppressed.decide(&ping_with(id, 7)), SendDecision::Send);
+        let id = Some(NumberOrString::Number(id));
+        let given_up = CancelledNotificationParam::new(id, Some("request timeout".into()));
+        let given_up = CancelledNotification::new(given_up);
+        let given_up = ServerNotification::CancelledNotification(given_up);
+        let given_up = ServerJsonRpcMessage::notification(given_up);
+        assert_eq!(suppressed.decide(&given_up), SendDecision::Send);
+    }
+    assert!(suppressed.state().client_requests.is_empty());
+}

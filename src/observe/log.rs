@@ -1,0 +1,311 @@
+//! Events as log lines. A cancel is logged at level info, because it is the purpose of the layer and not an error.
+//!
+//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may send texts that would break a log, so
+//! they pass through [`sanitize`]. Header values are not logged, and session ids only as [`SessionIds`] allows.
+
+use std::{
+    borrow::Cow,
+    hash::{BuildHasher, RandomState},
+    sync::OnceLock,
+    time::Duration,
+};
+
+use tracing::{debug, error, info, trace, warn};
+
+use super::Event;
+use crate::{
+    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome, RequestId},
+    limits::Limit,
+};
+
+/// Maximum number of characters of a client's text that are logged: 128.
+///
+/// No sane id or tool name is longer, and a method may have 4 MiB.
+const MAX_TEXT: usize = 128;
+
+/// Maximum number of characters of a session id that are logged: 4,096.
+///
+/// An id may be a signed token, which differs from others only at its end. Proxies accept no longer headers by default.
+const MAX_SESSION_ID: usize = 4_096;
+
+/// How the layer's log shows session ids. A client that knows such an id can act for the session.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};
+///
+/// assert_eq!(SessionIds::default(), SessionIds::Hashed);
+/// let layer = CancelOnDisconnectLayer::new().log_session_ids(SessionIds::Omitted);
+/// # drop(layer);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum SessionIds {
+    /// Eight hexadecimal digits of a hash, under a key that is new in every process.
+    ///
+    /// They relate the lines of a session to one another, and are of no other use.
+    #[default]
+    Hashed,
+    /// The plain ids, to join the log with that of clients or proxies: up to 4,096 characters of each.
+    Verbatim,
+    /// No ids.
+    Omitted,
+}
+
+/// How a handler ended, if not by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HandlerEnd {
+    /// It ignored the cancel of its call, and was dropped.
+    Stopped,
+    Panicked,
+}
+
+/// Logs a line about a call.
+///
+/// A macro, because `tracing` needs the level at compile time. Its arguments are evaluated only if the line is enabled.
+macro_rules! log_call {
+    ($level:ident, $call:expr, $sessions:expr, $($rest:tt)+) => {{
+        let call: &CallInfo = $call;
+        $level!(
+            target: "mcp_cancel_on_disconnect",
+            call = %call.id(),
+            jsonrpc.request.id = &*sanitize(&call.request_id().to_string()),
+            mcp.method.name = &*sanitize(call.method()),
+            gen_ai.tool.name = call.tool().map(sanitize).as_deref(),
+            mcp.session.id = call.session().and_then(|id| $sessions.display(id)).as_deref(),
+            $($rest)+
+        )
+    }};
+}
+
+pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
+    match event {
+        Event::Started { call } => log_call!(trace, call, sessions, "call started"),
+        Event::Detached { call, cause, grace } => match grace {
+            Some(Duration::ZERO) => {
+                log_call!(
+                    debug,
+                    call,
+                    sessions,
+                    cause = cause.text(),
+                    "client disconnected"
+                );
+            }
+            _ => log_call!(
+                debug,
+                call,
+                sessions,
+                cause = cause.text(),
+                grace = grace.map(tracing::field::debug),
+                "client disconnected, waiting for resume"
+            ),
+        },
+        Event::Resumed { call, detachment } => log_call!(
+            debug,
+            call,
+            sessions,
+            cause = detachment.map(cause),
+            detached = detachment.map(lasted),
+            "client resumed"
+        ),
+        Event::Ended {
+            call,
+            outcome,
+            detachment,
+        } => log_end(call, *outcome, *detachment, sessions),
+        Event::CancelFailed { call, error } => log_call!(
+            warn,
+            call,
+            sessions,
+            error = &*sanitize(&error.to_string()),
+            "cancel not delivered"
+        ),
+        Event::Untracked { call, limit } => log_call!(
+            debug,
+            call,
+            sessions,
+            limit = limit.name(),
+            "call is not tracked"
+        ),
+        Event::AnswerEvicted {
+            call,
+            session,
+            outcome,
+            bytes,
+        } => debug!(
+            target: "mcp_cancel_on_disconnect",
+            %call,
+            mcp.session.id = sessions.display(session).as_deref(),
+            ?outcome,
+            bytes,
+            "answer evicted",
+        ),
+        Event::UnparsedBody { why } => {
+            debug!(target: "mcp_cancel_on_disconnect", %why, "request body not parsed");
+        }
+    }
+}
+
+fn log_end(
+    call: &CallInfo,
+    outcome: Outcome,
+    detachment: Option<Detachment>,
+    sessions: SessionIds,
+) {
+    macro_rules! log_end {
+        ($level:ident, $($rest:tt)+) => {
+            log_call!(
+                $level,
+                call,
+                sessions,
+                lasted = ?call.age(),
+                cause = detachment.map(cause),
+                detached = detachment.map(lasted),
+                $($rest)+
+            )
+        };
+    }
+    match outcome {
+        Outcome::Cancelled(reason) => log_end!(info, reason = reason.text(), "call cancelled"),
+        Outcome::ClientCancelled => {
+            let reason = CancelReason::ClientCancelled;
+            log_end!(info, reason = reason.text(), "call cancelled");
+        }
+        Outcome::Abandoned(reason) => {
+            log_end!(
+                info,
+                reason = reason.text(),
+                "call abandoned, only the end of its stream tells its server"
+            );
+        }
+        Outcome::Completed => log_end!(trace, "call completed"),
+        Outcome::Failed => log_end!(debug, "call failed"),
+        Outcome::Unknown => log_end!(debug, "call untracked"),
+    }
+}
+
+fn cause(detachment: Detachment) -> &'static str {
+    detachment.cause().text()
+}
+
+fn lasted(detachment: Detachment) -> tracing::field::DebugValue<Duration> {
+    tracing::field::debug(detachment.lasted())
+}
+
+/// Logs that a stream without a call was closed, because its client did not read it.
+pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
+    debug!(
+        target: "mcp_cancel_on_disconnect",
+        cause = DetachCause::Stalled.text(),
+        mcp.session.id = session.and_then(|id| sessions.display(id)).as_deref(),
+        "stream closed",
+    );
+}
+
+/// Logs the number of calls that were over a limit since the last such line.
+pub(crate) fn log_limit(limit: Limit, calls: u64) {
+    warn!(
+        target: "mcp_cancel_on_disconnect",
+        limit = limit.name(),
+        calls,
+        "limit reached: calls keep running untracked",
+    );
+}
+
+/// Logs the number of answers that were evicted since the last such line.
+pub(crate) fn log_evicted(answers: u64) {
+    warn!(
+        target: "mcp_cancel_on_disconnect",
+        answers,
+        "limit of retained answers reached: answers are evicted",
+    );
+}
+
+/// Returns the text as one line of any log, truncated after [`MAX_TEXT`] characters.
+///
+/// Control characters, line separators and marks of text direction are escaped.
+fn sanitize(text: &str) -> Cow<'_, str> {
+    sanitize_up_to(MAX_TEXT, text)
+}
+
+/// Returns the same, truncated after `max` characters.
+fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
+    let is_printable = |text: char| text == ' ' || text.is_ascii_graphic();
+    if text.len() <= max && text.chars().all(is_printable) {
+        return Cow::Borrowed(text);
+    }
+    let mut characters = text.chars();
+    let mut displayed = String::new();
+    for character in characters.by_ref().take(max) {
+        match character {
+            ' '..='~' => displayed.push(character),
+            // Escapes invisible characters, and leaves the letters of all languages unchanged.
+            other => displayed.extend(other.escape_debug()),
+        }
+    }
+    if characters.next().is_some() {
+        displayed.push('…');
+    }
+    Cow::Owned(displayed)
+}
+
+// === impl HandlerEnd ===
+
+impl HandlerEnd {
+    /// Logs the end. `call` is `None` for a handler that is not served through the layer.
+    pub(crate) fn log(
+        self,
+        call: Option<(&CallInfo, SessionIds)>,
+        request: &RequestId,
+        method: &str,
+        tool: Option<&str>,
+    ) {
+        let session = call.and_then(|(call, sessions)| sessions.display(call.session()?));
+        macro_rules! log_handler {
+            ($level:ident, $message:literal) => {
+                $level!(
+                    target: "mcp_cancel_on_disconnect",
+                    call = call.map(|(call, _)| tracing::field::display(call.id())),
+                    jsonrpc.request.id = &*sanitize(&request.to_string()),
+                    mcp.method.name = &*sanitize(method),
+                    gen_ai.tool.name = tool.map(sanitize).as_deref(),
+                    mcp.session.id = session.as_deref(),
+                    $message
+                )
+            };
+        }
+        match self {
+            Self::Stopped => log_handler!(info, "handler did not stop by itself and was dropped"),
+            Self::Panicked => log_handler!(error, "handler panicked"),
+        }
+    }
+}
+
+// === impl SessionIds ===
+
+impl SessionIds {
+    /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
+    ///
+    /// With this text, other logs and pages about a session can be joined with the layer's lines. The hash of an id is the same
+    /// within a process, and differs in every other process.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::observe::SessionIds;
+    ///
+    /// let displayed = SessionIds::Hashed.display("a session");
+    /// assert_eq!(displayed, SessionIds::Hashed.display("a session"));
+    /// assert_eq!(displayed.expect("a hash").len(), 8);
+    /// assert_eq!(SessionIds::Omitted.display("a session"), None);
+    /// ```
+    #[must_use]
+    pub fn display(self, id: &str) -> Option<Cow<'_, str>> {
+        static LOG_KEY: OnceLock<RandomState> = OnceLock::new();
+        match self {
+            Self::Hashed => {
+                let hash = LOG_KEY.get_or_init(RandomState::new).hash_one(id);
+                Some(Cow::Owned(format!("{:08x}", hash >> 32)))
+            }
+            Self::Verbatim => Some(sanitize_up_to(MAX_SESSION_ID, id)),
+            Self::Omitted => None,
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! Metrics of calls, through the `metrics` facade.
+
+use std::fmt;
+
+use metrics::{
+    Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
+
+use super::{Event, Observer};
+use crate::call::{CallInfo, Detachment, Outcome};
+
+const IN_FLIGHT: &str = "mcp_calls_in_flight";
+const DETACHED: &str = "mcp_calls_detached";
+const STARTED: &str = "mcp_calls_started_total";
+const ENDED: &str = "mcp_calls_ended_total";
+const DETACHES: &str = "mcp_call_detaches_total";
+const RESUMES: &str = "mcp_call_resumes_total";
+const CANCELS_FAILED: &str = "mcp_call_cancels_failed_total";
+const UNTRACKED: &str = "mcp_calls_untracked_total";
+const ANSWERS_EVICTED: &str = "mcp_answers_evicted_total";
+const BODIES_UNPARSED: &str = "mcp_request_bodies_unparsed_total";
+const DURATION: &str = "mcp_call_duration_seconds";
+const DETACHED_FOR: &str = "mcp_call_detached_seconds";
+const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
+
+/// The label of names that a client made up.
+const OTHER: &str = "other";
+
+/// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).
+///
+/// | name | kind | labels | what |
+/// |---|---|---|---|
+/// | `mcp_calls_in_flight` | gauge | `method` | calls in flight, attached or detached |
+/// | `mcp_calls_detached` | gauge | `method` | detached calls in flight |
+/// | `mcp_calls_started_total` | counter | `method` | calls |
+/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` of the cancelled | ended calls: the started ones less those in flight |
+/// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments of calls, including those that are cancelled at once |
+/// | `mcp_call_resumes_total` | counter | `method` | times that a client resumed its call |
+/// | `mcp_call_cancels_failed_total` | counter | `method` | cancels that were not delivered to the server |
+/// | `mcp_calls_untracked_total` | counter | `limit` | calls over a limit, see [`Limits`](crate::Limits) |
+/// | `mcp_answers_evicted_total` | counter | `outcome` | answers that were evicted, or not retained, although their clients may resume |
+/// | `mcp_request_bodies_unparsed_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
+/// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
+/// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one detachment, until the outcome or until `resumed` |
+/// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of cancelled detached calls: from the detection of the disconnect until the token fired |
+///
+/// The values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All labels have few
+/// values: a `method` that MCP does not know is `other`, and there is no label for tools unless [`tools`](Self::tools) names
+/// them. Durations use tokio's clock.
+///
+/// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that needs buckets for
+/// histograms takes [`BUCKETS`](Self::BUCKETS):
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
+/// use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let seconds = Matcher::Suffix("_seconds".to_owned());
+/// let prometheus = PrometheusBuilder::new()
+///     .set_buckets_for_metric(seconds, &Metrics::BUCKETS)?
+///     .install_recorder()?;
+/// let layer = CancelOnDisconnectLayer::new().observe(Metrics::new());
+/// assert_eq!(prometheus.render(), ""); // until there is a call
+/// # drop(layer);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    tools: Option<Vec<SharedString>>,
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    /// Upper bounds of histogram buckets, in seconds: those of OpenTelemetry's `mcp.server.operation.duration`, 10 ms to 5 min,
+    /// and 1 ms for tokens that fire at once.
+    pub const BUCKETS: [f64; 15] = [
+        0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+    ];
+
+    /// Creates an observer without the label `tool`, and describes the metrics to the installed recorder.
+    pub fn new() -> Self {
+        describe();
+        Self { tools: None }
+    }
+
+    /// Adds the label `tool` to all metrics of calls: the names of these tools, and `other` for all others. Calls without a tool
+    /// do not get the label. A client may name any tool, so other names do not become labels.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
+    ///
+    /// let metrics = Metrics::new().tools(["upload", "deploy"]);
+    /// assert!(format!("{metrics:?}").contains("deploy"));
+    /// let layer = CancelOnDisconnectLayer::new().observe(metrics);
+    /// # drop(layer);
+    /// ```
+    pub fn tools(mut self, names: impl IntoIterator<Item: Into<String>>) -> Self {
+        let names = names
+            .into_iter()
+            .map(|name| SharedString::from(name.into()));
+        self.tools = Some(names.collect());
+        self
+    }
+
+    fn labels<const N: usize>(
+        &self,
+        call: &CallInfo,
+        more: [(&'static str, &'static str); N],
+    ) -> Vec<Label> {
+        let method = Label::from_static_parts("method", method(call.method()));
+        let more = more.map(|(key, value)| Label::from_static_parts(key, value));
+        let tool = self.tool(call).map(|tool| Label::new("tool", tool));
+        [method].into_iter().chain(more).chain(tool).collect()
+    }
+
+    fn tool(&self, call: &CallInfo) -> Option<SharedString> {
+        let name = call.tool()?;
+        let known = self.tools.as_ref()?.iter().find(|known| ***known == *name);
+        Some(known.cloned().unwrap_or(SharedString::const_str(OTHER)))
+    }
+
+    fn ended(&self, call: &CallInfo, outcome: Outcome, detachment: Option<Detachment>) {
+        let outcome_label = ("outcome", outcome.name());
+        gauge!(IN_FLIGHT, self.labels(call, [])).decrement(1);
+        histogram!(DURATION, self.labels(call, [outcome_label])).record(call.age());
+        if let Outcome::Cancelled(reason) | Outcome::Abandoned(reason) = outcome {
+            let reason_label = ("reason", reason.name());
+            counter!(ENDED, self.labels(call, [outcome_label, reason_label])).increment(1);
+            if let Some(detachment) = detachment {
+                let labels = self.labels(call, [reason_label]);
+                histogram!(TO_TOKEN, labels).record(detachment.lasted());
+            }
+        } else {
+            counter!(ENDED, self.labels(call, [outcome_label])).increment(1);
+        }
+        self.attached(call, outcome_label.1, detachment);
+    }
+
+    /// Counts a detachment that has ended, if there was one.
+    fn attached(&self, call: &CallInfo, until: &'static str, detachment: Option<Detachment>) {
+        if let Some(detachment) = detachment {
+            gauge!(DETACHED, self.labels(call, [])).decrement(1);
+            let labels = self.labels(call, [("until", until)]);
+            histogram!(DETACHED_FOR, labels).record(detachment.lasted());
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Observer for Metrics {
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Started { call } => {
+                let labels = self.labels(call, []);
+                gauge!(IN_FLIGHT, labels.clone()).increment(1);
+                counter!(STARTED, labels.clone()).increment(1);
+                // Registered at the start, so that its first increment is visible as an increase.
+                counter!(CANCELS_FAILED, labels).increment(0);
+            }
+            Event::Detached { call, cause, .. } => {
+                gauge!(DETACHED, self.labels(call, [])).increment(1);
+                let cause = ("cause", cause.name());
+                counter!(DETACHES, self.labels(call, [cause])).increment(1);
+            }
+            Event::Resumed { call, detachment } => {
+                counter!(RESUMES, self.labels(call, [])).increment(1);
+                self.attached(call, "resumed", *detachment);
+            }
+            Event::Ended {
+                call,
+                outcome,
+                detachment,
+            } => self.ended(call, *outcome, *detachment),
+            Event::CancelFailed { call, .. } => {
+                counter!(CANCELS_FAILED, self.labels(call, [])).increment(1);
+            }
+            Event::Untracked { limit, .. } => {
+                counter!(UNTRACKED, "limit" => limit.name()).increment(1);
+            }
+            Event::AnswerEvicted { outcome, .. } => {
+                counter!(ANSWERS_EVICTED, "outcome" => outcome.name()).increment(1);
+            }
+            Event::UnparsedBody { why } => {
+                counter!(BODIES_UNPARSED, "why" => snake_case(why)).increment(1);
+            }
+        }
+    }
+}
+
+fn describe() {
+    for (name, what) in [
+        (IN_FLIGHT, "Calls in flight"),
+        (DETACHED, "Detached calls in flight"),
+    ] {
+        describe_gauge!(name, Unit::Count, what);
+    }
+    for (name, what) in [
+        (STARTED, "Calls that started"),
+        (ENDED, "Calls that ended, by outcome"),
+        (DETACHES, "Detachments of calls"),
+        (RESUMES, "Times that a client resumed its call"),
+        (
+            CANCELS_FAILED,
+            "Cancels that were not delivered to the server",
+        ),
+        (
+            UNTRACKED,
+            "Calls over a limit, which keep running untracked",
+        ),
+        (
+            ANSWERS_EVICTED,
+            "Answers that were evicted before their clients resumed",
+        ),
+        (
+            BODIES_UNPARSED,
+            "Request bodies that could not be read as JSON-RPC",
+        ),
+    ] {
+        describe_counter!(name, Unit::Count, what);
+    }
+    for (name, what) in [
+        (DURATION, "From the start of a call to its end"),
+        (DETACHED_FOR, "Duration of a detachment"),
+        (
+            TO_TOKEN,
+            "From a disconnect to the token of the cancelled call",
+        ),
+    ] {
+        describe_histogram!(name, Unit::Seconds, what);
+    }
+}
+
+/// Returns a method that is known to some revision, or [`OTHER`].
+fn method(name: &str) -> &'static str {
+    const KNOWN: [&str; 22] = [
+        "tools/call",
+        "tools/list",
+        "resources/list",
+        "resources/templates/list",
+        "resources/read",
+        "resources/directory/read",
+        "resources/subscribe",
+        "resources/unsubscribe",
+        "skills/list",
+        "skills/get",
+        "prompts/list",
+        "prompts/get",
+        "completion/complete",
+        "logging/setLevel",
+        "ping",
+        "server/discover",
+        "subscriptions/listen",
+        "tasks/get",
+        "tasks/result",
+        "tasks/list",
+        "tasks/update",
+        "tasks/cancel",
+    ];
+    KNOWN
+        .into_iter()
+        .find(|known| *known == name)
+        .unwrap_or(OTHER)
+}
+
+/// Returns the name of a variant in snake case.
+fn snake_case(variant: &impl fmt::Debug) -> SharedString {
+    let mut name = String::new();
+    for letter in format!("{variant:?}").chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_of_extensions_have_their_own_names_and_made_up_ones_have_none() {
+        for name in [
+            "tasks/update",
+            "skills/list",
+            "skills/get",
+            "resources/directory/read",
+        ] {
+            assert_eq!(method(name), name);
+        }
+        assert_eq!(method("tools/made-up"), OTHER);
+    }
+}

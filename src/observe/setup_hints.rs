@@ -1,0 +1,121 @@
+//! Log lines about a set-up that is incomplete or may surprise. Each names the option or the part that changes it.
+//!
+//! A hint is emitted once for each layer, or for each session manager without a layer.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tracing::{info, warn};
+
+/// A hint about the set-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hint {
+    /// A policy supersedes, but without a session manager repeated calls are not detected.
+    SupersedeHasNoEffect,
+    /// The events of calls are stored, so detached calls keep running.
+    StoredCallsRunOn,
+    /// A call waits for a client that disconnected.
+    CallsWait,
+    /// The layer is inside another one.
+    Nested,
+    /// The session manager received a call that passed no layer.
+    NoLayer,
+    /// The session manager has calls of another layer, so it does not bind those of this one.
+    TwoLayers,
+    /// The sessions look like those of rmcp, and no session manager binds their calls.
+    NoSessionManager,
+}
+
+/// The hints that were emitted.
+#[derive(Debug, Default)]
+pub(crate) struct SetupHints(AtomicU8);
+
+// === impl SetupHints ===
+
+impl SetupHints {
+    /// Emits a hint, unless it was emitted before.
+    pub(crate) fn emit(&self, hint: Hint) {
+        if !self.was_emitted(hint)
+            && self.0.fetch_or(hint.bit(), Ordering::Relaxed) & hint.bit() == 0
+        {
+            hint.log();
+        }
+    }
+
+    /// Returns `true` if a hint was emitted.
+    pub(crate) fn was_emitted(&self, hint: Hint) -> bool {
+        self.0.load(Ordering::Relaxed) & hint.bit() != 0
+    }
+}
+
+// === impl Hint ===
+
+macro_rules! log_hint {
+    ($level:ident, $message:literal) => {
+        $level!(target: "mcp_cancel_on_disconnect::setup", $message)
+    };
+}
+
+impl Hint {
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+
+    fn log(self) {
+        match self {
+            Self::SupersedeHasNoEffect => log_hint!(
+                warn,
+                "Policy::supersede has no effect without CancellableSessionManager: give one to StreamableHttpService"
+            ),
+            Self::StoredCallsRunOn => log_hint!(
+                info,
+                "events are in a store: calls whose clients disconnect keep running, because they may be resumed \
+                 on another server; set a grace to cancel them"
+            ),
+            Self::CallsWait => log_hint!(
+                info,
+                "a client disconnected, and its call waits for a resume: after the grace (20 s or more by \
+                 default) the call is cancelled; CancelOnDisconnectLayer::grace sets another grace, and \
+                 Grace::Immediate sets none"
+            ),
+            Self::Nested => log_hint!(
+                warn,
+                "a request passed two CancelOnDisconnectLayers: the options of the inner one have no effect; \
+                 set them on the outer one, and remove the inner one"
+            ),
+            Self::NoLayer => log_hint!(
+                warn,
+                "a call reached CancellableSessionManager without CancelOnDisconnectLayer: a disconnect of its client \
+                 is not detected; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep their \
+                 extensions"
+            ),
+            Self::TwoLayers => log_hint!(
+                warn,
+                "a CancellableSessionManager has the calls of two CancelOnDisconnectLayers: those of the second are \
+                 tracked as if it had no session manager; put .layer(layer.clone()) of one layer on all routes"
+            ),
+            Self::NoSessionManager => log_hint!(
+                warn,
+                "event ids look like rmcp's, and no CancellableSessionManager binds their calls: answers \
+                 that are sent while a client is disconnected are lost. If rmcp runs in this process, give StreamableHttpService an \
+                 Arc::new(CancellableSessionManager::default()); if the layer is in front of \
+                 another process, nothing is wrong"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_hint_is_emitted_once() {
+        let hints = SetupHints::default();
+        assert!(!hints.was_emitted(Hint::Nested));
+        hints.emit(Hint::Nested);
+        assert!(hints.was_emitted(Hint::Nested));
+        assert!(!hints.was_emitted(Hint::StoredCallsRunOn));
+        hints.emit(Hint::StoredCallsRunOn);
+        assert!(hints.was_emitted(Hint::Nested));
+    }
+}

@@ -1,0 +1,130 @@
+//! Removes the byte order mark of a body before which a probe was injected.
+
+use bytes::{Buf, Bytes};
+
+use super::lines::BOM;
+
+/// Passes a body on, and removes its byte order mark (BOM) after an injection.
+///
+/// A BOM counts only at the very filter. After an injected event it would be a part of the first line. Frames may split the
+/// BOM, so bytes that could still become one are held back.
+#[derive(Debug, Default)]
+pub(crate) enum BomFilter {
+    /// Nothing was sent.
+    #[default]
+    AtStart,
+    /// A message was injected. `held` bytes of a BOM were received.
+    AfterInjection { held: u8 },
+    /// Bytes of the body were sent.
+    Body,
+}
+
+// === impl BomFilter ===
+
+impl BomFilter {
+    /// Records that a message was injected.
+    pub(crate) fn after_injection(&mut self) {
+        if let Self::AtStart = self {
+            *self = Self::AfterInjection { held: 0 };
+        }
+    }
+
+    /// Returns the bytes to send for the next frame. Bytes that are held back at the end of the body are dropped.
+    pub(crate) fn filter(&mut self, mut frame: Bytes) -> Bytes {
+        if frame.is_empty() {
+            return frame;
+        }
+        let Self::AfterInjection { held } = *self else {
+            *self = Self::Body;
+            return frame;
+        };
+        let (received, left) = BOM.split_at_checked(held.into()).unwrap_or_default();
+        let more = frame.iter().zip(left).take_while(|(a, b)| a == b).count();
+        if more == frame.len() && more < left.len() {
+            *self = Self::AfterInjection {
+                held: held + more as u8,
+            };
+            return Bytes::new();
+        }
+        *self = Self::Body;
+        if more == left.len() {
+            frame.advance(more);
+            return frame;
+        }
+        match received {
+            [] => frame,
+            received => [received, &frame].concat().into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EVENT: &[u8] = b"data: 1\n\n";
+
+    fn passed(filter: &mut BomFilter, frames: &[&'static [u8]]) -> Vec<u8> {
+        let frames = frames.iter().map(|frame| Bytes::from_static(frame));
+        frames.flat_map(|frame| filter.filter(frame)).collect()
+    }
+
+    fn preceded(frames: &[&'static [u8]]) -> Vec<u8> {
+        let mut filter = BomFilter::default();
+        filter.after_injection();
+        passed(&mut filter, frames)
+    }
+
+    #[test]
+    fn a_bom_after_an_injection_is_removed_however_it_is_split() {
+        let table: [&[&[u8]]; 4] = [
+            &[b"\xef\xbb\xbfdata: 1\n\n"],
+            &[b"\xef\xbb\xbf", EVENT],
+            &[b"\xef", b"\xbb", b"\xbf", EVENT],
+            &[b"\xef\xbb", b"", b"\xbfdata", b": 1\n\n"],
+        ];
+        for frames in table {
+            assert_eq!(preceded(frames), EVENT, "{frames:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_bom_stays_however_it_is_split() {
+        let table: [&[&[u8]]; 6] = [
+            &[EVENT],
+            &[b"\xef\xbbdata", b": 1\n\n"],
+            &[b"\xef", b"\xbb", EVENT],
+            &[b"\xef", b"\xbb\xbb"],
+            &[b"\n\xef\xbb\xbf", EVENT],
+            &[EVENT, b"\xef\xbb\xbf"],
+        ];
+        for frames in table {
+            assert_eq!(preceded(frames), frames.concat(), "{frames:?}");
+        }
+    }
+
+    #[test]
+    fn of_two_boms_one_is_removed() {
+        let frames = [b"\xef\xbb\xbf\xef" as &[u8], b"\xbb\xbf"];
+        assert_eq!(preceded(&frames), "\u{feff}".as_bytes());
+    }
+
+    #[test]
+    fn an_empty_frame_is_not_the_start_of_a_body() {
+        let mut filter = BomFilter::default();
+        assert!(filter.filter(Bytes::new()).is_empty());
+        filter.after_injection();
+        assert_eq!(passed(&mut filter, &[b"", b"\xef\xbb\xbf", EVENT]), EVENT);
+    }
+
+    #[test]
+    fn a_body_before_any_injection_keeps_its_bom() {
+        let mut filter = BomFilter::default();
+        assert_eq!(passed(&mut filter, &[b"\xef"]), b"\xef");
+        filter.after_injection();
+        assert_eq!(
+            passed(&mut filter, &[b"\xbb\xbf", EVENT]).len(),
+            2 + EVENT.len()
+        );
+    }
+}

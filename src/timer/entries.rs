@@ -1,0 +1,215 @@
+//! The timer's entries: each calls its target when its deadline passes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::lateness::{LatenessTracker, RECHECK_DELAY, RECHECK_TOLERANCE, Timeliness};
+
+/// Maximum lateness before the runtime counts as stalled: 1 s.
+pub(crate) const STALL_THRESHOLD: Duration = Duration::from_secs(1);
+
+/// Maximum number of rechecks of one deadline: 10.
+///
+/// A machine that is never on time then takes about one second longer to end an orphan, an idle session, or a stream that
+/// is not read.
+pub(crate) const MAX_RECHECKS: u8 = 10;
+
+/// The target of a timer entry.
+pub(crate) trait OnDeadline: Send + Sync {
+    /// Handles an expired deadline. Returns the next deadline; `None` disarms the entry.
+    ///
+    /// Calls may overlap if [`reset_earlier`](super::TimerHandle::reset_earlier) was called meanwhile.
+    ///
+    /// A target with several deadlines takes the lateness of each from `lateness`. It may handle only some of them, and then
+    /// resets its handle to the deadline of the others.
+    fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
+}
+
+/// When an entry expires next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rearm {
+    /// At this time.
+    At(Instant),
+    /// [`RECHECK_DELAY`] later, because the deadline seems to have passed, but the timer was
+    /// [delayed](Timeliness::Delayed). At most [`MAX_RECHECKS`] times in a row.
+    Soon,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct EntryId(u64);
+
+/// All entries, ordered by deadline.
+///
+/// A `Weak` keeps the allocation of its target, so an entry is removed with its [`TimerHandle`](super::TimerHandle).
+#[derive(Default)]
+pub(super) struct TimerEntries {
+    due: BTreeSet<(Instant, EntryId)>,
+    entries: BTreeMap<EntryId, TimerEntry>,
+    last_id: u64,
+    /// The earliest time at which a timer task will run, as far as the tasks were notified.
+    pub(super) next_wake: Option<Instant>,
+    /// Start of the latest turn that left expired entries behind.
+    pub(super) backlog_at: Option<Instant>,
+}
+
+struct TimerEntry {
+    target: Weak<dyn OnDeadline>,
+    /// `None` while the target handles its deadline, or if the entry is disarmed.
+    deadline: Option<Instant>,
+    /// Number of rechecks in a row.
+    rechecks: u8,
+}
+
+/// An entry whose deadline has passed.
+pub(super) struct ExpiredEntry {
+    deadline: Instant,
+    target: Arc<dyn OnDeadline>,
+    rechecks: u8,
+}
+
+/// The next deadline of an entry that was handled.
+pub(super) struct Requeue {
+    deadline: Option<Instant>,
+    rechecks: u8,
+}
+
+// === impl TimerEntries ===
+
+impl TimerEntries {
+    pub(super) fn add(&mut self, at: Instant, target: Weak<dyn OnDeadline>) -> EntryId {
+        self.last_id += 1;
+        let id = EntryId(self.last_id);
+        let entry = TimerEntry {
+            target,
+            deadline: Some(at),
+            rechecks: 0,
+        };
+        self.entries.insert(id, entry);
+        self.due.insert((at, id));
+        id
+    }
+
+    #[cfg(test)]
+    pub(super) fn deadline(&self, id: EntryId) -> Option<Instant> {
+        self.entries.get(&id)?.deadline
+    }
+
+    /// Removes an entry. Returns its target, to be dropped without the lock.
+    pub(super) fn remove(&mut self, id: EntryId) -> Option<Weak<dyn OnDeadline>> {
+        let entry = self.entries.remove(&id)?;
+        if let Some(at) = entry.deadline {
+            self.due.remove(&(at, id));
+        }
+        Some(entry.target)
+    }
+
+    /// Moves a deadline to `at`, unless it is earlier already.
+    pub(super) fn reset_earlier(&mut self, id: EntryId, at: Instant) {
+        if let Some(entry) = self.entries.get_mut(&id)
+            && entry.deadline.is_none_or(|later| at < later)
+        {
+            if let Some(later) = entry.deadline.replace(at) {
+                self.due.remove(&(later, id));
+            }
+            self.due.insert((at, id));
+        }
+    }
+
+    /// Takes the earliest expired entry. The caller drops the target without the lock.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Option<(EntryId, ExpiredEntry)> {
+        loop {
+            let (at, id) = *self.due.first().filter(|(at, _)| *at <= now)?;
+            self.due.remove(&(at, id));
+            // The target of a handle that is being dropped does not upgrade.
+            if let Some(entry) = self.entries.get_mut(&id)
+                && let Some(at) = entry.deadline.take()
+                && let Some(target) = entry.target.upgrade()
+            {
+                let rechecks = entry.rechecks;
+                return Some((
+                    id,
+                    ExpiredEntry {
+                        deadline: at,
+                        target,
+                        rechecks,
+                    },
+                ));
+            }
+        }
+    }
+
+    /// Sets the next deadline of an entry, unless its handle was dropped meanwhile.
+    pub(super) fn requeue(&mut self, id: EntryId, requeue: &Requeue) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.rechecks = requeue.rechecks;
+        }
+        if let Some(at) = requeue.deadline {
+            self.reset_earlier(id, at);
+        }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Returns `true` if the timer tasks must be woken for an earlier deadline, and records that they are.
+    pub(super) fn needs_wake(&mut self) -> bool {
+        let next = self.next();
+        let is_news = next.is_some_and(|next| self.next_wake.is_none_or(|at| next < at));
+        if is_news {
+            self.next_wake = next;
+        }
+        is_news
+    }
+
+    /// Records the end of a turn. Returns when the next one is due: at once if expired entries remain.
+    pub(super) fn end_turn(&mut self, now: Instant) -> Option<Instant> {
+        self.next_wake = self.next();
+        if self.next_wake.is_some_and(|at| at <= now) {
+            // A turn with a slow target may end after later turns.
+            self.backlog_at = self.backlog_at.max(Some(now));
+        }
+        self.next_wake
+    }
+
+    /// Returns the time by which a turn should have begun. `None` if no entry is armed.
+    pub(super) fn turn_due_at(&self) -> Option<Instant> {
+        let awake_at = self.next_wake?;
+        Some(self.backlog_at.map_or(awake_at, |at| at.max(awake_at)))
+    }
+}
+
+// === impl ExpiredEntry ===
+
+impl ExpiredEntry {
+    pub(super) fn run(self, lateness: &LatenessTracker) -> Requeue {
+        let now = lateness.now();
+        let timeliness = match lateness.lateness(self.deadline) {
+            late if late > STALL_THRESHOLD => Timeliness::Late,
+            _ if lateness.was_stalled(self.deadline) => Timeliness::Late,
+            // After `MAX_RECHECKS`, a machine that is never on time counts as on time.
+            late if late > RECHECK_TOLERANCE && self.rechecks < MAX_RECHECKS => Timeliness::Delayed,
+            _ => Timeliness::OnTime,
+        };
+        let (at, rechecks) = match self.target.on_deadline(lateness, timeliness) {
+            Some(Rearm::At(at)) => (Some(at), 0),
+            Some(Rearm::Soon) => (
+                now.checked_add(RECHECK_DELAY),
+                self.rechecks.saturating_add(1),
+            ),
+            None => (None, 0),
+        };
+        Requeue {
+            deadline: at,
+            rechecks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,366 @@
+use std::{
+    sync::{Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+use super::{
+    super::{MAX_PER_POLL, Timer, TimerHandle},
+    *,
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Is rearmed every minute. Drops the stream that it keeps in its callback.
+#[derive(Default)]
+struct Stream {
+    handle: OnceLock<TimerHandle>,
+    keeps: Mutex<Option<Arc<Stream>>>,
+}
+
+impl Stream {
+    fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
+        let stream = Arc::new(Self::default());
+        let weak: Weak<Self> = Arc::downgrade(&stream);
+        let first = stream.handle.set(timer.set(at, weak));
+        assert!(first.is_ok());
+        stream
+    }
+}
+
+impl OnDeadline for Stream {
+    fn on_deadline(&self, lateness: &LatenessTracker, _timeliness: Timeliness) -> Option<Rearm> {
+        let now = lateness.now();
+        let mut keeps = self.keeps.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(keeps.take());
+        Some(Rearm::At(now + MINUTE))
+    }
+}
+
+fn counts(timer: &Timer) -> (usize, usize) {
+    let entries = timer.entries();
+    (entries.due.len(), entries.entries.len())
+}
+
+fn next(timer: &Timer) -> Option<Instant> {
+    timer.entries().next()
+}
+
+#[test]
+fn a_dropped_target_leaves_no_entry() {
+    let timer = Arc::new(Timer::new());
+    let at = Instant::now() + MINUTE;
+    let streams: Vec<_> = (0..100).map(|_| Stream::timed(&timer, at)).collect();
+    assert_eq!(counts(&timer), (100, 100));
+    let memory: Vec<_> = streams.iter().map(Arc::downgrade).collect();
+    drop(streams);
+    assert_eq!(counts(&timer), (0, 0));
+    assert!(memory.iter().all(|weak| weak.weak_count() == 0));
+    assert_eq!(next(&timer), None);
+}
+
+#[test]
+fn a_target_that_rearms_is_called_again() {
+    let timer = Arc::new(Timer::new());
+    let now = Instant::now();
+    let stream = Stream::timed(&timer, now);
+    assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
+    assert_eq!(counts(&timer), (1, 1));
+    drop(stream);
+    assert_eq!(counts(&timer), (0, 0));
+}
+
+/// The timer may hold the last reference to a target, or drop another target that expires next.
+#[test]
+fn a_target_dropped_in_its_callback_leaves_no_entry() {
+    let timer = Arc::new(Timer::new());
+    let now = Instant::now();
+    let first = Stream::timed(&timer, now);
+    let next = Stream::timed(&timer, now);
+    let later = Stream::timed(&timer, now + MINUTE);
+    *next.keeps.lock().expect("no panic") = Some(later);
+    *first.keeps.lock().expect("no panic") = Some(next);
+    let weak = Arc::downgrade(&first);
+    let (id, taken) = timer.take_expired(now).expect("due");
+    drop(first);
+    let requeue = taken.run(&LatenessTracker::new(now, Timeliness::OnTime));
+    assert_eq!(weak.strong_count(), 0);
+    assert!(timer.take_expired(now).is_none());
+    timer.entries().requeue(id, &requeue);
+    assert_eq!(counts(&timer), (0, 0));
+}
+
+/// Two timer tasks may run at once, and one of them sleeps without the entry that the other has taken out.
+#[test]
+fn two_timer_tasks_at_once_lose_no_entry() {
+    struct Looking(Arc<Timer>, OnceLock<TimerHandle>);
+    impl OnDeadline for Looking {
+        fn on_deadline(
+            &self,
+            lateness: &LatenessTracker,
+            _timeliness: Timeliness,
+        ) -> Option<Rearm> {
+            let now = lateness.now();
+            let other = self
+                .0
+                .run_all_expired(&LatenessTracker::new(now, Timeliness::Late));
+            assert_eq!(other, None, "it is taken out");
+            Some(Rearm::At(now + MINUTE))
+        }
+    }
+    let timer = Arc::new(Timer::new());
+    let now = Instant::now();
+    let looking = Arc::new(Looking(timer.clone(), OnceLock::new()));
+    let weak: Weak<Looking> = Arc::downgrade(&looking);
+    assert!(looking.1.set(timer.set(now, weak)).is_ok());
+    assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
+    assert_eq!(timer.entries().next_wake, Some(now + MINUTE));
+    drop(looking);
+    assert_eq!(counts(&timer), (0, 0));
+}
+
+/// A callback that does not return delays no other entry: the others are not taken out yet.
+#[test]
+fn entries_behind_a_slow_callback_are_left_to_other_timer_tasks() {
+    struct Lasts(Arc<Timer>, OnceLock<TimerHandle>);
+    impl OnDeadline for Lasts {
+        fn on_deadline(
+            &self,
+            lateness: &LatenessTracker,
+            _timeliness: Timeliness,
+        ) -> Option<Rearm> {
+            let now = lateness.now();
+            let other = self
+                .0
+                .run_all_expired(&LatenessTracker::new(now, Timeliness::Late));
+            assert_eq!(other, Some(now + MINUTE));
+            None
+        }
+    }
+    let timer = Arc::new(Timer::new());
+    let now = Instant::now();
+    let lasts = Arc::new(Lasts(timer.clone(), OnceLock::new()));
+    let weak: Weak<Lasts> = Arc::downgrade(&lasts);
+    assert!(lasts.1.set(timer.set(now, weak)).is_ok());
+    let _behind = Stream::timed(&timer, now);
+    assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
+    assert_eq!(counts(&timer), (1, 2));
+}
+
+#[test]
+fn a_callback_that_panics_affects_no_other_entry() {
+    struct Panics(OnceLock<TimerHandle>);
+    impl OnDeadline for Panics {
+        fn on_deadline(
+            &self,
+            _lateness: &LatenessTracker,
+            _timeliness: Timeliness,
+        ) -> Option<Rearm> {
+            std::panic::panic_any("on purpose");
+        }
+    }
+    let timer = Arc::new(Timer::new());
+    let now = Instant::now();
+    let panics = Arc::new(Panics(OnceLock::new()));
+    let weak: Weak<Panics> = Arc::downgrade(&panics);
+    assert!(panics.0.set(timer.set(now, weak)).is_ok());
+    let _other = Stream::timed(&timer, now);
+    assert_eq!(timer.run_expired_now(now), Some(now + MINUTE));
+    assert_eq!(counts(&timer), (1, 2));
+}
+
+/// A target that was used in between starts a new series of rechecks.
+#[test]
+fn the_count_of_rechecks_restarts_after_a_use() {
+    #[derive(Default)]
+    struct Used(Mutex<(bool, Vec<Timeliness>)>, OnceLock<TimerHandle>);
+    impl OnDeadline for Used {
+        fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
+            let now = lateness.now();
+            let (used, looks) = &mut *self.0.lock().expect("no panic");
+            looks.push(timeliness);
+            match timeliness {
+                _ if *used => Some(Rearm::At(now + MINUTE)),
+                Timeliness::OnTime => None,
+                Timeliness::Late | Timeliness::Delayed => Some(Rearm::Soon),
+            }
+        }
+    }
+    let timer = Arc::new(Timer::new());
+    let mut now = Instant::now();
+    let stream = Arc::new(Used::default());
+    let weak: Weak<Used> = Arc::downgrade(&stream);
+    assert!(stream.1.set(timer.set(now, weak)).is_ok());
+    let uses = [(5, false), (20, true), (MAX_RECHECKS + 1, false)];
+    for (looks, used) in uses {
+        for _ in 0..looks {
+            stream.0.lock().expect("no panic").0 = used;
+            now = next(&timer).expect("not over") + 2 * RECHECK_TOLERANCE;
+            timer.run_expired_now(now);
+        }
+    }
+    assert_eq!(next(&timer), None);
+    let looks = &stream.0.lock().expect("no panic").1;
+    let delayed = looks
+        .iter()
+        .take_while(|look| **look == Timeliness::Delayed);
+    assert_eq!(delayed.count(), 5 + 20 + usize::from(MAX_RECHECKS));
+    assert_eq!(looks.last(), Some(&Timeliness::OnTime));
+}
+
+/// Has several deadlines of its own, as a registry has.
+struct Several {
+    handle: OnceLock<TimerHandle>,
+    observed: Mutex<Vec<(Instant, Timeliness)>>,
+    /// The deadlines that the next callback sets, and the one that it returns.
+    next: Mutex<(Vec<Instant>, Option<Rearm>)>,
+}
+
+impl Several {
+    fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
+        let several = Arc::new(Self {
+            handle: OnceLock::new(),
+            observed: Mutex::default(),
+            next: Mutex::default(),
+        });
+        let weak: Weak<Self> = Arc::downgrade(&several);
+        assert!(several.handle.set(timer.set(at, weak)).is_ok());
+        several
+    }
+
+    fn by(&self, at: Instant) {
+        self.handle.get().expect("a handle").reset_earlier(at);
+    }
+
+    fn looks(&self) -> Vec<Instant> {
+        let observed = self.observed.lock().expect("no panic");
+        observed.iter().map(|(at, _)| *at).collect()
+    }
+
+    fn say(&self, within: &[Instant], next: Option<Instant>) {
+        *self.next.lock().expect("no panic") = (within.to_vec(), next.map(Rearm::At));
+    }
+}
+
+impl OnDeadline for Several {
+    fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
+        let now = lateness.now();
+        self.observed
+            .lock()
+            .expect("no panic")
+            .push((now, timeliness));
+        let (within, next) = std::mem::take(&mut *self.next.lock().expect("no panic"));
+        for at in within {
+            self.by(at);
+        }
+        next
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_earlier_deadline_counts() {
+    let timer = Arc::new(Timer::new());
+    let start = Instant::now();
+    let [early, late] = [start + MINUTE, start + 2 * MINUTE];
+    let several = Several::timed(&timer, late);
+    sleep(MINUTE / 2).await;
+    several.by(early);
+    several.by(late);
+    several.by(early);
+    assert_eq!(counts(&timer), (1, 1));
+    sleep(10 * MINUTE).await;
+    assert_eq!(several.looks(), [early]);
+    // The entry is disarmed until it is reset.
+    let requeue = Instant::now() + MINUTE;
+    several.by(requeue);
+    sleep(10 * MINUTE).await;
+    assert_eq!(several.looks(), [early, requeue]);
+    several.by(Instant::now());
+    sleep(MINUTE).await;
+    assert_eq!(several.looks().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_is_set_during_the_callback_is_not_lost() {
+    let timer = Arc::new(Timer::new());
+    // In minutes: the deadlines set in the first callback, the one that it returns, and the times of all callbacks.
+    for (within, says, looks) in [
+        (&[2][..], None, &[1, 2][..]),
+        (&[2], Some(3), &[1, 2]),
+        (&[3, 2], None, &[1, 2]),
+        (&[3], Some(2), &[1, 2]),
+        (&[0], Some(2), &[1, 1]),
+        (&[], Some(2), &[1, 2]),
+        (&[], None, &[1]),
+    ] {
+        let start = Instant::now();
+        let at = |minutes: &u32| start + *minutes * MINUTE;
+        let several = Several::timed(&timer, at(&1));
+        let within: Vec<_> = within.iter().map(at).collect();
+        several.say(&within, says.as_ref().map(at));
+        sleep(10 * MINUTE).await;
+        let looks: Vec<_> = looks.iter().map(at).collect();
+        assert_eq!(several.looks(), looks);
+    }
+    assert_eq!(counts(&timer), (0, 0));
+}
+
+/// During a slow callback, a second timer task handles a deadline that was set meanwhile.
+#[test]
+fn a_deadline_set_during_a_slow_callback_is_handled_by_another_timer_task() {
+    let timer = Arc::new(Timer::new());
+    let now = Instant::now();
+    let several = Several::timed(&timer, now);
+    let (id, due) = timer.take_expired(now).expect("due");
+    several.by(now + MINUTE);
+    let other = timer.run_all_expired(&LatenessTracker::new(now + MINUTE, Timeliness::Late));
+    assert_eq!((several.looks(), other), (vec![now + MINUTE], None));
+    several.say(&[], Some(now + 2 * MINUTE));
+    let requeue = due.run(&LatenessTracker::new(now, Timeliness::OnTime));
+    timer.update(|entries| entries.requeue(id, &requeue));
+    assert_eq!(timer.entries().next_wake, Some(now + 2 * MINUTE));
+}
+
+#[test]
+fn the_callback_gets_the_timeliness() {
+    let now = Instant::now();
+    for (late, tracked, passed) in [
+        (Duration::ZERO, Timeliness::OnTime, Timeliness::OnTime),
+        (RECHECK_TOLERANCE, Timeliness::OnTime, Timeliness::OnTime),
+        (
+            2 * RECHECK_TOLERANCE,
+            Timeliness::OnTime,
+            Timeliness::Delayed,
+        ),
+        (2 * STALL_THRESHOLD, Timeliness::OnTime, Timeliness::Late),
+        (Duration::ZERO, Timeliness::Late, Timeliness::Late),
+    ] {
+        let timer = Arc::new(Timer::new());
+        let several = Several::timed(&timer, now);
+        timer.run_all_expired(&LatenessTracker::new(now + late, tracked));
+        let observed = several.observed.lock().expect("no panic");
+        assert_eq!(*observed, [(now + late, passed)]);
+    }
+}
+
+/// A timer task stops between its turns, and records that expired entries remain.
+#[test]
+fn expired_entries_are_handled_in_turns() {
+    let timer = Arc::new(Timer::new());
+    let now = Instant::now();
+    let all: Vec<_> = (0..3 * MAX_PER_POLL)
+        .map(|_| Several::timed(&timer, now))
+        .collect();
+    let handled = || all.iter().filter(|it| !it.looks().is_empty()).count();
+    let watch = LatenessTracker::new(now + MINUTE, Timeliness::OnTime);
+    let mut turns = 0;
+    while timer.run_expired(&watch).is_some() {
+        turns += 1;
+        assert!(handled() <= turns * MAX_PER_POLL);
+        let looked_at_by = timer.entries().turn_due_at();
+        assert_eq!(looked_at_by, Some(now + MINUTE), "nobody takes over");
+    }
+    assert!(turns >= 2);
+    assert_eq!(handled(), all.len());
+}

@@ -1,0 +1,36 @@
+//! A timeout that migrates with its task to another runtime.
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Handle, Id},
+    time::{Instant, Sleep, sleep_until},
+};
+
+/// Awaits `future` for at most `limit`. Returns `None` on timeout.
+///
+/// tokio's own timeout panics if it is polled after its runtime has ended.
+pub(crate) async fn migrating_timeout<F: Future>(limit: Duration, future: F) -> Option<F::Output> {
+    let end = Instant::now().checked_add(limit);
+    let mut future = pin!(future);
+    let mut sleep: Option<(Id, Pin<Box<Sleep>>)> = None;
+    poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Some(output));
+        }
+        let (Some(end), Ok(here)) = (end, Handle::try_current()) else {
+            return Poll::Pending;
+        };
+        let sleep = match &mut sleep {
+            Some((runtime, sleep)) if *runtime == here.id() => sleep,
+            sleep => &mut sleep.insert((here.id(), Box::pin(sleep_until(end)))).1,
+        };
+        sleep.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}

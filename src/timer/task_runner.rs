@@ -1,0 +1,144 @@
+//! The spawned task that runs a pending task on a runtime.
+
+use std::{
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokio::{runtime::Handle, time::Instant};
+
+use super::{
+    pending_task::{Migration, PendingTask, TaskId},
+    shared::{FAILOVER_DELAY, TimerShared},
+};
+
+/// Maximum number of times that a task migrates: 8. Each of these runtimes ended before the task did.
+pub(super) const MAX_MIGRATIONS: u8 = 8;
+
+/// Runs a pending task on a runtime.
+pub(super) struct TaskRunner {
+    shared: Arc<TimerShared>,
+    id: TaskId,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The timer holds the task, unless another runtime took it.
+    Pending,
+    /// The task was stolen from another runtime.
+    Stolen(PendingTask),
+    Running(PendingTask),
+    /// The task has ended, or is being polled: a task that panics is not polled again.
+    Done,
+}
+
+// === impl TaskRunner ===
+
+impl TaskRunner {
+    /// Runs a task on the current runtime, or on another one. Drops the task if there is no runtime.
+    pub(super) fn start(shared: &Arc<TimerShared>, task: PendingTask) {
+        let here = Handle::try_current().ok();
+        let now = Instant::now();
+        let takeover_at = here.as_ref().and_then(|_| now.checked_add(FAILOVER_DELAY));
+        let (id, wakes_others) = {
+            let mut state = shared.state();
+            if here.is_none() && state.entries.is_empty() {
+                // No runtime can run the task. Its destructor may be the user's, so it is dropped without the lock.
+                drop(state);
+                return drop(task);
+            }
+            let id = state.pending.add(task, takeover_at);
+            let here = here.as_ref().map(Handle::id);
+            let mut entries = state.entries.iter();
+            let wakes_others = entries.any(|entry| Some(entry.runtime) != here)
+                && takeover_at.is_none_or(|at| state.pending.needs_wake(at, now));
+            (id, wakes_others)
+        };
+        if wakes_others {
+            shared.wake.notify_waiters();
+        }
+        if let Some(here) = here {
+            drop(here.spawn(Self::new(shared, id, Stage::Pending)));
+        }
+    }
+
+    /// Runs tasks of other runtimes on the current one. Returns `false` if this one is shutting down.
+    pub(super) fn steal(shared: &Arc<TimerShared>, tasks: Vec<(TaskId, PendingTask)>) -> bool {
+        let mut is_running = true;
+        for (id, task) in tasks {
+            let runner = Self::new(shared, id, Stage::Stolen(task));
+            match Handle::try_current() {
+                Ok(here) if is_running => drop(here.spawn(runner)),
+                // The drop releases the task to yet another runtime.
+                Ok(_) | Err(_) => drop(runner),
+            }
+            is_running &= !shared
+                .state()
+                .pending
+                .waiting
+                .contains_key(&id.without_runtime());
+        }
+        is_running
+    }
+
+    fn new(shared: &Arc<TimerShared>, id: TaskId, stage: Stage) -> Self {
+        Self {
+            shared: shared.clone(),
+            id,
+            stage,
+        }
+    }
+
+    /// Releases a task to the other runtimes. Drops it if there are none, or after [`MAX_MIGRATIONS`].
+    fn release(&self, mut task: PendingTask) {
+        task.migrations += 1;
+        let mut state = self.shared.state();
+        if task.migrations > MAX_MIGRATIONS || state.entries.is_empty() {
+            drop(state);
+            return drop(task);
+        }
+        state
+            .pending
+            .waiting
+            .insert(self.id.without_runtime(), task);
+        drop(state);
+        self.shared.wake.notify_waiters();
+    }
+}
+
+impl Future for TaskRunner {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let task = match mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Pending => self.shared.state().pending.take(self.id),
+            Stage::Stolen(task) | Stage::Running(task) => Some(task),
+            Stage::Done => None,
+        };
+        let Some(mut task) = task else {
+            return Poll::Ready(());
+        };
+        let polled = task.task.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.stage = Stage::Running(task);
+        }
+        polled
+    }
+}
+
+impl Drop for TaskRunner {
+    fn drop(&mut self) {
+        let task = match mem::replace(&mut self.stage, Stage::Done) {
+            // The runtime has ended, or another one has taken the task.
+            Stage::Pending => self.shared.state().pending.take(self.id),
+            Stage::Stolen(task) => Some(task),
+            Stage::Running(task) => (task.migration == Migration::Always).then_some(task),
+            Stage::Done => None,
+        };
+        if let Some(task) = task {
+            self.release(task);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Half a set-up is said once for each layer, with what mends it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace, Policy};
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use serde_json::json;
+use tracing::Level;
+
+use super::cut;
+use crate::{
+    setup::{Lines, Plan, SavedSessions, Server, Sessions, Setup},
+    support::*,
+};
+
+const NESTED: &str =
+    "WARN mcp_cancel_on_disconnect::setup: a request passed two CancelOnDisconnectLayers:";
+const NO_LAYER: &str = "WARN mcp_cancel_on_disconnect::setup: a call reached CancellableSessionManager without CancelOnDisconnectLayer:";
+const TWO_LAYERS: &str = "WARN mcp_cancel_on_disconnect::setup: a CancellableSessionManager has the calls of two \
+    CancelOnDisconnectLayers:";
+const NO_MANAGER: &str = "WARN mcp_cancel_on_disconnect::setup: event ids look like rmcp's, and no CancellableSessionManager binds their calls:";
+const SUPERSEDE: &str = "WARN mcp_cancel_on_disconnect::setup: Policy::supersede has no effect";
+const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: events are in a store:";
+const WAITS: &str =
+    "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call waits for a resume:";
+
+/// Each of the lines begins with one of these, in order.
+fn assert_said(lines: &Lines, expected: &[&str]) {
+    let said = lines.of_layer();
+    assert_eq!(said.len(), expected.len(), "{said:#?}");
+    for (line, start) in said.iter().zip(expected) {
+        assert!(line.starts_with(start), "{start}: {line}");
+    }
+}
+
+async fn assert_works(plan: Plan) -> Setup {
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    setup.assert_usable(&mcp).await;
+    setup.assert_usable(&mcp).await;
+    setup
+}
+
+#[tokio::test]
+async fn what_is_set_up_as_documented_says_nothing() {
+    let lines = Lines::up_to(Level::INFO);
+    for server in [
+        Server::Wrapped,
+        Server::StatelessSse,
+        Server::StatelessJson,
+        Server::Bare,
+    ] {
+        assert_works(Plan::of(server)).await;
+    }
+    let clone = CancelOnDisconnectLayer::new();
+    let app = two_routes(&clone, &clone.clone().grace(Grace::Never));
+    assert_both_work(app).await;
+    assert_said(&lines, &[]);
+}
+
+#[tokio::test]
+async fn a_layer_inside_another_says_that_its_options_have_no_effect() {
+    let lines = Lines::up_to(Level::INFO);
+    let inside = |layer: CancelOnDisconnectLayer| {
+        Plan::of(Server::Wrapped).inside(move |router| router.layer(layer))
+    };
+    let inner = CancelOnDisconnectLayer::new();
+    assert_works(inside(inner.clone())).await;
+    assert_said(&lines, &[NESTED]);
+    // A clone is the same layer, another one is not.
+    assert_works(inside(inner.grace(Grace::Never))).await;
+    assert_said(&lines, &[NESTED]);
+    assert_works(inside(CancelOnDisconnectLayer::new())).await;
+    assert_said(&lines, &[NESTED, NESTED]);
+}
+
+#[tokio::test]
+async fn a_session_manager_without_a_layer_says_that_nobody_sees_hang_ups() {
+    let lines = Lines::up_to(Level::INFO);
+    for servers in 1..=2 {
+        let config = Mode::Session.config();
+        let app = sessions().router(Tools::new(&Witness::new()), config);
+        let served = serve(app).await;
+        let mcp = Mcp::session(served.addr, PATH).await;
+        assert_echoes(&mcp).await;
+        assert_echoes(&mcp).await;
+        assert_said(&lines, &[NO_LAYER].repeat(servers));
+    }
+}
+
+#[tokio::test]
+async fn a_session_manager_behind_two_layers_says_which_of_them_it_does_not_serve() {
+    let lines = Lines::up_to(Level::INFO);
+    let app = two_routes(
+        &CancelOnDisconnectLayer::new(),
+        &CancelOnDisconnectLayer::new(),
+    );
+    assert_both_work(app).await;
+    assert_said(&lines, &[TWO_LAYERS]);
+}
+
+#[tokio::test]
+async fn rmcps_own_sessions_behind_the_layer_are_noticed() {
+    let lines = Lines::up_to(Level::INFO);
+    for servers in 1..=2 {
+        assert_works(Plan::of(Server::LayerOnly)).await;
+        assert_said(&lines, &[NO_MANAGER].repeat(servers));
+    }
+}
+
+#[tokio::test]
+async fn event_ids_that_are_not_rmcps_say_nothing_of_the_session_manager() {
+    let lines = Lines::up_to(Level::INFO);
+    assert_works(Plan::of(Server::LayerOnly).stored()).await;
+    assert_said(&lines, &[]);
+}
+
+#[tokio::test]
+async fn what_a_policy_or_a_store_changes_is_said_once_for_each_layer() {
+    let lines = Lines::up_to(Level::INFO);
+    let superseding = || {
+        let plan = Plan::of(Server::LayerOnly).stored();
+        plan.layer(|layer| layer.policy(|_| Policy::new().supersede()))
+    };
+    for servers in 1..=2 {
+        assert_works(superseding()).await;
+        assert_said(&lines, &[SUPERSEDE].repeat(servers));
+    }
+    drop(lines);
+    let lines = Lines::up_to(Level::INFO);
+    for servers in 1..=2 {
+        let plan = Plan::of(Server::Wrapped).stored().grace(Grace::Auto);
+        let setup = plan.start().await;
+        cut(&setup, &setup.mcp().await).await;
+        cut(&setup, &setup.mcp().await).await;
+        assert_said(&lines, &[STORED].repeat(servers));
+    }
+}
+
+#[tokio::test]
+async fn the_first_call_that_waits_for_its_client_says_what_happens_next_and_what_changes_it() {
+    let lines = Lines::up_to(Level::INFO);
+    for servers in 1..=2 {
+        let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
+        cut(&setup, &setup.mcp().await).await;
+        cut(&setup, &setup.mcp().await).await;
+        assert_said(&lines, &[WAITS].repeat(servers));
+    }
+    let said = lines.of_layer().remove(0);
+    for part in [
+        "after the grace (20 s or more by default) the call is cancelled",
+        "CancelOnDisconnectLayer::grace",
+        "Grace::Immediate",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    drop(lines);
+    let lines = Lines::up_to(Level::INFO);
+    let setup = Plan::of(Server::Wrapped).grace(Grace::Never).start().await;
+    cut(&setup, &setup.mcp().await).await;
+    assert_said(&lines, &[]);
+}
+
+/// It restores its session, which no session manager has when its body is read.
+#[tokio::test]
+async fn the_first_call_of_a_restored_session_does_not_say_that_supersede_has_no_effect() {
+    let store = Arc::new(SavedSessions::default());
+    let plan = || {
+        let store = store.clone();
+        let plan = Plan::of(Server::Wrapped).config(move |mut config| {
+            config.session_store = Some(store);
+            config
+        });
+        plan.layer(|layer| layer.policy(|_| Policy::new().supersede()))
+    };
+    let first = plan().start().await;
+    let mcp = first.mcp().await;
+    let lines = Lines::up_to(Level::WARN);
+    let second = plan().start().await;
+
+    second.assert_usable(&mcp.at(second.served.addr)).await;
+
+    assert_said(&lines, &[]);
+}
+
+/// Its client polls, and was there all the time.
+#[tokio::test]
+async fn a_stream_that_the_server_ends_says_nothing_of_a_client_that_went_away() {
+    let lines = Lines::up_to(Level::INFO);
+    let setup = Plan::of(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    let session = mcp.session_id().expect("a session");
+    let handle = setup.sessions.local().sessions.read().await[session].clone();
+    let closed = handle.close_sse_stream(0, None).await;
+    closed.expect("it is closed");
+    setup.events.detached(&mcp, 1).await;
+
+    assert_said(&lines, &[]);
+}
+
+// === The parts ===
+
+fn sessions() -> Sessions {
+    let local = LocalSessionManager::default();
+    Sessions::Wrapped(Arc::new(CancellableSessionManager::new(local)))
+}
+
+/// One session manager on two routes, with a layer on each.
+fn two_routes(one: &CancelOnDisconnectLayer, other: &CancelOnDisconnectLayer) -> Router {
+    let sessions = sessions();
+    let route = || sessions.router(Tools::new(&Witness::new()), Mode::Session.config());
+    Router::new()
+        .nest("/one", route().layer(one.clone()))
+        .nest("/other", route().layer(other.clone()))
+}
+
+async fn assert_both_work(app: Router) {
+    let served = serve(app).await;
+    for path in ["/one/mcp", "/other/mcp"] {
+        let mcp = Mcp::session(served.addr, path).await;
+        assert_echoes(&mcp).await;
+        assert_echoes(&mcp).await;
+    }
+}
+
+async fn assert_echoes(mcp: &Mcp) {
+    let mut call = mcp.call(1, "echo", json!({ "text": "hello" })).await;
+    let answer = call.answer().await.expect("an answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "hello");
+}
