@@ -41,7 +41,7 @@ pub(super) struct LineRateLimit {
 impl SessionLogId {
     /// Returns the hash of a session id. It is stable within this process only.
     pub(super) fn of(id: &str) -> Self {
-        Self(SessionIds::Hashed.shown(id).unwrap_or_default().into())
+        Self(SessionIds::Hashed.display(id).unwrap_or_default().into())
     }
 }
 
