@@ -11,22 +11,28 @@ use std::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll, ready},
+    task::{self, Context, Poll},
+    time::Duration,
 };
 
 use async_trait::async_trait;
-use futures_util::{Stream, TryFutureExt, future::Either};
+use futures_util::{
+    Stream, TryFutureExt,
+    future::{Either, ready},
+    stream,
+};
 use mcp_cancel_on_disconnect::{
     CancellableSessionManager, observe::SessionEvent, transport::CancellableTransport,
 };
 use pin_project_lite::pin_project;
 use rmcp::{
-    model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
+    model::{ClientJsonRpcMessage, ErrorData, ServerJsonRpcMessage},
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
         session::{EventStore, ServerSseMessage, SessionId},
     },
 };
+use tokio::time::timeout;
 use tracing::warn;
 
 use crate::{
@@ -65,6 +71,14 @@ pub(crate) trait Closes: Send + Sync {
 
     async fn close(&self, session: &str);
 }
+
+/// The error of a call that does not begin.
+pub(crate) const NOT_BEGUN: &str =
+    "the call has not begun: the server does not know whether it still has the session; try again";
+
+/// How long a call whose body arrived may wait until it is known whether its session is still here: 10 s. Chosen because it is known in
+/// less once the directory answers.
+const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {
     /// A stream of which the events say whose they are.
@@ -213,11 +227,16 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         });
         // This process may have stood still while rmcp read the body.
         let created = if self.heart.may_serve(id) {
-            Either::Left(self.inner.create_stream(id, message))
+            let created = self.inner.create_stream(id, message);
+            Either::Left(created.map_ok(Either::Left))
         } else {
             Either::Right(Box::pin(async move {
-                self.heart.until_decided(id).await;
-                self.inner.create_stream(id, message).await
+                let decided = timeout(UNDECIDED_TIMEOUT, self.heart.until_decided(id));
+                if decided.await.is_err() {
+                    return Ok(Either::Right(stream::once(ready(not_begun(&message)))));
+                }
+                let created = self.inner.create_stream(id, message).await?;
+                Ok(Either::Left(created))
             }))
         };
         created.map_ok(|events| self.sign(events, id, call, String::new()))
@@ -278,6 +297,16 @@ impl<M> fmt::Debug for ClusterSessionManager<M> {
     }
 }
 
+/// Answers a request that does not begin, because another instance may have its session.
+fn not_begun(message: &ClientJsonRpcMessage) -> ServerSseMessage {
+    let id = match message {
+        ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
+        _ => None,
+    };
+    let error = ErrorData::internal_error(NOT_BEGUN, None);
+    ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, id))
+}
+
 #[async_trait]
 impl<M: SessionManager> Closes for CancellableSessionManager<M> {
     async fn has(&self, session: &str) -> bool {
@@ -307,7 +336,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
         let this = self.project();
-        let Some(mut event) = ready!(this.events.poll_next(cx)) else {
+        let Some(mut event) = task::ready!(this.events.poll_next(cx)) else {
             this.watched.is_at_its_end = true;
             return Poll::Ready(None);
         };

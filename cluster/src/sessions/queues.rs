@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tokio::time::Instant;
 
 use crate::{
-    directory::Registration,
+    directory::{KEPT, Registration},
     ids::{Epoch, SessionHash, Tombstone},
 };
 
@@ -40,12 +40,17 @@ pub(super) struct Queues {
     pub(super) again_under_way: usize,
     /// Deleted sessions of which the directory has no tombstone yet.
     pub(super) deleted: VecDeque<Deleted>,
+    /// Deleted sessions of which the directory has a tombstone, the oldest first, and since when. A directory that comes back with older
+    /// data is given them again. Not more than [`MAX_DELETED`].
+    buried: VecDeque<(Instant, SessionHash, Epoch)>,
 }
 
 pub(super) struct Deleted {
     pub(super) session: SessionHash,
     pub(super) epoch: Epoch,
     pub(super) is_under_way: bool,
+    /// The directory had a tombstone, and may have lost it.
+    pub(super) is_again: bool,
 }
 
 // === impl Queues ===
@@ -58,5 +63,44 @@ impl Queues {
             &mut self.fresh
         };
         queue.pop_front()
+    }
+
+    /// The directory has a tombstone of a session.
+    pub(super) fn bury(&mut self, session: SessionHash) {
+        let mut deleted = self.deleted.iter();
+        let Some(at) = deleted.position(|deleted| deleted.session == session) else {
+            return;
+        };
+        if let Some(Deleted { session, epoch, .. }) = self.deleted.remove(at) {
+            let now = Instant::now();
+            self.buried.push_back((now, session, epoch));
+            let is_over = |since: Instant| now - since >= KEPT;
+            while self.buried.len() > MAX_DELETED
+                || self
+                    .buried
+                    .front()
+                    .is_some_and(|(since, ..)| is_over(*since))
+            {
+                self.buried.pop_front();
+            }
+        }
+    }
+
+    /// The directory may have lost all tombstones.
+    pub(super) fn bury_again(&mut self) {
+        let lost = self.buried.drain(..).map(|(_, session, epoch)| Deleted {
+            session,
+            epoch,
+            is_under_way: false,
+            is_again: true,
+        });
+        self.deleted.extend(lost);
+    }
+
+    /// Whether some of what the directory has had, and may have lost, is not written again yet.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.again.is_empty()
+            || self.again_under_way > 0
+            || self.deleted.iter().any(|deleted| deleted.is_again)
     }
 }

@@ -252,6 +252,7 @@ impl Sessions {
                 session,
                 epoch,
                 is_under_way: false,
+                is_again: false,
             });
             if work.deleted.len() > MAX_DELETED {
                 work.deleted.pop_front();

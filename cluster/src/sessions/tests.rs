@@ -297,6 +297,28 @@ fn a_deleted_session_is_told_of_until_it_is_removed() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it() {
+    let (sessions, _lost) = written(&["a"]);
+    let end = |id: &str| {
+        sessions.deleted(id);
+        assert_eq!(deletions(&sessions), [hash(id)]);
+        sessions.deleted_there(hash(id), true);
+    };
+    end("a");
+    for _ in 0..2 {
+        assert!(!sessions.is_behind() && !sessions.is_deleted(hash("a")));
+        sessions.write_all_again();
+        assert!(sessions.is_behind() && sessions.is_deleted(hash("a")));
+        assert_eq!(deletions(&sessions), [hash("a")]);
+        sessions.deleted_there(hash("a"), true);
+    }
+    tokio::time::advance(crate::directory::KEPT).await;
+    end("b");
+    sessions.write_all_again();
+    assert_eq!(deletions(&sessions), [hash("b")]);
+}
+
 #[test]
 fn deleted_sessions_are_bounded() {
     let (sessions, _lost) = Sessions::new(me());

@@ -31,6 +31,7 @@ impl Sessions {
 
     /// Everything is to be written again.
     pub(crate) fn write_all_again(&self) {
+        self.work().bury_again();
         self.queue_again(|_| true);
     }
 
@@ -84,8 +85,7 @@ impl Sessions {
 
     /// Whether some of what is to be written again is not yet.
     pub(crate) fn is_behind(&self) -> bool {
-        let work = self.work();
-        !work.again.is_empty() || work.again_under_way > 0
+        self.work().is_behind()
     }
 
     /// What is to be written next: first what was deleted, then new sessions, then those that are written again.
@@ -194,7 +194,7 @@ impl Sessions {
         {
             let mut work = self.work();
             if is_there {
-                work.deleted.retain(|deleted| deleted.session != session);
+                work.bury(session);
             } else {
                 let mut deleted = work.deleted.iter_mut();
                 if let Some(deleted) = deleted.find(|deleted| deleted.session == session) {

@@ -184,6 +184,33 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     heart.abort();
 }
 
+/// The directory comes back with data from before another instance had the session.
+#[tokio::test]
+async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_lost_its_tombstone()
+{
+    let directory = directory();
+    let Island { a, b, .. } = Island::start(&directory).await;
+    let mcp = a.session().await;
+    let older = directory.memory.take_snapshot();
+    stands_still(&a).await;
+    let at_b = b.client_of(&mcp);
+    assert_eq!(echo(&at_b, 1).await, 1);
+    assert_eq!(at_b.delete().await, 202);
+    pass(BEAT).await;
+    assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
+
+    directory.memory.load_snapshot(&older);
+    assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
+    let mut late = mcp.call(2, "hold", json!({ "label": "late" })).await;
+    let heart = goes_on(&a);
+    pass(2 * SETTLED).await;
+    assert_eq!(late.head().await.status, 503);
+    assert_eq!(a.witness.starts("late"), 0);
+    assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
+    assert_eq!(status(&mcp, 3).await, 404);
+    heart.abort();
+}
+
 /// The body of a call arrives after a stop, its head before.
 #[tokio::test]
 async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_whose_its_session_is()
@@ -208,6 +235,37 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
     let heart = goes_on(&a);
     let head = within("a head", call.head()).await;
     assert_eq!((head.status, a.witness.starts("late")), (503, 0));
+    heart.abort();
+}
+
+/// The same, and the directory does not answer after the stop.
+#[tokio::test]
+async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_without_a_limit() {
+    let directory = directory();
+    let a = Node::start(&directory).await;
+    a.settles().await;
+    let mcp = a.session().await;
+    let mut call = Connection::open(a.public.as_ref().unwrap().addr).await;
+    let heads = a.seen.lock().unwrap().len();
+    let request = mcp.call_request(7, "hold", json!({ "label": "late" }));
+    call.send_chunked_head(&request).await;
+    while a.seen.lock().unwrap().len() == heads {
+        yield_now().await;
+    }
+    stands_still(&a).await;
+    directory.set(Fault::Fails);
+    let heart = goes_on(&a);
+    let message = mcp.call_message(7, "hold", json!({ "label": "late" }));
+    call.chunk(message.to_string().as_bytes()).await;
+    call.end_chunks().await;
+    all_else().await;
+    pass(10 * SECOND).await;
+    let answer = within("an answer", call.answer()).await.unwrap();
+    assert_eq!(
+        (&answer["id"], &answer["error"]["code"]),
+        (&json!(7), &json!(-32603))
+    );
+    assert_eq!(a.witness.starts("late"), 0);
     heart.abort();
 }
 

@@ -27,6 +27,7 @@ use super::{
     time::{HostId, Ms, Post, WORLD},
     watcher::{self, Answer, Check, Watcher},
 };
+use crate::manager::NOT_BEGUN;
 
 /// How long a request may wait for its head, unless its call has begun: the head limit, a lease, and what it takes to claim.
 const HEAD_LIMIT: Ms = 25_000;
@@ -699,6 +700,9 @@ fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
     let said = message["error"]["message"].as_str().unwrap_or_default();
     if said.contains("gone") {
         return Some(Answer::Gone);
+    }
+    if said == NOT_BEGUN {
+        return Some(Answer::NotBegun);
     }
     Some(Answer::Other(message.to_string()))
 }

@@ -13,7 +13,7 @@
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
 //! | [`Check::Directory`] (e) | an entry of what is gone |
 //! | [`Check::Waits`] | a request without a head for longer than any limit, whose call has not begun |
-//! | [`Check::Twice`] | a call that begins twice |
+//! | [`Check::Twice`] | a call that begins twice, or after its client was told that it does not |
 //! | [`Check::Status`] | a status that no rule has |
 //! | [`Check::Panic`] | a panic of any task |
 //!
@@ -101,6 +101,8 @@ pub(super) enum Answer {
     Done,
     /// Its server is gone, and has left no answer.
     Gone,
+    /// It does not begin.
+    NotBegun,
     Other(String),
 }
 
@@ -358,7 +360,11 @@ impl Watcher {
         let Some(call) = log.calls.get_mut(label) else {
             return;
         };
-        if let Some((before, _)) = call.begun.replace((host, now)) {
+        if call.answer == Some(Answer::NotBegun) {
+            let what =
+                format!("{label} begins on {host}, and its client was told that it does not");
+            log.fail(Check::Twice, now, what);
+        } else if let Some((before, _)) = call.begun.replace((host, now)) {
             let what = format!("{label} begins on {host}, and has begun on {before}");
             log.fail(Check::Twice, now, what);
         }
@@ -761,6 +767,9 @@ impl Log {
         }
         match (answer, call.ended) {
             (Answer::Done, _) => None,
+            (Answer::NotBegun, _) => call
+                .begun
+                .map(|(host, _)| format!("it has begun on {host}")),
             (Answer::Other(_), Some((End::Cancelled, _))) => None,
             (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
             (Answer::Gone, Some((End::Done, at))) => {
