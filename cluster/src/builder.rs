@@ -247,7 +247,7 @@ impl ClusterBuilder {
     ///
     /// The lease may have lapsed when the directory has not answered for 6 s. By default such requests are served. Another instance that
     /// reaches the directory may claim a session meanwhile, and then both serve it until the directory answers again. With this option
-    /// these requests get 503 with `Retry-After`. A call that has begun goes on.
+    /// these requests get 503 with `Retry-After`. A call that has begun continues.
     ///
     /// ```
     /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};

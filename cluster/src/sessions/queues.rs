@@ -40,7 +40,7 @@ pub(super) struct Queues {
     pub(super) again_under_way: usize,
     /// Deleted sessions of which the directory has no tombstone yet.
     pub(super) deleted: VecDeque<Deleted>,
-    /// Deleted sessions of which the directory has a tombstone, the oldest first, and since when. A directory that comes back with older
+    /// Deleted sessions of which the directory has a tombstone, the oldest first, and since when. A directory that returns with older
     /// data is given them again. Not more than [`MAX_DELETED`].
     buried: VecDeque<(Instant, SessionHash, Epoch)>,
 }

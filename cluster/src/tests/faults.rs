@@ -184,7 +184,7 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     heart.abort();
 }
 
-/// The directory comes back with data from before another instance had the session.
+/// The directory returns with data from before another instance had the session.
 #[tokio::test]
 async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_lost_its_tombstone()
 {
@@ -349,7 +349,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
     assert_eq!(call.answer().await.unwrap()["id"], 1);
 }
 
-/// The directory comes back empty, and takes no answers for longer than a lease lasts.
+/// The directory returns empty, and takes no answers for longer than a lease lasts.
 #[tokio::test]
 async fn no_answer_is_denied_that_is_still_to_be_written_again() {
     let memory = MemoryDirectory::default();

@@ -98,7 +98,7 @@ impl Setup {
             tools = tools.on_start(on_start);
         }
         let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
-        // rmcp's keep-alive goes by the system's clock. Where tokio's is ahead of that, each comment is due at once.
+        // rmcp's keep-alive uses the system's clock. Where tokio's is ahead of that, each comment is due at once.
         let mut config = Mode::Session.config().with_sse_keep_alive(None);
         if self.is_stored {
             config.session_store = Some(Arc::new(cluster.clone()));

@@ -13,7 +13,7 @@
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
 //! | [`Check::Directory`] (e) | an entry of what is gone |
 //! | [`Check::Waits`] | a request without a head for longer than any limit, whose call has not begun |
-//! | [`Check::Twice`] | a call that begins twice, or after its client was told that it does not |
+//! | [`Check::Twice`] | a call that begins twice, or after its client got the error that it does not |
 //! | [`Check::Status`] | a status that no rule has |
 //! | [`Check::Panic`] | a panic of any task |
 //!
