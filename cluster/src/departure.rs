@@ -122,6 +122,13 @@ impl Departure {
         }
     }
 
+    /// Returns when no call of a session is in flight.
+    pub(crate) async fn until_idle(&self, id: &str) {
+        if let Some(door) = self.sessions.door(id) {
+            door.until_empty(|| self.is_idle(id)).await;
+        }
+    }
+
     /// Waits until no call of a session is in flight, and gives it up.
     pub(crate) async fn hand_over(&self, id: &str) {
         if let Some(door) = self.sessions.door(id) {

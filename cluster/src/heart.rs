@@ -25,11 +25,14 @@ use futures_util::{
 use tokio::{
     select,
     sync::Notify,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
 pub(crate) use self::soundness::SETTLED;
-use self::soundness::Soundness;
+use self::{
+    lane::{Kind, Lane},
+    soundness::Soundness,
+};
 use crate::{
     answers::Answers,
     directory::{Claim, Directory, DirectoryError, EngineRun, LIMIT, Leases, Limited, Status},
@@ -40,6 +43,7 @@ use crate::{
     warn_rarely::WarnRarely,
 };
 
+mod lane;
 mod soundness;
 
 /// How often the lease is renewed: every 2 s, so that it outlives two beats that get lost.
@@ -53,6 +57,9 @@ const REFRESH: Duration = Duration::from_secs(10);
 
 /// Maximum number of batches on their way to the directory at once: 8. A directory 300 ms away then takes 3,000 sessions a second.
 const MAX_WRITES: usize = 8;
+
+/// Maximum number of batches of deletions on their way to the directory at once: 4.
+const MAX_DELETIONS: usize = 4;
 
 /// How many contested sessions are claimed back at once: 64.
 const MAX_CLAIMS_AT_ONCE: usize = 64;
@@ -265,21 +272,34 @@ impl Heart {
     /// Writes what there is to be written, for ever.
     async fn writes(&self) -> Infallible {
         let mut under_way = FuturesUnordered::new();
+        // A deletion that fails or takes long holds up no session.
+        let lane = |most| Lane::new(most, BEAT_AWAY);
+        let (mut entries, mut deletions) = (lane(MAX_WRITES), lane(MAX_DELETIONS));
         loop {
             if !self.soundness().is_away() {
-                while under_way.len() < MAX_WRITES
-                    && let Some(work) = self.sessions.next_work()
+                while entries.has_room()
+                    && let Some(work) = self.sessions.next_entries()
                 {
                     under_way.push(self.write(work));
+                    entries.under_way += 1;
+                }
+                while deletions.has_room()
+                    && let Some(work) = self.sessions.next_deletions()
+                {
+                    under_way.push(self.write(work));
+                    deletions.under_way += 1;
                 }
                 if !self.sessions.is_behind() {
                     self.wrote_all();
                 }
             }
             select! {
-                Some(is_done) = under_way.next() => if !is_done {
-                    sleep(BEAT_AWAY).await;
+                Some((kind, is_done)) = under_way.next() => match kind {
+                    Kind::Entries => entries.ended(is_done),
+                    Kind::Deletions => deletions.ended(is_done),
                 },
+                () = entries.resumes() => {}
+                () = deletions.resumes() => {}
                 () = self.sessions.until_work() => {}
                 () = self.back.notified() => {}
             }
@@ -288,15 +308,24 @@ impl Heart {
 
     /// Writes what there is to be written now.
     async fn writes_all(&self) {
-        while let Some(work) = self.sessions.next_work() {
-            if !self.write(work).await {
+        let next = || {
+            self.sessions
+                .next_deletions()
+                .or_else(|| self.sessions.next_entries())
+        };
+        while let Some(work) = next() {
+            if !self.write(work).await.1 {
                 return;
             }
         }
     }
 
-    /// Returns whether the directory took it.
-    async fn write(&self, work: Work) -> bool {
+    /// Also returns whether the directory took it.
+    async fn write(&self, work: Work) -> (Kind, bool) {
+        let kind = match &work {
+            Work::Delete(_) => Kind::Deletions,
+            Work::Enter(_) => Kind::Entries,
+        };
         let written = match work {
             Work::Delete(batch) => {
                 let deletions = batch.into_iter().map(|(session, tombstone)| async move {
@@ -322,7 +351,7 @@ impl Heart {
                 "{error}: sessions of this instance are not written yet"
             ));
         }
-        written.is_ok()
+        (kind, written.is_ok())
     }
 
     fn wrote_all(&self) {

@@ -73,7 +73,7 @@ pin_project! {
 pin_project! {
     #[project = KindProjected]
     enum Kind<F, E> {
-        Here { #[pin] future: F, visit: Option<Visit> },
+        Here { #[pin] future: F, visit: Option<Visit>, router: Arc<Router> },
         /// What comes of it may be a new session.
         Opening { #[pin] future: F, router: Arc<Router> },
         Elsewhere { future: Elsewhere<E> },
@@ -146,7 +146,9 @@ where
             return ClusterFuture::opening(future, self.router.clone());
         }
         match self.router.localize(&mut request) {
-            Localized::Nothing => ClusterFuture::here(self.inner.call(request), visit),
+            Localized::Nothing => {
+                ClusterFuture::here(self.inner.call(request), visit, self.router.clone())
+            }
             localized => {
                 let (router, mut inner) = (self.router.clone(), self.inner.clone());
                 ClusterFuture::elsewhere(async move {
@@ -168,8 +170,12 @@ impl<S: fmt::Debug> fmt::Debug for ClusterService<S> {
 // === impl ClusterFuture ===
 
 impl<F, E> ClusterFuture<F, E> {
-    fn here(future: F, visit: Option<Visit>) -> Self {
-        let kind = Kind::Here { future, visit };
+    fn here(future: F, visit: Option<Visit>, router: Arc<Router>) -> Self {
+        let kind = Kind::Here {
+            future,
+            visit,
+            router,
+        };
         Self { kind }
     }
 
@@ -194,9 +200,13 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().kind.project() {
-            KindProjected::Here { future, visit } => {
+            KindProjected::Here {
+                future,
+                visit,
+                router,
+            } => {
                 let response = ready!(future.poll(cx))?.into_response();
-                Poll::Ready(Ok(unless_lost(response, visit.as_ref())))
+                Poll::Ready(Ok(unless_lost(router, response, visit.as_ref())))
             }
             KindProjected::Opening { future, router } => {
                 let response = ready!(future.poll(cx))?;

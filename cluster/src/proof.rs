@@ -25,9 +25,6 @@ use crate::{
     turned_away::NOTED_WITHIN,
 };
 
-/// How far two clocks may drift apart during a grace: 1 s.
-const DRIFT: Duration = Duration::from_secs(1);
-
 /// A heartbeat may lack clients that arrived in this time before it was written: 1.25 s. It was composed for its way to the directory, and
 /// may have been [`LIMIT`] on it.
 const UNNOTED: Duration = NOTED_WITHIN.saturating_add(LIMIT);
@@ -77,10 +74,9 @@ impl Wait {
 
     /// The same, because an instance turned a client away so long ago.
     fn longer_since(self, away: Duration) -> Option<Duration> {
-        // A client that was turned away before this call lost its own is another one.
-        let is_since = away <= self.lasted + DRIFT;
-        let left = self.backoff.saturating_sub(away);
-        (is_since && !left.is_zero()).then_some(left)
+        // Also before this call lost its client: that may have been noticed late. The next heartbeat may carry a later time.
+        let left = (self.backoff + BEAT + UNNOTED).saturating_sub(away);
+        (!left.is_zero()).then_some(left)
     }
 }
 
@@ -199,9 +195,11 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_was_turned_away_since_its_call_lost_it_is_waited_for() {
-        assert_eq!(longer(1, Some(0)), Some(40 * SECOND));
-        assert_eq!(longer(1, Some(23)), Some(17 * SECOND));
-        assert_eq!(longer(1, Some(25)), None, "it was another one");
+    fn a_client_that_was_turned_away_is_waited_for_also_if_its_call_lost_it_later() {
+        let longest = 40 * SECOND + BEAT + UNNOTED;
+        for away in [0, 23, 25] {
+            assert_eq!(longer(1, Some(away)), Some(longest - away * SECOND));
+        }
+        assert_eq!(longer(1, Some(44)), None, "it has given up");
     }
 }

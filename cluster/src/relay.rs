@@ -182,7 +182,7 @@ impl Relay {
         Err(match failure {
             Failure::Broken if is_unsent => Failure::Unreachable,
             // A POST without a body may have begun, too.
-            Failure::Silent if is_call && !is_unsent => Failure::Broken,
+            Failure::Silent | Failure::Unreachable if is_call && !is_unsent => Failure::Broken,
             failure => failure,
         })
     }

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use http::{Request, Response};
 
-use crate::{arrivals::Expected, door::Visit, way::Refusal};
+use crate::{arrivals::Expected, door::Visit, held::Held, way::Refusal};
 
 /// Where a request came to.
 pub(crate) enum Routed {
@@ -36,4 +36,16 @@ pub(crate) enum Taken {
     /// It is another's by now.
     Elsewhere,
     Refused(Refusal),
+}
+
+// === impl Routed ===
+
+impl Routed {
+    pub(crate) fn here(held: Held, expected: Option<Expected>) -> Self {
+        match held.into_request() {
+            Some(request) => Self::Here(request, expected),
+            // `Way` does not serve a request here that is not whole.
+            None => Self::Answered(Refusal::Again.into()),
+        }
+    }
 }

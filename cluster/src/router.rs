@@ -165,6 +165,12 @@ impl Router {
             return HandedOver::Answered(Refusal::Again.into());
         };
         if errand == Errand::Call {
+            self.departure.until_idle(&id).await;
+        }
+        if matches!(errand, Errand::Call | Errand::Stream) && !self.can_be_claimed(&id).await {
+            return HandedOver::Answered(self.turn_away(Refusal::NotSound));
+        }
+        if errand == Errand::Call {
             self.departure.hand_over(&id).await;
         } else if errand == Errand::Stream {
             self.departure.try_hand_over(&id);
@@ -173,6 +179,23 @@ impl Router {
             Some(presence) => HandedOver::Not(request, presence),
             None => HandedOver::Moved(request),
         }
+    }
+
+    /// Whether the directory has a session as this instance's, so that a peer can claim it once it is given up. If it has lost an open one,
+    /// that is written again.
+    async fn can_be_claimed(&self, id: &str) -> bool {
+        let session = SessionHash::of(id);
+        if !self.sessions.is_open(session) {
+            return true;
+        }
+        let look = self.directory.look(session).await;
+        let is_mine =
+            |look: Look| matches!(look.record, Some(Record::Owned(is)) if is.owner == self.me);
+        let is_there = look.is_ok_and(is_mine);
+        if !is_there {
+            self.sessions.write_again(session);
+        }
+        is_there
     }
 
     /// Has a request that is served here name its event so that this instance understands it.
@@ -284,7 +307,7 @@ impl Router {
                 }
                 Step::Take => {
                     let coming = expected.unwrap_or_else(|| self.arrivals.expect(session));
-                    return served(waiting, here(held, Some(coming)));
+                    return served(waiting, Routed::here(held, Some(coming)));
                 }
                 // The directory has none. What is open here all the same is not this instance's any more, or is written again.
                 Step::Serve if self.sessions.is_open(session) => {
@@ -293,7 +316,7 @@ impl Router {
                 }
                 Step::Serve | Step::HandOver | Step::Moved => {
                     self.until_closed(&id).await;
-                    return served(waiting, here(held, None));
+                    return served(waiting, Routed::here(held, None));
                 }
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
@@ -422,12 +445,4 @@ fn served(waiting: Option<Waiting>, routed: Routed) -> Routed {
         waiting.served();
     }
     routed
-}
-
-fn here(held: Held, expected: Option<Expected>) -> Routed {
-    match held.into_request() {
-        Some(request) => Routed::Here(request, expected),
-        // `Way` does not come here with a request that is not whole.
-        None => Routed::Answered(Refusal::Again.into()),
-    }
 }

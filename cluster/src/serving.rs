@@ -204,6 +204,12 @@ async fn bring<S: Inner>(
         _ => false,
     };
     let has_failed = turn.is_some() && has_failed;
+    if turn.is_some()
+        && served.status().is_success()
+        && let Some(id) = &session
+    {
+        router.sessions.is_restored(id);
+    }
     let response = unless_failed(router, session.as_deref(), served, has_failed);
     Ok(Brought::Served(response))
 }
@@ -253,7 +259,7 @@ pub(crate) async fn serve<S: Inner>(
     match localized {
         Localized::Nothing => {
             let response = served.await?.into_response();
-            Ok(unless_lost(response, visit.as_ref()))
+            Ok(unless_lost(router, response, visit.as_ref()))
         }
         Localized::Here(call) => Ok(resuming(call, served).await?.into_response()),
         Localized::Lost(lost) => {
@@ -268,10 +274,14 @@ pub(crate) async fn serve<S: Inner>(
 }
 
 /// A response, or 503 with `Retry-After` if rmcp failed to begin a call because its session was lost meanwhile.
-pub(crate) fn unless_lost(response: Response<Body>, visit: Option<&Visit>) -> Response<Body> {
+pub(crate) fn unless_lost(
+    router: &Router,
+    response: Response<Body>,
+    visit: Option<&Visit>,
+) -> Response<Body> {
     let has_failed = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
     if has_failed && visit.is_some_and(Visit::is_shut) {
-        return Refusal::Again.into();
+        return router.turn_away(Refusal::Again);
     }
     response
 }

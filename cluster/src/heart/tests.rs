@@ -460,6 +460,7 @@ async fn a_burst_of_deletions_to_a_slow_directory_delays_no_new_session() {
     one.sessions.begins("new", new.params);
     let written = timeout(2 * SECOND, one.sessions.until_written(new.session));
     assert!(written.await.is_ok(), "it waits for the deletions");
+    one.sessions.until_all_removed().await;
     assert_eq!(memory.sessions(), 1);
 }
 

@@ -37,6 +37,9 @@ impl Sessions {
                     here.written = Some(Instant::now());
                     here.contested = None;
                     here.renews = here.renews.filter(|_| is_later);
+                    if here.renews.is_none() {
+                        here.unconfirmed = None;
+                    }
                     here.renews.is_some()
                 });
                 if renews {
@@ -46,6 +49,7 @@ impl Sessions {
             Record::Owned(is) => {
                 if let Some(here) = self.shard(session).get_mut(&session) {
                     here.contested = Some(Contested::new(is, &self.contested));
+                    here.unconfirmed = None;
                 }
                 self.contest.notify_one();
             }

@@ -1,9 +1,11 @@
-//! A contested session counts for as long as it is one.
+//! Sessions that count for as long as they are contested, or are to be written again.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
+
+use tokio::time::Instant;
 
 use crate::ids::Ownership;
 
@@ -11,21 +13,48 @@ use crate::ids::Ownership;
 #[derive(Debug)]
 pub(super) struct Contested {
     pub(super) by: Ownership,
-    count: Arc<AtomicUsize>,
+    _counted: Counted,
 }
+
+/// The directory may have lost a session, or another instance may have claimed it, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Unconfirmed {
+    pub(super) since: Instant,
+    _counted: Counted,
+}
+
+#[derive(Debug)]
+struct Counted(Arc<AtomicUsize>);
 
 // === impl Contested ===
 
 impl Contested {
     pub(super) fn new(by: Ownership, count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        let count = count.clone();
-        Self { by, count }
+        let _counted = Counted::new(count);
+        Self { by, _counted }
     }
 }
 
-impl Drop for Contested {
+// === impl Unconfirmed ===
+
+impl Unconfirmed {
+    pub(super) fn new(since: Instant, count: &Arc<AtomicUsize>) -> Self {
+        let _counted = Counted::new(count);
+        Self { since, _counted }
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::AcqRel);
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{
-    contested::Contested,
+    contested::{Contested, Unconfirmed},
     lapse::Lapse,
     lost::{Lost, To},
     roll::{Listed, Roll},
@@ -19,6 +19,8 @@ pub(super) struct Here {
     pub(super) epoch: Epoch,
     /// What the directory has of it, if that has a higher epoch.
     pub(super) contested: Option<Contested>,
+    /// It is to be written again before the directory counts as sound.
+    pub(super) unconfirmed: Option<Unconfirmed>,
     /// The `initialize` parameters, as JSON. Without them there is nothing to be written yet.
     pub(super) params: Option<Arc<[u8]>>,
     /// Since when it is loaded. `None` once it is open.
@@ -43,6 +45,7 @@ impl Here {
             id,
             epoch: Epoch::now(),
             contested: None,
+            unconfirmed: None,
             params: None,
             loaded: None,
             written: None,
@@ -82,6 +85,7 @@ impl Here {
     pub(super) fn was_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
         self.contested = None;
+        let _confirmed = self.unconfirmed.take_if(|it| it.since <= at);
         if let Some(epoch) = renewed {
             self.epoch = self.epoch.max(epoch);
             self.renewed = at;

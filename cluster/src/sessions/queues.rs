@@ -36,8 +36,6 @@ pub(super) struct Queues {
     pub(super) fresh: VecDeque<SessionHash>,
     /// All others.
     pub(super) again: VecDeque<SessionHash>,
-    /// How many batches of those are on their way.
-    pub(super) again_under_way: usize,
     /// Deleted sessions of which the directory has no tombstone yet.
     pub(super) deleted: VecDeque<Deleted>,
     /// Deleted sessions of which the directory has a tombstone, the oldest first, and since when. A directory that returns with older
@@ -97,10 +95,8 @@ impl Queues {
         self.deleted.extend(lost);
     }
 
-    /// Whether some of what the directory has had, and may have lost, is not written again yet.
-    pub(super) fn is_behind(&self) -> bool {
-        !self.again.is_empty()
-            || self.again_under_way > 0
-            || self.deleted.iter().any(|deleted| deleted.is_again)
+    /// Whether a tombstone that the directory has had, and may have lost, is not written again yet.
+    pub(super) fn has_lost_tombstones(&self) -> bool {
+        self.deleted.iter().any(|deleted| deleted.is_again)
     }
 }

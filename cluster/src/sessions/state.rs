@@ -47,6 +47,8 @@ pub(crate) struct Sessions {
     pub(super) work: Mutex<Queues>,
     /// How many sessions are contested: nearly always none.
     pub(super) contested: Arc<AtomicUsize>,
+    /// How many sessions are to be written again before the directory counts as sound.
+    pub(super) unconfirmed: Arc<AtomicUsize>,
     /// There is something to be written.
     pub(super) wake: Notify,
     /// Something was written.
@@ -69,6 +71,7 @@ impl Sessions {
             restores: Mutex::new(Recent::new(MAX_RESTORES, RESTORES_FOR)),
             work: Mutex::default(),
             contested: Arc::default(),
+            unconfirmed: Arc::default(),
             wake: Notify::new(),
             written: Notify::new(),
             contest: Notify::new(),
@@ -135,9 +138,7 @@ impl Sessions {
             let here = shard
                 .entry(session)
                 .or_insert_with(|| Here::new(id, &self.roll));
-            if here.loaded.take().is_some() {
-                lock(&self.restores).remove(session);
-            }
+            here.loaded = None;
         }
         self.write_if_new(session);
     }
@@ -195,6 +196,11 @@ impl Sessions {
         let (now, mut restores) = (Instant::now(), lock(&self.restores));
         let tries = restores.get(session, now).copied().unwrap_or_default();
         restores.insert(session, tries + 1, now);
+    }
+
+    /// A request of a session that was restored was served.
+    pub(crate) fn is_restored(&self, id: &str) {
+        lock(&self.restores).remove(SessionHash::of(id));
     }
 
     /// Whether it was tried so often to restore a session that it cannot be.

@@ -38,7 +38,8 @@ fn names(batch: &Batch) -> Vec<SessionHash> {
 
 /// What is to be written next, if it is no deletion.
 fn next(sessions: &Sessions) -> Option<Batch> {
-    match sessions.next_work()? {
+    assert!(sessions.next_deletions().is_none());
+    match sessions.next_entries()? {
         Work::Enter(batch) => Some(batch),
         Work::Delete(..) => panic!("a deletion"),
     }
@@ -57,7 +58,7 @@ fn next_names(sessions: &Sessions) -> Vec<SessionHash> {
 /// The deletions that are to be written next. They stay to be written.
 fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
     let mut all = Vec::new();
-    while let Some(Work::Delete(batch)) = sessions.next_work() {
+    while let Some(Work::Delete(batch)) = sessions.next_deletions() {
         all.extend(batch.into_iter().map(|(session, _)| session));
     }
     for session in &all {

@@ -1,10 +1,11 @@
 //! What of the sessions is still to be written to the directory.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
+    contested::Unconfirmed,
     here::Here,
     queues::{Batch, Work},
     state::{RESTORED_WITHIN, Sessions, lock},
@@ -32,6 +33,14 @@ impl Sessions {
     /// Everything is to be written again.
     pub(crate) fn write_all_again(&self) {
         self.work().bury_again();
+        let now = Instant::now();
+        for shard in &self.shards {
+            for here in lock(shard).values_mut() {
+                if here.params.is_some() {
+                    here.unconfirmed = Some(Unconfirmed::new(now, &self.unconfirmed));
+                }
+            }
+        }
         self.queue_again(|_| true);
     }
 
@@ -83,19 +92,21 @@ impl Sessions {
         }
     }
 
-    /// Whether some of what is to be written again is not yet.
+    /// Whether something is not written yet that the directory may have lost, or another instance may have claimed.
     pub(crate) fn is_behind(&self) -> bool {
-        self.work().is_behind()
+        self.unconfirmed.load(Ordering::Acquire) > 0 || self.work().has_lost_tombstones()
     }
 
-    /// What is to be written next: first what was deleted, then new sessions, then those that are written again.
-    pub(crate) fn next_work(&self) -> Option<Work> {
-        let deleted = self.take_deleted();
-        if !deleted.is_empty() {
-            return Some(Work::Delete(deleted));
-        }
+    /// The sessions that are to be written next: new ones, then those that are written again.
+    pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Enter)
+    }
+
+    /// The deletions that are to be written next.
+    pub(crate) fn next_deletions(&self) -> Option<Work> {
+        let deleted = self.take_deleted();
+        (!deleted.is_empty()).then_some(Work::Delete(deleted))
     }
 
     fn take_deleted(&self) -> Vec<(SessionHash, Tombstone)> {
@@ -134,7 +145,6 @@ impl Sessions {
         if sessions.is_empty() {
             return None;
         }
-        self.work().again_under_way += usize::from(is_again);
         Some(Batch {
             sessions,
             begun,
@@ -158,7 +168,6 @@ impl Sessions {
                 }
             }
         }
-        self.returns(&batch);
         self.written.notify_waiters();
     }
 
@@ -182,11 +191,6 @@ impl Sessions {
             };
             queue.extend(again);
         }
-        self.returns(&batch);
-    }
-
-    fn returns(&self, batch: &Batch) {
-        self.work().again_under_way -= usize::from(batch.is_again);
     }
 
     /// The directory has the tombstone of a session, or did not take it.

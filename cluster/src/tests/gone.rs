@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 use axum::{Router, body::Body, routing::any};
 use futures_util::future::join;
 use serde_json::{Value, json};
-use test_support::Mcp;
+use test_support::{Mcp, within};
 use tokio::{sync::Notify, time::sleep};
 
 use super::{
     fake::Fake,
     node::{Node, ask, hash, pass},
-    steps::{directory, nobody},
+    steps::{all_else, directory, nobody},
 };
 use crate::{
     directory::{
@@ -84,6 +84,32 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
     pass(STILL_OWNER).await;
     assert_eq!(call.head().await.status, 502);
     hangs.closed().await;
+}
+
+/// A proxy between two instances answers in the place of an owner that has the body of a call.
+#[tokio::test]
+async fn a_call_that_may_have_begun_is_not_begun_again() {
+    let mut answered = Vec::new();
+    for has_ended in [false, true] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = Fake::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        let mut call = mcp.call(1, "hold", json!({ "label": "twice" })).await;
+        // The owner has the whole call by now.
+        let mut relayed = owner.request().await;
+        assert!(!relayed.body.is_empty());
+        if has_ended {
+            owner.ends().await;
+        }
+        relayed
+            .write("HTTP/1.1 503 Service Unavailable\r\nserver: envoy\r\ncontent-length: 0\r\n\r\n")
+            .await;
+        let head = within("a head", call.head()).await;
+        all_else().await;
+        answered.push((head.status, b.witness.starts("twice")));
+    }
+    assert_eq!(answered, [(502, 0), (502, 0)]);
 }
 
 /// Its owner has not asked for its body, and another instance has the session by the time at which the owner is given up.

@@ -23,5 +23,6 @@ mod steps;
 mod strangers;
 mod taking;
 mod turned_away;
+mod unconfirmed;
 
 pub(crate) use self::simulation::wall_clock as simulated_clock;

@@ -1,6 +1,12 @@
 //! Clients that come back, to an instance that cannot reach the owner of their session.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
@@ -8,6 +14,7 @@ use test_support::within;
 use tokio::{
     io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
+    task::yield_now,
     time::Instant,
 };
 
@@ -16,6 +23,7 @@ use super::{
     steps::directory,
 };
 use crate::{
+    cluster::Options,
     directory::{
         LEASE,
         faulty::{Fault, Faulty},
@@ -189,4 +197,79 @@ async fn a_client_whose_owner_answers_is_not_turned_away() {
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
     assert_eq!(b.routing().turned_away.age(Instant::now()), None);
+}
+
+/// The way to the owner breaks, and the former connection is seen to be broken after the client was turned away.
+#[tokio::test]
+async fn a_client_that_was_turned_away_before_its_hang_up_was_seen_keeps_its_call() {
+    let directory = directory();
+    let a = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let a = a.start(&directory).await;
+    let is_reached = Arc::new(AtomicBool::new(true));
+    let reached = is_reached.clone();
+    let b = Setup {
+        filter: PeersFilter::new(move |_| reached.load(Ordering::Relaxed)),
+        ..Setup::default()
+    };
+    let b = b.start(&directory).await;
+    a.settles().await;
+    b.settles().await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let mut call = at_b.call(1, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    let named = call.event().await.unwrap().id.unwrap();
+    a.witness.started("a").await;
+
+    is_reached.store(false, Ordering::Relaxed);
+    let mut resumed = at_b.resume(&named).await;
+    assert_eq!(resumed.head().await.status, 503);
+    pass(2 * SECOND).await;
+    call.fin();
+    while a.calls.detached() == 0 {
+        yield_now().await;
+    }
+    for second in 3..35 {
+        assert!(a.witness.is_running("a"), "{second} s after the 503");
+        pass(SECOND).await;
+    }
+}
+
+/// It waits a little less than `client_backoff` each time, whenever heartbeats are made.
+#[tokio::test]
+async fn a_client_that_comes_again_in_time_keeps_its_call() {
+    let backoff = 5 * SECOND;
+    let options = Options {
+        client_backoff: backoff,
+        ..Options::default()
+    };
+    for phase in 0..8 {
+        let directory = directory();
+        let a = Setup {
+            grace: Grace::After(GRACE),
+            options,
+            ..Setup::default()
+        };
+        let a = a.start(&directory).await;
+        pass(phase * SECOND / 4).await;
+        let b = Setup {
+            filter: PeersFilter::new(|_| false),
+            options,
+            ..Setup::default()
+        };
+        let b = b.start(&directory).await;
+        a.settles().await;
+        b.settles().await;
+        let mcp = a.session().await;
+        let named = a.detach(&mcp, 1, "a").await;
+        for tries in 0..10 {
+            let mut resumed = b.client_of(&mcp).resume(&named).await;
+            assert_eq!(resumed.head().await.status, 503);
+            pass(backoff - SECOND / 4).await;
+            assert!(a.witness.is_running("a"), "phase {phase}, {tries} tries");
+        }
+    }
 }

@@ -50,7 +50,7 @@ return 1
 ";
 
 /// Renews a lease, or makes it if that is asked for, and removes those that have lapsed. Notes when a client was turned away, unless
-/// that is known of a later one. Returns whether there was a lease to renew.
+/// that is known of a later one. A time ahead of the clock, which was set back, becomes now. Returns whether there was a lease to renew.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -59,6 +59,10 @@ for at = 1, #all, 2 do
     local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
     if all[at] == ARGV[10] then
         last = renewed
+        if renewed - now > tonumber(ARGV[7]) then
+            redis.call('HSET', KEYS[1], ARGV[10], string.format('%.0f', now))
+            last = now
+        end
     elseif now - renewed >= tonumber(ARGV[6]) or renewed - now > tonumber(ARGV[7]) then
         redis.call('HDEL', KEYS[1], all[at])
     elseif all[at] == ARGV[1] then

@@ -1,0 +1,159 @@
+//! Sessions that the directory does not have as their instance has them, and what is written late.
+
+use std::time::Duration;
+
+use serde_json::json;
+use test_support::within;
+use tokio::{spawn, time::sleep};
+
+use super::{
+    node::{Node, Setup, hash, pass},
+    steps::{all_else, directory, echo, status},
+};
+use crate::{
+    directory::{
+        DirectoryError, LEASE, MemoryDirectory,
+        contract::owner_of,
+        faulty::{Fault, Faulty, Gate, Work},
+    },
+    filter::PeersFilter,
+    heart::BEAT,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Everything takes this long, and deletions fail.
+#[derive(Debug)]
+struct NoDeletions(Duration);
+
+impl Gate for NoDeletions {
+    fn pass(&self, what: &'static str, work: Work) -> Work {
+        let time = self.0;
+        Box::pin(async move {
+            sleep(time).await;
+            if what == "delete" {
+                return Err(DirectoryError::timed_out());
+            }
+            work.await
+        })
+    }
+}
+
+/// The first write of a restored session fails, and the directory returns empty.
+#[tokio::test]
+async fn a_restored_session_that_is_not_written_is_not_denied() {
+    let memory = MemoryDirectory::default();
+    let [of_a, of_b, of_c] = [(); 3].map(|()| Faulty::new(memory.clone()));
+    let mut a = Node::start(&of_a).await;
+    let (b, c) = (Node::start(&of_b).await, Node::start(&of_c).await);
+    for node in [&a, &b, &c] {
+        node.settles().await;
+    }
+    let mcp = a.session().await;
+    a.dies().await;
+    let at_b = b.client_of(&mcp);
+    of_b.set(Fault::FailsAt("enter"));
+    assert_eq!(echo(&at_b, 1).await, 1);
+    assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(b.me));
+    pass(3 * SECOND).await;
+    memory.restart();
+    for second in 0..40 {
+        pass(SECOND).await;
+        let answered = status(&c.client_of(&mcp), 10 + second).await;
+        assert_eq!(answered, 503, "after {second} s");
+        assert!(b.has(&mcp));
+    }
+}
+
+/// The same, and the directory is away for longer than the lease. Another instance claims the session meanwhile.
+#[tokio::test]
+async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lapse() {
+    let memory = MemoryDirectory::default();
+    let [of_a, of_b, of_c] = [(); 3].map(|()| Faulty::new(memory.clone()));
+    let mut a = Node::start(&of_a).await;
+    let b = Node::start(&of_b).await;
+    let c = Setup {
+        filter: PeersFilter::new(|_| false),
+        ..Setup::default()
+    };
+    let c = c.start(&of_c).await;
+    for node in [&a, &b, &c] {
+        node.settles().await;
+    }
+    pass(BEAT).await;
+    let mcp = a.session().await;
+    a.dies().await;
+    let at_b = b.client_of(&mcp);
+    of_b.set(Fault::FailsAt("enter"));
+    assert_eq!(echo(&at_b, 1).await, 1);
+    of_b.set(Fault::Fails);
+    pass(2 * LEASE).await;
+    assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
+    assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
+    // The directory answers again, and takes 450 ms for everything.
+    of_b.set(Fault::SlowAt("enter", Duration::from_millis(450)));
+    while b.routing().heart.sound_since().is_none() {
+        sleep(Duration::from_millis(5)).await;
+    }
+    let mut call = at_b.call(3, "hold", json!({ "label": "late" })).await;
+    let head = within("a head", call.head()).await.status;
+    all_else().await;
+    assert_eq!(b.witness.starts("late"), 0, "{head}");
+}
+
+/// The directory returns empty, or has evicted a record, while the owner leaves.
+#[tokio::test]
+async fn a_session_that_is_handed_over_while_the_directory_is_empty_is_not_lost() {
+    let mut said = Vec::new();
+    for is_evicted in [false, true] {
+        let directory = directory();
+        let [a, b] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        let at_b = b.client_of(&mcp);
+        assert_eq!(echo(&at_b, 1).await, 1);
+        let cluster = a.cluster.clone();
+        let leaving = spawn(async move { cluster.leave(300 * SECOND).await });
+        // Keeps it from leaving at once.
+        let other = a.session().await;
+        a.detach(&other, 1, "keeps").await;
+        if is_evicted {
+            directory.memory.evict(hash(&mcp));
+        } else {
+            directory.memory.restart();
+        }
+        let first = status(&at_b, 2).await;
+        let mut last = 0;
+        for second in 0..30 {
+            pass(SECOND).await;
+            last = status(&at_b, 10 + second).await;
+            if last != 503 {
+                break;
+            }
+        }
+        said.push((first, last));
+        leaving.abort();
+    }
+    assert_eq!(
+        said.iter().map(|said| said.1).collect::<Vec<_>>(),
+        [200; 2],
+        "{said:?}"
+    );
+}
+
+#[tokio::test]
+async fn new_sessions_begin_although_a_deletion_fails() {
+    for time in [0, 5, 50, 200] {
+        let directory = directory().behind(NoDeletions(Duration::from_millis(time)));
+        let a = Node::start(&directory).await;
+        a.settles().await;
+        let mcp = a.session().await;
+        mcp.delete().await;
+        let mut statuses = Vec::new();
+        for _ in 0..5 {
+            let mut opened = a.initialize().await;
+            statuses.push(within("a head", opened.head()).await.status);
+        }
+        assert!(a.routing().heart.sound_since().is_some());
+        assert_eq!(statuses, [200; 5], "{time} ms");
+    }
+}
