@@ -33,7 +33,7 @@ pub(super) struct PendingTask {
 pub(super) struct PendingTasks {
     pub(super) waiting: BTreeMap<TaskId, PendingTask>,
     last_number: u64,
-    /// When the timer tasks look for takeover_at tasks next. `None` if they were not woken for any.
+    /// When the timer tasks next look for tasks to take over. `None` if they were not woken for any.
     wake_at: Option<Instant>,
 }
 
@@ -75,7 +75,7 @@ impl PendingTasks {
         self.waiting.remove(&id)
     }
 
-    /// Returns `true` if the timer tasks must be woken to look for takeover_at tasks at `takeover_at`.
+    /// Returns `true` if the timer tasks must be woken to look for tasks to take over at `takeover_at`.
     pub(super) fn needs_wake(&mut self, takeover_at: Instant, now: Instant) -> bool {
         let is_earlier = self.wake_at.is_none_or(|at| at <= now || takeover_at < at);
         if is_earlier {

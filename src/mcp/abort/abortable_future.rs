@@ -27,7 +27,7 @@ pin_project! {
     }
 }
 
-/// Which request is request_info.
+/// The request that a handler serves.
 pub(super) struct RequestInfo {
     request: RequestId,
     method: Cow<'static, str>,
