@@ -46,7 +46,7 @@
 //! | [`Event`], [`Observer`] | everything that happens to a call |
 //! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | what events and snapshots have of a call |
 //! | [`observe`] | the rest of what events and snapshots have, and metrics |
-//! | `socket` | clients that hyper does not see go (feature `socket`) |
+//! | `socket` | detects disconnects that hyper misses (feature `socket`) |
 //! | [`body`], [`transport`] | types that pass through the layer and the session manager, for services of your own |
 //! | [`manual`] | [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [several servers](manual::several_servers), [operating](manual::operating), [defaults](manual::defaults) |
 //!

@@ -48,7 +48,7 @@ pub(crate) enum Message<'a> {
     Request(Request<'a>),
     /// Has a `method` and no `id`.
     Notification(Notification<'a>),
-    /// Has a `result` or an `error`, and no `method`. Its id is one of the server's: not a call.
+    /// Has a `result` or an `error`, and no `method`. It answers a request of the server, so its id is not that of a call.
     Response,
 }
 
@@ -171,7 +171,7 @@ fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
 fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, ParseFailure> {
     let mut meta = Meta::default();
     if cursor.next_byte() != Some(b'{') {
-        // No id depends on it: a `_meta` of another type only has no version.
+        // No id depends on it, so a `_meta` of another type just has no version.
         cursor.value()?;
         return Ok(meta);
     }

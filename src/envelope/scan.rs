@@ -63,8 +63,7 @@ impl<'a> Cursor<'a> {
         self.peek()
     }
 
-    /// Opens the object that starts here and reads its first key; `None` if it is empty and closed
-    /// again.
+    /// Opens the object that starts here. Returns its first key, or `None` if it is empty, which also closes it.
     ///
     /// A key is the text between its quotes, as it stands.
     pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
@@ -78,7 +77,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// After a value of an object: the next key, or `None` if the object was closed instead.
+    /// Returns the next key of an object after a value. Returns `None` if the object was closed instead.
     pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.comma_or_close()? {
             self.key().map(Some)
@@ -317,7 +316,7 @@ fn marks(word: u64, wanted: u8) -> u64 {
 ///
 /// A quote belongs to the text if an odd number of backslashes stands right before it. Looking back
 /// from the quotes avoids a stop at every `\n`, and no backslash is read for two quotes.
-// In line, it would take the registers from those that look near.
+// Inlined, it would take registers from the search for a near quote.
 #[inline(never)]
 fn far_closing_quote(text: &[u8]) -> Option<usize> {
     memchr_iter(b'"', text).find(|quote| {

@@ -103,7 +103,7 @@ impl<M: SessionManager> ManagerInner<M> {
         self.hasher.hash_one(request.to_string())
     }
 
-    /// Handles a cancel of the client that the manager accepted.
+    /// Handles a cancel that the client sent and the manager accepted.
     ///
     /// The call may have ended meanwhile, and another call may have its id.
     pub(super) fn client_cancelled(&self, session: &SessionId, request: RequestId, target: CallId) {

@@ -1,4 +1,4 @@
-//! Requests that the calls of a session made to their client and that are unanswered.
+//! The unanswered requests that the calls of a session made to their client.
 
 use std::collections::HashMap;
 

@@ -31,11 +31,11 @@ pub(super) struct CreateStream<F> {
     call: Option<BoundCall>,
     untracked: Option<Box<Untracked>>,
     seal: Option<Box<Seal>>,
-    /// Last, so that the session is in use until the drop of `call` was reported.
+    /// Last, so that the session stays in use until the drop of `call` has been reported.
     used: Option<SessionUse>,
 }
 
-/// An untracked request. It affects an older call with its id only once the manager accepted it.
+/// An untracked request. It affects an older call with its id only once the manager has accepted it.
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
@@ -166,7 +166,7 @@ impl Untracked {
         }
     }
 
-    /// Removes its ids from cancelled calls, and keeps them from calls that are cancelled while it runs.
+    /// Delivers the messages of this call, even if an older call with its ids is cancelled, now or while it runs.
     pub(super) fn resume_delivery(&self) {
         if let Some(used) = &self.used {
             used.suppressed.resume_delivery_untracked(&self.call);

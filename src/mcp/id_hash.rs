@@ -1,7 +1,7 @@
 //! An unkeyed hash of ids that the server issues.
 //!
-//! Every request looks up its session twice. The server issues the ids, so no client can fill a map with ids that collide.
-//! A hash alone gives a client nothing: a look-up compares the id itself, or returns what its client may have already.
+//! Every request looks up its session twice. The server issues the ids, so no client can fill a map with ids that collide. A
+//! collision gives a client nothing: a look-up compares the id itself, or only shows what its client may already have.
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 
@@ -41,7 +41,7 @@ impl Hasher for IdHasher {
         }
     }
 
-    /// What follows a string: nothing else is hashed with it.
+    /// Ignores the terminator of a string, because nothing else is hashed with it.
     fn write_u8(&mut self, _end: u8) {}
 
     fn write_u64(&mut self, word: u64) {
@@ -82,7 +82,7 @@ mod tests {
         }
     }
 
-    /// An event id that collides with an answer's own means that its client has the answer.
+    /// An event id whose hash equals that of an answer's own id counts as proof that the client has the answer.
     #[test]
     fn ids_that_repeat_themselves_differ_by_their_length() {
         let all = (1..64).map(|n| of(&"1".repeat(n)));

@@ -210,7 +210,7 @@ impl<M> ManagerInner<M> {
         self.find_pending_cancel(session, request)
     }
 
-    /// Returns the same for an untracked call.
+    /// Does the same for an untracked call.
     ///
     /// A cancel does not find an untracked call, so the two need another order. A cancel becomes pending before its call is
     /// removed from the registry. This check runs after the look-up of that call.
@@ -292,7 +292,7 @@ impl<M: SessionManager> ManagerInner<M> {
         }
     }
 
-    /// Closes a session as its client asks, even if the client disconnects meanwhile.
+    /// Closes a session at its client's request, even if the client disconnects meanwhile.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         // This may be the first request on this runtime.
         self.timer.ensure_on_current_runtime();
@@ -313,7 +313,7 @@ impl<M: SessionManager> ManagerInner<M> {
         self.end_calls(&id).await;
         let session = self.sessions.remove(&id);
         let closed = self.manager.close_session(&id).await;
-        // rmcp's own has closed a session that it reports as terminated.
+        // rmcp's own manager has closed a session that it reports as terminated.
         let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
         match session {
             Some(session) if is_open => self.sessions.restore(session),
@@ -377,7 +377,8 @@ impl<M: SessionManager> Manager for ManagerInner<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
-            // The inner manager may have other sessions: shared with other code, or restored by itself.
+            // The inner manager may have sessions that this one did not open, because other code shares it, or because it
+            // restored them.
             || self.registry.get().is_some_and(|registry| {
                 registry.has_session(&self.key_of(&session.into()))
             })
@@ -418,7 +419,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
                 self.suppress(&session, call);
                 None
             }
-            // The poller awaits that decision first. Suppressed now, the other call would be suppressed as well.
+            // The caller awaits that decision before it polls this future. Suppressing now would suppress the other call as well.
             None => Some(call.clone()),
         };
         let cancelled = CancelledNotificationParam::new(

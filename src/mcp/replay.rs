@@ -1,8 +1,8 @@
 //! Retained answers, and the stream that a client receives when it resumes.
 //!
-//! The format matters to the TypeScript SDK 1.x: with another one it loses the answer, or resumes without end. For a completed
-//! call the client receives an event that repeats its last event id, then the answer without an id. So a second disconnect
-//! has no other effect than the first. For a cancelled call the client receives the error alone.
+//! The format matters to the TypeScript SDK 1.x: with any other format it loses the answer, or resumes forever. For a completed
+//! call the client receives an event that repeats its last event id, then the answer without an id. So a second disconnect has no
+//! other effect than the first. For a cancelled call the client receives the error alone.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
@@ -38,7 +38,7 @@ const MAX_ARENA_TEXT: usize = 1024;
 
 /// The replay of an answered call by an event store, up to the answer.
 ///
-/// If the store does not have the answer, the retained one is last, or follows after [`REPLAY_EVENT_TIMEOUT`].
+/// If the store does not have the answer, the retained one follows at the end of the replay, or after [`REPLAY_EVENT_TIMEOUT`].
 pub(super) struct ReplayedAnswer<S> {
     replayed: Option<S>,
     request: Option<NumberOrString>,
@@ -107,7 +107,7 @@ fn is_from_text(result: &CallToolResult, text: &str) -> bool {
 /// Returns the result of a tool that returns a string, in a session.
 fn from_text(text: &str) -> CallToolResult {
     let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
-    // Only revisions without sessions have it.
+    // Only protocol revisions without sessions have this field.
     result.result_type = None;
     result
 }

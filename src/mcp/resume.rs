@@ -24,7 +24,7 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// A resume: an event id of a session.
+/// A resume of a session, after an event id.
 pub(super) struct ResumeRequest<'a, M> {
     pub(super) shared: &'a Arc<ManagerInner<M>>,
     pub(super) session: &'a SessionId,
@@ -37,7 +37,7 @@ pub(super) struct ResumeRequest<'a, M> {
 /// The stream of a resume. Boxed, because its type would borrow the request.
 type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 
-/// The manager's reply to a resume, with the permit that the resume still has.
+/// The manager's reply to a resume, with the permit that the resume still holds.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
 /// Also a background reader of the call, because the manager may move the stream from the current reader to this resume.
@@ -95,12 +95,12 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
                 without_suppressed(stream, self.used).right_stream()
             }
         };
-        // The next resume is newer.
+        // Released after the attach, so that the next resume is the newer generation.
         drop(permit);
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id of the inner manager. `None` if it does not belong to this session.
+    /// Returns the event id as the inner manager knows it. `None` if it does not belong to this session.
     fn event_id_inside(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -171,7 +171,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Reads the stream that the manager may already have moved to this resume, although its client disconnected.
     ///
-    /// The stream yields messages, the answer among them, that no other stream yields. The call stays detached, because its
+    /// The stream may yield messages that no other stream yields, the answer among them. The call stays detached, because its
     /// client did not resume.
     fn drain_after_disconnect(
         &self,

@@ -32,7 +32,7 @@ struct CallQueue {
     len: usize,
 }
 
-/// A resume that waits for the permit of its call, or has it. The drop passes the permit on.
+/// A resume that waits for the permit of its call, or has it. Its drop passes the permit on.
 pub(super) struct ResumePermit {
     queue: Arc<ResumeQueue>,
     call: CallId,

@@ -18,7 +18,7 @@ use crate::lock::lock;
 #[derive(Default)]
 pub(super) struct ServeTasks(Mutex<HashMap<task::Id, ServedSession>>);
 
-/// A session that a task serves. Weak, because a task that panicked closes nothing.
+/// A session that a task serves. Weak, because a task that panics never removes its entry.
 struct ServedSession {
     id: SessionId,
     session: Weak<Session>,

@@ -72,7 +72,7 @@ pub(super) struct Session {
     closed: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
-/// The last event that was reported for a session. It can be found, and closed, before its opening is reported.
+/// The last event that was reported for a session. A session can be found, and closed, before its opening is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Notified {
     Nothing,
@@ -81,7 +81,7 @@ enum Notified {
     Closed,
 }
 
-/// A use of a session. The session is not idle until the drop.
+/// A use of a session. The session is not idle before the drop.
 pub(super) struct SessionUse(Arc<Session>);
 
 /// A pending cancel of a session.
@@ -109,7 +109,7 @@ impl Sessions {
     pub(super) fn add(&self, session: Arc<Session>) {
         let id = session.id.clone();
         let former = self.write(&id).insert(id.clone(), session);
-        // When nothing is locked any more.
+        // Reported without the lock.
         if let Some(former) = former {
             former.notify_closed();
         }
@@ -320,7 +320,7 @@ impl OnDeadline for Session {
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
         if owner.is_awaited(&self.id, now) {
-            // The end of that may not be observed, so the idle timeout restarts now.
+            // The end of that wait may not be observed, so the idle timeout restarts now.
             self.idle.touch(now);
         }
         let left = match timeliness {

@@ -109,10 +109,10 @@ impl Default for CancellableSessionManager<LocalSessionManager> {
 }
 
 impl<M> CancellableSessionManager<M> {
-    /// Sessions as `manager` keeps them.
+    /// Wraps a session manager.
     ///
-    /// `manager` still closes them as it likes, even if an [`idle_timeout`](Self::idle_timeout) is set here: rmcp's own timer,
-    /// `SessionConfig::keep_alive`, closes them under silent calls.
+    /// `manager` still closes sessions by its own rules, even if an [`idle_timeout`](Self::idle_timeout) is set here: rmcp's own
+    /// timer, `SessionConfig::keep_alive`, closes them during silent calls.
     pub fn new(manager: M) -> Self {
         Self {
             shared: Arc::new(ManagerInner::new(manager)),
@@ -158,7 +158,7 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Calls a closure for every session that opens or closes, from now on. A manager may have several.
+    /// Calls a closure for every session that opens or closes, from now on. A manager may have several such closures.
     ///
     /// It is called synchronously, with no lock held. The opening of a session is reported before its first message, and always
     /// before its closing. The closing is reported once its calls are cancelled and no request finds it any more.
@@ -357,7 +357,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 (Some(request), Some((meant, _)), _) => {
                     self.shared.client_cancelled(id, request, meant);
                 }
-                // For an untracked call, rmcp sends no answer.
+                // rmcp sends no answer to a cancelled call, so the end of an untracked one is recorded here.
                 (Some(request), None, Some(used)) => used.suppressed.forget_untracked(&request),
                 _ => {}
             }
@@ -439,7 +439,7 @@ mod tests {
 
     use super::*;
 
-    /// Another request closes a session once it can be found, and before its opening is reported.
+    /// Another request finds and closes a session before its opening is reported.
     #[tokio::test]
     async fn a_session_that_closes_as_it_opens_is_reported_in_that_order() {
         let reported = Arc::new(Mutex::new(Vec::new()));

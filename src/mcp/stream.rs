@@ -1,4 +1,4 @@
-//! The event streams of a session: they observe the ends of calls, and suppress cancelled ones.
+//! The event streams of a session: they observe the ends of calls, and suppress the messages of cancelled ones.
 
 use std::{
     pin::{Pin, pin},
@@ -116,7 +116,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
     }
 }
 
-/// Filters messages of cancelled calls from a stream. Its session is in use until the drop.
+/// Filters the messages of cancelled calls out of a stream. The stream uses its session until the drop.
 pub(super) fn without_suppressed<S>(
     stream: S,
     used: Option<SessionUse>,
@@ -211,7 +211,7 @@ impl BoundCall {
         exchange.read_on(*id);
     }
 
-    /// Records that the stream has ended without the answer, which can only pass at the transport of the session.
+    /// Records that the stream has ended without the answer. Only the transport of the session can still observe the answer.
     ///
     /// If another stream of the call is open, this one has ended because of it.
     fn answer_not_on_this_stream(&self, used: Option<&SessionUse>) {
@@ -250,7 +250,7 @@ impl BoundCall {
     }
 
     fn answered(mut self, event: &ServerSseMessage, used: Option<&SessionUse>) {
-        // Other answers are retained longer, and each would keep a whole chunk of the arena allocated.
+        // Answers that a task reads are retained longer, and each would keep a whole chunk of the arena allocated.
         let arena_owner = used.filter(|_| self.reader == StreamReader::Client);
         self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;

@@ -37,7 +37,8 @@ use crate::call::{CallInfo, RequestId};
 
 use crate::lock::lock;
 
-/// Maximum number of cancelled calls that a session suppresses: 256. Beyond it, the oldest call is delivered again.
+/// Maximum number of cancelled calls that a session suppresses: 256. Beyond it, the messages of the oldest call are delivered
+/// again.
 ///
 /// Also the maximum number of untracked calls that may run in a session at once. Beyond it, the session suppresses nothing
 /// any more.
@@ -178,7 +179,7 @@ impl Suppressed {
         Some(JsonRpcMessage::error(error, Some(id)))
     }
 
-    /// Registers the waker to wake when there may be such an error.
+    /// Registers the waker that is woken when [`error_reply`](Self::error_reply) may return an error.
     pub(super) fn register_waker(&self, waker: &Waker) {
         self.receiver.register(waker);
     }

@@ -74,7 +74,7 @@ pin_project! {
 /// ```
 /// use mcp_cancel_on_disconnect::transport::TransportError;
 ///
-/// /// Whether the session has failed.
+/// /// Returns `true` if the session has failed.
 /// fn is_fatal<E>(error: &TransportError<E>) -> bool {
 ///     !error.is_cancelled() // a cancelled call makes no request to its client
 /// }

@@ -100,7 +100,7 @@ pub enum Event<'a> {
     ///
     /// Its client was detached at the end, or its call was cancelled. A resume of it finds no outcome.
     ///
-    /// Reported to the observers of the call that needed the room, which is mostly another call.
+    /// Reported to the observers of the call that needed the room, which is usually a different one.
     #[non_exhaustive]
     AnswerEvicted {
         /// The call.
@@ -114,7 +114,7 @@ pub enum Event<'a> {
     },
     /// The body of a POST could not be parsed as JSON-RPC with certainty.
     ///
-    /// The inner service received it unchanged, and it makes no call.
+    /// The inner service received it unchanged, and no call is tracked for it.
     #[non_exhaustive]
     UnparsedBody {
         /// Why the body could not be parsed.

@@ -24,7 +24,7 @@ const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
 const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
 
-/// The label of names that a client made up.
+/// Label value for names that are not known. A client may make up any name.
 const OTHER: &str = "other";
 
 /// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).
@@ -34,7 +34,7 @@ const OTHER: &str = "other";
 /// | `mcp_calls_in_flight` | gauge | `method` | calls in flight, attached or detached |
 /// | `mcp_calls_detached` | gauge | `method` | detached calls in flight |
 /// | `mcp_calls_started_total` | counter | `method` | calls |
-/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` of the cancelled | ended calls: the started ones less those in flight |
+/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | ended calls: the started ones less those in flight |
 /// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments of calls, including those that are cancelled at once |
 /// | `mcp_call_resumes_total` | counter | `method` | times that a client resumed its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancels that were not delivered to the server |
@@ -43,7 +43,7 @@ const OTHER: &str = "other";
 /// | `mcp_request_bodies_unparsed_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
 /// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one detachment, until the outcome or until `resumed` |
-/// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of cancelled detached calls: from the detection of the disconnect until the token fired |
+/// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of detached calls that were cancelled or abandoned: from the detection of the disconnect until the token fired |
 ///
 /// The values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All labels have few
 /// values: a `method` that MCP does not know is `other`, and there is no label for tools unless [`tools`](Self::tools) names
@@ -87,8 +87,8 @@ impl Metrics {
         Self { tools: None }
     }
 
-    /// Adds the label `tool` to all metrics of calls: the names of these tools, and `other` for all others. Calls without a tool
-    /// do not get the label. A client may name any tool, so other names do not become labels.
+    /// Adds the label `tool` to all metrics of calls. Its value is the name of one of these tools, or `other`. Calls without a
+    /// tool do not get the label. A client may name any tool, so other names do not become labels.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};

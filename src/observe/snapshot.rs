@@ -50,7 +50,7 @@ pub struct CallSnapshot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallState {
-    /// A stream of the call is open.
+    /// The client of the call is connected: it waits for the response head, or a stream of the call is open.
     Attached,
     /// The client of the call has disconnected.
     #[non_exhaustive]

@@ -120,14 +120,14 @@ where
         Poll::Ready(match polled {
             Some(Ok(frame)) => {
                 let frame = observer.observe(frame);
-                // Nothing follows trailers, and their reader may not ask.
+                // Nothing follows trailers, and the reader may not poll again.
                 if frame.is_trailers() || this.source.is_end_stream() {
                     observer.finish();
                 }
                 Some(Ok(frame))
             }
             Some(Err(error)) => {
-                // hyper reports a client that left in the middle of its request only here.
+                // Only this error reports a client that disconnected in the middle of its request.
                 observer.exchange.abandon(DetachCause::Disconnected, None);
                 Some(Err(error))
             }

@@ -3,8 +3,8 @@
 //! A drop before the end abandons the call. Four things count as the end, in the order in which hyper may observe them:
 //!
 //! 1. the body reports its end ([`Body::is_end_stream`]), even before the first poll;
-//! 2. all bytes of a body of known length were sent: hyper polls it no more;
-//! 3. a frame of trailers, after which hyper polls no more either: nothing may follow it (RFC 9110, section 6.5);
+//! 2. all bytes of a body of known length were sent: hyper does not poll it again;
+//! 3. a frame of trailers, after which hyper does not poll again either, because nothing may follow it (RFC 9110, section 6.5);
 //! 4. `None`.
 //!
 //! An error does not count as the end: the client did not receive its answer, and its connection is closed.
@@ -29,7 +29,7 @@ pin_project! {
     /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
     /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here.
     ///
-    /// The example of [`CancelOnDisconnect`](crate::CancelOnDisconnect) gets one. It may also be empty:
+    /// The example of [`CancelOnDisconnect`](crate::CancelOnDisconnect) receives one. It may also be empty:
     ///
     /// ```
     /// use axum::body::Body;
@@ -54,7 +54,7 @@ pin_project! {
             source: EitherBody<B>,
             // Number of bytes left, if it is known.
             remaining: Option<u64>,
-            // `None` once the connection was closed.
+            // `None` if the connection is not watched, or has been closed.
             peer: Option<PeerClosed>,
         },
         Events { stream: EventStream<B> },

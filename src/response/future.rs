@@ -103,7 +103,7 @@ pin_project! {
 /// The session manager has not received a request whose body is incomplete, or that waits in a middleware.
 #[derive(Default)]
 enum UseUntilHead {
-    /// Each poll was ready, or a session manager had bound the call.
+    /// No poll was pending so far, or a session manager had bound the call by then.
     #[default]
     NotYet,
     /// `None` if no session manager has the session.
@@ -118,7 +118,7 @@ pub(crate) struct ResponseOptions {
     peer: Option<PeerClosed>,
 }
 
-/// Measures how long the inner service is silent, since its call is known: a client may upload a request slowly.
+/// Measures how long the inner service has been silent since its call became known, because a client may upload a request slowly.
 struct Silence {
     limit: Duration,
     timer: Sleeper,
@@ -269,7 +269,7 @@ impl Silence {
         })
     }
 
-    /// Returns the call once the inner service was silent for the limit. `None` before, and without a call in flight.
+    /// Returns the call once the inner service was silent for the limit. Returns `None` before, or if no call is in flight.
     fn poll_elapsed<'a>(
         &mut self,
         call: Option<&'a CallInfo>,

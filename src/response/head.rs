@@ -1,4 +1,4 @@
-//! The parts of a request's and a response's head that matter to the response.
+//! The parts of a response head that matter to the layer.
 
 use http::StatusCode;
 

@@ -87,7 +87,7 @@ where
                 Ok(frame) => frame,
                 Err(error) => return Poll::Ready(Some(Err(error))),
             };
-            // Nothing follows trailers.
+            // No frame follows trailers.
             let (bytes, next) = match frame.and_then(|frame| frame.into_data().ok()) {
                 Some(mut data) => match reading.read(&data.copy_to_bytes(data.remaining())) {
                     Some(held) => (held, LateStage::Passing),

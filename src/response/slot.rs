@@ -70,7 +70,7 @@ pin_project! {
     }
 }
 
-/// Why the slot was closed by another task than the reader.
+/// Why the slot was closed.
 #[derive(Debug, Clone, Copy)]
 enum Closing {
     /// The client receives an error, because its call ended.
@@ -132,7 +132,7 @@ impl<B> BodySlot<B> {
         self.stall.is_some()
     }
 
-    /// Returns `true` if the inner body was dropped for an error, because the call ended.
+    /// Returns `true` if the inner body was dropped so that the client receives an error, because the call ended.
     pub(super) fn was_closed_with_error(&self) -> bool {
         matches!(self.state().closing(), Some(Closing::WithError))
     }
@@ -160,7 +160,7 @@ impl<B> BodySlot<B> {
         }
     }
 
-    /// The next step of the reader. It is woken by this waker from now on, and gets a message only at a boundary.
+    /// Returns the next step of the reader, which is a message only at a boundary. From now on, this waker wakes the reader.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, former) = {
             let mut state = self.state();
@@ -184,7 +184,7 @@ impl<B> BodySlot<B> {
         false
     }
 
-    /// Drops the inner body, as a client does that disconnects.
+    /// Drops the inner body, as a disconnect does.
     pub(super) fn drop_inner(&self) {
         let body = self.state().inner.take();
         drop(body);

@@ -107,7 +107,7 @@ pub struct Applied {
 // === impl DeadPeer ===
 
 impl DeadPeer {
-    /// Options that probe after 30 s of silence, every 10 s, six times, and give up on unacknowledged data after 90 s.
+    /// Returns options that probe after 30 s of silence, every 10 s, six times, and give up on unacknowledged data after 90 s.
     /// [`DeadPeer`] has an example.
     pub fn new() -> Self {
         Self {

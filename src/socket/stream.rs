@@ -209,7 +209,7 @@ impl Drop for WatchedStream {
     fn drop(&mut self) {
         self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {
-            // Fails if the connection is closed, and then they are awake.
+            // Fails if the connection is closed. Then the tasks have been woken already.
             let _woken = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
         }
     }

@@ -1,4 +1,4 @@
-//! Removes the byte order mark of a body before which a probe was injected.
+//! Removes the byte order mark of a body before which bytes were injected.
 
 use bytes::{Buf, Bytes};
 
@@ -6,8 +6,8 @@ use super::lines::BOM;
 
 /// Passes a body on, and removes its byte order mark (BOM) after an injection.
 ///
-/// A BOM counts only at the very filter. After an injected event it would be a part of the first line. Frames may split the
-/// BOM, so bytes that could still become one are held back.
+/// A BOM counts only at the very start. After an injected event it would be a part of the first line. Frames may split the BOM,
+/// so bytes that could still become one are held back.
 #[derive(Debug, Default)]
 pub(crate) enum BomFilter {
     /// Nothing was sent.

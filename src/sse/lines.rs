@@ -10,7 +10,7 @@ pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 /// Splits a body into lines. Any of the three line ends ends a line; a byte order mark at the start is part of none.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    /// Number of bytes of the BOM that were received. All of them, once another byte was.
+    /// Number of bytes of the BOM that were received. [`BOM_LEN`] once any other byte was received.
     bom_bytes: u8,
     /// The last byte was a carriage return, so that a line feed would belong to it.
     after_return: bool,
@@ -21,7 +21,7 @@ const BOM_LEN: u8 = BOM.len() as u8;
 /// The next piece of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece<'f> {
-    /// A part of the BOM. If the rest does not follow, the line begins like no field.
+    /// A part of the BOM. If the rest does not follow, the line is no known field.
     PartOfBom,
     /// The end of the BOM.
     Bom,
@@ -32,7 +32,7 @@ pub(super) enum Piece<'f> {
 // === impl Lines ===
 
 impl Lines {
-    /// Returns the state after a line end.
+    /// Returns the state after a line feed, past the start of the body.
     pub(super) fn after_start() -> Self {
         Self {
             bom_bytes: BOM_LEN,

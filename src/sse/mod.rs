@@ -10,8 +10,8 @@
 //! 3. **The splits between frames change nothing**, except for the limit in 5.
 //! 4. **Cost.** Each byte is read once for line ends and, in data, once as JSON. An event inside one frame is
 //!    read in place. An event that is split, or has several data lines, is copied to a buffer of its own.
-//! 5. **Limits.** A buffer holds 4 MiB of data; a longer event is [`Ambiguous`]. An `id` longer than 512 KiB is ignored. The ends
-//!    of events are always found.
+//! 5. **Limits.** A buffer holds at most 4 MiB of data. A longer event is [`Ambiguous`]. An `id` longer than 512 KiB is ignored.
+//!    The ends of events are always found.
 //!
 //! ```text
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
@@ -54,7 +54,7 @@ enum Line {
     /// No byte of the line was received.
     #[default]
     Start,
-    /// The line may be this field. The number is that of the bytes of the name and colon so far.
+    /// The line may be this field. The number counts the bytes of the name and the colon so far.
     Name(EventField, u8),
     /// After the colon. One space is not part of the value.
     Space(EventField),

@@ -27,7 +27,7 @@ struct Seen {
     answers: Answers,
 }
 
-// What events say.
+// The content of events.
 
 #[test]
 fn an_answer_as_rmcp_writes_it() {
@@ -95,7 +95,7 @@ fn the_type_of_an_event_means_nothing() {
 
 #[test]
 fn data_lines_are_joined_by_line_feeds() {
-    // A line feed cannot stand in a number or a string, so those are no JSON.
+    // A number or a string cannot contain a line feed, so these are not JSON.
     for (lines, expected) in [
         (
             ["{\"jsonrpc\":\"2.0\",", "\"id\":7,\"result\":1}"],
@@ -123,7 +123,7 @@ fn data_lines_are_joined_by_line_feeds() {
     }
 }
 
-// The standard, line by line.
+// The rules of the standard, line by line.
 
 #[test]
 fn any_line_end_ends_a_line() {
@@ -318,7 +318,7 @@ fn a_retry_is_digits_only() {
     }
 }
 
-// Where something can be put in.
+// Where bytes can be injected.
 
 #[test]
 fn between_events_is_a_boundary() {
@@ -453,7 +453,7 @@ fn gathered(text: &[u8], size: usize) -> Vec<Seen> {
     events
 }
 
-/// An event that answers request 7 with so much data.
+/// An event that answers request 7, with data of this size.
 fn long_answer(length: usize) -> Vec<u8> {
     let [before, after] = [r#"{"jsonrpc":"2.0","id":7,"result":""#, r#""}"#];
     let text = "x".repeat(length - before.len() - after.len());
@@ -534,7 +534,7 @@ fn cut<'a>(text: &'a [u8], cuts: &[Index]) -> Vec<&'a [u8]> {
         .collect()
 }
 
-/// What the client of rmcp makes of it.
+/// The events as rmcp's client reads them.
 fn by_sse_stream(frames: &[&[u8]]) -> Vec<Seen> {
     let frames: Vec<_> = frames
         .iter()
@@ -619,7 +619,7 @@ fn lines(text: &[u8]) -> (Vec<&[u8]>, &[u8]) {
     (lines, rest)
 }
 
-// What the properties are tried on.
+// Inputs of the properties.
 
 fn fragment() -> impl Strategy<Value = Vec<u8>> {
     let fragments: Vec<&[u8]> = vec![

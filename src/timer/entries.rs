@@ -25,8 +25,8 @@ pub(crate) trait OnDeadline: Send + Sync {
     ///
     /// Calls may overlap if [`reset_earlier`](super::TimerHandle::reset_earlier) was called meanwhile.
     ///
-    /// A target with several deadlines takes the lateness of each from `lateness`. It may handle only some of them, and then
-    /// resets its handle to the deadline of the others.
+    /// A target with several deadlines takes the lateness of each from `lateness`. It may handle only some of them. It then
+    /// resets its handle to the earliest deadline of the others.
     fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm>;
 }
 
@@ -108,7 +108,7 @@ impl TimerEntries {
         Some(entry.target)
     }
 
-    /// Moves a deadline to `at`, unless it is earlier already.
+    /// Moves a deadline to `at`, unless an earlier one is set.
     pub(super) fn reset_earlier(&mut self, id: EntryId, at: Instant) {
         if let Some(entry) = self.entries.get_mut(&id)
             && entry.deadline.is_none_or(|later| at < later)
@@ -120,7 +120,7 @@ impl TimerEntries {
         }
     }
 
-    /// Takes the earliest expired entry. The caller drops the target without the lock.
+    /// Disarms and returns the earliest expired entry. The caller must drop its target without the lock.
     pub(super) fn take_expired(&mut self, now: Instant) -> Option<(EntryId, ExpiredEntry)> {
         loop {
             let (at, id) = *self.due.first().filter(|(at, _)| *at <= now)?;

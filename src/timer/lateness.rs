@@ -41,7 +41,7 @@ pub(crate) struct LatenessTracker {
     stalls: VecDeque<Gap>,
     /// The gap between the last turn and this one.
     last_gap: Gap,
-    /// The runtime has polled other tasks for [`RECHECK_DELAY`] since this turn.
+    /// The last turn since which the runtime has polled other tasks for [`RECHECK_DELAY`].
     settled: Instant,
     /// The next candidate for `settled`, and how long the runtime has polled other tasks since that turn.
     polled: (Instant, Duration),

@@ -52,7 +52,7 @@ pub(crate) use self::{
     pending_task::Migration,
 };
 
-/// How long a timer task handles expired entries before it yields: 0.1 ms, and one more target.
+/// How long a timer task handles expired entries before it yields: 0.1 ms. The target that exceeds it is the last of its turn.
 const POLL_BUDGET: Duration = Duration::from_micros(100);
 
 /// Maximum number of targets that are called in one turn: 64. It bounds a turn under a paused clock.
@@ -216,7 +216,7 @@ impl Drop for Timer {
 // === impl TimerHandle ===
 
 impl TimerHandle {
-    /// Moves the deadline to `at`, if it is later or not set.
+    /// Moves the deadline to `at`, unless an earlier one is set.
     ///
     /// Also works while the target is called: of the two deadlines, the earlier one counts.
     pub(crate) fn reset_earlier(&self, at: Instant) {
@@ -276,7 +276,7 @@ impl TimerTask {
         }
     }
 
-    /// Runs once. Returns when to run again, or `Break` if the runtime is shutting down.
+    /// Takes over tasks and handles deadlines. Returns when to do so again, or `Break` if the runtime is shutting down.
     fn run_once(&mut self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
         let now = Instant::now();
         let (tasks, next_task) = self.shared.state().pending.take_overdue(now);
@@ -341,7 +341,7 @@ impl Drop for TimerTask {
             }
         };
         self.shared.wake.notify_waiters();
-        // Their destructors may be the user's.
+        // The destructor of a task may be the user's.
         catch_panic(|| drop(without_runtime));
     }
 }

@@ -4,8 +4,8 @@
 //! polled, so no task runs twice. If its runtime never polls it, another runtime takes the task.
 //!
 //! A runner that is dropped releases its task to the timer tasks of other runtimes. A task migrates at most
-//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times, so runtimes that end one after another do not pass it on
-//! without end.
+//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times, so runtimes that end one after another cannot pass it on
+//! forever.
 
 use std::{collections::BTreeMap, pin::Pin};
 
@@ -39,7 +39,7 @@ pub(super) struct PendingTasks {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TaskId {
-    /// When any runtime may take the task. `None` if it has no runtime: at once.
+    /// When any runtime may take the task. `None` if the task has no runtime, so that any other may take it at once.
     takeover_at: Option<Instant>,
     number: u64,
 }

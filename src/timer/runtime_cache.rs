@@ -3,8 +3,8 @@
 //! Every request reads it, so a hit costs one relaxed load and one read of a thread-local.
 //!
 //! - A worker thread of a multi-threaded runtime stays with that runtime. Its entry is valid until a timer task ends.
-//! - A thread that drives a runtime by itself may drive another one next. There the id of the runtime is compared, which
-//!   clones the handle of the runtime. No other thread does so at the same time.
+//! - A thread that drives a runtime by itself may drive another one next. There the id of the runtime is compared, which clones
+//!   the handle of the runtime. No other thread clones that handle at the same time.
 
 use std::{
     cell::Cell,
@@ -48,7 +48,7 @@ impl RuntimeCache {
         here.is_some_and(|here| here.epoch == epoch && here.is_current())
     }
 
-    /// Records for this thread that its runtime has a timer task, or is about to. Requires the lock of the timer.
+    /// Records for this thread that its runtime has a timer task, or is about to spawn one. Requires the lock of the timer.
     pub(super) fn record(&self, runtime: &Handle) {
         let is_multi_threaded = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
         let here = CurrentRuntime {

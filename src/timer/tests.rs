@@ -62,7 +62,7 @@ fn register(runtime: &Runtime, timer: &Arc<Timer>) {
     });
 }
 
-/// Does the same. Returns a count of the polls of the timer task.
+/// Registers a runtime, and runs its timer task once. Returns a count of the task's polls.
 fn register_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let polls = Arc::new(AtomicUsize::new(0));
     let task = TimerTask {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::*;
 
-// Bodies that are known.
+// Bodies with a known message.
 
 #[test]
 fn a_tool_call_is_read() {
@@ -276,7 +276,7 @@ fn what_is_malformed_inside_skipped_text_is_left_to_the_inner_service() {
     assert_eq!(request_in(&body), tool_call(7, "search"));
 }
 
-// Bodies that are not.
+// Bodies without one.
 
 #[test]
 fn malformed_json_is_unknown() {
@@ -364,7 +364,7 @@ fn malformed_text_that_is_used_is_unknown() {
             );
         }
         for text in [&b"\\x"[..], b"\\ud800", b"\\u12", b"\\udc00\\ud800"] {
-            // In a key any escape is one too many.
+            // In a key, a single escape makes the body unknown.
             let reason = read(&body(text)).unwrap_err();
             assert!(
                 matches!(reason, ParseFailure::NotJson | ParseFailure::EscapedKey),
@@ -697,7 +697,7 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
             prop_assert_eq!(Some(message), reference(&whole), "{}", shown);
         }
         (Ok(_), Err(_)) => {
-            // Only text that was stepped over can be wrong: without it the body is JSON.
+            // Only skipped text can be wrong: without it the body is JSON.
             let bare = without_text(body);
             prop_assert!(
                 serde_json::from_slice::<IgnoredAny>(&bare).is_ok(),
@@ -709,7 +709,7 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
             prop_assert!(whole.is_err(), "{}", shown);
         }
         (Err(ParseFailure::DuplicateKey | ParseFailure::EscapedKey), _) | (Err(_), Err(_)) => {}
-        // A float may have been misread. The reference has no text to see that by.
+        // `serde_json` may have misread a float. The reference cannot detect that, because it has no text.
         (Err(ParseFailure::BadId), Ok(whole)) if has_float_id(&whole) => {}
         (Err(_), Ok(whole)) => prop_assert_eq!(None, reference(&whole), "{}", shown),
     }
@@ -844,7 +844,7 @@ fn has_float_id(message: &Value) -> bool {
     message["id"].is_f64()
 }
 
-// What the properties are tried on.
+// Inputs of the properties.
 
 fn body() -> impl Strategy<Value = Value> {
     prop_oneof![

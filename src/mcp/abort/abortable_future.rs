@@ -153,7 +153,7 @@ impl AbortTimer {
         }
     }
 
-    /// Ready when the handler must be dropped.
+    /// Returns `Ready` when the handler must be dropped.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         if this.closing.is_none() {

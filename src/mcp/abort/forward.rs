@@ -28,8 +28,8 @@ use rmcp::{
 
 use super::{AbortOnCancel, abortable_future::RequestInfo};
 
-/// Requests, one a line: what becomes of the handler when the call is cancelled, the method with its parameters, what
-/// it returns, and its name in the protocol.
+/// Requests, one a line: whether the handler is `abortable` or `protected`, the method with its parameters, its result, and its
+/// name in the protocol.
 macro_rules! requests {
     ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
         $(requests!(@ $mode $method($($params)?) -> $result = $name);)+

@@ -62,8 +62,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// | all lists, `server/discover`, skills, `resources/directory/read` | `resources/subscribe` and `unsubscribe` |
 /// | requests with other methods | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
 ///
-/// The requests on the left only read for their client. Those on the right change the server's state of the client, and must
-/// not do so in part.
+/// The requests on the left do work for their client. Those on the right change what the server stores about the client, and such
+/// a change must not stop half-way.
 ///
 /// It cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task that the handler spawned, unless
 /// the handler owns a `JoinSet` or an `AbortOnDropHandle` of it. Such work has to check a token, or to register a clean-up

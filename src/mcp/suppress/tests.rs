@@ -102,7 +102,7 @@ fn a_call_that_is_not_tracked_is_heard_whenever_one_with_its_ids_is_cancelled() 
         for message in [progress(70), answer(7)] {
             assert_eq!(suppressed.decide(&message), SendDecision::Send);
         }
-        // A call that is tracked has them next, and is cancelled.
+        // A tracked call reuses the ids, and is cancelled.
         suppressed.resume_delivery(&call(7, Some(70)));
         suppressed.suppress(&call(7, Some(70)));
         for message in [answer(7), progress(70)] {
@@ -120,7 +120,7 @@ fn calls_that_are_not_tracked_count_only_while_they_run() {
         if id % 2 == 0 {
             assert_eq!(suppressed.decide(&answer(id)), SendDecision::Send);
         } else {
-            // It was refused, or cancelled by its client.
+            // The call was refused, or cancelled by its client.
             suppressed.forget_untracked(&RequestId::Number(id));
         }
     }
@@ -146,7 +146,7 @@ fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
     JsonRpcMessage::response(nothing, NumberOrString::Number(id))
 }
 
-/// The ids of all answers that wait.
+/// The ids of all answers that are waiting.
 fn answers(suppressed: &Suppressed) -> Vec<i64> {
     let answers = std::iter::from_fn(|| suppressed.error_reply());
     let ids = answers.map(|answer| match answer {

@@ -12,7 +12,7 @@ use super::{
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Is rearmed every minute. Drops the stream that it keeps in its callback.
+/// Is rearmed every minute. Its callback drops the stream that it keeps.
 #[derive(Default)]
 struct Stream {
     handle: OnceLock<TimerHandle>,
