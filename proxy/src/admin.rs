@@ -52,7 +52,8 @@ const MAX_CONNECTIONS: usize = 64;
 /// Maximum size of a request of operators: 64 KiB. The button of a call sends less than 100 bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// Maximum lifetime of a connection of operators: 60 s. So a client that does not read frees its place.
+/// Maximum lifetime of a connection of operators: 60 s. So a client that does not read
+/// releases its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Whether the program accepts calls, for load balancers. Clones share it.

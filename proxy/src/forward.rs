@@ -343,7 +343,7 @@ impl Upstream {
     /// Returns the target of a request for `requested`, if it is forwarded.
     fn target(&self, requested: &Uri) -> Option<Uri> {
         let path = self.forwarded_path(requested.path())?;
-        // A server may redirect from the one to the other.
+        // A server may redirect between the paths with and without the final slash.
         let is_endpoint = path.trim_end_matches('/') == self.endpoint.path().trim_end_matches('/');
         let own = self.endpoint.query().filter(|_| is_endpoint);
         let query = match (own, requested.query()) {
@@ -390,7 +390,7 @@ fn is_below(endpoint: &str, path: &str) -> bool {
 }
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // The length is of no meaning then (RFC 9112, section 6.3), and the coding of the transfer is removed.
+    // The length has no meaning beside a transfer coding (RFC 9112, section 6.3), and the transfer coding is removed.
     if headers.contains_key(header::TRANSFER_ENCODING) {
         headers.remove(header::CONTENT_LENGTH);
     }

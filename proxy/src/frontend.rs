@@ -6,7 +6,7 @@
 //!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.
 //! 3. A head may have 64 KiB and take 10 s, and a body may have 4 MiB and must make progress. All bodies together and
 //!    all connections have limits ([`FrontendLimits`]).
-//! 4. The connection of each request is in its extensions, so that a disconnect is seen also where hyper does not read.
+//! 4. The extensions of each request have its connection, so that a disconnect is detected also while hyper does not read.
 //! 5. Requests of HTTP/2 are changed to what HTTP/1 would have.
 
 use std::{

@@ -1,4 +1,4 @@
-//! Keeps calls without a session running that no disconnect cancels.
+//! Keeps calls without a session running if no disconnect cancels them.
 //!
 //! A server without sessions takes the end of a connection for the cancel of its call. So the connection of a call that
 //! may continue without its client is kept, and its response is read to the end. Only the call's token closes it
@@ -195,7 +195,7 @@ impl DetachedCall {
                 return;
             }
         }
-        // The last frame was taken, or cannot be any more.
+        // Completes once the last frame was taken. Fails if the client has disconnected.
         if frames.reserve().await.is_err() {
             self.token.answered();
         }

@@ -160,7 +160,7 @@ struct Meta<'a> {
     revision: Option<&'a RawValue>,
 }
 
-/// A member that may be `null`.
+/// Deserializes a member that is present, and may be `null`.
 fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(value).map(Some)
 }

@@ -1,4 +1,4 @@
-//! The demo judges itself.
+//! The demo checks its own outcomes.
 #![cfg(unix)]
 
 use std::process::Command;

@@ -2,7 +2,7 @@ use super::*;
 
 const HTTP: [&str; 2] = ["mcp-cancel-proxy", "--upstream=http://127.0.0.1:9000/mcp"];
 
-/// The tests run without variables of the program's in their environment.
+/// The environment of the tests has no variable of the program.
 fn read(args: &[&str]) -> Result<Config, ConfigError> {
     Config::read(args.iter().map(OsString::from))
 }
@@ -197,7 +197,7 @@ fn a_file_may_have_every_kind_of_value() {
     std::fs::write(&path, text).unwrap();
     let file = format!("--config={}", path.display());
     let config = read(&[HTTP[0], &file, "--max-sessions=6"]);
-    // A server on the command line is another one than that in the file.
+    // A server on the command line replaces the one in the file.
     let other = read(&[HTTP[0], &file, "--env=A=c", "--", "uvx"]);
     std::fs::write(&path, "upstream = \"http://a/\"\nno-resumable = true\n").unwrap();
     let upstream = read(&[HTTP[0], &file]);

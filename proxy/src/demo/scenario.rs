@@ -145,7 +145,7 @@ struct ToolLog(PathBuf);
 // === impl Scenario ===
 
 impl Scenario {
-    /// Serves on a port of its own until the calls of all clients have ended.
+    /// Plays all clients against a server on a port of its own, until their calls have ended.
     pub(super) async fn play(&self, set_up: SetUp) -> Result<Vec<Cell>, Error> {
         let tool_log = ToolLog::new()?;
         let arguments = [
@@ -340,7 +340,7 @@ impl Cell {
     pub(super) fn is_as_expected(&self) -> bool {
         match (self.expected, &self.outcome) {
             (Expected::Cancelled(due), CallOutcome::Cancelled(after)) => {
-                // The clock of the notes counts whole milliseconds.
+                // The tool log has whole milliseconds.
                 due <= *after + Duration::from_millis(2) && *after < due + TOLERANCE
             }
             (Expected::KeepRunning, CallOutcome::Completed(_))

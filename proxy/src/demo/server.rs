@@ -1,7 +1,7 @@
 //! A scripted server on stdin and stdout, for the demo and for tests.
 //!
-//! It is this program under another name ([`COMMAND`]), so that the demo needs nothing else. Its arguments set how it
-//! behaves from the start, the tools what it does then. It logs what its tools do, because a disconnected client cannot see it.
+//! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments set how it behaves from the
+//! start. Its tools set what it does for each call. It logs what the tools do, because a disconnected client cannot see that.
 
 use std::{
     collections::HashMap,
@@ -27,34 +27,34 @@ use crate::lock::lock;
 /// The hidden sub-command that runs the server.
 pub const COMMAND: &str = "scripted-server";
 
-/// The argument of a process that does nothing but be there.
+/// The argument of a process that only waits.
 const HOLD: &str = "--hold";
 
 /// How often a tool reports progress.
 const STEP: Duration = Duration::from_millis(100);
 
-/// How it behaves from the start.
+/// The behaviour of the server from its start.
 #[derive(Debug, Default)]
 struct Behaviour {
-    /// `--notes FILE`: where it writes down what its tools do.
+    /// `--notes FILE`: the file to which it logs what its tools do.
     tool_log: Option<PathBuf>,
-    /// `--chatter`: it prints what is no message before it listens.
+    /// `--chatter`: it prints lines that are not messages before it reads.
     chatters: bool,
     /// `--deaf`: it never reads.
     is_deaf: bool,
-    /// `--crash`: it ends before it listens.
+    /// `--crash`: it exits before it reads.
     crashes: bool,
     /// `--stubborn`: it ignores the end of its stdin and SIGTERM.
     is_stubborn: bool,
 }
 
-/// What its threads share.
+/// The state that its threads share.
 struct Server {
     behaviour: Behaviour,
     stdout: Mutex<io::Stdout>,
     /// The calls that may be cancelled, by the text of their id.
     calls: Mutex<HashMap<String, mpsc::Sender<()>>>,
-    /// What it asked its client, by the text of the id.
+    /// Its pending requests to the client, by the text of their id.
     questions: Mutex<HashMap<String, mpsc::Sender<String>>>,
 }
 
@@ -86,7 +86,7 @@ struct Meta {
     token: Option<Value>,
 }
 
-/// The arguments of the tools. What one does not need is not looked at.
+/// The arguments of all tools. A tool ignores those that it does not need.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Arguments {
@@ -104,7 +104,7 @@ struct Call {
     id: String,
     token: Option<Value>,
     arguments: Arguments,
-    /// As they came.
+    /// The JSON text of the arguments.
     raw: String,
     cancelled: mpsc::Receiver<()>,
 }
@@ -128,7 +128,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             }
         }
     }
-    // A process that handles a signal is not ended by it.
+    // A handled signal does not end the process.
     let _listening = behaviour
         .is_stubborn
         .then(|| signal(SignalKind::terminate()));
@@ -194,7 +194,7 @@ impl Server {
             (None, Some(id)) => {
                 let question = lock(&self.questions).remove(&id);
                 if let Some(asker) = question {
-                    // It may have given up.
+                    // Fails if the tool no longer waits.
                     let _sent = asker.send(String::from_utf8_lossy(line).into_owned());
                 }
                 Ok(())
@@ -223,7 +223,7 @@ impl Server {
                 let id = params.request_id.map(RawValue::get).unwrap_or_default();
                 let call = lock(&self.calls).remove(id);
                 if let Some(call) = call {
-                    // It may be over.
+                    // Fails if the call has ended.
                     let _sent = call.send(());
                 }
                 Ok(())
@@ -264,7 +264,7 @@ impl Server {
             "work" => return self.work(call),
             "echo" => return self.answer(&call.id, &call.raw),
             "ask" => return self.ask(call),
-            // A line as it was given, or one of this length.
+            // The given text as a line, or a line of this length.
             "say" => match arguments.length {
                 0 => self.line(&arguments.text)?,
                 length => self.line(&"x".repeat(length))?,
@@ -331,7 +331,7 @@ impl Server {
         self.text(&call.id, &format!("worked for {seconds} s: {label}"))
     }
 
-    /// Asks its client something, and answers with what that answered.
+    /// Sends a request to the client, and answers the call with the client's answer.
     fn ask(&self, call: &Call) -> io::Result<()> {
         let (asker, told) = mpsc::channel();
         let id = format!("{:?}", format!("asked for {}", call.id.trim_matches('"')));
@@ -367,7 +367,7 @@ impl Server {
         stdout.flush()
     }
 
-    /// One line: when, who, what, and of which call.
+    /// Logs a line: time, process id, event, and label of the call.
     fn note(&self, what: &str, label: &str) {
         let Some(path) = &self.behaviour.tool_log else {
             return;

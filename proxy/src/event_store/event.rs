@@ -34,7 +34,7 @@ struct OwnedLines {
 /// What may happen to an event where there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// Progress, or a log message. The oldest of these are dropped first, and a comment counts them.
+    /// Progress, or a log message. The oldest of these are dropped first, and a comment has their number.
     Droppable,
     /// Must reach the client: any other notification, or a message that cannot be read.
     Kept,

@@ -13,9 +13,9 @@
 //! the client supports an event id to resume from, an event stream begins before the server's head arrives.
 //!
 //! A client may resume with other credentials than the call had, for example with a fresh token. It gets its stream only if
-//! the server answers a `ping` with these by a result, and not by an error. Credentials are the path and the query of the URL,
-//! and all header fields that are not known to be harmless. The latest accepted credentials are used to request the rest of
-//! the answer, and to send the layer's cancel.
+//! the server accepts them: it answers a `ping` that has them with a result, or with the error that it has no such method.
+//! Credentials are the path and the query of the URL, and all header fields that are not known to be harmless. The latest
+//! accepted credentials are used to request the rest of the answer, and to send the layer's cancel.
 
 use std::{
     convert::Infallible,
@@ -278,7 +278,7 @@ where
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
-        // A session that is not known may not exist: its server decides.
+        // An unknown session may not exist. Only the server can decide that.
         let (mut unopened, call) = match session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),

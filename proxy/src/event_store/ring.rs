@@ -29,13 +29,14 @@ use super::{
 
 /// What an event costs besides its bytes.
 ///
-/// That is its place in the ring, which may allocate twice as many, the owner of its bytes, and the rounding of both
-/// allocations.
+/// That is its entry in the ring, whose capacity may be twice its length, the owner of its bytes, and the rounding of
+/// both allocations.
 pub(crate) const EVENT_OVERHEAD: usize = 192;
 
 /// Maximum number of bytes that a reader takes at a time: 16 KiB.
 ///
-/// Of a bypassing event this much, and what hyper has buffered before, waits for the network uncounted.
+/// Of a bypassing event, one such piece and the bytes that hyper has buffered wait for the network without a
+/// reservation.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Ends an event of which its reader has a part, wherever it was cut.
@@ -199,7 +200,7 @@ impl Ring {
         let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
         loop {
             let exhausted = if self.has_place() {
-                // The reservation that covered its reading is a part of this one.
+                // Reuses the reservation under which the event was read, if there is one.
                 let reservation = event
                     .reservation
                     .get_or_insert_with(|| self.reservation.sibling());
@@ -231,9 +232,9 @@ impl Ring {
         }
     }
 
-    /// Adds an event that the stream has already reserved.
+    /// Adds an event that the stream's own reservation covers.
     ///
-    /// That is its first one, or an error as its last.
+    /// That is its first event, or an error as its last.
     pub(crate) fn push_paid(&mut self, mut event: Event) {
         if self.ended || self.answer.is_some() {
             return;
@@ -381,7 +382,7 @@ impl Ring {
         self.gaps
     }
 
-    /// Returns `true` if an event follows this one, be it dropped since.
+    /// Returns `true` if an event follows this one, even if that was dropped since.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.cleared && after < self.next.saturating_sub(1)
     }

@@ -53,7 +53,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 /// let store = EventStore::new(Limits::default());
 /// let session = store.begin("s", Some("2025-11-25")).unwrap();
 /// let call = Call::new("7").unwrap();
-/// let stream = session.open(call).expect("reservation for sibling stream");
+/// let stream = session.open(call).expect("room for a stream");
 /// let answer = Event::message(br#"{"jsonrpc":"2.0","id":7,"result":{}}"#, stream.call());
 /// stream.push(answer).await.unwrap();
 /// stream.end();

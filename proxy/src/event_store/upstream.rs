@@ -42,8 +42,9 @@ const MAX_COPY: usize = 64 * 1024;
 const READ_STEP: usize = 2 * 1024;
 
 /// How often a server that cut its stream may refuse to resume it: 3 times.
-/// A server that resumes it is asked again while the call lives, whether the stream had events or not. Some servers end
-/// each stream at once if there is nothing new.
+///
+/// A server that resumes it is asked again while the call is in flight, whether the stream had events or not. Some servers
+/// end each stream at once if there is nothing new.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// Reconnect delay if the server sent none: 1 s.
@@ -406,6 +407,7 @@ where
 }
 
 /// Returns the lines of an event in a buffer of their size.
+///
 /// Small lines are copied. A large buffer is shrunk in place, although the rest of its block then rarely fits another
 /// event.
 fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
@@ -463,8 +465,8 @@ mod tests {
         let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
         let resume = UpstreamResume::new(service, &Request::default());
         let task = Writer::new(stream.clone(), resume).write(Answer::Events(Body::empty()));
-        // The task, what the runtime adds to it, the stream, its places in four maps, and the ids of its server: that of the
-        // last event, that of the next, and one that is being read.
+        // The task, the runtime's overhead for it, the stream, its entries in four maps, and three ids of its server: that of
+        // the last event, that of the next, and one that is being read.
         let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
         assert!(
             costs + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,

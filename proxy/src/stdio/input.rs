@@ -165,7 +165,7 @@ impl Permit<'_> {
 // === impl InputWriter ===
 
 impl InputWriter {
-    /// Writes queued messages, until the process stops to read them.
+    /// Writes queued messages, until the process stops reading them.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,
@@ -284,7 +284,7 @@ mod tests {
             input.reserve(1, false).unwrap().send(line(1));
         }
         for _ in 0..MAX_OPEN {
-            // What the layer sends takes about so much.
+            // A cancel of the layer has about 200 bytes.
             input.reserve(200, true).unwrap().send(line(200));
         }
     }

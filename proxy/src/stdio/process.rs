@@ -6,8 +6,8 @@
 //! 2. **A dropped group is killed**, however its task and the runtime end.
 //! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep pipes open.
 //!
-//! A group has two limits. A process that leaves it (`setsid`) is not found any more. And if the proxy itself is killed by a
-//! signal that it cannot handle, its children see only the end of their stdin. To tie them to the proxy (`PR_SET_PDEATHSIG`)
+//! A group has two limits. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
+//! a signal that it cannot handle, its children see only the end of their stdin. Tying them to the proxy (`PR_SET_PDEATHSIG`)
 //! takes code between fork and exec, which is unsafe. The kernel would also kill them when the *thread* that started them ends.
 
 use std::{
@@ -175,7 +175,7 @@ impl Group {
         self.id.map(Pid::as_raw_pid)
     }
 
-    /// Waits for the leader's exit, and leaves it unreaped.
+    /// Waits for the leader's exit, and does not reap it.
     ///
     /// # Cancel safety
     ///

@@ -234,7 +234,7 @@ impl Session {
         };
         let _end = is_answer.then(|| EndOnDrop(stream));
         let event = Event::message(&text, stream.call());
-        // The event may wait for room for long, with one copy of its text.
+        // The event may wait long for room, so only one copy of its text is kept.
         drop(text);
         // The event store logs a refused event, and has ended its call.
         let before = Instant::now();

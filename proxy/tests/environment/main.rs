@@ -1,7 +1,7 @@
 //! The program in an environment that fails, as a table: a row is a fault, a column is the phase in which it happens.
 //!
-//! Every cell starts the real binary, brings it into its phase, and judges what the client gets, what the server gets, what is
-//! logged, and what is left: processes and descriptors.
+//! Every cell starts the real binary, brings it into its phase, and checks what the client gets, what the server gets, what is
+//! logged, and which processes and descriptors are left.
 //!
 //! | module | table |
 //! |---|---|
@@ -10,10 +10,10 @@
 //! | `upstreams` | upstreams that fail |
 //! | `resources` | descriptors and memory that are used up |
 //! | `signals` | signals |
-//! | `started` | the program in a phase, and what is judged of it |
+//! | `started` | the program in a phase, and the checks of it |
 //! | `table` | which cells run |
 //!
-//! The clock is no row: the program keeps time by the monotonic clock only, and the wall clock stands in log lines alone.
+//! No row changes the clock: the program uses the monotonic clock only, and the wall clock only for the times of log lines.
 //!
 //! `cargo test` runs one cell of each row. `MCP_PROXY_TEST_CELLS=all` runs them all.
 

@@ -1,4 +1,4 @@
-//! Standard output and standard error that cannot be written: nothing changes but that lines are missing.
+//! Standard output and standard error that cannot be written: the only effect is that lines are missing.
 
 use std::{
     io::{Write as _, pipe},
@@ -61,7 +61,7 @@ impl Fault {
         }
     }
 
-    /// Lines are dropped, and not merely written to where they vanish.
+    /// Returns `true` if lines are dropped and counted, rather than written to where they are lost.
     fn drops(self) -> bool {
         matches!(
             self,
@@ -89,7 +89,7 @@ async fn nothing_depends_on_what_becomes_of_the_output() {
     .await;
 }
 
-/// What a pipe takes that is not read: 64 KiB on Linux.
+/// Capacity of a pipe that is not read: 64 KiB on Linux.
 const PIPE: usize = 64 * 1024;
 
 #[tokio::test]

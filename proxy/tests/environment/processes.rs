@@ -1,7 +1,7 @@
 //! Processes of sessions that do what no server should.
 //!
 //! The process of the session under test serves as usual. The fault happens to the process of another session, or to a second
-//! call, so that the table also says whether one session harms another.
+//! call, so that the table also covers whether one session harms another.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ impl Fault {
         }
     }
 
-    /// The process exits, and the call ends with an error that has its status.
+    /// Returns `true` if the process exits. Its call ends with an error that has the exit status.
     fn ends(self) -> bool {
         matches!(self, Self::Exits | Self::Aborts)
     }
@@ -101,7 +101,7 @@ async fn cell(fault: Fault, phase: Phase) {
     started.ends_by_sigterm().await;
 }
 
-/// What a shell does in the place of a server.
+/// What a shell does in place of a server.
 #[derive(Debug, Clone, Copy)]
 enum Script {
     ExitsAtOnce,

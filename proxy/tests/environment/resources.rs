@@ -1,6 +1,6 @@
 //! Descriptors and memory that are used up.
 //!
-//! The program keeps no file. What a full disk means for its log is in `output`.
+//! The program has no files of its own. The effect of a full disk on its log is in `output`.
 
 use tokio::net::TcpStream;
 
@@ -12,9 +12,9 @@ use crate::{
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// Strangers open more connections than there may be, and send nothing.
+    /// Other clients open more connections than the limit allows, and send nothing.
     ManyConnections,
-    /// There are hardly descriptors for a session.
+    /// There are barely enough descriptors for a session.
     FewDescriptors,
     LittleMemory,
 }
@@ -47,7 +47,7 @@ async fn cell(fault: Fault, phase: Phase) {
     if matches!(fault, Fault::ManyConnections) {
         for _ in 0..STRANGERS {
             let stranger = TcpStream::connect(started.addr).await;
-            // After its call a program that drains accepts no connection.
+            // A program that drains accepts no connection once its call has ended.
             assert!(stranger.is_ok() || phase == Phase::Draining);
             strangers.extend(stranger);
         }

@@ -10,16 +10,16 @@ use crate::{
     table::{Phase, run},
 };
 
-/// How long an end may take that waits for no client, on a loaded machine.
+/// How long a shutdown that waits for no client may take on a loaded machine.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// Begins a drain; while one is under way, it ends the program at once.
+    /// Begins a drain, or ends the program at once during a drain.
     Ends(Signal),
     /// A terminal that closes.
     HangsUp,
-    /// Begins a drain, and ends it.
+    /// Begins a drain, and then ends the program at once.
     Twice(Signal),
     ChangesNothing(Signal),
     StopsAndContinues,
@@ -48,7 +48,7 @@ async fn a_signal_ends_the_program_in_time_or_changes_nothing() {
 
 async fn cell(fault: Fault, phase: Phase) {
     let mut setup = Setup {
-        // A client is waited for that is away, and answers are.
+        // The drain waits for a client that is away, and for answers.
         options: &["--drain=5s"],
         ..Setup::default()
     };
@@ -68,7 +68,7 @@ async fn cell(fault: Fault, phase: Phase) {
         }
         Fault::HangsUp => {
             started.signal(Signal::HUP);
-            // A program without a call may have ended by then, and its log is still there.
+            // A program without a call may have ended by then. Its log can still be read.
             started.reach_log("waiting up to").await;
             started.signal(Signal::HUP);
             ends_after_its_calls(&mut started, phase).await;
@@ -98,7 +98,7 @@ async fn cell(fault: Fault, phase: Phase) {
     }
 }
 
-/// Calls in flight get their answers, and clients that are away may fetch them.
+/// Calls in flight are answered, and clients that are away can resume for their answers.
 async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
     if matches!(
         phase,

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// How long the tool of a cell works.
 const WORK: f64 = 1.5;
 
-/// All that a drain may take, and some for a loaded machine.
+/// Maximum time of a drain, with a margin for a loaded machine: 12 s.
 const DRAIN: Duration = Duration::from_secs(12);
 
 /// How the program is started.
@@ -47,7 +47,7 @@ pub(crate) struct Setup {
     pub(crate) stderr: Reader,
 }
 
-/// What becomes of the pipe that is the program's standard error.
+/// What happens to the pipe that is the program's standard error.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
     Reads,
@@ -55,7 +55,7 @@ pub(crate) enum Reader {
     NeverReads,
 }
 
-/// A program that runs, in a phase. It is killed when the cell is over.
+/// A running program in a phase. Its drop kills the program.
 pub(crate) struct Started {
     program: Child,
     pub(crate) addr: SocketAddr,
@@ -129,9 +129,9 @@ impl Started {
         let name = format!("mcp-cancel-proxy-{}-cell-{number}", std::process::id());
         let notes = std::env::temp_dir().join(name);
         let [addr, admin] = [free_address(), free_address()];
-        // Whoever runs the tests may ignore SIGHUP, as under `nohup`, and no shell can change that for what it starts.
+        // The tests may run with SIGHUP ignored, as under `nohup`. A shell cannot change that for the programs that it starts.
         let mut command = Command::new("/usr/bin/env");
-        // Nothing of the program's options is in the environment of a test.
+        // The environment of a test has no options of the program.
         let clean = Program::command(&[]);
         for (name, value) in clean.get_envs() {
             if value.is_none() {
@@ -212,7 +212,7 @@ impl Started {
         self.client = Some(client);
     }
 
-    /// The client gets what belongs to this phase: as if nothing had happened.
+    /// The client gets the answers of this phase, as if there had been no fault.
     pub(crate) async fn client_is_served(&mut self, phase: Phase) {
         match phase {
             Phase::BeforeInitialize => self.initialize().await,
@@ -262,7 +262,7 @@ impl Started {
 
     pub(crate) async fn descriptors_are_as_before(&self) {
         let until = Instant::now() + Duration::from_secs(10);
-        // SIGCHLD and the like may have taken one for good.
+        // The handler of a signal such as SIGCHLD may keep one descriptor.
         while self.count_descriptors() > self.descriptors + 1 {
             let now = self.count_descriptors();
             let before = self.descriptors;
@@ -279,13 +279,13 @@ impl Started {
         self.processes_are_gone().await;
     }
 
-    /// The same after SIGTERM.
+    /// Sends SIGTERM. The program then ends in the time of a drain.
     pub(crate) async fn ends_by_sigterm(&mut self) {
         self.signal(Signal::TERM);
         self.ends_within(DRAIN).await;
     }
 
-    /// The same in the time of a drain.
+    /// The program ends in the time of a drain.
     pub(crate) async fn drains(&mut self) {
         self.ends_within(DRAIN).await;
     }
@@ -299,7 +299,7 @@ impl Started {
         }
     }
 
-    /// What has ended may wait for the init process to take it.
+    /// Waits until the processes do not exist any more. An ended one may wait for the init process to reap it.
     pub(crate) async fn processes_are_gone(&mut self) {
         for pid in self.processes.drain(..) {
             let is_there = || {
@@ -315,7 +315,7 @@ impl Started {
         }
     }
 
-    /// No process is left in the group of a session. What has ended may wait for the init process to take it.
+    /// No process is left in the group of a session. An ended one may wait for the init process to reap it.
     pub(crate) fn no_child_is_left(&self) {
         let log = self.logged();
         let begun: Vec<&str> = log
@@ -348,7 +348,7 @@ impl Started {
         Pid::from_raw(pid).expect("a process")
     }
 
-    /// Waits until it reports that it accepts no new clients.
+    /// Waits until `/readyz` reports that the program accepts no new clients.
     pub(crate) async fn is_draining(&self) {
         let ready = Request::new("GET", "/readyz");
         let drains = async {
@@ -359,7 +359,7 @@ impl Started {
         within("a drain", drains).await;
     }
 
-    /// The metrics of the program.
+    /// Returns the metrics of the program.
     pub(crate) async fn metrics(&self) -> String {
         let metrics = Request::new("GET", "/metrics");
         let reply = within("metrics", Connection::fetch(self.admin, &metrics)).await;
@@ -407,8 +407,8 @@ impl Drop for Started {
     }
 }
 
-/// An address with a port of its own: a program whose log cannot be read cannot say which it has. The kernel gives such ports to
-/// no connection (its range begins at 32,768), so that the port is still free when the program listens.
+/// Returns an address with a free port. Port 0 would not do, because some tests cannot read the chosen port from the log.
+/// Below 32,768 the kernel assigns no port to a connection, so the port is still free when the program listens.
 fn free_address() -> SocketAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 10_000 + u16::try_from(std::process::id() % 20_000).expect("below 20,000");

@@ -4,7 +4,7 @@ use std::{any::Any, fmt::Debug, panic::AssertUnwindSafe};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 
-/// Where the program is when the fault happens.
+/// The state of the program when the fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     BeforeInitialize,
@@ -15,7 +15,7 @@ pub(crate) enum Phase {
     Draining,
 }
 
-/// How many cells run at a time. They mostly wait.
+/// Number of cells that run at a time: 4. Chosen because they mostly wait.
 const AT_ONCE: usize = 4;
 
 // === impl Phase ===
@@ -38,7 +38,7 @@ pub(crate) async fn run<R: Debug + Copy>(rows: &[R], cell: impl AsyncFn(R, Phase
         Phase::ALL
             .into_iter()
             .enumerate()
-            // The phase of a row is another each time.
+            // Consecutive rows run in different phases.
             .filter(move |(column, _)| is_all || (number + 2) % Phase::ALL.len() == *column)
             .map(move |(_, phase)| (*row, phase))
     });

@@ -1,6 +1,6 @@
 //! An upstream that fails.
 //!
-//! The fault happens to a call of another session, so that the table also says whether one session harms another.
+//! The fault happens to a call of another session, so that the table also covers whether one session harms another.
 
 use crate::{
     support::{
@@ -11,20 +11,20 @@ use crate::{
 
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// No connection, for a while.
+    /// Refuses connections for a while.
     Refuses,
-    /// After it received the request.
+    /// Resets the connection after it has received the request.
     Resets,
     /// Receives the request, and never answers.
     Hangs,
-    /// To another host.
+    /// Redirects to another host.
     Redirects,
     Unavailable,
-    /// Answers, and closes its connection while nothing is under way on it.
+    /// Answers, and closes its connection while no request is in flight on it.
     ClosesKeptAlive,
 }
 
-/// A proxy in a phase: its upstream has call 7 of the session `s`, or not yet, or not any more.
+/// A proxy in a phase of call 7 of the session `s`.
 struct Served {
     upstream: Upstream,
     proxy: Running,
@@ -66,7 +66,7 @@ async fn cell(fault: Fault, phase: Phase) {
             let other = served.begin_other().await;
             let hangs = served.upstream.asked().await;
             other.fin();
-            // It has no event to resume from.
+            // The client has no event to resume from.
             served.other_is_cancelled().await;
             drop(hangs);
         }
@@ -96,7 +96,7 @@ async fn cell(fault: Fault, phase: Phase) {
                     .await;
                 let reply = within("a reply", other.reply()).await;
                 assert_eq!((reply.status, reply.text()), (200, answer.as_str()));
-                // A request that crosses with the end of the connection would be lost.
+                // A request that is sent while the connection closes would be lost.
                 asked.close().await;
             }
         }
@@ -168,7 +168,7 @@ impl Served {
         assert!(answer.expect("the answer")["result"].is_object());
     }
 
-    /// The client gets what belongs to this phase: as if nothing had happened.
+    /// The client gets the answers of this phase, as if there had been no fault.
     async fn client_is_served(&mut self, phase: Phase) {
         match phase {
             Phase::BeforeInitialize | Phase::Idle => {
@@ -204,7 +204,7 @@ impl Served {
         other
     }
 
-    /// What its client gets if the upstream does so, or nothing.
+    /// Returns the reply to another call. `upstream` is the fault, if the upstream receives the call.
     async fn fails(&self, upstream: Option<fn(Asked)>) -> Reply {
         let mut other = self.begin_other().await;
         if let Some(upstream) = upstream {
@@ -213,7 +213,7 @@ impl Served {
         within("a reply", other.reply()).await
     }
 
-    /// The cancel is for call 8, once, and for nothing else.
+    /// The upstream receives the cancel of call 8.
     async fn other_is_cancelled(&self) {
         let cancel = self.upstream.asked().await;
         let message: serde_json::Value = serde_json::from_slice(&cancel.body).expect("JSON");
@@ -233,7 +233,7 @@ impl Served {
     }
 }
 
-/// What the client gets for each status of the upstream: the same, with the same body.
+/// The client gets the same status with the same body.
 #[tokio::test]
 async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_served() {
     let upstream = Upstream::start().await;
@@ -259,7 +259,7 @@ async fn each_status_of_an_upstream_reaches_the_client_and_the_next_call_is_serv
     assert_eq!(client.head().await.status, 200);
 }
 
-/// A call is not sent twice: its upstream may have begun it.
+/// A call is not sent twice, because the upstream may have begun it.
 #[tokio::test]
 async fn an_upstream_that_closes_or_resets_gets_no_call_twice_and_the_next_is_served() {
     let upstream = Upstream::start().await;

@@ -1,4 +1,4 @@
-//! Whose a stream is: what a client must have to get it, and with what the proxy speaks for a client.
+//! Access to streams: what a client needs to resume one, and the credentials that the proxy sends for a client.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn with(mut request: Request<Body>, fields: &[(&'static str, &str)]) -> Request<
     request
 }
 
-/// A call with these fields, its client and the id of its first event.
+/// Begins a call with these header fields. Returns its client, its server and the id of its first event.
 async fn begun(setup: &mut Setup, fields: &[(&'static str, &str)]) -> (Stream, Events, String) {
     let waiting = setup.send(with(posted(SESSION, call(1)), fields));
     let server = setup.next().await.events();
@@ -46,7 +46,7 @@ async fn a_client_with_another_key_or_none_gets_no_answer_of_a_call_without_its_
                 "{field} {other:?}"
             );
         }
-        // The owner has not lost the stream, and needs no question.
+        // The owner still has the stream, and resumes without a `ping`.
         server.message(&answer(1)).await;
         assert_eq!(owner.event().await.unwrap().data, answer(1));
         let same = [
@@ -111,7 +111,7 @@ async fn the_cancel_goes_where_the_client_was_accepted_last() {
     cancel.status(202);
 }
 
-/// Servers refuse in their JSON-RPC, and gateways with a page to log in.
+/// Servers refuse with a JSON-RPC error, and gateways with a login page.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_has_its_key() {
     let response = |content_type: &str, body: &str| {
@@ -159,7 +159,7 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
     }
 }
 
-/// A gateway that never ends its answer does not hold the client up.
+/// A gateway that never ends its answer delays the client for 10 s at most.
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_the_question_who_came_back_that_never_ends_is_a_refusal() {
     let mut setup = Setup::begun(NEW).await;
@@ -190,7 +190,7 @@ async fn the_id_of_an_event_tells_nothing_about_the_ids_of_other_streams() {
         let (name, _) = id.rsplit_once('.').unwrap();
         let (_, bits) = name.rsplit_once('-').unwrap();
         assert_eq!(bits.len(), 32, "{id}");
-        // Neighbours share no half.
+        // No two names share their first or their second half.
         assert!(names.insert(bits[..16].to_owned()) && names.insert(bits[16..].to_owned()));
         assert_eq!(store.resume(SESSION, id).unwrap().status(), 200);
     }
@@ -222,7 +222,7 @@ async fn a_call_is_not_cancelled_while_its_server_is_asked_who_came_back() {
     drop(client);
     let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "new")]));
     let ping = setup.next().await;
-    // The server is busy with the tool, and answers the question after it.
+    // The server is busy with the tool, and answers the `ping` only afterwards.
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert!(setup.arrived.is_empty(), "no cancel");
     server.message(&answer(1)).await;
@@ -266,7 +266,7 @@ async fn the_cancel_has_the_credentials_that_were_accepted_last() {
     let waiting = setup.send(with(resumed(SESSION, &last), &new));
     setup.next().await.json(PONG);
     drop(in_time(waiting).await.unwrap());
-    // What the server refuses does not count.
+    // Credentials that the server refuses are not used.
     let waiting = setup.send(with(
         resumed(SESSION, &last),
         &[("authorization", "refused")],
@@ -306,7 +306,7 @@ async fn a_client_whose_token_expired_is_sent_back_for_a_fresh_one_and_gets_its_
     assert_eq!(poll.headers["authorization"], "old");
     poll.status(401);
     assert_eq!(client.event().await, None, "it is to come back");
-    // It may not know that its token has expired.
+    // The client may not know that its token has expired.
     let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "old")]));
     setup.next().await.status(401);
     assert_eq!(in_time(waiting).await.unwrap().status, 401);
@@ -351,7 +351,7 @@ async fn a_server_that_refuses_what_it_accepted_is_not_asked_for_ever() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_older_than_the_proxy_can_be_resumed() {
     for is_fast in [true, false] {
-        // It has seen no `initialize`.
+        // The proxy has seen no `initialize`.
         let mut setup = Setup::with(Limits::default());
         let request = with(posted(SESSION, call(1)), &[("mcp-protocol-version", NEW)]);
         let waiting = setup.send(request);

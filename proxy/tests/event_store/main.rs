@@ -22,10 +22,10 @@ use mcp_cancel_proxy::event_store::{Event as StoreEvent, EventStore, Limits};
 
 use self::scripted::*;
 
-/// Its clients know priming events.
+/// A revision whose clients support priming events.
 const NEW: &str = "2025-11-25";
 
-/// Its clients do not.
+/// A revision whose clients do not support priming events.
 const OLD: &str = "2025-06-18";
 
 /// Longer than the grace of a call whose client can resume.
@@ -76,7 +76,7 @@ async fn a_call_that_completed_is_not_cancelled_and_waits_for_its_client_past_th
     server.message(&answer(1)).await;
     drop(server);
     assert_eq!(setup.outcome().await, Outcome::Completed);
-    // Later than the grace, sooner than it is forgotten.
+    // Later than the grace, and earlier than the end of the retention.
     tokio::time::sleep(Duration::from_secs(50)).await;
     assert!(setup.arrived.is_empty(), "no cancel");
     assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
@@ -198,7 +198,7 @@ async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
         !first.id.unwrap().contains("up/"),
         "its ids are not the client's"
     );
-    // It ends two streams more, and refuses once.
+    // The server ends two more streams, and refuses once.
     let resume = setup.next().await;
     assert_eq!(
         (resume.method.as_str(), &resume.headers["last-event-id"]),
@@ -321,7 +321,7 @@ async fn an_event_too_large_to_keep_goes_through_to_a_client_that_reads() {
         assert_eq!(client.event().await, None);
     };
     tokio::join!(sent, read);
-    // It was not kept. A client that did not get it gets an error.
+    // The event was not kept. A client that missed it gets an error.
     let rest = setup.resumed(&primed).await.rest().await;
     assert_eq!(rest.len(), 1);
     assert!(rest[0].contains("-32603"), "{rest:?}");
@@ -495,7 +495,7 @@ async fn a_call_that_is_cancelled_is_let_go_also_if_the_server_refuses_the_cance
         let empty = setup.store.stats().buffer_bytes;
         let (mut client, server) = setup.call(1).await;
         client.event().await.unwrap();
-        // While its client is there, a cancel that is refused changes nothing.
+        // While the client is connected, a refused cancel has no effect.
         let cancel = setup.post(cancel_of(1));
         setup.next().await.status(status);
         assert_eq!(in_time(cancel).await.unwrap().status, status);
@@ -517,7 +517,8 @@ async fn a_call_that_is_cancelled_is_let_go_also_if_the_server_refuses_the_cance
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_comes_before_the_head_lets_the_stream_go() {
-    // The event store knows one of these sessions. Of the other it learns with the head, and of the cancel from the call's token.
+    // The event store knows only the first session. It begins the other one at the head of the response, and gets that cancel
+    // from the token of the call.
     for session in [SESSION, "other"] {
         let mut setup = Setup::begun(OLD).await;
         let waiting = setup.send(posted(session, call(1)));
@@ -597,7 +598,7 @@ async fn a_batch_with_the_answer_is_the_answer() {
     assert_eq!(client.rest().await, [batch]);
 }
 
-/// Servers mark their streams so to keep compressing middleware off.
+/// Servers send `identity` so that middleware does not compress their streams.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
     let marked = |content_type: &str, body: String| {
@@ -971,7 +972,7 @@ async fn a_stream_that_is_for_no_call_and_is_full_says_so_once_in_the_log() {
     assert_eq!(lines.try_iter().count(), 1);
 }
 
-/// Where lines are logged.
+/// A writer that sends a message for each log line.
 struct Log(std::sync::mpsc::Sender<()>);
 
 impl std::io::Write for Log {

@@ -36,7 +36,7 @@ pub struct Arrived {
 /// A stream of events that the server writes.
 pub struct Events(mpsc::Sender<Result<Bytes, std::io::Error>>);
 
-/// What stands between the server and its clients.
+/// The layer and the event store, between the server and its clients.
 pub struct Setup {
     pub store: EventStore,
     pub arrived: mpsc::UnboundedReceiver<Arrived>,
@@ -52,7 +52,7 @@ pub struct Stream {
     buffer: String,
 }
 
-/// What a client reads.
+/// An event as a client reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub id: Option<String>,
@@ -86,7 +86,7 @@ impl Service<Request<Body>> for Server {
             if arrivals.send(arrived).is_err() {
                 return Ok(status(503));
             }
-            // A test that drops a request refuses it.
+            // A request that the test drops is refused.
             Ok(answered.await.unwrap_or_else(|_| status(503)))
         })
     }
@@ -103,7 +103,7 @@ fn status(status: u16) -> Response<Body> {
 
 impl Arrived {
     pub fn answer(self, response: Response<Body>) {
-        // The request may have been given up.
+        // Fails if the request was aborted.
         let _ = self.answer.send(response);
     }
 
@@ -133,7 +133,7 @@ impl Arrived {
         Events(events)
     }
 
-    /// Waits until its answer is not awaited any more.
+    /// Waits until the request is aborted.
     pub async fn given_up(mut self) {
         self.answer.closed().await;
     }
@@ -222,7 +222,7 @@ impl Setup {
         }
     }
 
-    /// One whose session has begun, by a client that asked for this revision.
+    /// Creates a setup whose session has begun, by a client that requested this revision.
     pub async fn begun(revision: &str) -> Self {
         Self::begun_with(revision, Limits::default()).await
     }
@@ -245,14 +245,14 @@ impl Setup {
         setup
     }
 
-    /// The next request that the server receives.
+    /// Returns the next request that the server receives.
     pub async fn next(&mut self) -> Arrived {
         in_time(self.arrived.recv())
             .await
             .expect("the server lives")
     }
 
-    /// Sends a request. It is under way even if nobody waits for its answer; it is given up when that is aborted.
+    /// Sends a request in a task of its own. Dropping the handle does not stop it. Aborting the task drops the request.
     pub fn send(&self, request: Request<Body>) -> tokio::task::JoinHandle<Stream> {
         let service = self.service.clone();
         tokio::spawn(async move {
@@ -281,19 +281,19 @@ impl Setup {
         in_time(self.resume(last)).await.unwrap()
     }
 
-    /// A call that the server answers with a stream of events.
+    /// Begins a call that the server answers with a stream of events.
     pub async fn call(&mut self, id: u32) -> (Stream, Events) {
         let waiting = self.post(call(id));
         let events = self.next().await.events();
         (in_time(waiting).await.unwrap(), events)
     }
 
-    /// How a call ended.
+    /// Returns the outcome of the next call that ends.
     pub async fn outcome(&mut self) -> Outcome {
         in_time(self.ended.recv()).await.expect("the layer lives")
     }
 
-    /// Drops what serves.
+    /// Drops everything but the event store.
     pub fn into_event_store(self) -> EventStore {
         self.store
     }
@@ -320,7 +320,7 @@ pub fn resumed(session: &str, last: &str) -> Request<Body> {
 // === impl Stream ===
 
 impl Stream {
-    /// The next event, or `None` at the end.
+    /// Returns the next event, or `None` at the end.
     pub async fn event(&mut self) -> Option<Seen> {
         loop {
             let block = in_time(self.block()).await?;
@@ -343,7 +343,7 @@ impl Stream {
         }
     }
 
-    /// The data of all events to the end.
+    /// Returns the data of all events until the end.
     pub async fn rest(&mut self) -> Vec<String> {
         let mut rest = Vec::new();
         while let Some(seen) = self.event().await {
@@ -352,16 +352,16 @@ impl Stream {
         rest
     }
 
-    /// The next bytes, wherever they end.
+    /// Reads the next frame, which may end within an event.
     pub async fn some(&mut self) {
         let frame = self.body.frame().await.unwrap().unwrap();
         let bytes = frame.into_data().unwrap();
         self.buffer.push_str(std::str::from_utf8(&bytes).unwrap());
     }
 
-    /// What stands between two blank lines: an event, or a comment.
+    /// Returns the next event or comment, without the blank line that ends it.
     pub async fn block(&mut self) -> Option<String> {
-        // Where the end may be that was not looked for yet.
+        // The position from which the buffer was not searched yet.
         let mut from = 0;
         loop {
             if let Some(end) = self.buffer[from..].find("\n\n") {
@@ -377,7 +377,7 @@ impl Stream {
         }
     }
 
-    /// Everything, as it came.
+    /// Returns the whole body as text.
     pub async fn text(self) -> String {
         let bytes = in_time(self.body.collect()).await.unwrap().to_bytes();
         String::from_utf8(bytes.into()).unwrap()
@@ -391,7 +391,7 @@ pub async fn in_time<T>(what: impl IntoFuture<Output = T>) -> T {
         .expect("it comes in time")
 }
 
-/// Lets everything happen that needs no time.
+/// Lets all tasks run that do not wait for time.
 pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -1,4 +1,4 @@
-//! Without room: which events are dropped first, and which are kept.
+//! Streams without room: which events are dropped first, and which are kept.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn large_answer(id: u32, size: usize) -> String {
     )
 }
 
-/// Its connection breaks before the client has received more than the first event.
+/// The connection breaks before the client has received more than the first event.
 #[tokio::test(start_paused = true)]
 async fn a_question_of_the_server_is_not_lost_with_the_connection() {
     let mut setup = Setup::begun(NEW).await;
@@ -74,7 +74,7 @@ async fn log_lines_go_before_an_answer_whatever_its_length() {
     }
 }
 
-/// A log line that is as long as what is read without room, almost.
+/// The log line fits in `READ_ALLOWANCE`.
 #[tokio::test(start_paused = true)]
 async fn a_log_line_of_three_kilobytes_is_read_where_there_is_no_room() {
     let limits = Limits {
@@ -91,7 +91,7 @@ async fn a_log_line_of_three_kilobytes_is_read_where_there_is_no_room() {
     drop(primed);
 }
 
-/// A log line that is longer than what is read without room.
+/// The log line is longer than `READ_ALLOWANCE`.
 #[tokio::test(start_paused = true)]
 async fn a_log_line_for_which_there_is_no_room_does_not_end_its_call() {
     let limits = Limits {
@@ -141,7 +141,7 @@ fn large_request() -> String {
     )
 }
 
-/// Such a request, then a cut.
+/// The server sends a large request with an event id, and then cuts the stream.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
     let mut setup = Setup::begun(NEW).await;
@@ -168,7 +168,7 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
     assert_eq!(client.rest().await, [answer(1)]);
 }
 
-/// The same for a server without event ids: the client gets an error.
+/// The server sends no event ids, so the rest cannot be requested.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
     let mut setup = Setup::begun(NEW).await;
@@ -191,7 +191,7 @@ async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
     );
 }
 
-/// Its server never ends the stream of a call that it has answered.
+/// The server never ends the stream of an answered call.
 #[tokio::test(start_paused = true)]
 async fn the_stream_of_an_answer_too_large_to_keep_is_let_go() {
     let mut setup = Setup::begun(NEW).await;
@@ -322,7 +322,7 @@ async fn an_answer_that_is_not_quite_right_has_no_second_one() {
         drop(server);
         assert_eq!(client.rest().await, ["", line]);
         assert_eq!(setup.outcome().await, Outcome::Completed);
-        // The same of an answer in JSON that is slow.
+        // The same for a slow JSON answer.
         let waiting = setup.post(call(1));
         let asked = setup.next().await;
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -331,7 +331,7 @@ async fn an_answer_that_is_not_quite_right_has_no_second_one() {
     }
 }
 
-/// The client has a stream of the proxy by then, in which nothing can be compressed.
+/// The client has an event stream of the proxy by then, which cannot have a compressed part.
 #[tokio::test(start_paused = true)]
 async fn a_compressed_answer_that_is_slow_ends_its_call_with_an_error_that_says_why() {
     let mut setup = Setup::begun(NEW).await;

@@ -1,4 +1,4 @@
-//! The event store: what it keeps for clients that left.
+//! The memory that the event store uses for clients that have disconnected.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -16,11 +16,11 @@ const SESSIONS: usize = 40;
 const CALLS: usize = 40;
 const BUFFER: usize = 8 << 20;
 
-/// What the test itself may hold for a call: its request, its client and its server.
+/// Maximum memory of the test itself for a call: its request, its client and its server.
 const OF_THE_TEST: usize = 1 << 10;
 
-/// What the server sends for each call: progress, requests of its own, and the answer, 100 kB in all. Every stream shares
-/// the same bytes.
+/// Returns the frames that the server sends for each call: progress, requests and the answer, 100 kB in all. All streams
+/// share their bytes.
 fn frames() -> Vec<Bytes> {
     let event = |json: String| Bytes::from(format!("data: {json}\n\n"));
     let padding = |size| "x".repeat(size);
@@ -70,7 +70,7 @@ async fn kept() {
     };
     let store = EventStore::new(limits);
     let service = Resumable::new(server, store.clone());
-    // Once, for what stays allocated.
+    // A first call, because some allocations stay.
     client(service.clone(), "first").await;
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
@@ -123,7 +123,7 @@ fn long_ids_of_events_are_counted() {
     alone(ids);
 }
 
-/// Every stream stays open in the middle of an event, after ids that are as long as they may be.
+/// Every stream stays open in the middle of an event, after ids of the maximum length.
 async fn ids() {
     let id = "x".repeat(512);
     let begun =

@@ -19,7 +19,7 @@ mod program;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Runs a test when those before it have ended and all that they had is freed, their runtime too.
+/// Runs a test alone: all memory of the previous one, that of its runtime included, is freed before.
 fn alone(test: impl AsyncFnOnce()) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

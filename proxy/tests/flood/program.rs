@@ -1,4 +1,4 @@
-//! The whole proxy, in front of either kind of server: half of the clients left, and the others do not read.
+//! The whole proxy, in front of either kind of server: half of the clients disconnect, and the others do not read.
 
 use std::{
     ffi::OsString,
@@ -30,21 +30,21 @@ use crate::{MEMORY, alone};
 const MIB: usize = 1024 * 1024;
 const BUFFER: usize = 16 * MIB;
 
-/// What connections and the work on them may take besides.
+/// Maximum additional memory, for connections and the work on them.
 const BESIDES: usize = BUFFER / 4;
 
 const SESSIONS: usize = 10;
 const CALLS: usize = 4;
 
-/// For each call.
+/// Number of events of each call.
 const EVENTS: usize = 64;
 
 const EVENT: usize = 16 * 1024;
 
-/// Of a client that does not read, so that the kernel keeps little for it.
+/// Receive buffer of a client that does not read. Chosen so that the kernel buffers little for it.
 const SMALL: u32 = 4 * 1024;
 
-/// Time without progress after which the flood has ended: there is no event for it.
+/// Time without progress after which the flood counts as ended, because nothing signals its end.
 const STILL: Duration = Duration::from_secs(1);
 
 /// A server over HTTP that answers each call with the flood.
@@ -99,19 +99,19 @@ fn what_is_kept_is_never_much_more_than_the_buffer_in_front_of_a_command() {
     });
 }
 
-/// By how much the memory of the proxy, and of this test, grew at most. `written` is by the server.
+/// Returns the maximum growth of the memory of the proxy and this test. `written` counts the bytes that the server wrote.
 async fn flooded(options: &[&str], written: &AtomicUsize) -> usize {
     let own = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
     let options = own.iter().chain(options).map(OsString::from);
     let proxy = Proxy::bind(Config::read(options).unwrap()).await.unwrap();
     let addr = proxy.local_addr().unwrap();
     let served = tokio::spawn(proxy.serve(std::future::pending()));
-    // For what stays allocated.
+    // A first session, because some allocations stay.
     let _first = session(addr).await;
     MEMORY.reset_peak_usage();
     let before = MEMORY.current_usage();
     let mut clients = Vec::new();
-    // Before the flood, in which a command refuses more of them.
+    // Opened before the flood, during which a command refuses further sessions.
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
         sessions.push(session(addr).await);
@@ -153,7 +153,7 @@ async fn session(addr: SocketAddr) -> Mcp {
         .await
 }
 
-/// One event, as JSON.
+/// Returns the JSON of one event.
 fn progress(token: &str) -> String {
     let padding = "x".repeat(EVENT);
     format!(

@@ -143,7 +143,7 @@ async fn connections_that_ask_nothing_or_read_nothing_keep_no_operator_out_for_l
     assert!((59..=66).contains(&open), "{open} s");
 }
 
-/// Linux has all of 127.0.0.0/8.
+/// On Linux all addresses of 127.0.0.0/8 are loopback addresses.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_calls_are_shown_on_whatever_loopback_address_is_chosen() {
@@ -155,7 +155,7 @@ async fn the_calls_are_shown_on_whatever_loopback_address_is_chosen() {
     }
 }
 
-/// The proxy's own metrics.
+/// Returns the proxy's own metrics.
 async fn own_metrics(admin: SocketAddr) -> Vec<(String, u64)> {
     let metrics = get(admin, "/metrics").await;
     let lines = metrics.text().lines().filter_map(|line| {

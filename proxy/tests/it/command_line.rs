@@ -143,7 +143,7 @@ fn no_secret_is_shown_whatever_is_wrong_with_it() {
             assert!(text.contains(option) || text.contains(&variable), "{text}");
         }
     }
-    // What a shell makes of a value without quotes, and misspelt options.
+    // A value that a shell has split because it had no quotes, and misspelt options.
     for args in [
         &["--header", "x-key:", "s3cret"][..],
         &["--headers=x-key: s3cret"],
@@ -199,7 +199,7 @@ fn a_variable_that_is_wrong_is_named_by_its_own_name() {
     }
 }
 
-/// No error, because variables of other programs begin alike.
+/// This is not an error, because variables of other programs may have the same prefix.
 #[tokio::test]
 async fn a_variable_that_is_misspelt_is_warned_of_with_the_nearest() {
     let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
@@ -331,7 +331,7 @@ fn a_filter_of_log_lines_that_cannot_be_read_is_an_error() {
 
 #[test]
 fn a_filter_of_log_lines_for_another_target_leaves_those_of_the_program() {
-    // The second is a typo, which is taken for the name of a target.
+    // The second is a typo, and counts as the name of a target.
     for filter in ["hyper=debug", "verbose", "mcp_server=off"] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env("RUST_LOG", filter);
@@ -590,7 +590,7 @@ fn lines_for_machines_are_json() {
     );
 }
 
-/// The value of a field in a line.
+/// Returns the value of a field in a line.
 fn value<'a>(line: &'a str, field: &str) -> &'a str {
     let (_, rest) = line
         .split_once(field)
@@ -731,7 +731,7 @@ async fn a_call_that_is_not_cancelled_for_its_id_is_logged() {
         upstream.asked().await.answer("200 OK", "{}").await;
         client.reply().await;
     }
-    // Once: a client may send many of these.
+    // Logged once, because a client may send many of these.
     program.signal(rustix::process::Signal::TERM);
     let (_, log) = program.ended().await;
     let lines = log.lines().filter(|line| line.contains("64-bit integer"));

@@ -1,4 +1,4 @@
-//! Disconnects, as the server sees them.
+//! The effects of disconnects on the server.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// The cancel that the server is sent next, which it takes.
+/// Accepts the next request of the server, which must be a cancel. Returns the id that it cancels.
 async fn cancel_of(upstream: &Upstream) -> Value {
     let cancel = upstream.asked().await;
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
@@ -129,14 +129,14 @@ async fn what_runs_on_without_a_session_keeps_its_connection_to_the_end() {
                 client.head().await;
             }
             client.fin();
-            // Of a call without a head the layer sees the last here.
+            // Waits until the layer has detached the call, or ended it if there is no head.
             while proxy.calls.len() > proxy.calls.detached() {
                 tokio::task::yield_now().await;
             }
             if !has_head {
                 asked.stream().await;
             }
-            // More than the buffers between hold: the proxy reads.
+            // More than all buffers on the way can hold, so the proxy must read.
             for _ in 0..64 {
                 asked
                     .chunk(&format!(": {}\n\n", "x".repeat(64 * 1024)))
@@ -192,7 +192,7 @@ async fn a_timeout_closes_the_connection_of_what_runs_on() {
     proxy.calls_reach(0).await;
 }
 
-/// A time is for clients that can resume, and no call without event ids has such a client.
+/// A time applies to clients that can resume. No client can resume a call without event ids.
 #[tokio::test]
 async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_does() {
     for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {
@@ -318,7 +318,7 @@ async fn a_silent_server_gives_its_client_a_stream_to_wait_on() {
     assert_eq!(client.event().await.expect("the answer").data, answer);
 }
 
-/// The upstream sheds load, then closes the connection without an answer.
+/// The upstream refuses the cancel because of its load, then closes the connection without an answer.
 #[tokio::test]
 async fn a_cancel_that_the_server_does_not_take_at_once_is_sent_again() {
     for options in [&[][..], &["--no-resumable"]] {
@@ -351,7 +351,7 @@ async fn a_cancel_that_the_server_refuses_is_sent_once() {
     assert!(!upstream.has_more().await);
 }
 
-/// Its connection is closed, and that cancels it.
+/// The end of its connection cancels the call.
 #[tokio::test]
 async fn a_call_without_a_session_shows_no_grace() {
     for option in ["--grace=1h", "--tool-grace=work=1h"] {
@@ -362,7 +362,7 @@ async fn a_call_without_a_session_shows_no_grace() {
             let request = if is_older {
                 post(&call("1")).header("mcp-protocol-version", "2025-11-25")
             } else {
-                // Of this revision no request is in a session.
+                // Requests of this revision have no session.
                 stateless_call("1").header("mcp-session-id", "s")
             };
             client.send(&request).await;
@@ -378,7 +378,7 @@ async fn a_call_without_a_session_shows_no_grace() {
     }
 }
 
-/// For longer than the 30 s after which the kernel once gave such a client up.
+/// The client does not read for longer than 30 s, after which the kernel once closed such a connection.
 #[tokio::test]
 #[ignore = "takes 35 s"]
 async fn a_client_that_does_not_read_is_still_there_if_the_stall_timeout_allows_it() {

@@ -8,10 +8,10 @@ use tokio::time::sleep;
 
 use crate::support::*;
 
-/// Longer than connections have on which no answer has begun.
+/// Longer than the time for connections on which no answer has begun to close.
 const PAST_CLOSING: Duration = Duration::from_millis(800);
 
-/// Eight events that must not be dropped, and the answer to call 1: more than a client has at once whose window is so small.
+/// A window that is smaller than the events of `questions_and_the_answer`, so that the client cannot receive them at once.
 const SMALL_WINDOW: u32 = 64;
 
 async fn questions_and_the_answer(asked: &mut Asked) {
@@ -103,7 +103,7 @@ async fn a_client_that_is_back_for_its_answer_gets_it() {
     proxy.ended().await;
 }
 
-/// The proxy has asked it to wait for 1 s.
+/// The reconnect delay that the proxy sends is 1 s.
 #[tokio::test]
 async fn a_client_that_was_asked_to_wait_gets_its_answer() {
     let upstream = Upstream::start().await;
@@ -177,7 +177,7 @@ async fn an_answer_that_is_no_stream_may_take_as_long() {
     }
 }
 
-/// Nothing but its connection knows of a request that the layer does not watch.
+/// The layer does not track such a request. Only its connection keeps it in flight.
 #[tokio::test]
 async fn an_answer_without_a_head_may_take_as_long() {
     let initialize = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}"#;
@@ -285,7 +285,7 @@ async fn many_open_streams_do_not_hold_it_up() {
     proxy.ended().await;
 }
 
-/// The program, in front of a server that has a call under way.
+/// Starts the program in front of a server that has a call in flight.
 async fn with_call(upstream: &Upstream, options: &[&str]) -> (Program, Connection, Asked) {
     let url = format!("http://{}/mcp", upstream.addr);
     let mut args = vec!["--listen=127.0.0.1:0", "--upstream", &url];

@@ -1,4 +1,4 @@
-//! The program at its whole job, in front of either kind of server.
+//! The whole program, in front of either kind of server.
 
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::support::*;
 /// A revision whose clients support priming events.
 const PRIMED: &str = "2025-11-25";
 
-/// The program in front of the scripted server, and what that writes down.
+/// The program in front of the scripted server, and the log of the server's tools.
 struct Started {
     program: Program,
     addr: SocketAddr,
@@ -44,7 +44,7 @@ impl Started {
         }
     }
 
-    /// The text that a tool returns.
+    /// Returns the text that a tool returns.
     async fn text(&self, tool: &str) -> String {
         let mut call = self.client.call("text", tool, json!({})).await;
         let answer = call.answer().await.expect("an answer");
@@ -52,7 +52,7 @@ impl Started {
         text.expect("text").to_owned()
     }
 
-    /// The process of the session, and one that it started.
+    /// Returns the process of the session, and one that it has started.
     async fn processes(&self) -> [Pid; 2] {
         [self.text("pid").await, self.text("fork").await].map(|pid| {
             let pid = pid.parse().expect("a number");
@@ -60,7 +60,7 @@ impl Started {
         })
     }
 
-    /// Calls the tool that works, and waits until it does. The id is that of the first event.
+    /// Calls the tool `work`, and waits until it has started. Returns the call, and the id of its first event.
     async fn work(&self, seconds: u32) -> (Connection, String) {
         let arguments = json!({ "seconds": seconds, "label": "it" });
         let mut call = self.client.call(7, "work", arguments).await;
@@ -85,7 +85,7 @@ impl Notes {
 
     async fn reach(&self, what: &str) {
         let reached = async {
-            // There is no event for it.
+            // Polled, because nothing signals it.
             while !self.have(what) {
                 sleep(Duration::from_millis(5)).await;
             }
@@ -96,7 +96,7 @@ impl Notes {
 
 impl Drop for Notes {
     fn drop(&mut self) {
-        // There may be none.
+        // Fails if there is no file.
         let _removed = fs::remove_file(&self.0);
     }
 }
@@ -217,7 +217,7 @@ async fn a_command_is_found_at_its_path_only() {
     }
 }
 
-/// The program in front of an upstream that keeps nothing, in the session "s".
+/// Starts the program in front of an upstream without an event store, in the session "s".
 async fn before(upstream: &Upstream, options: &[&str]) -> (Program, Mcp) {
     let url = format!("http://{}/mcp", upstream.addr);
     let mut args = vec!["--listen=127.0.0.1:0", "--upstream", &url];
@@ -236,7 +236,7 @@ async fn before(upstream: &Upstream, options: &[&str]) -> (Program, Mcp) {
     (program, client)
 }
 
-/// A call that the upstream has, and the id of the event that begins its stream.
+/// Begins a call. Returns it with the id of the first event of its stream, and the upstream's request.
 async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String, Asked) {
     let mut call = client.call(id, "work", json!({})).await;
     let mut asked = upstream.asked().await;
@@ -260,7 +260,7 @@ async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_hang_up() {
     assert_eq!(message["params"]["requestId"], 7);
     assert_eq!(cancel.headers["mcp-session-id"], "s");
     cancel.answer("202 Accepted", "").await;
-    // Its stream would stay open for ever.
+    // The upstream's stream would stay open otherwise.
     asked.gone().await;
 }
 

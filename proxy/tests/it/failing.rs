@@ -7,7 +7,7 @@ use tokio::{
 
 use crate::support::*;
 
-/// A URL without a server.
+/// Returns a URL without a server.
 async fn nobody() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("an address");
@@ -42,7 +42,7 @@ async fn the_error_has_no_id_where_there_is_none_to_read() {
     }
 }
 
-/// No certificate of a test is one that this machine trusts, so the test ends here.
+/// The test ends after the first message, because this machine trusts no certificate of a test.
 #[tokio::test]
 async fn a_server_of_https_is_greeted_in_tls_and_not_asked_without() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");

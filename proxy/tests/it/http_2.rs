@@ -1,4 +1,4 @@
-//! Clients that speak HTTP/2: many calls on one connection, of which some leave and some do not read.
+//! Clients that use HTTP/2: many calls on one connection, some of which are reset or not read.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use tokio::{task::yield_now, time};
 
 use crate::support::*;
 
-/// How much a stream may have that its client has not read, where it does not read: less than two events.
+/// Flow control window of a client that does not read: smaller than two events.
 const SMALL_WINDOW: u32 = 64;
 
-/// An event that must not be dropped, and fills a small window.
+/// Returns an event that must not be dropped, and fills a small window.
 fn question(id: u32) -> String {
     format!(
         "data: {{\"jsonrpc\":\"2.0\",\"id\":\"q{id}\",\"method\":\"roots/list\",\"params\":{{\"_meta\":{{\"n\":{id}}}}}}}\n\n"
     )
 }
 
-/// The id that a cancel names, which the server takes.
+/// Accepts a cancel as the server. Returns the id that it cancels.
 async fn cancelled(cancel: Asked) -> Value {
     let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled", "{message}");
@@ -25,7 +25,7 @@ async fn cancelled(cancel: Asked) -> Value {
     message["params"]["requestId"].clone()
 }
 
-/// A call that the server has begun to answer.
+/// Begins a call, and the server's answer to it.
 async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream, Asked) {
     let mut stream = connection.send(&session_call(id)).await;
     let mut asked = upstream.asked().await;
@@ -34,7 +34,7 @@ async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream,
     (stream, asked)
 }
 
-/// A call gets its answer, and nothing is cancelled any more.
+/// The call is answered, and no further request reaches the server.
 async fn goes_on(upstream: &Upstream, mut stream: H2Stream, mut asked: Asked, id: u32) {
     let answer = format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}\n\n");
     asked.chunk(&answer).await;
@@ -108,7 +108,7 @@ async fn a_connection_with_many_calls_has_room_for_a_cancel_of_one() {
     assert_eq!(stream.head().await.status, 202);
 }
 
-/// A frame (RFC 9113, section 4.1).
+/// Returns a frame (RFC 9113, section 4.1).
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len())
         .expect("it is short")
@@ -117,7 +117,7 @@ fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &head, payload].concat()
 }
 
-/// Fields as they may always be written (RFC 7541, section 6.2.2).
+/// Encodes fields as literals without indexing (RFC 7541, section 6.2.2).
 fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     let text = |text: &str| {
         let length = u8::try_from(text.len()).expect("it is short");
@@ -127,7 +127,7 @@ fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     fields.iter().flat_map(field).collect()
 }
 
-/// What opens a connection (section 3.4), with the head of its first request.
+/// Returns the connection preface (section 3.4) with the head of the first request.
 fn opening(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
     let settings = frame(4, 0, 0, &[]);
@@ -185,7 +185,7 @@ async fn a_client_that_is_silent_and_waits_for_nothing_does_not_hold_up_the_end(
 
     proxy.stop();
 
-    // It never acknowledges the GOAWAY.
+    // The client never acknowledges the GOAWAY.
     proxy.ended().await;
 }
 
@@ -207,7 +207,7 @@ async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
         assert!(open_for < 120, "it stays open");
         time::advance(Duration::from_secs(1)).await;
         open_for += 1;
-        // For the packets between the two.
+        // Lets the client and the proxy exchange their packets.
         for _ in 0..100 {
             yield_now().await;
         }

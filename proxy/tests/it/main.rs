@@ -2,18 +2,18 @@
 //!
 //! | module | question |
 //! |---|---|
-//! | `passing` | Do requests and responses pass as they are? |
+//! | `passing` | Do requests and responses pass unchanged? |
 //! | `disconnecting` | What does the server receive when a client disconnects? |
-//! | `http_2` | And where calls share a connection? |
+//! | `http_2` | What does it receive if calls share a connection? |
 //! | `failing` | What does a client get if the server fails? |
 //! | `redirecting` | Where does a redirect lead? |
 //! | `refused` | What does not pass? |
 //! | `admin` | What do operators see? |
-//! | `draining` | Does it end in time? |
+//! | `draining` | Does the program shut down in time? |
 //! | `command_line` | Does the program read its options, and name what is wrong with them? |
 //! | `log_lines` | Does the README list the log lines of the program? |
 //! | `end_to_end` | Does the program do what it is for, in front of either kind of server? |
-//! | `support` | What do these share? |
+//! | `support` | The code that these share. |
 
 #![allow(
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Requests and responses that pass as they are.
+//! Requests and responses that pass unchanged.
 
 use crate::support::*;
 
@@ -99,7 +99,7 @@ async fn bodies_in_chunks_and_large_ones_pass() {
     }
 }
 
-/// RFC 9112, section 6.3: the length is of no meaning beside a coding of the transfer.
+/// RFC 9112, section 6.3: a length has no meaning beside a transfer coding.
 #[tokio::test]
 async fn a_length_beside_chunks_does_not_cut_the_answer() {
     let upstream = Upstream::start().await;
@@ -194,7 +194,7 @@ async fn streams_of_events_are_asked_for_without_a_coding_because_they_are_read_
             client.send(&request).await;
             let asked = upstream.asked().await;
             assert_eq!(asked.headers["accept-encoding"], expected, "{}", asked.line);
-            // One that sends it all the same is passed on as it is.
+            // An encoded answer that the server sends nevertheless passes unchanged.
             let head = "200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip";
             asked.answer(head, "no gzip").await;
             let reply = client.reply().await;
@@ -293,7 +293,7 @@ async fn http_2_passes_too() {
     assert_eq!(stream.body_to_end().await, b"{}");
 }
 
-/// RFC 9113, section 8.2.3: HTTP/2 may cut a cookie into several fields, and HTTP/1 knows one.
+/// RFC 9113, section 8.2.3: HTTP/2 may split a cookie into several fields, and HTTP/1 has one.
 #[tokio::test]
 async fn the_cookie_fields_of_http_2_are_one_to_the_server() {
     let upstream = Upstream::start().await;

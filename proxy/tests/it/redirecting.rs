@@ -1,8 +1,8 @@
-//! Redirects of the server, which must neither lead past the proxy nor show what is configured.
+//! Redirects of the server, which must neither bypass the proxy nor show the configured query.
 
 use crate::support::*;
 
-/// What a client gets for a call that the server answers with a redirect.
+/// Returns the request line of a call at the server, and the reply of a client to which the server sends this head.
 async fn answered(upstream: &Upstream, proxy: &Running, path: &str, head: &str) -> (String, Reply) {
     let request = Request {
         path: path.to_owned(),
@@ -79,7 +79,7 @@ async fn a_redirect_past_the_proxy_is_a_502_that_says_so() {
     }
 }
 
-/// The server that knows who may do what may be another one, which the client asks itself.
+/// The authorization server may be another one, which the client contacts itself.
 #[tokio::test]
 async fn metadata_may_be_elsewhere_and_what_is_no_redirect_passes() {
     let upstream = Upstream::start().await;

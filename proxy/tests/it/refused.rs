@@ -108,7 +108,7 @@ async fn only_pages_of_this_host_or_of_allowed_origins_may_ask() {
     }
 }
 
-/// The reply to a body of one byte too many, whose length is not announced.
+/// Returns the reply to a body that is one byte too long, and whose length is not announced.
 async fn too_large(proxy: &Running) -> Reply {
     let mut client = Connection::open(proxy.addr).await;
     client.send_chunked_head(&post("")).await;
@@ -136,7 +136,7 @@ async fn a_body_that_is_too_large_is_refused() {
     );
 }
 
-/// A client that sends before it reads would lose the answer with a connection that is reset.
+/// A client that sends its whole body first would lose the answer if its connection were reset.
 #[tokio::test]
 async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
     let upstream = Upstream::start().await;
@@ -149,7 +149,7 @@ async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
     }
 }
 
-/// Its length is not announced, as HTTP/2 does not need it.
+/// The length is not announced, which HTTP/2 allows.
 #[tokio::test]
 async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
     let proxy = Running::before_command(&[]).await;

@@ -1,4 +1,4 @@
-//! Answers that are not quite what they should be, and that their client would take.
+//! Answers that are slightly wrong, and that a client would accept.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{client::*, server::*};
 
-/// A server that answers each call with the next of these lines.
+/// Returns the script of a server that answers each call with the next of these lines.
 fn answering(lines: &[&str]) -> String {
     let mut script = String::from(
         r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line
@@ -70,7 +70,7 @@ async fn a_process_is_not_killed_for_an_answer_that_waits_behind_a_client_that_d
     let client = Client::begin(&stdio, OLD).await;
     let call = |id: u32| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
     let mut unread = client.ask(call(1)).await;
-    // All that is asked waits in the stream and in the pipe.
+    // All requests of the server are queued in the stream and in the pipe.
     sleep(Duration::from_millis(500)).await;
     let _cancelled = client.ask(call(2)).await;
     assert_eq!(client.cancel("2").await, StatusCode::ACCEPTED);
@@ -108,7 +108,7 @@ async fn a_client_that_deletes_its_session_is_told_what_became_of_its_calls() {
         let client = Client::begin(&serve(scripted(&[])), NEW).await;
         let mut open = client.call("1", "work", r#"{"seconds":60}"#).await;
         let mut answered = client.call("2", "work", r#"{"seconds":0}"#).await;
-        // It has arrived, and was not read.
+        // The answer has arrived, and the client has not read it.
         sleep(Duration::from_millis(50)).await;
         assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
         assert_eq!(

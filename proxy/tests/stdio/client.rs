@@ -10,9 +10,9 @@ use tower_service::Service as _;
 
 use crate::server::LIMIT;
 
-/// Knows priming events.
+/// A revision whose clients support priming events.
 pub const NEW: &str = "2025-11-25";
-/// Does not.
+/// A revision whose clients do not support priming events.
 pub const OLD: &str = "2025-06-18";
 
 pub struct Client {
@@ -163,7 +163,7 @@ impl Events {
         }
     }
 
-    /// The next event, or `None` at the end.
+    /// Returns the next event, or `None` at the end.
     pub async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -190,7 +190,7 @@ impl Events {
         }
     }
 
-    /// The next event whose message has this text.
+    /// Returns the next event whose message contains this text.
     pub async fn event_with(&mut self, text: &str) -> Event {
         loop {
             let event = self.next().await.expect("the stream has ended");
@@ -200,7 +200,7 @@ impl Events {
         }
     }
 
-    /// The next message.
+    /// Returns the next message.
     pub async fn message(&mut self) -> String {
         loop {
             let event = self.next().await.expect("the stream has ended");
@@ -210,7 +210,7 @@ impl Events {
         }
     }
 
-    /// The first message that is no notification.
+    /// Returns the next message that is not a notification.
     pub async fn answer(&mut self) -> Value {
         loop {
             let message: Value = serde_json::from_str(&self.message().await).unwrap();
@@ -220,7 +220,7 @@ impl Events {
         }
     }
 
-    /// All messages until the end.
+    /// Returns all messages until the end.
     pub async fn rest(&mut self) -> Vec<String> {
         let mut rest = Vec::new();
         while let Some(event) = self.next().await {

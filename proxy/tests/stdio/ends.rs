@@ -1,4 +1,4 @@
-//! The ends of sessions, after which nothing of them is left.
+//! The ends of sessions, after which no process or stream of theirs is left.
 
 use std::time::Duration;
 
@@ -134,7 +134,7 @@ async fn a_session_that_nobody_uses_ends() {
     options.session_timeout = Some(Duration::from_millis(300));
     let client = Client::begin(&serve(options), OLD).await;
     let pid = client.pid().await;
-    // A call and a client that listens are uses.
+    // A call in flight and an attached client count as use.
     let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
     assert!(working.answer().await["result"].is_object());
     let listening = client.get(None).await;
@@ -166,7 +166,7 @@ fn a_runtime_that_ends_takes_the_processes_along() {
             client.pid().await,
             client.text("fork", "{}").await.parse().unwrap(),
         );
-        // Its task is dropped with the runtime, without a notification.
+        // The task of the session is dropped with the runtime, without a notification.
         std::mem::forget(client);
         pids
     });
@@ -248,7 +248,7 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
         ),
     );
     assert!(error.unwrap_err().to_string().contains("`no-such-command`"));
-    // It is there, and cannot be run.
+    // The file exists, and cannot be run.
     let stdio = serve(mcp_cancel_proxy::stdio::Options::new(
         mcp_cancel_proxy::stdio::Program::new("/etc/passwd", []),
     ));
@@ -273,9 +273,9 @@ async fn no_process_is_left_however_a_session_ends_a_thousand_times() {
     many_ends(1_000).await;
 }
 
-/// Sessions of a shell with a child that holds the pipes, ended in four ways.
+/// Ends sessions in four ways. Each has a shell with a child that holds the pipes.
 async fn many_ends(times: u32) {
-    // It answers the first line, and exits after two more.
+    // The shell answers the first line, and exits after two more.
     let script = r#"sleep 600 & read line; echo '{"jsonrpc":"2.0","id":0,"result":{"pids":['$$,$!']}}'; read line; read line; exit 3"#;
     let options = shell(script);
     let mut impatient = options.clone();

@@ -83,7 +83,7 @@ async fn a_server_that_begins_with_a_byte_order_mark_is_understood() {
     Client::begin(&serve(shell(script)), NEW).await;
 }
 
-/// Revision 2025-03-26 has them, also for answers to calls that were no batch.
+/// Revision 2025-03-26 has batches, also for answers to calls that were not in a batch.
 #[tokio::test]
 async fn the_messages_of_a_batch_reach_the_calls_that_they_are_for() {
     let script = r#"
@@ -137,7 +137,7 @@ async fn a_flood_of_stderr_is_read_away() {
 async fn a_flood_of_notifications_leaves_the_answer() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut events = client.call("7", "notify", r#"{"lines":5000}"#).await;
-    // No client reads until all was written: only the newest are kept, and the answer.
+    // No client reads before everything is written, so only the newest events and the answer are kept.
     let mut other = client.call("8", "pid", "{}").await;
     assert!(other.answer().await["result"].is_object());
     assert!(events.answer().await["result"].is_object());

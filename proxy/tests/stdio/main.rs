@@ -1,4 +1,4 @@
-//! Real processes behind the service: what becomes of calls, and that no process is left.
+//! Real processes behind the service: the outcomes of calls, and that no process is left.
 #![cfg(unix)]
 #![allow(
     clippy::expect_used,

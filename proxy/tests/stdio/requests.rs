@@ -66,7 +66,7 @@ async fn a_client_that_comes_back_gets_the_answer_and_a_new_one_is_primed() {
     }
 }
 
-/// The only open call has lost its client, which still listens to its session.
+/// The client has disconnected from the only open call, and still reads the standalone stream.
 #[tokio::test]
 async fn what_is_for_the_session_does_not_go_to_a_call_that_was_left() {
     let script = r#"
@@ -164,7 +164,7 @@ async fn a_cancel_reaches_the_tool_and_its_stream_ends() {
             .contains("cancelled x")
     })
     .await;
-    // The server still owes an answer to it.
+    // The server has not answered that request yet.
     assert_eq!(
         client
             .post(r#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#)

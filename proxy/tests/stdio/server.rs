@@ -9,10 +9,10 @@ use mcp_cancel_proxy::{
 use rustix::process::{Pid, test_kill_process};
 use tokio::time::{Instant, sleep};
 
-/// Far more than anything here takes.
+/// Time limit of every wait: 20 s. Ample for all tests.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// The scripted server with these arguments.
+/// Returns the options for the scripted server with these arguments.
 pub fn scripted(arguments: &[&str]) -> Options {
     let arguments = [mcp_cancel_proxy::demo::server::COMMAND]
         .iter()
@@ -24,7 +24,7 @@ pub fn scripted(arguments: &[&str]) -> Options {
     ))
 }
 
-/// Any program, in a shell.
+/// Returns the options for a shell script.
 pub fn shell(script: &str) -> Options {
     Options::new(Program::new("sh", ["-c".into(), script.into()]))
 }
@@ -33,7 +33,7 @@ pub fn serve(options: Options) -> Stdio {
     Stdio::new(options, EventStore::new(Limits::default())).unwrap()
 }
 
-/// A file of this test alone.
+/// Returns a path that no other test uses.
 pub fn notes() -> PathBuf {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -48,7 +48,7 @@ pub async fn gone(pid: i32) {
     until(|| !is_there(pid)).await;
 }
 
-/// Whether it runs. An orphan that has ended waits for the init process, which may take its time.
+/// Returns `true` if a process runs. An ended orphan may wait for the init process to reap it.
 pub fn is_there(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     let is_zombie = stat.is_ok_and(|stat| stat.contains(") Z "));

@@ -1,4 +1,4 @@
-//! Where there is almost no room left.
+//! Sessions in an event store with almost no room left.
 
 use http::StatusCode;
 use mcp_cancel_proxy::{
@@ -33,7 +33,7 @@ async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
         let mut events = Events::of(begun);
         assert!(events.answer().await["result"].is_object());
         let client = Client { stdio, session };
-        // Its stream makes room once it was read to its end.
+        // A stream may be evicted once it was read to its end.
         assert!(events.rest().await.is_empty());
         let response = client
             .post(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"pid"}}"#)

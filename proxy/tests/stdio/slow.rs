@@ -10,7 +10,8 @@ use crate::{client::*, server::*};
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}"#;
 
-/// Before it answers a call it asks as much as a stream keeps, so that the answer waits for the client. Then it runs `then`.
+/// Returns a server that fills the stream of a call with requests, so that its answer waits for the client. Then it runs
+/// `then`.
 fn curious(then: &str) -> Options {
     shell(&format!(
         r#"read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; read line; read line
@@ -19,7 +20,7 @@ fn curious(then: &str) -> Options {
     ))
 }
 
-/// What a client gets of a call that it begins to read so much later.
+/// Returns what a client reads of a call if it begins to read after this time.
 async fn late(options: Options, after: Duration) -> String {
     let client = Client::begin(&serve(options), OLD).await;
     let response = client.post(CALL).await;

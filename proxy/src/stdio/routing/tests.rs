@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A stream is known by the number of its call.
+/// A stream is represented by the number of its call.
 type Stream = usize;
 
 #[derive(Debug, PartialEq)]
@@ -201,7 +201,7 @@ fn a_process_that_could_not_write_has_its_time_after_that() {
     routes.cancelled(&id("1"), now);
     let blocked = Duration::from_secs(100);
     assert!(!routes.due(now + blocked, true).overdue);
-    // It could not write before the cancel either.
+    // The process was blocked before the cancel as well.
     routes.add_blocked_time(now + blocked, blocked * 2);
     assert_eq!(routes.next_due(), Some(now + blocked + after));
     assert!(!routes.due(now + blocked, false).overdue);
@@ -260,7 +260,7 @@ fn a_call_without_a_stream_is_not_begun() {
     assert_eq!(progress(&mut routes, "1"), Route::Standalone);
 }
 
-/// What is done to the routes.
+/// An operation on the routes.
 #[derive(Debug, Clone)]
 enum Step {
     Begin(&'static str, Option<&'static str>),
@@ -274,24 +274,24 @@ enum Step {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     Open,
-    /// Cancelled then, and whether its stream is still there.
+    /// Cancelled at this time. `true` while its stream is open.
     Unanswered(Instant, bool),
     EndedStreams,
 }
 
-/// The same by looking at all calls that ever were.
+/// The expected behaviour, from the list of all calls since the start.
 #[derive(Default)]
 struct Model {
     calls: Vec<(&'static str, Option<&'static str>, State)>,
     doubtful: HashSet<&'static str>,
 }
 
-/// Whether two ids have one value.
+/// Returns `true` if two ids have the same value.
 fn same(one: &str, other: &str) -> bool {
     one.trim_end_matches(".0") == other.trim_end_matches(".0")
 }
 
-/// Whether a server may take two ids for one another.
+/// Returns `true` if a server may take two ids for the same.
 fn alike(one: &str, other: &str) -> bool {
     let is_large = |id: &str| id.starts_with("900719925474099");
     same(one, other) || (is_large(one) && is_large(other))

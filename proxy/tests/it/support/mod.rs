@@ -1,4 +1,4 @@
-//! Shared by all of these: the proxy in this process or as a program, and a server behind it.
+//! Code that the tests share: the proxy in this process or as a program, and a server behind it.
 
 mod program;
 mod proxy;
@@ -23,7 +23,7 @@ pub(crate) fn session_call(id: &str) -> Request {
         .header("mcp-session-id", "s")
 }
 
-/// The message of a call of the tool `work`, with an id in JSON.
+/// Returns the message of a call of the tool `work`, whose id is JSON text.
 pub(crate) fn call(id: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"work"}}}}"#)
 }

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A process that is killed when the test is over.
+/// A process of the program. Its drop kills the process.
 pub(crate) struct Program {
     child: Child,
     lines: BufReader<ChildStderr>,
@@ -18,7 +18,7 @@ pub(crate) struct Program {
 // === impl Program ===
 
 impl Program {
-    /// The program, with nothing of it in the environment.
+    /// Returns the command of the program, without variables of its options.
     pub(crate) fn command(args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mcp-cancel-proxy"));
         for (name, _) in std::env::vars_os() {
@@ -37,14 +37,14 @@ impl Program {
         Self { child, lines }
     }
 
-    /// Runs to its end: the status and what it wrote on standard error.
+    /// Runs the program to its end. Returns its exit code and its standard error.
     pub(crate) fn run(mut command: Command) -> (Option<i32>, String) {
         let output = command.output().expect("it starts");
         let text = String::from_utf8(output.stderr).expect("text");
         (output.status.code(), text)
     }
 
-    /// The next line that it logs.
+    /// Returns the next log line.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.lines.read_line(&mut line).expect("a line");
@@ -66,14 +66,14 @@ impl Program {
         kill_process(pid.expect("a process"), signal).expect("it runs");
     }
 
-    /// Waits for its end, and gives what it still logged.
+    /// Waits for the end of the program. Returns its status and the rest of its log.
     pub(crate) async fn ended(mut self) -> (ExitStatus, String) {
         let ended = tokio::task::spawn_blocking(move || {
             let mut rest = String::new();
             self.lines.read_to_string(&mut rest).expect("text");
             (self.child.wait().expect("a status"), rest)
         });
-        // Longer than it may take, so that a failure has its log.
+        // Longer than a shutdown may take, so that a failure shows the log.
         let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
         ended.expect("it ends").expect("no panic")
     }

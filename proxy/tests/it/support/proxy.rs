@@ -20,7 +20,7 @@ pub(crate) struct Running {
 // === impl Running ===
 
 impl Running {
-    /// In front of `/mcp` of a server, with more options.
+    /// Starts a proxy in front of `/mcp` of a server, with these options.
     pub(crate) async fn before(upstream: &Upstream, options: &[&str]) -> Self {
         Self::before_url(&format!("http://{}/mcp", upstream.addr), options).await
     }
@@ -29,7 +29,7 @@ impl Running {
         Self::told(&[&["--upstream", upstream], options].concat()).await
     }
 
-    /// In front of the scripted server, with more options.
+    /// Starts a proxy in front of the scripted server, with these options.
     pub(crate) async fn before_command(options: &[&str]) -> Self {
         let command = [
             "--",
@@ -61,7 +61,7 @@ impl Running {
         }
     }
 
-    /// Waits until it has.
+    /// Waits until the proxy has ended.
     pub(crate) async fn ended(self) {
         within("the proxy to end", self.served)
             .await

@@ -17,7 +17,7 @@ use test_support::{
     head,
 };
 
-/// It hands each request to the test, which answers.
+/// A server that passes each request to the test, which answers it.
 pub(crate) struct Upstream {
     pub(crate) addr: SocketAddr,
     asked: Mutex<mpsc::UnboundedReceiver<Asked>>,
@@ -25,7 +25,7 @@ pub(crate) struct Upstream {
     accepts: JoinHandle<()>,
 }
 
-/// A request, and its connection. Dropped it closes that.
+/// A request and its connection. Its drop closes the connection.
 pub(crate) struct Asked {
     /// The request line.
     pub(crate) line: String,
@@ -49,7 +49,7 @@ impl Upstream {
         }
     }
 
-    /// Refuses connections. Those that it has stay.
+    /// Refuses new connections. Open ones stay.
     #[allow(dead_code, reason = "not all tests need it")]
     pub(crate) async fn refuse(&mut self) {
         self.accepts.abort();
@@ -63,7 +63,7 @@ impl Upstream {
         self.accepts = accept(listener, self.give.clone());
     }
 
-    /// The next request.
+    /// Returns the next request.
     pub(crate) async fn asked(&self) -> Asked {
         let mut asked = self.asked.lock().await;
         let asked = within("a request to the server", asked.recv()).await;
@@ -82,7 +82,7 @@ fn accept(listener: TcpListener, give: mpsc::UnboundedSender<Asked>) -> JoinHand
             let give = give.clone();
             tokio::spawn(async move {
                 if let Some(asked) = Asked::read(stream).await {
-                    // The test may have seen enough.
+                    // Fails if the test has dropped the server.
                     let _gone = give.send(asked);
                 }
             });
@@ -93,7 +93,7 @@ fn accept(listener: TcpListener, give: mpsc::UnboundedSender<Asked>) -> JoinHand
 // === impl Asked ===
 
 impl Asked {
-    /// `None` if its client disconnects before it is complete.
+    /// Reads a request. Returns `None` if its client disconnects before it is complete.
     async fn read(mut stream: TcpStream) -> Option<Self> {
         let mut received = BytesMut::new();
         let (line, headers) = loop {
