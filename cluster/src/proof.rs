@@ -75,7 +75,8 @@ impl Wait {
     /// The same, because an instance turned a client away so long ago.
     fn longer_since(self, away: Duration) -> Option<Duration> {
         // Also before this call lost its client: that may have been noticed late. The next heartbeat may carry a later time.
-        let left = (self.backoff + BEAT + UNNOTED).saturating_sub(away);
+        let backoff = self.backoff.saturating_add(BEAT + UNNOTED);
+        let left = backoff.saturating_sub(away);
         (!left.is_zero()).then_some(left)
     }
 }
@@ -201,5 +202,17 @@ mod tests {
             assert_eq!(longer(1, Some(away)), Some(longest - away * SECOND));
         }
         assert_eq!(longer(1, Some(44)), None, "it has given up");
+    }
+
+    #[test]
+    fn a_backoff_may_be_of_any_length() {
+        for backoff in [Duration::ZERO, Duration::MAX] {
+            let wait = Wait {
+                grace: SECOND,
+                lasted: SECOND,
+                backoff,
+            };
+            assert!(wait.longer_since(Duration::ZERO) > Some(backoff.min(SECOND)));
+        }
     }
 }

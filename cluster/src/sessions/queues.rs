@@ -63,24 +63,20 @@ impl Queues {
         queue.pop_front()
     }
 
-    /// The directory has a tombstone of a session.
+    /// The directory has a tombstone of a session, however often that was deleted.
     pub(super) fn bury(&mut self, session: SessionHash) {
-        let mut deleted = self.deleted.iter();
-        let Some(at) = deleted.position(|deleted| deleted.session == session) else {
+        let is_its = |deleted: &Deleted| deleted.session == session;
+        let its = self.deleted.iter().filter(|deleted| is_its(deleted));
+        let Some(epoch) = its.map(|deleted| deleted.epoch).max() else {
             return;
         };
-        if let Some(Deleted { session, epoch, .. }) = self.deleted.remove(at) {
-            let now = Instant::now();
-            self.buried.push_back((now, session, epoch));
-            let is_over = |since: Instant| now - since >= KEPT;
-            while self.buried.len() > MAX_DELETED
-                || self
-                    .buried
-                    .front()
-                    .is_some_and(|(since, ..)| is_over(*since))
-            {
-                self.buried.pop_front();
-            }
+        self.deleted.retain(|deleted| !is_its(deleted));
+        let now = Instant::now();
+        self.buried.push_back((now, session, epoch));
+        while self.buried.len() > MAX_DELETED
+            || (self.buried.front()).is_some_and(|(since, ..)| now - *since >= KEPT)
+        {
+            self.buried.pop_front();
         }
     }
 

@@ -320,6 +320,24 @@ async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it
     assert_eq!(deletions(&sessions), [hash("b")]);
 }
 
+/// Its client has ended it twice, and the directory takes one of the two.
+#[test]
+fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
+    for first_is_there in [true, false] {
+        let (sessions, _lost) = written(&["a"]);
+        sessions.deleted("a");
+        sessions.deleted("a");
+        let Some(Work::Delete(batch)) = sessions.next_deletions() else {
+            panic!("no deletions");
+        };
+        assert_eq!(batch.len(), 2);
+        sessions.deleted_there(hash("a"), first_is_there);
+        sessions.deleted_there(hash("a"), !first_is_there);
+        assert!(!sessions.is_deleted(hash("a")));
+        assert!(sessions.next_deletions().is_none());
+    }
+}
+
 #[test]
 fn deleted_sessions_are_bounded() {
     let (sessions, _lost) = Sessions::new(me());
