@@ -5,8 +5,8 @@
 //! 2. It beats every [`BEAT`], also while much is to be written; every [`BEAT_AWAY`] while the directory is away.
 //! 3. What is found lost (another run of the engine, a lease that lapsed) is no longer sound before the lease is made anew.
 //!    So an instance that reads its own lease, and then finds the directory sound, knows that nothing was lost in between.
-//! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the engine, and how long ago
-//!    this instance turned a client away. "Unknown" proves something once all instances have written ([`Heart::proves`]).
+//! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the engine, whether answers of its calls are
+//!    late, and how long ago this instance turned a client away. "Unknown" proves something once all instances have written ([`Heart::proves`]).
 //! 5. A session of which the directory has a record with a higher epoch is *contested*. It serves nothing new. If the owner
 //!    there has its lease, the session is lost; if it provably has none, it is claimed back.
 
@@ -17,11 +17,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{
-    StreamExt as _,
-    future::join_all,
-    stream::{self, FuturesUnordered},
-};
+use futures_util::{StreamExt as _, future::join_all, stream};
 use tokio::{
     select,
     sync::Notify,
@@ -29,10 +25,7 @@ use tokio::{
 };
 
 pub(crate) use self::soundness::SETTLED;
-use self::{
-    lane::{Kind, Lane},
-    soundness::Soundness,
-};
+use self::{lane::Lane, soundness::Soundness};
 use crate::{
     answers::Answers,
     directory::{Claim, Directory, DirectoryError, EngineRun, LIMIT, Leases, Limited, Status},
@@ -55,7 +48,7 @@ const BEAT_AWAY: Duration = Duration::from_millis(500);
 /// How often sessions are looked for that were written a while ago, to be written again: every 10 s.
 const REFRESH: Duration = Duration::from_secs(10);
 
-/// Maximum number of batches on their way to the directory at once: 8. A directory 300 ms away then takes 3,000 sessions a second.
+/// Maximum number of batches of sessions on their way to the directory at once: 8. A directory 300 ms away then takes 3,000 sessions a second.
 const MAX_WRITES: usize = 8;
 
 /// Maximum number of batches of deletions on their way to the directory at once: 4.
@@ -126,15 +119,19 @@ impl Heart {
     /// Whether the directory has lost nothing that is not written again, as far as that is known here: if it has an owner of a
     /// session, no later owner is forgotten.
     pub(crate) async fn is_up_to_date(&self) -> bool {
-        let leases = self.directory.leases().await;
-        leases.is_ok_and(|leases| self.proves(&leases))
+        self.proven_leases().await.is_some()
     }
 
     /// Whether an answer that the directory did not have before this does not exist: it has lost none that is not written again.
     pub(crate) async fn has_all_answers(&self) -> bool {
-        let leases = self.directory.leases().await;
-        leases.is_ok_and(|leases| self.proves(&leases) && !leases.owe_answers())
-            && !self.answers.are_owed()
+        let leases = self.proven_leases().await;
+        leases.is_some_and(|leases| !leases.owe_answers()) && !self.answers.are_owed()
+    }
+
+    /// The leases, if they prove something.
+    async fn proven_leases(&self) -> Option<Leases> {
+        let leases = self.directory.leases().await.ok()?;
+        self.proves(&leases).then_some(leases)
     }
 
     /// Whether all instances have written all of their sessions in this run of the engine.
@@ -271,35 +268,28 @@ impl Heart {
 
     /// Writes what there is to be written, for ever.
     async fn writes(&self) -> Infallible {
-        let mut under_way = FuturesUnordered::new();
+        let mut entries = Lane::new(MAX_WRITES, BEAT_AWAY);
         // A deletion that fails or takes long holds up no session.
-        let lane = |most| Lane::new(most, BEAT_AWAY);
-        let (mut entries, mut deletions) = (lane(MAX_WRITES), lane(MAX_DELETIONS));
+        let mut deletions = Lane::new(MAX_DELETIONS, BEAT_AWAY);
         loop {
             if !self.soundness().is_away() {
                 while entries.has_room()
                     && let Some(work) = self.sessions.next_entries()
                 {
-                    under_way.push(self.write(work));
-                    entries.under_way += 1;
+                    entries.push(self.write(work));
                 }
                 while deletions.has_room()
                     && let Some(work) = self.sessions.next_deletions()
                 {
-                    under_way.push(self.write(work));
-                    deletions.under_way += 1;
+                    deletions.push(self.write(work));
                 }
                 if !self.sessions.is_behind() {
                     self.wrote_all();
                 }
             }
             select! {
-                Some((kind, is_done)) = under_way.next() => match kind {
-                    Kind::Entries => entries.ended(is_done),
-                    Kind::Deletions => deletions.ended(is_done),
-                },
-                () = entries.resumes() => {}
-                () = deletions.resumes() => {}
+                () = entries.next_change() => {}
+                () = deletions.next_change() => {}
                 () = self.sessions.until_work() => {}
                 () = self.back.notified() => {}
             }
@@ -314,18 +304,14 @@ impl Heart {
                 .or_else(|| self.sessions.next_entries())
         };
         while let Some(work) = next() {
-            if !self.write(work).await.1 {
+            if !self.write(work).await {
                 return;
             }
         }
     }
 
-    /// Also returns whether the directory took it.
-    async fn write(&self, work: Work) -> (Kind, bool) {
-        let kind = match &work {
-            Work::Delete(_) => Kind::Deletions,
-            Work::Enter(_) => Kind::Entries,
-        };
+    /// Returns whether the directory took it.
+    async fn write(&self, work: Work) -> bool {
         let written = match work {
             Work::Delete(batch) => {
                 let deletions = batch.into_iter().map(|(session, tombstone)| async move {
@@ -351,7 +337,7 @@ impl Heart {
                 "{error}: sessions of this instance are not written yet"
             ));
         }
-        (kind, written.is_ok())
+        written.is_ok()
     }
 
     fn wrote_all(&self) {

@@ -64,6 +64,25 @@ async fn held(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
     call
 }
 
+/// A call of which the instance has the head.
+async fn late_head(node: &Node, mcp: &Mcp) -> Connection {
+    let mut call = Connection::open(node.public.as_ref().unwrap().addr).await;
+    let heads = node.seen.lock().unwrap().len();
+    let request = mcp.call_request(7, "hold", json!({ "label": "late" }));
+    call.send_chunked_head(&request).await;
+    while node.seen.lock().unwrap().len() == heads {
+        yield_now().await;
+    }
+    call
+}
+
+/// The body of that call.
+async fn late_body(call: &mut Connection, mcp: &Mcp) {
+    let message = mcp.call_message(7, "hold", json!({ "label": "late" }));
+    call.chunk(message.to_string().as_bytes()).await;
+    call.end_chunks().await;
+}
+
 /// Its heart stands still until its lease is over, and with it what others see of the instance.
 async fn stands_still(node: &Node) {
     node.cluster.stop_heart();
@@ -218,19 +237,11 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
     let directory = directory();
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
-    let mut call = Connection::open(a.public.as_ref().unwrap().addr).await;
-    let heads = a.seen.lock().unwrap().len();
-    let request = mcp.call_request(7, "hold", json!({ "label": "late" }));
-    call.send_chunked_head(&request).await;
-    while a.seen.lock().unwrap().len() == heads {
-        yield_now().await;
-    }
+    let mut call = late_head(&a, &mcp).await;
     stands_still(&a).await;
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
 
-    let message = mcp.call_message(7, "hold", json!({ "label": "late" }));
-    call.chunk(message.to_string().as_bytes()).await;
-    call.end_chunks().await;
+    late_body(&mut call, &mcp).await;
     pass(SECOND).await;
     let heart = goes_on(&a);
     let head = within("a head", call.head()).await;
@@ -245,19 +256,11 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_with
     let a = Node::start(&directory).await;
     a.settles().await;
     let mcp = a.session().await;
-    let mut call = Connection::open(a.public.as_ref().unwrap().addr).await;
-    let heads = a.seen.lock().unwrap().len();
-    let request = mcp.call_request(7, "hold", json!({ "label": "late" }));
-    call.send_chunked_head(&request).await;
-    while a.seen.lock().unwrap().len() == heads {
-        yield_now().await;
-    }
+    let mut call = late_head(&a, &mcp).await;
     stands_still(&a).await;
     directory.set(Fault::Fails);
     let heart = goes_on(&a);
-    let message = mcp.call_message(7, "hold", json!({ "label": "late" }));
-    call.chunk(message.to_string().as_bytes()).await;
-    call.end_chunks().await;
+    late_body(&mut call, &mcp).await;
     all_else().await;
     pass(10 * SECOND).await;
     let answer = within("an answer", call.answer()).await.unwrap();
