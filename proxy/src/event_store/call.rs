@@ -15,7 +15,7 @@ pub struct Call {
     pub(super) token: Option<CallToken>,
     pub(super) credentials: Option<Arc<Credentials>>,
     /// Size of the other things that are kept for it, in bytes.
-    pub(super) with_extra: usize,
+    pub(super) extra_bytes: usize,
 }
 
 // === impl Call ===
@@ -28,13 +28,13 @@ impl Call {
             id: id.into(),
             token: None,
             credentials: None,
-            with_extra: 0,
+            extra_bytes: 0,
         })
     }
 
     /// Sets the number of bytes that are kept for it besides its stream.
     pub(super) fn with_extra(mut self, bytes: usize) -> Self {
-        self.with_extra = bytes;
+        self.extra_bytes = bytes;
         self
     }
 

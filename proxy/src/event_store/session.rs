@@ -121,7 +121,7 @@ impl Session {
         let Inner { index, shared, .. } = &*self.0;
         let names = call
             .as_ref()
-            .map_or(0, |call| 4 * call.id.len() + call.with_extra);
+            .map_or(0, |call| 4 * call.id.len() + call.extra_bytes);
         while index.len() >= shared.limits.streams {
             if !index.evict_for(Exhausted::Session) {
                 return None;

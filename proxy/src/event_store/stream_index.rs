@@ -292,10 +292,10 @@ impl<S> EndedStreams<S> {
     }
 
     /// Starts the task that removes expired streams, unless it runs.
-    pub(super) fn start_sweeper(&self, open_stream: impl FnOnce() -> AbortHandle) {
+    pub(super) fn start_sweeper(&self, spawn: impl FnOnce() -> AbortHandle) {
         let mut state = self.state();
         if state.sweeper.is_none() && !state.by_deadline.is_empty() {
-            state.sweeper = Some(open_stream());
+            state.sweeper = Some(spawn());
         }
     }
 

@@ -43,8 +43,8 @@ const READ_STEP: usize = 2 * 1024;
 
 /// How often a server that cut its stream may refuse to resume it: 3 times.
 ///
-/// A server that resumes it is asked again while the call is in flight, whether the stream had events or not. Some servers
-/// end each stream at once if there is nothing new.
+/// A server that resumes it is asked again while the call is in flight, also without new events: some servers end such
+/// streams at once.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// Reconnect delay if the server sent none: 1 s.
@@ -255,10 +255,9 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. Without room for it the buffer grows by less. Events are dropped only for what is
-        // needed.
-        for child in [1, 8, 64] {
-            let max = MAX_EVENT.min(least + least / child);
+        // Doubling makes copies rare. Without room for it the buffer grows by less. Events are dropped only for what is needed.
+        for divisor in [1, 8, 64] {
+            let max = MAX_EVENT.min(least + least / divisor);
             let needed = self.reader.needs(more, max);
             if reservation.grow(missing(needed, reservation)).is_ok() {
                 self.reader.reserve(needed);
@@ -408,8 +407,7 @@ where
 
 /// Returns the lines of an event in a buffer of their size.
 ///
-/// Small lines are copied. A large buffer is shrunk in place, although the rest of its block then rarely fits another
-/// event.
+/// Small lines are copied. A large buffer is shrunk in place, although the rest of its block then rarely fits an event.
 fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
     let needed = lines.len() + ROOM_FOR_ID;
     if needed > MAX_COPY {

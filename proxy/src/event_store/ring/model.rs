@@ -240,12 +240,10 @@ fn run(ops: Vec<Op>) {
                     model.unread = model.unread.max(at);
                     let position_event = ring
                         .position_event(reader)
-                        .map(|position_event| String::from_utf8(position_event.into()).unwrap());
+                        .map(|event| String::from_utf8(event.into()).unwrap());
                     assert_eq!(position_event.is_some(), at > 0);
                     let id = format!("id: n-0.{}\n\n", at.saturating_sub(1));
-                    assert!(
-                        position_event.is_none_or(|position_event| position_event.ends_with(&id))
-                    );
+                    assert!(position_event.is_none_or(|event| event.ends_with(&id)));
                 }
             }
             Op::Take(times) => {

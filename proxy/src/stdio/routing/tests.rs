@@ -276,7 +276,7 @@ enum State {
     Open,
     /// Cancelled at this time. `true` while its stream is open.
     Unanswered(Instant, bool),
-    EndedStreams,
+    Ended,
 }
 
 /// The expected behaviour, from the list of all calls since the start.
@@ -302,7 +302,7 @@ impl Model {
         let taken = self
             .calls
             .iter()
-            .any(|(other, _, state)| alike(other, id) && *state != State::EndedStreams);
+            .any(|(other, _, state)| alike(other, id) && *state != State::Ended);
         if !taken {
             self.calls.push((id, token, State::Open));
             self.tokens();
@@ -324,7 +324,7 @@ impl Model {
         let id = if had_kind { id } else { &other_kind };
         let found = self.calls.iter_mut().enumerate();
         let mut found =
-            found.filter(|(_, (other, _, state))| same(other, id) && *state != State::EndedStreams);
+            found.filter(|(_, (other, _, state))| same(other, id) && *state != State::Ended);
         let Some((stream, (.., state))) = found.next() else {
             return Route::Dropped;
         };
@@ -332,7 +332,7 @@ impl Model {
             State::Unanswered(_, false) => Route::Dropped,
             _ => Route::Answer(stream),
         };
-        *state = State::EndedStreams;
+        *state = State::Ended;
         drop(found);
         self.tokens();
         route
@@ -343,8 +343,8 @@ impl Model {
             return Route::Standalone;
         }
         let mut owners = self.calls.iter().enumerate();
-        let owner = owners
-            .find(|(_, (_, its, state))| *its == Some(token) && *state != State::EndedStreams);
+        let owner =
+            owners.find(|(_, (_, its, state))| *its == Some(token) && *state != State::Ended);
         match owner {
             None => Route::Standalone,
             Some((stream, (.., State::Open))) => Route::Call(stream),
@@ -388,7 +388,7 @@ impl Model {
             let owners = self
                 .calls
                 .iter()
-                .filter(|(_, its, state)| *its == Some(token) && *state != State::EndedStreams);
+                .filter(|(_, its, state)| *its == Some(token) && *state != State::Ended);
             match owners.count() {
                 0 => drop(self.doubtful.remove(token)),
                 1 => {}
