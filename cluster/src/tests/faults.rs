@@ -13,6 +13,7 @@ use test_support::{Connection, Mcp, within};
 use tokio::{
     spawn,
     task::{JoinHandle, yield_now},
+    time::Instant,
 };
 
 use super::{
@@ -246,6 +247,8 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
     let heart = goes_on(&a);
     let head = within("a head", call.head()).await;
     assert_eq!((head.status, a.witness.starts("late")), (503, 0));
+    // Its client counts as on its way.
+    assert!(a.routing().turned_away.age(Instant::now()).is_some());
     heart.abort();
 }
 

@@ -1,10 +1,23 @@
 //! A session that its own instance takes, while others come for it, hang up, or leave.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use futures_util::{FutureExt as _, future::join};
+use mcp_cancel_on_disconnect::CancellableSessionManager;
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{InitializeRequestParams, InitializeResult},
+    service::RequestContext,
+    transport::streamable_http_server::StreamableHttpService,
+};
 use serde_json::json;
-use test_support::{Connection, within};
+use test_support::{Connection, Mcp, Mode, PATH, serve, within};
 use tokio::task::yield_now;
 use tower_service::Service as _;
 
@@ -14,12 +27,16 @@ use super::{
 };
 use crate::{
     body_idle::BODY_IDLE_TIMEOUT,
+    cluster::{self, Options},
     directory::{
         Claim, Directory as _, Registration,
         contract::{claim_from, owner_of, ownership, session},
         faulty::{Fault, Faulty},
     },
+    filter::PeersFilter,
+    heart::{BEAT, SETTLED},
     ids::Epoch,
+    wire::Secret,
 };
 
 /// Shorter than anybody waits for the directory.
@@ -319,7 +336,7 @@ async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
     assert_eq!(status(&mcp, 2).await, 503);
 }
 
-/// As an instance of another version wrote it, or with a handler that refuses it.
+/// As an instance of another version wrote it.
 #[tokio::test]
 async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
     let directory = directory();
@@ -345,4 +362,52 @@ async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
     ];
     assert_eq!(answered, [503, 503, 404, 404]);
     assert_eq!(owner_of(&directory.memory, hash).await, None);
+}
+
+/// A server that refuses each `initialize` once that is set.
+#[derive(Clone, Default)]
+struct Refuses(Arc<AtomicBool>);
+
+impl ServerHandler for Refuses {
+    async fn initialize(
+        &self,
+        _request: InitializeRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<InitializeResult, ErrorData> {
+        if self.0.load(Ordering::Relaxed) {
+            Err(ErrorData::internal_error("another version", None))
+        } else {
+            Ok(self.get_info())
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_its_handler_refuses_is_none_after_a_few_tries() {
+    let directory = directory();
+    let secret = Secret::new(SECRET).unwrap();
+    let (filter, options) = (PeersFilter::default(), Options::default());
+    let cluster = cluster::join(nobody(), directory.clone(), filter, secret, options);
+    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+    let mut config = Mode::Session.config();
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let handler = Refuses::default();
+    let refuses = handler.0.clone();
+    let service = StreamableHttpService::new(move || Ok(handler.clone()), sessions, config);
+    let app = axum::Router::new().nest_service(PATH, service);
+    let served = serve(app.layer(cluster.layer())).await;
+    pass(SETTLED + 2 * BEAT).await;
+    let mcp = Mcp::session(served.addr, PATH).await;
+
+    refuses.store(true, Ordering::Relaxed);
+    let router = cluster.router();
+    router.sessions.lose(hash(&mcp), nobody());
+    let id = mcp.session_id().unwrap();
+    router.sessions.losses.until_closed(hash(&mcp)).await;
+    assert!(!router.sessions.has(id));
+    let mut answered = Vec::new();
+    for id in 1..5 {
+        answered.push(status(&mcp, id).await);
+    }
+    assert_eq!(answered, [503, 503, 404, 404]);
 }

@@ -11,7 +11,7 @@ use crate::{
         KEPT_ANSWER, Limited,
         contract::{self, claim_from, instance, is_alive, ownership, session},
     },
-    heart::{Heart, SETTLED},
+    heart::{BEAT, Heart, SETTLED},
     ids::Epoch,
     owners::Owners,
     sessions::Sessions,
@@ -413,4 +413,18 @@ async fn who_leaves_is_not_alive_at_once() {
     timeout(PATIENCE, &mut one.task).await.unwrap().unwrap();
     let leases: usize = server.ask("HLEN mcp:i").await;
     assert_eq!(leases, 0);
+}
+
+/// The clock of the engine was ahead when an instance turned a client away, and was set back.
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_client_that_was_turned_away_in_the_future_counts_from_now() {
+    let server = Server::start().await;
+    let now: Vec<u64> = server.ask("TIME").await;
+    let ahead = (now[0] + 3_600) * 1_000;
+    let () = server.ask(&format!("HSET mcp:i turned-away {ahead}")).await;
+    let one = Living::start(&server, 1, 1).await;
+    sleep(3 * BEAT).await;
+    let leases = one.directory.leases().await.unwrap();
+    assert!(leases.turned_away > Some(BEAT), "{leases:?}");
 }
