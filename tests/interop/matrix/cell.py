@@ -11,6 +11,8 @@ from .call import PATIENCE, Call
 WATCHED = 4.0
 # Between the beginnings of two cells: not all of them at once.
 PACE = 0.06
+# So many may be on their way to their call. On a slow machine the others begin later, so that those that run keep their times.
+OPENING = 16
 
 
 @dataclass
@@ -103,15 +105,26 @@ class Cell(Call):
 async def paced(run, cells):
     """Runs all cells, the longest first."""
     reports = {}
+    opening = asyncio.Semaphore(OPENING)
 
-    async def one(cell, begin):
-        await asyncio.sleep(begin)
+    async def one(cell):
         try:
             reports[cell] = await run(cell)
         except Exception as error:
             reports[cell] = None
             print(f"{cell.name} broke: {error!r}", file=sys.stderr)
 
-    ordered = sorted(cells, key=lambda cell: -cell.scenario.timeout)
-    await asyncio.gather(*(one(cell, PACE * turn) for turn, cell in enumerate(ordered)))
+    async def until_started(cell, task):
+        started = asyncio.create_task(cell.until(lambda: cell.told("started"), PATIENCE))
+        await asyncio.wait((started, task), return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        opening.release()
+        await task
+
+    begun = []
+    for cell in sorted(cells, key=lambda cell: -cell.scenario.timeout):
+        await opening.acquire()
+        begun.append(asyncio.create_task(until_started(cell, asyncio.create_task(one(cell)))))
+        await asyncio.sleep(PACE)
+    await asyncio.gather(*begun)
     return reports
