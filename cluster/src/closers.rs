@@ -1,15 +1,18 @@
 //! Closes the sessions that do not live here any more: another instance has them, or is about to, or no client was given them.
 
 use std::{
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use tokio::{sync::mpsc, time::timeout};
 use tracing::{debug, info, warn};
 
 use crate::{
     ids::Owner,
+    log::log,
     manager::Closes,
     sessions::{Lost, Sessions, To},
 };
@@ -46,28 +49,9 @@ impl Closers {
         sessions: Arc<Sessions>,
     ) {
         while let Some(lost) = lost.recv().await {
-            let session = lost.session;
-            match lost.to {
-                To::Owner(Owner { address, .. }) => {
-                    info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because it lives on another instance");
-                }
-                To::WhoeverAsks => {
-                    info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
-                }
-                To::Ended => {
-                    info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it through another instance");
-                }
-                To::Nobody => {
-                    debug!(target: "mcp_cancel_cluster", %session, "a session does not begin: the directory does not know it, or this instance is gone");
-                }
-            }
+            announce(&lost);
             for closes in self.all().iter().filter_map(Weak::upgrade) {
-                if timeout(CLOSES_WITHIN, closes.close(&lost.id))
-                    .await
-                    .is_err()
-                {
-                    warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here is not closed: its manager takes too long");
-                }
+                close(closes, &lost).await;
             }
             sessions.losses.was_closed(&lost);
         }
@@ -76,6 +60,43 @@ impl Closers {
     fn all(&self) -> Vec<Weak<dyn Closes>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.clone()
+    }
+}
+
+/// Says which session is closed here, and why.
+fn announce(lost: &Lost) {
+    let session = lost.session;
+    log(|| match lost.to {
+        To::Owner(Owner { address, .. }) => {
+            info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because it lives on another instance");
+        }
+        To::WhoeverAsks => {
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
+        }
+        To::Ended => {
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it through another instance");
+        }
+        To::NextRequest => {
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because it was restored in vain: the next request restores it again");
+        }
+        To::Nobody => {
+            debug!(target: "mcp_cancel_cluster", %session, "a session does not begin: the directory does not know it, or this instance is gone");
+        }
+    });
+}
+
+/// Closes a session at one of the managers, which may have it.
+async fn close(closes: Arc<dyn Closes>, lost: &Lost) {
+    let closed = AssertUnwindSafe(closes.close(&lost.id)).catch_unwind();
+    let session = lost.session;
+    match timeout(CLOSES_WITHIN, closed).await {
+        Ok(Ok(())) => {}
+        Ok(Err(_panic)) => log(
+            || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here may not be closed: its manager panicked"),
+        ),
+        Err(_) => log(
+            || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here is not closed: its manager takes too long"),
+        ),
     }
 }
 

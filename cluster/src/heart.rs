@@ -30,6 +30,7 @@ use crate::{
     answers::Answers,
     directory::{Claim, Directory, DirectoryError, EngineRun, LIMIT, Leases, Limited, Status},
     ids::{Owner, Ownership, SessionHash},
+    log::log,
     meter,
     sessions::{Sessions, Work},
     turned_away::TurnedAway,
@@ -175,7 +176,7 @@ impl Heart {
         self.soundness().failed();
         meter::sound(false);
         if let Err(error) = self.directory.leave(self.me).await {
-            tracing::debug!(%error, "the lease of this instance is left to lapse");
+            log(|| tracing::debug!(%error, "the lease of this instance is left to lapse"));
         }
     }
 
@@ -349,7 +350,11 @@ impl Heart {
             self.hurry.notify_one();
         }
         if is_sound && self.away.is_over() {
-            tracing::info!("the directory answers again, and knows all sessions of this instance");
+            log(|| {
+                tracing::info!(
+                    "the directory answers again, and knows all sessions of this instance"
+                )
+            });
         }
     }
 
@@ -389,7 +394,9 @@ impl Heart {
         let wanted = former.claimed_by(self.me);
         match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
-                tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed back: the lease of its owner is over");
+                log(
+                    || tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed back: the lease of its owner is over"),
+                );
                 self.sessions.claimed(session, wanted.epoch);
             }
             Ok(Claim::Lost(record)) => self.sessions.found(session, record),

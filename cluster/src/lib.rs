@@ -28,6 +28,7 @@ mod ids;
 
 mod layer;
 mod lives;
+mod log;
 mod manager;
 mod meter;
 mod network;

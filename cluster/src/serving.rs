@@ -205,10 +205,13 @@ async fn bring<S: Inner>(
     };
     let has_failed = turn.is_some() && has_failed;
     if turn.is_some()
-        && served.status().is_success()
         && let Some(id) = &session
     {
-        router.sessions.is_restored(id);
+        if served.status().is_success() {
+            router.sessions.is_restored(id);
+        } else if has_failed {
+            router.sessions.was_restored_in_vain(id);
+        }
     }
     let response = unless_failed(router, session.as_deref(), served, has_failed);
     Ok(Brought::Served(response))

@@ -9,6 +9,8 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::log::log;
+
 /// How often one warning is logged: once a minute.
 const EVERY: Duration = Duration::from_secs(60);
 
@@ -29,14 +31,14 @@ impl WarnRarely {
     /// Logs the warning, unless it was logged less than a minute ago.
     pub(crate) fn warn(&self, what: &dyn Display) {
         if self.is_due(Instant::now()) {
-            tracing::warn!(target: "mcp_cancel_cluster", "{what}");
+            log(|| tracing::warn!(target: "mcp_cancel_cluster", "{what}"));
         }
     }
 
     /// Logs it as an error, and as rarely.
     pub(crate) fn error(&self, what: &dyn Display) {
         if self.is_due(Instant::now()) {
-            tracing::error!(target: "mcp_cancel_cluster", "{what}");
+            log(|| tracing::error!(target: "mcp_cancel_cluster", "{what}"));
         }
     }
 

@@ -35,6 +35,8 @@ pub(crate) enum To {
     Owner(Owner),
     /// It was given up: the next who asks for it claims it.
     WhoeverAsks,
+    /// It was restored in vain: the next request restores it again.
+    NextRequest,
     /// It has not begun: no client was given it.
     Nobody,
     /// Its client ended it, through another instance.

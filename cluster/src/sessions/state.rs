@@ -210,6 +210,14 @@ impl Sessions {
         tries.is_some_and(|tries| *tries >= RESTORE_ATTEMPTS)
     }
 
+    /// A session was opened to be restored, and has no handler that serves it. With nobody inside it is closed.
+    pub(crate) fn was_restored_in_vain(&self, id: &str) {
+        let is_shut = |door: Arc<Door>| door.shut_if_empty(|| true);
+        if self.door(id).is_some_and(is_shut) {
+            self.lose_to(SessionHash::of(id), To::NextRequest);
+        }
+    }
+
     /// The parameters of a session were read, and it is about to be restored here.
     pub(crate) fn loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);

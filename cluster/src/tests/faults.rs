@@ -1,6 +1,7 @@
 //! What becomes of sessions and calls when an instance stands still, or the directory comes back empty or with older data.
 
 use std::{
+    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,8 +16,15 @@ use tokio::{
     task::{JoinHandle, yield_now},
     time::Instant,
 };
+use tracing_subscriber::{
+    Layer as _,
+    filter::{LevelFilter, Targets},
+    fmt,
+    layer::SubscriberExt as _,
+};
 
 use super::{
+    lines::Warnings,
     node::{Node, Setup, hash, pass},
     steps::{all_else, directory, echo, status},
 };
@@ -381,6 +389,32 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
     pass(2 * BEAT).await;
     let answered = at_b.resume(&named).await.messages().await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// As `tracing_subscriber::fmt` panics if its stderr is a pipe that nobody reads.
+#[tokio::test]
+async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let (lost, kept) = (a.session().await, a.session().await);
+    // It has `tracing` ask on each thread who wants a line.
+    let _first = Warnings::watch();
+    let panics = fmt::layer().with_writer(|| -> io::Stderr { panic!("on purpose") });
+    let of_cluster = Targets::new().with_target("mcp_cancel_cluster", LevelFilter::INFO);
+    let log = tracing_subscriber::registry().with(panics.with_filter(of_cluster));
+    let _broken = tracing::subscriber::set_default(log);
+    directory.set(Fault::Fails);
+    pass(LEASE).await;
+    directory.set(Fault::None);
+    pass(2 * SETTLED).await;
+    assert_eq!(echo(&kept, 1).await, 1);
+    a.routing().sessions.lose(hash(&lost), b.me);
+    let closed = a.routing().sessions.losses.until_closed(hash(&lost));
+    within("its end", closed).await;
+    assert_eq!(
+        within("a head", a.initialize().await.head()).await.status,
+        200
+    );
 }
 
 #[tokio::test]

@@ -1,10 +1,8 @@
 //! A session that its own instance takes, while others come for it, hang up, or leave.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    io,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -12,7 +10,7 @@ use futures_util::{FutureExt as _, future::join};
 use mcp_cancel_on_disconnect::CancellableSessionManager;
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
-    model::{InitializeRequestParams, InitializeResult},
+    model::{InitializeRequestParams, InitializeResult, ListToolsResult, PaginatedRequestParams},
     service::RequestContext,
     transport::streamable_http_server::StreamableHttpService,
 };
@@ -364,26 +362,49 @@ async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
     assert_eq!(owner_of(&directory.memory, hash).await, None);
 }
 
-/// A server that refuses each `initialize` once that is set.
-#[derive(Clone, Default)]
-struct Refuses(Arc<AtomicBool>);
+/// What becomes of an `initialize`.
+#[derive(Clone, Copy)]
+enum Trouble {
+    /// No handler is made for it.
+    Factory,
+    Refused,
+    Panic,
+}
 
-impl ServerHandler for Refuses {
+/// A server that has the next of these troubles with each `initialize`, if there is one.
+#[derive(Clone, Default)]
+struct Troubled(Arc<Mutex<Vec<Trouble>>>);
+
+impl Troubled {
+    fn takes(&self, is_it: impl Fn(Trouble) -> bool) -> Option<Trouble> {
+        self.0.lock().unwrap().pop_if(|trouble| is_it(*trouble))
+    }
+}
+
+impl ServerHandler for Troubled {
     async fn initialize(
         &self,
         _request: InitializeRequestParams,
         _context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
-        if self.0.load(Ordering::Relaxed) {
-            Err(ErrorData::internal_error("another version", None))
-        } else {
-            Ok(self.get_info())
+        match self.takes(|_| true) {
+            Some(Trouble::Panic) => panic!("on purpose"),
+            Some(_) => Err(ErrorData::internal_error("another version", None)),
+            None => Ok(self.get_info()),
         }
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::default())
     }
 }
 
-#[tokio::test]
-async fn a_session_that_its_handler_refuses_is_none_after_a_few_tries() {
+/// What the requests of a session are answered, after it was closed here and has these troubles when it is restored.
+async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
     let directory = directory();
     let secret = Secret::new(SECRET).unwrap();
     let (filter, options) = (PeersFilter::default(), Options::default());
@@ -391,23 +412,45 @@ async fn a_session_that_its_handler_refuses_is_none_after_a_few_tries() {
     let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
     let mut config = Mode::Session.config();
     config.session_store = Some(Arc::new(cluster.clone()));
-    let handler = Refuses::default();
-    let refuses = handler.0.clone();
-    let service = StreamableHttpService::new(move || Ok(handler.clone()), sessions, config);
+    let handler = Troubled::default();
+    let made = handler.clone();
+    let make = move || match made.takes(|trouble| matches!(trouble, Trouble::Factory)) {
+        Some(_) => Err(io::Error::other("not now")),
+        None => Ok(made.clone()),
+    };
+    let service = StreamableHttpService::new(make, sessions, config);
     let app = axum::Router::new().nest_service(PATH, service);
     let served = serve(app.layer(cluster.layer())).await;
     pass(SETTLED + 2 * BEAT).await;
     let mcp = Mcp::session(served.addr, PATH).await;
 
-    refuses.store(true, Ordering::Relaxed);
+    handler.0.lock().unwrap().extend(troubles);
     let router = cluster.router();
     router.sessions.lose(hash(&mcp), nobody());
-    let id = mcp.session_id().unwrap();
     router.sessions.losses.until_closed(hash(&mcp)).await;
-    assert!(!router.sessions.has(id));
-    let mut answered = Vec::new();
-    for id in 1..5 {
-        answered.push(status(&mcp, id).await);
+    assert!(!router.sessions.has(mcp.session_id().unwrap()));
+    let mut answered = [0; 4];
+    for (id, answered) in (1..).zip(&mut answered) {
+        let mut listed = mcp.request(id, "tools/list", json!({})).await;
+        *answered = within("a head", listed.head()).await.status;
+        if *answered == 200 {
+            let answer = within("an answer", listed.answer()).await;
+            assert!(answer.unwrap().get("result").is_some());
+        }
     }
-    assert_eq!(answered, [503, 503, 404, 404]);
+    answered
+}
+
+#[tokio::test]
+async fn a_session_that_its_handler_refuses_is_none_after_a_few_tries() {
+    for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
+        assert_eq!(answered_after(&[trouble; 3]).await, [503, 503, 404, 404]);
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_is_restored_in_vain_is_restored_by_the_next_request() {
+    for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
+        assert_eq!(answered_after(&[trouble]).await, [503, 200, 200, 200]);
+    }
 }

@@ -8,6 +8,7 @@ use tracing::warn;
 use super::reply::read_run;
 use crate::{
     directory::{DirectoryError, EngineRun},
+    log::log,
     warn_rarely::WarnRarely,
 };
 
@@ -60,10 +61,12 @@ impl Inspection {
             return Err(DirectoryError::unusable(IS_A_CLUSTER));
         }
         if let Some(policy) = &kind.eviction {
-            warn!(
-                target: "mcp_cancel_cluster",
-                "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts the record of a session, clients get 404 until the owner writes it again, within 70 s. Set noeviction"
-            );
+            log(|| {
+                warn!(
+                    target: "mcp_cancel_cluster",
+                    "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts the record of a session, clients get 404 until the owner writes it again, within 70 s. Set noeviction"
+                )
+            });
         }
         *self.usable() = Some(kind.run);
         Ok(())
