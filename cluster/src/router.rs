@@ -346,7 +346,9 @@ impl Router {
                 let look = self.directory.look(session).await;
                 let is_its = |look: &Look| match look.record {
                     Some(Record::Owned(is)) => is.owner == owner,
-                    Some(Record::Deleted(_)) | None => !self.is_proof(look),
+                    Some(Record::Deleted(_)) => false,
+                    // An owner that lives writes it again.
+                    None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
                 };
                 if look.is_ok_and(|look| !is_its(&look)) {
                     break Err(Failure::Broken);

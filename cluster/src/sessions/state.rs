@@ -210,7 +210,7 @@ impl Sessions {
         tries.is_some_and(|tries| *tries >= RESTORE_ATTEMPTS)
     }
 
-    /// A session was opened to be restored, and has no handler that serves it. With nobody inside it is closed.
+    /// A session was opened to be restored, and has no handler that serves it. It is closed unless another request is inside.
     pub(crate) fn was_restored_in_vain(&self, id: &str) {
         let is_shut = |door: Arc<Door>| door.shut_if_empty(|| true);
         if self.door(id).is_some_and(is_shut) {

@@ -50,19 +50,25 @@ impl Fake {
             address: listener.local_addr().unwrap(),
             incarnation: Incarnation::random(),
         };
-        let run = directory.memory.leases().await.unwrap().run;
-        let status = Status {
-            written_in: Some(run),
-            ..Status::default()
-        };
-        directory.memory.lease(me, &status).await.unwrap();
-        Self {
+        let fake = Self {
             me,
             directory: directory.clone(),
             listener: Some(listener),
             nobody: None,
             number: 0,
-        }
+        };
+        fake.beats().await;
+        fake
+    }
+
+    /// Renews its lease: all of its sessions are written.
+    pub(super) async fn beats(&self) {
+        let run = self.directory.memory.leases().await.unwrap().run;
+        let status = Status {
+            written_in: Some(run),
+            ..Status::default()
+        };
+        self.directory.memory.lease(self.me, &status).await.unwrap();
     }
 
     /// A client, at an instance, of a new session of this owner.

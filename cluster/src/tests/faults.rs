@@ -391,7 +391,7 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// As `tracing_subscriber::fmt` panics if its stderr is a pipe that nobody reads.
+/// As `tracing_subscriber::fmt` panics if its stderr is closed.
 #[tokio::test]
 async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
     let directory = directory();

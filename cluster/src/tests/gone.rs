@@ -15,11 +15,12 @@ use super::{
 };
 use crate::{
     directory::{
-        Directory as _, LEASE, Status, contract,
+        LEASE, contract,
         faulty::{Fault, Faulty},
     },
     heart::BEAT,
     ids::Owner,
+    relay::UNBEGUN_TIMEOUT,
     router::STILL_OWNER,
     way::Step,
 };
@@ -58,12 +59,7 @@ async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
     assert_eq!(early.head().await.status, 503);
     assert_eq!(directory.asked("claim"), 0);
     b.settles().await;
-    let run = directory.memory.leases().await.unwrap().run;
-    let status = Status {
-        written_in: Some(run),
-        ..Status::default()
-    };
-    directory.memory.lease(owner.me, &status).await.unwrap();
+    owner.beats().await;
     let mut call = mcp.call(2, "echo", json!({ "text": "x" })).await;
     owner.head().await.moved(owner.me).await;
     assert_eq!(call.head().await.status, 200);
@@ -84,6 +80,24 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
     pass(STILL_OWNER).await;
     assert_eq!(call.head().await.status, 502);
     hangs.closed().await;
+}
+
+/// The engine has evicted the record, and the owner writes it again later.
+#[tokio::test]
+async fn a_call_waits_for_a_living_owner_that_the_directory_has_forgotten() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    let hangs = owner.request().await;
+    directory.memory.evict(hash(&mcp));
+    for _ in 0..2 * UNBEGUN_TIMEOUT.as_secs() / BEAT.as_secs() {
+        owner.beats().await;
+        pass(BEAT).await;
+    }
+    hangs.answer("200 OK", owner.me, "an answer").await;
+    assert_eq!(within("a head", call.head()).await.status, 200);
 }
 
 /// A proxy between two instances answers in the place of an owner that has the body of a call.
@@ -364,11 +378,7 @@ async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
         let hangs = owner.head().await;
         pass(Duration::from_millis(9_900)).await;
         if is_alive {
-            directory
-                .memory
-                .lease(owner.me, &Status::default())
-                .await
-                .unwrap();
+            owner.beats().await;
         }
         pass(Duration::from_millis(200)).await;
         let head = call.head().await;
