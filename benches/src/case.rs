@@ -22,11 +22,11 @@ use tower::ServiceExt;
 
 use crate::{
     client::{Client, Way, call},
+    common_layers::CommonLayer,
     named,
     setup::{Mode, Server, Setup, bare, boxed, clustered, routed},
     stats::Dice,
     tools::Tools,
-    usual::Usual,
 };
 
 /// Rounds of a loop of four instructions: together about 3 % of a bare call of 100 B.
@@ -51,7 +51,7 @@ pub enum Who {
     Setup(Setup),
     /// Not this crate, but a layer that everybody accepts.
     #[strum(to_string = "{0}")]
-    Usual(Usual),
+    CommonLayer(CommonLayer),
     /// As [`Setup::Wrapped`], with the handler in `AbortOnCancel`.
     Abortable,
     /// As [`Setup::Wrapped`], with bodies as axum has them.
@@ -115,7 +115,7 @@ impl Case {
     }
 
     fn all() -> impl Iterator<Item = Self> {
-        let usual = Usual::iter().map(Who::Usual);
+        let usual = CommonLayer::iter().map(Who::CommonLayer);
         let others = [Who::Routed, Who::Clustered, Who::Slowed, Who::Sprawling];
         let others = others.into_iter().chain(usual);
         let calls = || What::all().filter(|what| *what != What::Plain);
@@ -173,7 +173,9 @@ impl Case {
                 setup.around(route, layer)
             }
             (What::Call(mode, _), Who::Setup(_)) => setup.serve(mode.config(), tools, layer),
-            (What::Call(mode, _), Who::Usual(usual)) => usual.around(bare(mode.config(), tools)),
+            (What::Call(mode, _), Who::CommonLayer(usual)) => {
+                usual.around(bare(mode.config(), tools))
+            }
             (What::Call(mode, _), Who::Abortable) => {
                 setup.serve(mode.config(), AbortOnCancel::new(tools), layer)
             }

@@ -6,8 +6,8 @@ use anyhow::Result;
 use serde::Deserialize;
 
 use crate::{
+    attribution::{Owner, owner, root},
     case::Case,
-    place::{Owner, owner, root},
     valgrind::{self, Allocator, in_scratch},
 };
 

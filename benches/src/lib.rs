@@ -8,9 +8,11 @@ use std::{env, fmt::Display};
 use anyhow::{Context, Result};
 use tokio::runtime::{Builder, Runtime};
 
+pub mod attribution;
 pub mod case;
 pub mod child;
 pub mod client;
+pub mod common_layers;
 pub mod dhat;
 pub mod gate;
 pub mod growth;
@@ -18,13 +20,11 @@ pub mod guard;
 pub mod locks;
 pub mod machine;
 pub mod pairs;
-pub mod place;
 pub mod report;
 pub mod setup;
 pub mod sockets;
 pub mod stats;
 pub mod tools;
-pub mod usual;
 pub mod valgrind;
 pub mod work;
 

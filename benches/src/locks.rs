@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::place::{Owner, owner, root};
+use crate::attribution::{Owner, owner, root};
 
 /// How often each locked instruction was executed, by its file and its address.
 #[derive(Debug, Default)]

@@ -80,7 +80,7 @@ impl Section {
     /// With the title, the text and the columns that `words` has for it. The text gets these values in place of their
     /// names in braces.
     pub fn new(name: &str, values: Value) -> Result<Self> {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("words/{name}.md"));
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("sections/{name}.md"));
         let mut words = fs::read_to_string(file)?;
         for (name, value) in values.as_object().context("values have names")? {
             let value = value.to_string();

@@ -1,6 +1,6 @@
 //! Servers in this process, clients in another, and real sockets between them.
 
-pub mod crowd;
+pub mod concurrent_clients;
 pub mod ledger;
 pub mod load;
 pub mod serve;

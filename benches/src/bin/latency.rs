@@ -38,7 +38,7 @@ struct Cell {
     close: Close,
     pace: Pace,
     /// Calls that are in flight at the same time, and how often.
-    crowd: usize,
+    calls_at_once: usize,
     rounds: usize,
 }
 
@@ -75,7 +75,7 @@ fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
     for mode in Mode::iter() {
         for pace in Pace::iter() {
-            let (crowd, rounds) = match pace {
+            let (calls_at_once, rounds) = match pace {
                 Pace::Alone => (1, many),
                 Pace::OneByOne => (many, 1),
                 Pace::AtOnce => (many, 10),
@@ -86,7 +86,7 @@ fn cells() -> Vec<Cell> {
                     setup,
                     close,
                     pace,
-                    crowd,
+                    calls_at_once,
                     rounds,
                 }));
             }
@@ -100,19 +100,19 @@ fn cells() -> Vec<Cell> {
 }
 
 async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
-    let ledger = Ledger::new(cell.crowd * cell.rounds, 1);
+    let ledger = Ledger::new(cell.calls_at_once * cell.rounds, 1);
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::Immediate)
         .observe(ledger.observer());
     let tools = Tools(ledger.clone());
     let stack = || witnessed(tools.served(cell.setup, cell.mode, layer), &ledger);
     let way = Way::Socket(serve(server, 1, stack)?[0]);
-    let sessions = cell.crowd.div_ceil(PER_SESSION);
+    let sessions = cell.calls_at_once.div_ceil(PER_SESSION);
     let sessions = Client::open_many(&way, cell.mode, sessions).await?;
     let mut closed = Vec::new();
     for round in 0..cell.rounds {
-        let crowd = round * cell.crowd..(round + 1) * cell.crowd;
-        closed.extend(hang_up(cell, crowd, &sessions, &ledger).await?);
+        let calls_at_once = round * cell.calls_at_once..(round + 1) * cell.calls_at_once;
+        closed.extend(hang_up(cell, calls_at_once, &sessions, &ledger).await?);
     }
     ledger.release(0).cancel();
     let moments = closed.into_iter().enumerate().map(|(call, closed)| {
@@ -132,24 +132,24 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
 /// Starts these calls and gives them up. The moments at which that was.
 async fn hang_up(
     cell: Cell,
-    crowd: Range<usize>,
+    calls_at_once: Range<usize>,
     sessions: &[Client],
     ledger: &Ledger,
 ) -> Result<Vec<Duration>> {
     let mut streams = Vec::new();
-    for call in crowd.clone() {
+    for call in calls_at_once.clone() {
         let client = &sessions[call % sessions.len()];
         let (stream, _) = client.begin(call, "work", json!({ "call": call })).await?;
         streams.push(stream);
     }
-    let started = ledger.all(crowd.clone(), |life| &life.started, LIMIT);
+    let started = ledger.all(calls_at_once.clone(), |life| &life.started, LIMIT);
     started.await?;
     // Until both sides are idle, as they are in the middle of a long call.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let limit = if cell.is_in_vain() { NEVER } else { LIMIT };
     let fire = |calls: Range<usize>| ledger.reaches(calls, |life| &life.token, limit);
     let (mut closed, mut fired) = (Vec::new(), 0);
-    for (call, mut stream) in crowd.clone().zip(streams) {
+    for (call, mut stream) in calls_at_once.clone().zip(streams) {
         stream.before_close(cell.close)?;
         closed.push(ledger.now());
         drop(stream);
@@ -158,10 +158,10 @@ async fn hang_up(
         }
     }
     if cell.pace == Pace::AtOnce {
-        fired = fire(crowd).await;
+        fired = fire(calls_at_once).await;
     }
-    let is_right = fired == cell.crowd || cell.is_in_vain();
-    ensure!(is_right, "{cell}: {fired} of {} tokens", cell.crowd);
+    let is_right = fired == cell.calls_at_once || cell.is_in_vain();
+    ensure!(is_right, "{cell}: {fired} of {} tokens", cell.calls_at_once);
     Ok(closed)
 }
 
@@ -194,7 +194,7 @@ impl fmt::Display for Cell {
         write!(
             f,
             "{setup}, {mode}, {close:?}, {} {}",
-            self.crowd, self.pace
+            self.calls_at_once, self.pace
         )
     }
 }
@@ -222,7 +222,7 @@ impl Found {
             cell.mode,
             cell.setup,
             format!("{:?}", cell.close).to_uppercase(),
-            format!("{} {}", cell.crowd, cell.pace),
+            format!("{} {}", cell.calls_at_once, cell.pace),
             self.moments.len(),
         ];
         let all = self.all();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use benches::{prelude::*, usual::Usual, valgrind};
+use benches::{common_layers::CommonLayer, prelude::*, valgrind};
 
 const OURS: [Who; 4] = [
     Who::Setup(Setup::Guard),
@@ -15,7 +15,9 @@ const OURS: [Who; 4] = [
 fn main() -> Result<()> {
     let mut cases = Vec::new();
     for mode in Mode::iter() {
-        let whos = [Who::BARE].into_iter().chain(Usual::iter().map(Who::Usual));
+        let whos = [Who::BARE]
+            .into_iter()
+            .chain(CommonLayer::iter().map(Who::CommonLayer));
         let what = What::Call(mode, Load::Arguments(100));
         cases.extend(whos.chain(OURS).map(|who| Case::new(who, what)));
     }

@@ -10,7 +10,7 @@ use benches::{
     WORKERS,
     child::{Child, obey},
     prelude::*,
-    sockets::{crowd::Crowd, load::Pings},
+    sockets::{concurrent_clients::ConcurrentClients, load::Pings},
 };
 use mcp_cancel_on_disconnect::{CallInfo, Policy};
 use serde::{Deserialize, Serialize};
@@ -98,8 +98,8 @@ fn main() -> Result<()> {
     match role().as_str() {
         "" => runtime.block_on(compare(size)),
         "clients" => {
-            let mut crowd = Crowd::default();
-            runtime.block_on(obey(async |words| crowd.act(words).await))
+            let mut clients = ConcurrentClients::default();
+            runtime.block_on(obey(async |words| clients.act(words).await))
         }
         setup => {
             let serving = workers()?;
@@ -212,19 +212,19 @@ impl Server {
 
     async fn all_hang_up(&mut self) -> Result<Raged> {
         let bystanders = self.begin(self.size.bystanders, "now").await?;
-        let crowd = vec![self.begin(self.size.calls, "now").await?];
+        let calls = vec![self.begin(self.size.calls, "now").await?];
         let begun = self.ledger.now();
-        self.tell("cut", &crowd).await?;
-        let last = self.last_token(&crowd, begun).await;
-        Ok((last, crowd, vec![bystanders]))
+        self.tell("cut", &calls).await?;
+        let last = self.last_token(&calls, begun).await;
+        Ok((last, calls, vec![bystanders]))
     }
 
     async fn all_come_back(&mut self) -> Result<Raged> {
-        let crowd = vec![self.begin(self.size.calls, "wait-60000").await?];
-        self.cut(&crowd).await?;
+        let calls = vec![self.begin(self.size.calls, "wait-60000").await?];
+        self.cut(&calls).await?;
         let begun = self.ledger.now();
-        self.tell("resume", &crowd).await?;
-        Ok((self.ledger.now() - begun, Vec::new(), crowd))
+        self.tell("resume", &calls).await?;
+        Ok((self.ledger.now() - begun, Vec::new(), calls))
     }
 
     /// Twice as many as there may be sockets, in two waves. Some of each come back in time.
@@ -259,17 +259,17 @@ impl Server {
     /// Their resumes wait in the accept queues while their graces end.
     async fn all_come_back_to_busy_workers(&mut self) -> Result<Raged> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
-        let crowd = vec![self.begin(self.size.calls, &grace).await?];
-        self.cut(&crowd).await?;
+        let calls = vec![self.begin(self.size.calls, &grace).await?];
+        self.cut(&calls).await?;
         let free = self.ledger.now() + self.size.busy;
         self.keep_busy().await;
-        self.tell("resume", &crowd).await?;
+        self.tell("resume", &calls).await?;
         let last = self.ledger.now().saturating_sub(free);
         // By then whatever was put off is due.
         if self.setup.is_ours() {
             sleep(PUT_OFF).await;
         }
-        Ok((last, Vec::new(), crowd))
+        Ok((last, Vec::new(), calls))
     }
 
     #[allow(

@@ -3,7 +3,7 @@
 mod abandoned;
 mod answered;
 mod auto;
-mod crowd;
+mod concurrency;
 mod grace;
 mod handed_over;
 mod hang_up;

@@ -1,6 +1,6 @@
-//! Handlers: what they feel of a cancel, and whether their work stops.
+//! What a cancel does to a handler, and whether its work stops.
 
 mod abort;
-mod asked;
+mod client_requests;
 mod late;
 mod work;

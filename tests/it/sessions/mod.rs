@@ -1,11 +1,11 @@
 //! Sessions: whose a call is, and what the wrapped session manager changes.
 
 mod attempts;
+mod controlled_server;
 mod forwarding;
-mod gated;
 mod idle;
 mod isolation;
+mod notifications;
 mod paths;
-mod told;
 mod unread;
 mod waiting;

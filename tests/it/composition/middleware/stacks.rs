@@ -51,7 +51,7 @@ macro_rules! stacks {
             $(
                 #[tokio::test]
                 async fn $name() {
-                    crate::around::middleware::check($build).await;
+                    crate::composition::middleware::check($build).await;
                 }
             )+
         }

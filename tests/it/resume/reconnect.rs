@@ -329,7 +329,7 @@ async fn one_session_may_resume_many_calls_at_once(server: Server) {
 }
 
 /// The runtime did nothing for 12 s, in which the deadline passed: the timer is served before the
-/// resumes that wait in the accept queue. [`crate::around::starved`] does the same in real time.
+/// resumes that wait in the accept queue. [`crate::composition::starved`] does the same in real time.
 async fn resumes_that_a_starved_runtime_left_waiting_keep_their_calls(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;

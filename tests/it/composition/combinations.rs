@@ -1,7 +1,7 @@
 //! Every middleware that a server uses, on each side of the layer, in each way to use it, on both versions of HTTP, with
 //! everything that may happen to a call: one table, of which each product is a cell.
 //!
-//! `cargo test` runs a sample, which `TEST_SEED` repeats. `COMPOSITIONS=all` runs all cells, and `COMPOSITIONS=TEXT` those whose
+//! `cargo test` runs a sample, which `TEST_SEED` repeats. `COMBINATIONS=all` runs all cells, and `COMBINATIONS=TEXT` those whose
 //! name contains the text.
 
 use std::{env, fmt, panic::AssertUnwindSafe, time::Duration};
@@ -553,7 +553,7 @@ async fn answer_call(request: Asked, next: Next) -> Response {
 
 #[tokio::test]
 async fn a_call_ends_as_its_client_wants_whatever_stands_around_the_layer() {
-    let chosen = env::var("COMPOSITIONS").unwrap_or_default();
+    let chosen = env::var("COMBINATIONS").unwrap_or_default();
     let mut cells = table();
     cells.retain(|cell| cell.excuse().is_none());
     let mut dice = Dice::new();

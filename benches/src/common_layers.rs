@@ -31,7 +31,7 @@ use crate::{
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter)]
 #[strum(serialize_all = "kebab-case")]
-pub enum Usual {
+pub enum CommonLayer {
     /// `TraceLayer` at `INFO`, to which nobody listens.
     Trace,
     /// The same with a subscriber that formats everything and writes it nowhere.
@@ -47,9 +47,9 @@ pub enum Usual {
 
 type Bare = StreamableHttpService<Tools, LocalSessionManager>;
 
-// === impl Usual ===
+// === impl CommonLayer ===
 
-impl Usual {
+impl CommonLayer {
     pub fn around(self, service: Bare) -> Server<Full<Bytes>> {
         match self {
             Self::Trace => boxed(trace().layer(service)),

@@ -19,7 +19,7 @@ const STARTING: usize = 256;
 /// `cut` (every other one with an RST), `resume`, `answers` and how many seconds they may take (it tells how many are
 /// right), `forget`.
 #[derive(Default)]
-pub struct Crowd {
+pub struct ConcurrentClients {
     clients: Vec<Client>,
     groups: HashMap<String, Vec<Call>>,
 }
@@ -33,9 +33,9 @@ struct Call {
     stream: Option<Stream>,
 }
 
-// === impl Crowd ===
+// === impl ConcurrentClients ===
 
-impl Crowd {
+impl ConcurrentClients {
     pub async fn act(&mut self, words: &[&str]) -> Result<String> {
         match words {
             ["open", sessions, addresses] => {
