@@ -141,8 +141,6 @@ mod response;
 mod serialize;
 mod service;
 mod shards;
-#[cfg(feature = "socket")]
-pub mod socket;
 mod sse;
 mod timer;
 mod token;
@@ -154,6 +152,11 @@ mod verdict;
 pub use self::mcp::{AbortOnCancel, CancellableSessionManager};
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
+/// The sockets below HTTP: the kernel detects dead peers, and detects a disconnect before hyper does.
+#[cfg(feature = "socket")]
+#[doc(inline)]
+pub use watched_socket as socket;
+
 pub use self::{
     call::{CallId, CallInfo, CancelReason, Outcome, ParseCallIdError, RequestId},
     calls::{Calls, DrainReport},

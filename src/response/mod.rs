@@ -44,7 +44,7 @@ type PeerClosed = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 /// Returns `None` if the client's socket is not watched.
 #[cfg(feature = "socket")]
 fn peer_closed(extensions: &Extensions) -> Option<PeerClosed> {
-    let peer = crate::socket::Peer::of(extensions)?.clone();
+    let peer = watched_socket::Peer::of(extensions)?.clone();
     Some(Box::pin(async move { peer.closed().await }))
 }
 

@@ -67,9 +67,9 @@ def without_dev(metadata, roots):
 
 # What no user of the library with these features alone is to get.
 NOT_WITH = {
-    "": {"axum", "axum-core", "hyper", "metrics", "rmcp", "serde_derive", "socket2"},
+    "": {"axum", "axum-core", "hyper", "metrics", "rmcp", "serde_derive", "socket2", "watched-socket"},
     "socket": {"axum", "axum-core", "hyper", "rmcp"},
-    "axum": {"hyper", "rmcp", "socket2"},
+    "axum": {"hyper", "rmcp", "socket2", "watched-socket"},
 }
 
 

@@ -16,7 +16,7 @@ import sys
 CRATES = {
     "std", "core", "alloc",
     "axum", "axum_core", "bytes", "http", "http_body",
-    "rmcp", "serde_core", "socket2", "tokio", "tokio_util", "tower_layer", "tower_service",
+    "rmcp", "serde_core", "socket2", "tokio", "tokio_util", "tower_layer", "tower_service", "watched_socket",
 }
 
 # Nobody outside can make one of these, and none comes out of a server that is well.

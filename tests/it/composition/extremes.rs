@@ -105,7 +105,7 @@ struct Options {
 /// A public option with a number.
 #[derive(Clone, Copy)]
 struct Knob {
-    /// Its path in `tests/public_api/api.txt`.
+    /// Its path in `tests/public_api/mcp-cancel-on-disconnect.txt`.
     path: &'static str,
     set: fn(Options, Extreme) -> Options,
 }
@@ -231,19 +231,6 @@ const OTHERS: &[(&str, &str)] = &[
     ("Event::AnswerEvicted", "reported, not set"),
     ("Event::Detached", "reported, not set"),
     ("RequestId::Number", "reported, not set"),
-    ("DeadPeer::idle", "no_extreme_of_the_socket_options_panics"),
-    (
-        "DeadPeer::interval",
-        "no_extreme_of_the_socket_options_panics",
-    ),
-    (
-        "DeadPeer::probes",
-        "no_extreme_of_the_socket_options_panics",
-    ),
-    (
-        "DeadPeer::user_timeout",
-        "no_extreme_of_the_socket_options_panics",
-    ),
 ];
 
 // === impl Extreme ===
@@ -659,7 +646,7 @@ fn no_extreme_of_an_option_ends_a_call_whose_client_is_there() {
 
 #[test]
 fn the_list_is_complete() {
-    let api = include_str!("../../public_api/api.txt");
+    let api = include_str!("../../public_api/mcp-cancel-on-disconnect.txt");
     let mut found = Vec::new();
     for line in api.lines() {
         let given = line.split(" -> ").next().unwrap_or(line);
@@ -713,32 +700,6 @@ async fn a_drain_with_an_extreme_limit_returns() {
                 (ended, cancelled),
                 "{server:?} {extreme:?}"
             );
-        }
-    }
-}
-
-#[cfg(feature = "socket")]
-#[test]
-fn no_extreme_of_the_socket_options_panics() {
-    use mcp_cancel_on_disconnect::socket::DeadPeer;
-
-    let set: [fn(DeadPeer, Extreme) -> DeadPeer; 4] = [
-        |options, extreme| options.idle(extreme.duration()),
-        |options, extreme| options.interval(extreme.duration()),
-        |options, extreme| options.user_timeout(extreme.duration()),
-        |options, extreme| options.probes(u32::try_from(extreme.number()).unwrap_or(u32::MAX)),
-    ];
-    for first in set {
-        for second in set {
-            for extremes in EXTREMES.into_iter().flat_map(|a| EXTREMES.map(|b| (a, b))) {
-                let options = second(first(DeadPeer::new(), extremes.0), extremes.1);
-                let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
-                match options.apply(&listener) {
-                    Ok(applied) => assert!(applied.to_string().contains("keep-alive")),
-                    // The kernel refuses numbers out of its range.
-                    Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput),
-                }
-            }
         }
     }
 }

@@ -1,117 +1,221 @@
-//! A watched socket: who is gone although nobody reads, who is not, and what watching costs.
+//! A disconnect on a watched socket, while hyper does not read.
 
-mod hang_ups;
-mod served;
-mod stream;
+use std::{convert::Infallible, net::SocketAddr};
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    task::{Context, Poll, Wake, Waker},
-    time::Duration,
+use axum::{
+    Extension, Router,
+    body::{Body, Bytes},
+    extract::Request as AxumRequest,
+    response::{Response, Sse, sse::Event},
+    routing::any,
 };
+use futures_util::{StreamExt as _, stream};
+use mcp_cancel_on_disconnect::{
+    CallToken, CancelOnDisconnectLayer, CancelReason, Event as LayerEvent,
+    observe::DetachCause,
+    socket::{Peer, WatchedListener},
+};
+use tokio::{net::TcpListener, sync::mpsc};
 
-use futures_util::task::AtomicWaker;
-use mcp_cancel_on_disconnect::socket::{Peer, WatchedStream};
-use socket2::SockRef;
-use tokio::net::{TcpListener, TcpStream};
+use crate::support::{Connection, Request, within};
 
-/// A watched stream that nobody reads, its peer, and the client's end.
-struct Unread {
-    stream: WatchedStream,
-    peer: Peer,
-    client: TcpStream,
+/// A server, behind the layer, whose handler takes no body and never answers.
+struct Deaf {
+    callers: mpsc::UnboundedReceiver<Caller>,
+    connection: Connection,
 }
 
-/// A future, polled only when it was woken, and how often that was.
-struct Counted<F> {
-    future: Pin<Box<F>>,
-    wakes: Arc<Wakes>,
-    /// How many wakes there had been when it was last polled.
-    seen: usize,
+/// What the handler of such a server has of its client.
+struct Caller {
+    token: CallToken,
 }
 
-#[derive(Default)]
-struct Wakes {
-    count: AtomicUsize,
-    waiting: AtomicWaker,
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_a_fin() {
+    let mut deaf = Deaf::serve().await;
+    let caller = deaf.ask(&Request::new("GET", "/")).await;
+    deaf.connection.send(&Request::new("GET", "/next")).await;
+    deaf.connection.fin();
+    caller.gone().await;
 }
 
-async fn unread() -> Unread {
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_a_reset() {
+    let mut deaf = Deaf::serve().await;
+    let caller = deaf.ask(&Request::new("GET", "/")).await;
+    deaf.connection.send(&Request::new("GET", "/next")).await;
+    deaf.connection.rst();
+    caller.gone().await;
+}
+
+#[tokio::test]
+async fn a_stray_line_end_does_not_hide_a_fin() {
+    let mut deaf = Deaf::serve().await;
+    let request = Request::new("POST", "/").body("{}");
+    let caller = deaf.ask(&request).await;
+    deaf.connection.write(b"\r\n").await;
+    deaf.connection.fin();
+    caller.gone().await;
+}
+
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_a_half_close() {
+    let mut deaf = Deaf::serve().await;
+    let caller = deaf.ask(&Request::new("GET", "/")).await;
+    deaf.connection.send(&Request::new("GET", "/next")).await;
+    deaf.connection.half_close().await;
+    caller.gone().await;
+}
+
+#[tokio::test]
+async fn an_unread_body_does_not_hide_a_reset() {
+    let mut deaf = Deaf::serve().await;
+    let request = Request::new("POST", "/").body(vec![b'x'; 1_000_000]);
+    let caller = deaf.ask(&request).await;
+    deaf.connection.rst();
+    caller.gone().await;
+}
+
+/// hyper would keep the rest of the response, and with it the connection, for ever.
+#[tokio::test]
+async fn an_event_stream_ends_with_the_connection() {
+    let (hand_out, mut tokens) = mpsc::unbounded_channel();
+    let handler = async move |Extension(token): Extension<CallToken>| {
+        hand_out.send(token).unwrap();
+        Sse::new(stream::pending::<Result<Event, Infallible>>())
+    };
+    let app = Router::new()
+        .route("/", any(handler))
+        .layer(CancelOnDisconnectLayer::new());
+    let mut connection = Connection::open(serve(app).await).await;
+    connection.send(&Request::new("GET", "/")).await;
+    connection.head().await;
+    let token = within("the handler", tokens.recv()).await.unwrap();
+    connection.write(b"GET /next HTTP/1.1\r\n").await;
+    connection.fin();
+    within("the token to fire", token.cancelled()).await;
+}
+
+#[tokio::test]
+async fn a_detach_tells_that_the_kernel_said_so() {
+    let (hand_out, mut calls) = mpsc::unbounded_channel();
+    let handler = async move |_whole: String| {
+        hand_out.send(()).unwrap();
+        std::future::pending::<()>().await;
+    };
+    let (tell, mut causes) = mpsc::unbounded_channel();
+    let layer = CancelOnDisconnectLayer::new().observe(move |event: &LayerEvent<'_>| {
+        if let LayerEvent::Detached { cause, .. } = event {
+            tell.send(*cause).unwrap();
+        }
+    });
+    let app = Router::new().route("/", any(handler)).layer(layer);
+    let mut connection = Connection::open(serve(app).await).await;
+    let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a"}}"#;
+    let request = Request::new("POST", "/").header("content-type", "application/json");
+    connection.send(&request.body(call)).await;
+    within("the handler", calls.recv()).await.unwrap();
+    connection.write(b"GET /next HTTP/1.1\r\n").await;
+    connection.fin();
+    let cause = within("the detach", causes.recv()).await.unwrap();
+    assert_eq!(cause, DetachCause::PeerClosed);
+}
+
+async fn serve(app: Router) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
-    let client = TcpStream::connect(addr).await.unwrap();
-    let (stream, addr) = listener.accept().await.unwrap();
-    let stream = WatchedStream::new(stream, addr);
-    let peer = stream.peer();
-    assert_eq!(peer.addr(), client.local_addr().unwrap());
-    Unread {
-        stream,
-        peer,
-        client,
-    }
+    let make = app.into_make_service_with_connect_info::<Peer>();
+    let listener = WatchedListener::new(listener);
+    spawn(async move { axum::serve(listener, make).await.unwrap() });
+    addr
 }
 
-fn reset(client: TcpStream) {
-    SockRef::from(&client)
-        .set_linger(Some(Duration::ZERO))
-        .unwrap();
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the server of a test needs a task of its own"
+)]
+fn spawn(server: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(server);
 }
 
-// === impl Counted ===
+// === impl Deaf ===
 
-impl Counted<()> {
-    fn new(peer: Peer) -> Counted<impl Future<Output = ()>> {
-        Counted {
-            future: Box::pin(async move { peer.closed().await }),
-            wakes: Arc::default(),
-            seen: 0,
+impl Deaf {
+    async fn serve() -> Self {
+        let (hand_out, callers) = mpsc::unbounded_channel();
+        let handler = async move |Extension(token): Extension<CallToken>, request: AxumRequest| {
+            hand_out.send(Caller { token }).unwrap();
+            std::future::pending::<()>().await;
+            drop(request);
+        };
+        let app = Router::new()
+            .route("/", any(handler))
+            .layer(CancelOnDisconnectLayer::new());
+        let connection = Connection::open(serve(app).await).await;
+        Self {
+            callers,
+            connection,
         }
     }
-}
 
-impl<F: Future> Counted<F> {
-    fn poll_once(&mut self) -> Poll<F::Output> {
-        self.seen = self.wakes();
-        let waker = Waker::from(self.wakes.clone());
-        self.future.as_mut().poll(&mut Context::from_waker(&waker))
-    }
-
-    fn wakes(&self) -> usize {
-        self.wakes.count.load(Ordering::SeqCst)
-    }
-
-    /// Waits until it was woken since it was last polled, and does not poll it.
-    async fn woken(&self) {
-        std::future::poll_fn(|cx| {
-            self.wakes.waiting.register(cx.waker());
-            if self.wakes() > self.seen {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
-        })
-        .await;
+    /// Sends a request whose body the server may never read, and waits until its handler runs.
+    async fn ask(&mut self, request: &Request) -> Caller {
+        self.connection.send(request).await;
+        let caller = within("the handler", self.callers.recv()).await.unwrap();
+        assert!(!caller.token.is_cancelled());
+        caller
     }
 }
 
-impl<F: Future> Future for Counted<F> {
-    type Output = F::Output;
+// === impl Caller ===
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        self.wakes.waiting.register(cx.waker());
-        self.poll_once()
+impl Caller {
+    /// Waits until the handler is told that its client has gone.
+    async fn gone(self) {
+        within("the token to fire", self.token.cancelled()).await;
+        assert_eq!(self.token.reason(), Some(CancelReason::ClientDisconnected));
     }
 }
 
-// === impl Wakes ===
+// === Bodies that are no event streams ===
 
-impl Wake for Wakes {
-    fn wake(self: Arc<Self>) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-        self.waiting.wake();
-    }
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_that_a_download_is_left() {
+    leaves("application/octet-stream", None).await;
+}
+
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_that_an_answer_is_left() {
+    leaves("application/json", None).await;
+    leaves("application/json", Some("100")).await;
+}
+
+/// A client disconnects in the middle of a response, behind bytes of a next request.
+async fn leaves(content_type: &'static str, length: Option<&'static str>) {
+    let (hand_out, mut tokens) = mpsc::unbounded_channel();
+    let handler = async move |Extension(token): Extension<CallToken>, _whole: Bytes| {
+        hand_out.send(token).unwrap();
+        let half = stream::iter([Ok::<_, Infallible>("{")]).chain(stream::pending());
+        let mut response = Response::new(Body::from_stream(half));
+        let headers = response.headers_mut();
+        headers.insert("content-type", content_type.parse().unwrap());
+        if let Some(length) = length {
+            headers.insert("content-length", length.parse().unwrap());
+        }
+        response
+    };
+    let app = Router::new().route("/", any(handler));
+    let addr = serve(app.layer(CancelOnDisconnectLayer::new())).await;
+    let mut connection = Connection::open(addr).await;
+    let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#;
+    let request = Request::new("POST", "/").header("content-type", content_type);
+    connection.send(&request.body(call)).await;
+    connection.head().await;
+    connection.data().await;
+    let token = tokens.recv().await.unwrap();
+
+    connection.write(b"GET /next HTTP/1.1\r\n").await;
+    connection.fin();
+
+    within("the token to fire", token.cancelled()).await;
 }

@@ -40,11 +40,11 @@ const MAX_UNSENT: u32 = 32 * 1024;
 
 /// A TCP stream whose peer can be watched. [`WatchedListener`](super::WatchedListener) accepts such streams.
 ///
-/// An accept loop of your own, around hyper for example, puts the [`Peer`] into the extensions of the requests, where the layer
-/// looks for it.
+/// An accept loop of your own, around hyper for example, puts the [`Peer`] into the extensions of the requests, where
+/// [`Peer::of`] finds it.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::socket::WatchedStream;
+/// use watched_socket::WatchedStream;
 /// use tokio::net::{TcpListener, TcpStream};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -77,9 +77,9 @@ pub struct WatchedStream {
 impl WatchedStream {
     /// Wraps a stream, with its address from `accept`.
     ///
-    /// On Linux and Android the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). So the
-    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) detects that a slow client reads, and an answer to a
-    /// client that does not read takes little memory of the kernel.
+    /// On Linux and Android the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). So a
+    /// server notices within seconds that a slow client reads, and a response to a client that does not read takes little memory of
+    /// the kernel.
     pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         // A kernel without the option only buffers more.

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, IoSlice};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{Unread, reset, unread};
-use crate::support::within;
+use test_support::within;
 
 #[tokio::test]
 async fn megabytes_go_both_ways_through_full_buffers() {

@@ -24,7 +24,7 @@ use tokio::net::TcpStream;
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
 /// use axum::{Router, extract::ConnectInfo, routing::get};
-/// use mcp_cancel_on_disconnect::socket::{Peer, WatchedListener};
+/// use watched_socket::{Peer, WatchedListener};
 ///
 /// async fn report(ConnectInfo(peer): ConnectInfo<Peer>) -> String {
 ///     if peer.is_closed() {
@@ -67,8 +67,17 @@ impl Peer {
         Self { addr, shared }
     }
 
-    /// Returns the peer of a request's connection, if it is known.
-    pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
+    /// Returns the peer of a request's connection. `None` if the connection is not watched.
+    ///
+    /// An accept loop of your own puts it there as it is, `axum::serve` as `ConnectInfo<Peer>` (feature `axum`).
+    ///
+    /// ```
+    /// use watched_socket::Peer;
+    ///
+    /// let request = http::Request::new(());
+    /// assert!(Peer::of(request.extensions()).is_none());
+    /// ```
+    pub fn of(extensions: &Extensions) -> Option<&Self> {
         extensions.get().or_else(|| Self::of_axum(extensions))
     }
 
@@ -95,7 +104,7 @@ impl Peer {
     ///
     /// ```
     /// use std::net::SocketAddr;
-    /// use mcp_cancel_on_disconnect::socket::WatchedListener;
+    /// use watched_socket::WatchedListener;
     /// use tokio::net::{TcpListener, TcpStream};
     ///
     /// # #[tokio::main(flavor = "current_thread")]

@@ -24,7 +24,7 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// socket, with axum's `ListenerExt::tap_io` for example.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::socket::DeadPeer;
+/// use watched_socket::DeadPeer;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> std::io::Result<()> {
@@ -50,7 +50,7 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// ```
 /// use std::time::Duration;
-/// use mcp_cancel_on_disconnect::socket::DeadPeer;
+/// use watched_socket::DeadPeer;
 ///
 /// let seconds = Duration::from_secs;
 /// let patient = DeadPeer::new().idle(seconds(60)).interval(seconds(20)).probes(3).user_timeout(seconds(120));
@@ -69,9 +69,8 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, although the peer acknowledges each probe. So the kernel
 /// resets a client that is alive and does not read for the user timeout, whatever
-/// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows. Keep the user timeout above the stall timeout: the
-/// default of 90 s suits the recommended 60 s. Without a stall timeout, a zero user timeout lets clients pause as they
-/// like. The kernel then gives up a dead peer after its own retries, about 15 min.
+/// the server allows. If the server has a timeout of its own for clients that do not read, keep the user timeout above it. If clients may
+/// pause as they like, set a zero user timeout. The kernel then gives up a dead peer after its own retries, about 15 min.
 ///
 /// # HTTP/2
 ///
@@ -89,7 +88,7 @@ pub struct DeadPeer {
 /// The options that [`DeadPeer::apply`] has set. Its `Display` also lists what this platform lacks, for the log.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::socket::DeadPeer;
+/// use watched_socket::DeadPeer;
 ///
 /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// let applied = DeadPeer::new().apply(&listener)?;
@@ -122,7 +121,7 @@ impl DeadPeer {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use mcp_cancel_on_disconnect::socket::DeadPeer;
+    /// use watched_socket::DeadPeer;
     ///
     /// let rounded = DeadPeer::new().idle(Duration::from_millis(29_100));
     /// assert_eq!(rounded, DeadPeer::new());
@@ -257,6 +256,37 @@ mod tests {
 
     fn listener() -> TcpListener {
         TcpListener::bind("127.0.0.1:0").expect("bind a free port")
+    }
+
+    #[test]
+    fn no_extreme_of_an_option_panics() {
+        let durations = [
+            Duration::ZERO,
+            Duration::from_nanos(1),
+            Duration::from_millis(1),
+            Duration::MAX,
+        ];
+        let set: [fn(DeadPeer, Duration) -> DeadPeer; 4] = [
+            DeadPeer::idle,
+            DeadPeer::interval,
+            DeadPeer::user_timeout,
+            |options, number| options.probes(number.as_nanos().try_into().unwrap_or(u32::MAX)),
+        ];
+        for first in set {
+            for second in set {
+                for (one, two) in durations
+                    .into_iter()
+                    .flat_map(|a| durations.map(|b| (a, b)))
+                {
+                    let options = second(first(DeadPeer::new(), one), two);
+                    match options.apply(&listener()) {
+                        Ok(applied) => assert!(applied.to_string().contains("keep-alive")),
+                        // The kernel refuses numbers out of its range.
+                        Err(error) => assert_eq!(error.kind(), io::ErrorKind::InvalidInput),
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Peers that are gone, and peers that are not, on a socket that nobody reads.
+//! Disconnects on a socket that is not read, and what is none.
 
 use std::sync::atomic::Ordering;
 
@@ -6,9 +6,9 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{Counted, Unread, reset, unread};
-use crate::support::within;
+use test_support::within;
 
-// === Somebody hangs up ===
+// === The peer disconnects ===
 
 #[tokio::test]
 async fn a_fin_behind_unread_bytes_is_noticed() {
@@ -36,7 +36,7 @@ async fn a_reset_behind_unread_bytes_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_half_close_counts_as_gone() {
+async fn a_half_close_counts_as_closed() {
     let Unread {
         stream: _stream,
         peer,
@@ -48,7 +48,7 @@ async fn a_half_close_counts_as_gone() {
 }
 
 #[tokio::test]
-async fn a_peer_that_had_gone_before_anybody_asked_is_gone() {
+async fn a_peer_that_closed_before_the_first_poll_is_closed() {
     let Unread {
         stream: _stream,
         peer,
@@ -60,7 +60,7 @@ async fn a_peer_that_had_gone_before_anybody_asked_is_gone() {
 }
 
 #[tokio::test]
-async fn everybody_who_waits_is_told() {
+async fn every_waiter_is_notified() {
     let Unread {
         stream: _stream,
         peer,
@@ -76,10 +76,10 @@ async fn everybody_who_waits_is_told() {
     }
 }
 
-// === Nobody hangs up ===
+// === The peer stays ===
 
 #[tokio::test]
-async fn data_that_nobody_reads_wakes_nobody() {
+async fn unread_data_wakes_no_task() {
     const SEGMENTS: usize = 200;
     let Unread {
         stream,
@@ -93,7 +93,7 @@ async fn data_that_nobody_reads_wakes_nobody() {
     let mut seen = [0; SEGMENTS];
     for sent in 1..=SEGMENTS {
         client.write_all(b"x").await.unwrap();
-        // One by one, so that the kernel has a reason to tell of each.
+        // One by one, so that the kernel reports each.
         while within("a segment", stream.tcp().peek(&mut seen))
             .await
             .unwrap()
@@ -111,7 +111,7 @@ async fn data_that_nobody_reads_wakes_nobody() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_raises_no_alarm() {
+async fn an_idle_connection_is_not_closed() {
     let Unread {
         mut stream,
         peer,
@@ -131,7 +131,7 @@ async fn an_idle_connection_raises_no_alarm() {
 }
 
 #[tokio::test]
-async fn urgent_data_raises_no_alarm() {
+async fn urgent_data_is_no_disconnect() {
     let Unread {
         mut stream,
         peer,
@@ -146,7 +146,7 @@ async fn urgent_data_raises_no_alarm() {
     assert!(!peer.is_closed());
 }
 
-// === This side hangs up ===
+// === This side disconnects ===
 
 #[tokio::test]
 async fn a_kept_peer_keeps_no_connection_open() {
@@ -163,7 +163,7 @@ async fn a_kept_peer_keeps_no_connection_open() {
 }
 
 #[tokio::test]
-async fn whoever_waits_lets_go_of_a_dropped_stream_when_next_polled() {
+async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
     let Unread {
         stream,
         peer,
@@ -182,7 +182,7 @@ async fn whoever_waits_lets_go_of_a_dropped_stream_when_next_polled() {
 }
 
 #[tokio::test]
-async fn a_shut_down_write_side_is_not_the_peer_that_goes() {
+async fn a_shut_down_write_side_is_not_the_peer() {
     let Unread {
         mut stream,
         peer,

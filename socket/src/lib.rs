@@ -1,11 +1,11 @@
-//! The sockets below HTTP: the kernel detects dead peers, and detects a disconnect before hyper does.
+//! TCP sockets below [hyper](https://docs.rs/hyper): the kernel detects dead peers, and detects a disconnect before hyper does.
 //!
-//! hyper detects a disconnect when it reads from, or writes to, its socket. That leaves two gaps:
+//! hyper detects a disconnect when it reads from, or writes to, its socket. Two gaps remain:
 //!
 //! 1. The network drops packets. No packet arrives, and the kernel does not probe. [`DeadPeer`] sets the socket options
 //!    with which it probes, and gives up.
-//! 2. hyper does not read, because bytes of a next request are in its buffer, or because the handler leaves its request
-//!    body unread. Then hyper receives neither FIN nor RST. [`Peer::closed`] asks the kernel
+//! 2. hyper does not read, because bytes of a next request are in its buffer, or because the handler does not read its
+//!    request body. Then hyper receives neither FIN nor RST. [`Peer::closed`] asks the kernel
 //!    instead, through the one registration that tokio has for the socket anyway. [`WatchedListener`] shows how.
 //!
 //! Contract:
@@ -13,6 +13,13 @@
 //!    releases it in the first poll after the [`WatchedStream`] was dropped.
 //! 2. [`Peer::closed`] returns because of the peer or the network, never because of this side.
 //! 3. No byte is read from the socket, and no timer polls it: while no peer closes, no task is woken.
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `axum` | [`WatchedListener`] as a listener for `axum::serve`, and [`Peer`] as its connect info |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod dead_peer;
 mod listener;
@@ -27,3 +34,7 @@ pub use self::{
     peer::Peer,
     stream::WatchedStream,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -12,7 +12,7 @@ use super::stream::WatchedStream;
 /// An immediate retry would spin, for example with too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// A listener that gives the layer each connection's [`Peer`](super::Peer).
+/// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
 /// With it, a disconnect is detected while hyper does not read, because bytes of a next request are in its buffer, or the
 /// handler left its request body unread. With a plain `TcpListener`, such a disconnect is detected only when a write fails,
@@ -24,13 +24,14 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// use http::{Request, Response};
 /// use hyper::body::Incoming;
 /// use hyper_util::{rt::{TokioExecutor, TokioIo}, server::conn::auto, service::TowerToHyperService};
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, socket::WatchedListener};
-/// use tower::{Layer, ServiceExt, service_fn};
+/// use tower::{ServiceExt, service_fn};
+/// use watched_socket::{Peer, WatchedListener};
 ///
 /// async fn serve(listener: WatchedListener) {
-///     let app = CancelOnDisconnectLayer::new().layer(service_fn(async |_: Request<_>| {
-///         Ok::<_, std::convert::Infallible>(Response::new("hello".to_owned()))
-///     }));
+///     let app = service_fn(async |request: Request<Incoming>| {
+///         let peer = Peer::of(request.extensions()).map(Peer::addr);
+///         Ok::<_, std::convert::Infallible>(Response::new(format!("hello {peer:?}")))
+///     });
 ///     loop {
 ///         let (stream, _) = listener.accept().await;
 ///         let peer = stream.peer();
@@ -55,7 +56,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// # client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await?;
 /// # let mut answer = String::new();
 /// # client.read_to_string(&mut answer).await?;
-/// # assert!(answer.ends_with("hello"), "{answer}");
+/// # assert!(answer.contains("hello Some(127.0.0.1:"), "{answer}");
 /// # Ok(())
 /// # }
 /// ```
@@ -65,7 +66,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
 /// use axum::{Router, serve::ListenerExt};
-/// use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer, WatchedListener};
+/// use watched_socket::{DeadPeer, Peer, WatchedListener};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> std::io::Result<()> {
@@ -74,7 +75,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// let listener = WatchedListener::new(listener).tap_io(|stream| {
 ///     let _ = stream.tcp().set_nodelay(true);
 /// });
-/// let app: Router = Router::new(); // .layer(CancelOnDisconnectLayer::new())
+/// let app: Router = Router::new();
 /// let server = axum::serve(listener, app.into_make_service_with_connect_info::<Peer>());
 /// assert!(server.local_addr()?.port() > 0);
 /// # Ok(())
@@ -107,7 +108,7 @@ impl WatchedListener {
                 Ok((stream, addr)) => return (WatchedStream::new(stream, addr), addr),
                 Err(error) if is_per_connection_error(&error) => {}
                 Err(error) => {
-                    error!(target: "mcp_cancel_on_disconnect", %error, "accept failed");
+                    error!(%error, "accept failed");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
