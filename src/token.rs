@@ -93,6 +93,66 @@ impl CallToken {
         self.0.signal.token().cancelled_owned().await;
     }
 
+    /// Runs a future until it completes or the call is cancelled, whichever is first.
+    ///
+    /// On a cancel the future is dropped. That ends what it owns: a database query, an HTTP request, a child process with
+    /// `kill_on_drop`. It does not end a task that it has spawned.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use axum::{Extension, Router, body::Body, routing::get};
+    /// use http::Request;
+    /// use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, CancelReason};
+    /// use tower::ServiceExt;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let (report, mut reports) = tokio::sync::mpsc::unbounded_channel();
+    /// let app: Router = Router::new()
+    ///     .route(
+    ///         "/report",
+    ///         get(async move |Extension(token): Extension<CallToken>| {
+    ///             tokio::spawn(async move {
+    ///                 let one = token.run_until_cancelled(async { "a quick query" }).await;
+    ///                 report.send(one).unwrap();
+    ///                 let two = token.run_until_cancelled(std::future::pending()).await;
+    ///                 report.send(two).unwrap();
+    ///             });
+    ///             std::future::pending::<()>().await
+    ///         }),
+    ///     )
+    ///     .layer(CancelOnDisconnectLayer::new());
+    ///
+    /// let request = Request::get("/report").body(Body::empty()).unwrap();
+    /// let mut response = Box::pin(app.oneshot(request));
+    /// assert!(futures_util::poll!(&mut response).is_pending());
+    /// assert_eq!(reports.recv().await, Some(Ok("a quick query")));
+    ///
+    /// drop(response); // what hyper does when the client hangs up
+    /// assert_eq!(reports.recv().await, Some(Err(CancelReason::ClientDisconnected)));
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The reason of the cancel. If the call is cancelled already, the future is not polled.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it drops the future.
+    pub async fn run_until_cancelled<F: Future>(
+        &self,
+        future: F,
+    ) -> Result<F::Output, CancelReason> {
+        if let Some(reason) = self.reason() {
+            return Err(reason);
+        }
+        let token = self.0.signal.token();
+        let completed = token.run_until_cancelled(future).await;
+        // The reason is recorded before the token fires.
+        completed.ok_or_else(|| self.reason().unwrap_or(CancelReason::ClientDisconnected))
+    }
+
     /// Runs `clean_up` once if the call is cancelled: to give back a lock, remove a temporary file, stop a bill, or tell
     /// another server.
     ///

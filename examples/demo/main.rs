@@ -140,8 +140,8 @@ async fn play_all() -> Result<Vec<Cell>> {
 }
 
 fn print_table(cells: &[Cell]) {
-    let line = |row: &str, [bare, layer, wrapper]: [String; 3]| {
-        println!("{row:40} | {bare:22} | {layer:22} | {wrapper}");
+    let line = |row: &str, [bare, layer, both]: [String; 3]| {
+        println!("{row:40} | {bare:22} | {layer:22} | {both}");
     };
     let rule = |width| "-".repeat(width);
     println!();

@@ -144,7 +144,7 @@ impl Scenario {
         };
         match (then, set_up, self.mode) {
             (Then::Stays | Then::ComesBack, _, _) => Expected::Answered,
-            (Then::ComesBackLate, SetUp::LayerAndWrapper, _) => Expected::Answered,
+            (Then::ComesBackLate, SetUp::LayerAndSessionManager, _) => Expected::Answered,
             (Then::ComesBackLate, _, _) => Expected::Unanswered,
             (Then::HangsUp, SetUp::Bare, Mode::Session) => Expected::RunsOn,
             // Without sessions, rmcp notices a hang-up by itself.

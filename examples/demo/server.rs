@@ -19,7 +19,7 @@ use crate::tool::{Log, Worker};
 pub(crate) enum SetUp {
     Bare,
     Layer,
-    LayerAndWrapper,
+    LayerAndSessionManager,
 }
 
 /// The reconnect delay that the server sends. Chosen because the graces of the demo are short.
@@ -38,7 +38,7 @@ pub(crate) fn router(set_up: SetUp, mode: Mode, grace: Grace, log: &Log) -> Rout
     match set_up {
         SetUp::Bare => mcp(mode, log, bare_sessions()),
         SetUp::Layer => mcp(mode, log, bare_sessions()).layer(layer),
-        SetUp::LayerAndWrapper => {
+        SetUp::LayerAndSessionManager => {
             let sessions = CancellableSessionManager::local(session_config());
             mcp(mode, log, sessions).layer(layer)
         }
@@ -71,7 +71,7 @@ fn mcp(mode: Mode, log: &Log, sessions: impl SessionManager) -> Router {
 // === impl SetUp ===
 
 impl SetUp {
-    pub(crate) const ALL: [Self; 3] = [Self::Bare, Self::Layer, Self::LayerAndWrapper];
+    pub(crate) const ALL: [Self; 3] = [Self::Bare, Self::Layer, Self::LayerAndSessionManager];
 }
 
 impl fmt::Display for SetUp {
@@ -79,7 +79,7 @@ impl fmt::Display for SetUp {
         f.pad(match self {
             Self::Bare => "bare rmcp",
             Self::Layer => "layer only",
-            Self::LayerAndWrapper => "layer + wrapper",
+            Self::LayerAndSessionManager => "layer, session manager",
         })
     }
 }

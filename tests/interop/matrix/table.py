@@ -1,6 +1,6 @@
 """The matrix as text."""
 
-COLUMNS = {"bare": "bare rmcp", "layer": "layer only", "wrapped": "layer + wrapper"}
+COLUMNS = {"bare": "bare rmcp", "layer": "layer only", "wrapped": "layer, session manager"}
 
 
 def table(reports):
