@@ -96,7 +96,14 @@ fn the_lines_that_the_manual_documents_are_those_that_are_logged() {
 fn every_threat_is_shown_by_a_test_that_exists() {
     let page = read(&root().join("SECURITY.md"));
     let mut files = Vec::new();
-    for folder in ["src", "tests", "proxy/src", "proxy/tests", "cluster/src"] {
+    for folder in [
+        "src",
+        "tests",
+        "socket/tests",
+        "proxy/src",
+        "proxy/tests",
+        "cluster/src",
+    ] {
         all_files(&root().join(folder), &mut files);
     }
     let tests: String = files.iter().map(|file| read(file)).collect();
