@@ -157,7 +157,7 @@ impl Answers {
     }
 
     /// Whether answers are still to be written that the directory has refused, or may have lost.
-    pub(crate) fn are_owed(&self) -> bool {
+    pub(crate) fn are_late(&self) -> bool {
         self.writer.is_late()
     }
 

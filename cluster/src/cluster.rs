@@ -27,7 +27,7 @@ use crate::{
     departure::Departure,
     directory::{Directory, Limited},
     filter::PeersFilter,
-    heart::Heart,
+    heartbeat::Heartbeat,
     ids::{Owner, SessionHash},
     layer::ClusterLayer,
     lives::Lives,
@@ -114,12 +114,12 @@ impl Cluster {
     ) -> ClusterSessionManager<M> {
         let sessions = self.shared.router.sessions.clone();
         let answers = self.shared.answers.clone();
-        let (lives, heart) = (
+        let (lives, heartbeat) = (
             self.shared.router.lives.clone(),
-            self.shared.router.heart.clone(),
+            self.shared.router.heartbeat.clone(),
         );
         let (manager, closes) =
-            ClusterSessionManager::new(manager, sessions, answers, lives, heart);
+            ClusterSessionManager::new(manager, sessions, answers, lives, heartbeat);
         self.shared.closers.add(closes);
         manager
     }
@@ -222,12 +222,12 @@ impl Cluster {
         let router = &self.shared.router;
         let until = Instant::now().checked_add(limit);
         // Also if this is dropped.
-        let heart_ends = EndsHeart(&router.heart);
+        let heartbeat_ends = EndsHeartbeat(&router.heartbeat);
         let leaving = router.departure.begin();
         leaving.hands_over(limit, until).await;
         leaving.is_gone();
         let cancelled = leaving.drains(until).await;
-        drop(heart_ends);
+        drop(heartbeat_ends);
         if let Some(beating) = self.shared.beating() {
             // It ends when the lease is given up. If it panicked, the lease ends by itself.
             let _ended = beating.await;
@@ -263,8 +263,8 @@ impl Cluster {
     }
 
     /// As when the process ends, but that the lease stays until it lapses.
-    pub(crate) fn stop_heart(&self) {
-        self.shared.stop_heart();
+    pub(crate) fn stop_heartbeat(&self) {
+        self.shared.stop_heartbeat();
         self.shared.writing.abort();
     }
 }
@@ -298,9 +298,9 @@ impl fmt::Debug for Cluster {
 }
 
 /// Dropped, it has the lease given up.
-struct EndsHeart<'a>(&'a Heart);
+struct EndsHeartbeat<'a>(&'a Heartbeat);
 
-impl Drop for EndsHeart<'_> {
+impl Drop for EndsHeartbeat<'_> {
     fn drop(&mut self) {
         self.0.leave();
     }
@@ -314,7 +314,7 @@ impl Shared {
         beating.take()
     }
 
-    fn stop_heart(&self) {
+    fn stop_heartbeat(&self) {
         if let Some(beating) = self.beating() {
             beating.abort();
         }
@@ -323,7 +323,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.stop_heart();
+        self.stop_heartbeat();
         self.closing.abort();
         self.writing.abort();
     }
@@ -359,7 +359,10 @@ pub(crate) fn join(
 }
 
 /// [`join`] over any network.
-#[allow(clippy::disallowed_methods, reason = "the heart beats on its own")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the heartbeat is a task of its own"
+)]
 pub(crate) fn join_over(
     network: Network,
     me: Owner,
@@ -374,7 +377,7 @@ pub(crate) fn join_over(
     let closers = Closers::default();
     let turned_away = Arc::new(TurnedAway::new(options.client_backoff));
     let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
-    let heart = Heart::new(
+    let heartbeat = Heartbeat::new(
         me,
         directory.clone(),
         sessions.clone(),
@@ -387,7 +390,7 @@ pub(crate) fn join_over(
         owners: Owners::new(me.incarnation, directory.clone()),
         relay: Relay::new(network, filter.clone(), secret.clone()),
         turned_away,
-        heart: heart.clone(),
+        heartbeat: heartbeat.clone(),
         sessions: sessions.clone(),
         departure: Departure::new(sessions.clone(), arrivals.clone(), answers.clone()),
         arrivals,
@@ -404,7 +407,7 @@ pub(crate) fn join_over(
             closing: tokio::spawn(closers.clone().run(lost, sessions.clone())),
             closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
-            beating: Mutex::new(Some(tokio::spawn(heart.run()))),
+            beating: Mutex::new(Some(tokio::spawn(heartbeat.run()))),
         }),
     }
 }

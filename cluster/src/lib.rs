@@ -22,7 +22,7 @@ mod door;
 mod errand;
 mod fields;
 mod filter;
-mod heart;
+mod heartbeat;
 mod held;
 mod ids;
 

@@ -38,7 +38,7 @@ use tracing::warn;
 use crate::{
     answers::{Answers, Call, Gone, Remembers},
     door::Visit,
-    heart::Heart,
+    heartbeat::Heartbeat,
     ids::Incarnation,
     lives::Lives,
     resumed::resumed_call,
@@ -52,7 +52,7 @@ pub struct ClusterSessionManager<M> {
     keeper: Arc<Keeper>,
     lives: Arc<Lives>,
     sessions: Arc<Sessions>,
-    heart: Arc<Heart>,
+    heartbeat: Arc<Heartbeat>,
     /// Whether its service was seen to have a session store, or said to have none.
     is_checked: AtomicBool,
 }
@@ -114,7 +114,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         sessions: Arc<Sessions>,
         answers: Arc<Answers>,
         lives: Arc<Lives>,
-        heart: Arc<Heart>,
+        heartbeat: Arc<Heartbeat>,
     ) -> (Self, Weak<dyn Closes>) {
         let (of_sessions, their_lives, listed) = (answers.clone(), lives.clone(), sessions.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
@@ -140,7 +140,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
                 keeper,
                 lives,
                 sessions,
-                heart,
+                heartbeat,
                 is_checked: AtomicBool::new(false),
             },
             closes,
@@ -226,12 +226,12 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             Call::new(id.clone(), request, number)
         });
         // This process may have stood still while rmcp read the body.
-        let created = if self.heart.may_serve(id) {
+        let created = if self.heartbeat.may_serve(id) {
             let created = self.inner.create_stream(id, message);
             Either::Left(created.map_ok(Either::Left))
         } else {
             Either::Right(Box::pin(async move {
-                let decided = timeout(UNDECIDED_TIMEOUT, self.heart.until_decided(id));
+                let decided = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
                 if decided.await.is_err() {
                     return Ok(Either::Right(stream::once(ready(not_begun(&message)))));
                 }

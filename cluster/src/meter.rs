@@ -43,12 +43,12 @@ pub(crate) fn describe() {
     }
 }
 
-/// Notes whether the directory is sound.
-pub(crate) fn sound(is_sound: bool) {
+/// Notes whether the directory is consistent.
+pub(crate) fn directory_consistent(is_consistent: bool) {
     #[cfg(feature = "metrics")]
-    metrics::gauge!("mcp_cluster_sound").set(f64::from(u8::from(is_sound)));
+    metrics::gauge!("mcp_cluster_sound").set(f64::from(u8::from(is_consistent)));
     #[cfg(not(feature = "metrics"))]
-    let _ = is_sound;
+    let _ = is_consistent;
 }
 
 pub(crate) fn looked_up(known: Known) {

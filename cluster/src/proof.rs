@@ -2,7 +2,7 @@
 //!
 //! | the directory | the orphan |
 //! |---|---|
-//! | was not sound for the whole grace, and for a lease's time | waits until it was |
+//! | was not consistent for the whole grace, and for a lease's time | waits until it was |
 //! | has lost the lease of this instance, and what others wrote with theirs | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | has no heartbeat of a living instance that was sent after the grace ended | waits for one |
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::{
     directory::{Directory as _, LIMIT, Lease, Leases},
-    heart::{BEAT, SETTLED},
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::{Incarnation, Record, SessionHash},
     meter,
     router::Router,
@@ -65,9 +65,9 @@ impl Wait {
         let since_grace = self.lasted.saturating_sub(self.grace);
         let is_early = lease.age + UNNOTED > since_grace;
         let missing = UNNOTED.saturating_sub(since_grace);
-        let mut next = BEAT.saturating_sub(lease.age);
+        let mut next = HEARTBEAT_INTERVAL.saturating_sub(lease.age);
         while next < missing {
-            next += BEAT;
+            next += HEARTBEAT_INTERVAL;
         }
         is_early.then_some(next + AFTER_DUE)
     }
@@ -75,7 +75,7 @@ impl Wait {
     /// The same, because an instance turned a client away so long ago.
     fn longer_since(self, away: Duration) -> Option<Duration> {
         // Also before this call lost its client: that may have been noticed late. The next heartbeat may carry a later time.
-        let backoff = self.backoff.saturating_add(BEAT + UNNOTED);
+        let backoff = self.backoff.saturating_add(HEARTBEAT_INTERVAL + UNNOTED);
         let left = backoff.saturating_sub(away);
         (!left.is_zero()).then_some(left)
     }
@@ -92,16 +92,18 @@ pub(crate) async fn prove(router: &Router, session: SessionHash, wait: Wait) -> 
 
 async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmation {
     let (grace, me) = (wait.grace, router.me.incarnation);
-    let Some(since) = router.heart.sound_since() else {
+    let Some(since) = router.heartbeat.consistent_since() else {
         return Confirmation::Postpone(grace);
     };
-    let missing = grace.max(SETTLED).saturating_sub(Instant::now() - since);
+    let missing = grace
+        .max(SETTLE_PERIOD)
+        .saturating_sub(Instant::now() - since);
     if !missing.is_zero() {
         return Confirmation::Postpone(missing);
     }
     // Not what was learned lately: that may be older than a claim.
     let look = router.directory.look(session).await;
-    if router.heart.sound_since() != Some(since) {
+    if router.heartbeat.consistent_since() != Some(since) {
         return Confirmation::Postpone(grace);
     }
     let Some(look) = look.ok().filter(|look| look.leases.of(me).is_some()) else {
@@ -119,7 +121,7 @@ async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmatio
             Confirmation::SessionClosed
         }
         // It is not one of the cluster's, so it can be no other instance's.
-        None if !router.sessions.is_here(session) && router.heart.proves(&look.leases) => {
+        None if !router.sessions.is_here(session) && router.heartbeat.proves(&look.leases) => {
             Confirmation::Cancel
         }
         Some(Record::Owned(_)) | None => {
@@ -144,7 +146,7 @@ mod tests {
             age: age * SECOND,
             written_in: None,
             is_settled: false,
-            owes_answers: false,
+            has_late_answers: false,
         };
         let leases = Leases {
             run: EngineRun::new("run"),
@@ -189,7 +191,7 @@ mod tests {
                 age,
                 written_in: None,
                 is_settled: false,
-                owes_answers: false,
+                has_late_answers: false,
             };
             assert_eq!(wait.longer_for(&lease), Some(next + AFTER_DUE));
         }
@@ -197,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_client_that_was_turned_away_is_waited_for_also_if_its_call_lost_it_later() {
-        let longest = 40 * SECOND + BEAT + UNNOTED;
+        let longest = 40 * SECOND + HEARTBEAT_INTERVAL + UNNOTED;
         for away in [0, 23, 25] {
             assert_eq!(longer(1, Some(away)), Some(longest - away * SECOND));
         }

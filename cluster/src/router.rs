@@ -14,7 +14,7 @@ use crate::{
     door::Visit,
     errand::Errand,
     fields::{Fields, SESSION_ID},
-    heart::Heart,
+    heartbeat::Heartbeat,
     held::Held,
     ids::{Owner, Ownership, Record, SessionHash},
     lives::Lives,
@@ -43,7 +43,7 @@ const MAX_TAKES: usize = 3;
 pub(crate) struct Router {
     pub(crate) me: Owner,
     pub(crate) directory: Limited,
-    pub(crate) heart: Arc<Heart>,
+    pub(crate) heartbeat: Arc<Heartbeat>,
     pub(crate) owners: Owners,
     pub(crate) relay: Relay,
     pub(crate) turned_away: Arc<TurnedAway>,
@@ -60,7 +60,7 @@ impl Router {
     pub(crate) fn arrive(&self, session: Option<&str>) -> (Step, Option<Visit>) {
         let visit = session.and_then(|id| self.sessions.enter(id));
         // One that is being restored is not here before that is done. One that another instance may have claimed is looked up.
-        let is_here = |id| visit.is_some() && !self.comes(id) && self.heart.may_serve(id);
+        let is_here = |id| visit.is_some() && !self.comes(id) && self.heartbeat.may_serve(id);
         let arrival = Arrival {
             has_session: session.is_some(),
             is_here: session.is_some_and(is_here),
@@ -121,10 +121,10 @@ impl Router {
     /// Whether a session that is open here may serve something new, by now or in a moment: after this process stood still, sessions are
     /// written again first.
     pub(crate) async fn is_verified(&self, id: &str) -> bool {
-        if self.heart.may_serve(id) {
+        if self.heartbeat.may_serve(id) {
             return true;
         }
-        let decided = timeout(LIMIT, self.heart.until_decided(id)).await;
+        let decided = timeout(LIMIT, self.heartbeat.until_decided(id)).await;
         decided.is_ok() && self.sessions.is_here(SessionHash::of(id))
     }
 
@@ -227,7 +227,7 @@ impl Router {
         let find = || directory.answer(session, lost.incarnation, lost.number);
         let mut kept = find().await;
         if matches!(kept, Ok(None)) {
-            if !self.heart.has_all_answers().await {
+            if !self.heartbeat.has_all_answers().await {
                 return self.turn_away(Refusal::NotSound);
             }
             // Its instance may have written it before it renewed the lease that was just read.
@@ -254,7 +254,7 @@ impl Router {
         loop {
             step = match step {
                 Step::LookUp => {
-                    let (known, is_sound) = self.look_up(session).await;
+                    let (known, is_consistent) = self.look_up(session).await;
                     meter::looked_up(known);
                     match known {
                         Known::Owner(Ownership { owner, .. })
@@ -262,7 +262,7 @@ impl Router {
                         {
                             way.given_up()
                         }
-                        known => way.known(known, is_sound),
+                        known => way.known(known, is_consistent),
                     }
                 }
                 Step::LookAgain => {
@@ -292,18 +292,18 @@ impl Router {
                     }
                 }
                 // Its owner's word may be older than a claim that the directory has lost.
-                Step::Claim(_, Cause::GivenUp) if !self.heart.is_up_to_date().await => {
+                Step::Claim(_, Cause::GivenUp) if !self.heartbeat.is_up_to_date().await => {
                     Step::Refuse(Refusal::NotSound)
                 }
                 Step::AskLease(is) => way.lease(is, self.lease(is.owner).await),
                 Step::Claim(former, cause) => {
                     expected = Some(self.arrivals.expect(session));
-                    let (claimed, is_sound) = self.claim(session, former).await;
+                    let (claimed, is_consistent) = self.claim(session, former).await;
                     meter::claimed(claimed);
                     if claimed == Claimed::Won {
                         info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
                     }
-                    way.claimed(claimed, is_sound, held.is_whole())
+                    way.claimed(claimed, is_consistent, held.is_whole())
                 }
                 Step::Take => {
                     let coming = expected.unwrap_or_else(|| self.arrivals.expect(session));
@@ -377,13 +377,13 @@ impl Router {
 
     /// Whether a look that found no owner proves that there is none.
     pub(crate) fn is_proof(&self, look: &Look) -> bool {
-        matches!(look.record, Some(Record::Deleted(_))) || self.heart.proves(&look.leases)
+        matches!(look.record, Some(Record::Deleted(_))) || self.heartbeat.proves(&look.leases)
     }
 
     async fn lease(&self, owner: Owner) -> Lease {
         match self.directory.leases().await {
             Ok(leases) if leases.of(owner.incarnation).is_some() => Lease::Alive,
-            Ok(leases) if self.heart.proves(&leases) => Lease::Gone,
+            Ok(leases) if self.heartbeat.proves(&leases) => Lease::Gone,
             Ok(_) | Err(_) => Lease::NoAnswer,
         }
     }
@@ -391,24 +391,24 @@ impl Router {
     /// Takes a session of this instance once more, before it is brought to life: who was told before that it is not here claims it
     /// in vain from now on.
     pub(crate) async fn take(&self, session: SessionHash) -> Taken {
-        if !self.heart.is_up_to_date().await {
+        if !self.heartbeat.is_up_to_date().await {
             // A new epoch would outdo a later claim that the directory has lost.
             return Taken::Refused(Refusal::NotSound);
         }
-        let (mut known, mut is_sound) = self.look_up(session).await;
+        let (mut known, mut is_consistent) = self.look_up(session).await;
         for _ in 0..MAX_TAKES {
             let mine = match known {
                 Known::Owner(is) if is.owner == self.me => is,
                 Known::Owner(_) => return Taken::Elsewhere,
                 // The application says that there is no such session.
-                Known::Nobody if is_sound => return Taken::Here,
+                Known::Nobody if is_consistent => return Taken::Here,
                 Known::Nobody | Known::NoAnswer => return Taken::Refused(Refusal::NotSound),
             };
             let claimed = self.claim(session, mine).await;
-            (known, is_sound) = match claimed {
+            (known, is_consistent) = match claimed {
                 (Claimed::Won, _) => return Taken::Here,
                 (Claimed::Lost(is), _) => (Known::Owner(is), false),
-                (Claimed::Nobody, is_sound) => (Known::Nobody, is_sound),
+                (Claimed::Nobody, is_consistent) => (Known::Nobody, is_consistent),
                 (Claimed::NoAnswer, _) => (Known::NoAnswer, false),
             };
         }
@@ -433,7 +433,7 @@ impl Router {
             Ok(Claim::Unknown) => match self.look_up(session).await {
                 // Somebody has entered it in between.
                 (Known::Owner(is), _) => (Claimed::Lost(is), false),
-                (Known::Nobody, is_sound) => (Claimed::Nobody, is_sound),
+                (Known::Nobody, is_consistent) => (Claimed::Nobody, is_consistent),
                 (Known::NoAnswer, _) => (Claimed::NoAnswer, false),
             },
             Err(_) => (Claimed::NoAnswer, false),

@@ -1,7 +1,7 @@
 //! The sessions that live here, and what of them is still to be written to the directory.
 //!
 //! 1. A session lives here from when it is opened, or loaded to be restored, until it is closed, deleted or lost.
-//! 2. It is written by one task only, the heart's, under the epoch at which this instance owns it. A record that the directory has
+//! 2. It is written by one task only, that of the heartbeat, under the epoch at which this instance owns it. A record that the directory has
 //!    with a higher epoch makes it *contested*.
 //! 3. A session that was deleted leaves a tombstone in the directory, and is restored by no instance: until the directory has
 //!    the tombstone, this instance says that there is none.

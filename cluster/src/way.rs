@@ -5,7 +5,7 @@
 //! 3. Everything else is relayed to the owner of its session. A session is claimed only if the lease of its owner is over, or if its
 //!    owner answered that it gave the session up. A refused, reset or silent connection proves nothing. An instance that loses a
 //!    claim relays to the winner. The winner may be on its way out as well, so there are [`MAX_CLAIMS`].
-//! 4. "No such session" is only said here if the directory was sound for long enough. In every other doubt the client is asked
+//! 4. "No such session" is only said here if the directory was consistent for long enough. In every other doubt the client is asked
 //!    to come again.
 //! 5. An instance that leaves does not take back what it has given up: it waits for who claims that.
 //! 6. Nothing is served here whose body has gone to a peer already, and no call is sent twice.
@@ -183,12 +183,12 @@ impl Way {
         }
     }
 
-    /// What follows from a look-up. `is_sound`: the directory was sound for long enough that what it does not know does not exist.
-    pub(crate) fn known(&self, known: Known, is_sound: bool) -> Step {
+    /// What follows from a look-up. `is_consistent`: the directory was consistent for long enough that what it does not know does not exist.
+    pub(crate) fn known(&self, known: Known, is_consistent: bool) -> Step {
         match known {
             Known::Owner(is) if is.owner.incarnation == self.me => Step::Take,
             Known::Owner(is) => Step::Relay(is),
-            Known::Nobody if is_sound => Step::Serve,
+            Known::Nobody if is_consistent => Step::Serve,
             Known::Nobody | Known::NoAnswer => Step::Refuse(Refusal::NotSound),
         }
     }
@@ -228,11 +228,16 @@ impl Way {
     }
 
     /// What follows from a claim. `is_whole`: the request can still be sent or served as it came.
-    pub(crate) fn claimed(&mut self, claimed: Claimed, is_sound: bool, is_whole: bool) -> Step {
+    pub(crate) fn claimed(
+        &mut self,
+        claimed: Claimed,
+        is_consistent: bool,
+        is_whole: bool,
+    ) -> Step {
         self.claims += 1;
         match claimed {
             Claimed::NoAnswer => Step::Refuse(Refusal::NotSound),
-            Claimed::Nobody if !is_sound => Step::Refuse(Refusal::NotSound),
+            Claimed::Nobody if !is_consistent => Step::Refuse(Refusal::NotSound),
             _ if !is_whole => Step::Refuse(Refusal::Again),
             Claimed::Nobody => Step::Serve,
             Claimed::Won => Step::Take,

@@ -214,9 +214,9 @@ async fn a_cluster_that_is_dropped_writes_no_more() {
     drop(cluster);
     sleep(SECOND).await;
     assert!(answers.upgrade().is_none());
-    let asked = directory.asked("beat");
+    let asked = directory.asked("heartbeat");
     sleep(60 * SECOND).await;
-    assert_eq!(directory.asked("beat"), asked);
+    assert_eq!(directory.asked("heartbeat"), asked);
 }
 
 /// A stream may be dropped where there is no runtime.

@@ -13,8 +13,8 @@ use futures_util::future::BoxFuture;
 use tokio::{sync::watch, time::sleep};
 
 use super::{
-    Beat, Claim, Directory, DirectoryError, Entry, Leases, Look, MemoryDirectory, Registration,
-    Status,
+    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, Look, MemoryDirectory,
+    Registration, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -221,10 +221,16 @@ impl Directory for Faulty {
             .await
     }
 
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
         let (memory, status) = (self.memory.clone(), status.clone());
-        self.answer_to("beat", async move { memory.beat(owner, &status).await })
-            .await
+        self.answer_to("heartbeat", async move {
+            memory.heartbeat(owner, &status).await
+        })
+        .await
     }
 
     async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {

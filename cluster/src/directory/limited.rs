@@ -8,7 +8,8 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Beat, Claim, Directory, DirectoryError, Entry, Leases, Look, MAX_ANSWER, Registration, Status,
+    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, Look, MAX_ANSWER,
+    Registration, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -83,8 +84,12 @@ impl Directory for Limited {
         limited(self.0.delete(session, by)).await
     }
 
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
-        limited(self.0.beat(owner, status)).await
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
+        limited(self.0.heartbeat(owner, status)).await
     }
 
     async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {

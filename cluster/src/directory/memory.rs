@@ -12,8 +12,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, Lease, Leases, Look,
-    Registration, Status,
+    Claim, Directory, DirectoryError, EngineRun, Entry, HeartbeatReply, KEPT, LEASE, Lease, Leases,
+    Look, Registration, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -67,7 +67,7 @@ struct Held {
     renewed: Instant,
     written_in: Option<EngineRun>,
     is_settled: bool,
-    owes_answers: bool,
+    has_late_answers: bool,
 }
 
 type AnswerKey = (SessionHash, Incarnation, CallNumber);
@@ -204,7 +204,11 @@ impl Directory for MemoryDirectory {
         Ok(())
     }
 
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
         state.sweep(now);
@@ -214,7 +218,7 @@ impl Directory for MemoryDirectory {
         if let Some(lease) = lease {
             *lease = Held::new(status, now);
         }
-        Ok(Beat {
+        Ok(HeartbeatReply {
             run: state.run(),
             was_alive,
         })
@@ -302,7 +306,7 @@ impl State {
             age: now - held.renewed,
             written_in: held.written_in.clone(),
             is_settled: held.is_settled,
-            owes_answers: held.owes_answers,
+            has_late_answers: held.has_late_answers,
         });
         Leases {
             run: self.run(),
@@ -340,7 +344,7 @@ impl State {
         }
     }
 
-    /// Forgets what is over. Every beat of every instance comes here.
+    /// Forgets what is over. Every heartbeat of every instance comes here.
     fn sweep(&mut self, now: Instant) {
         self.leases.retain(|_, held| held.lasts(now));
         self.sessions.retain(|_, known| known.until > now);
@@ -363,7 +367,7 @@ impl Held {
             renewed: now,
             written_in: status.written_in.clone(),
             is_settled: status.is_settled,
-            owes_answers: status.owes_answers,
+            has_late_answers: status.has_late_answers,
         }
     }
 

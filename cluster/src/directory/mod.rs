@@ -8,7 +8,7 @@
 //! 3. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
 //! 4. That the directory does not know something proves little: it may have come back empty a moment ago. So each look has
 //!    the leases of that moment with it ([`Leases`]), each with "all of mine is written, in this run of the directory".
-//!    [`Heart`](crate::heart::Heart) decides whether that proves anything.
+//!    [`Heartbeat`](crate::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first has its lease, then enters sessions. A lease that lapsed is not renewed but made anew, after the
 //!    instance took note of the gap: so an instance that finds its own lease knows that nothing was lost since it last looked.
 //! 6. No caller waits longer than [`LIMIT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
@@ -40,7 +40,7 @@ use crate::ids::{
     CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
 };
 
-/// How long a lease lasts: 6 s, three beats.
+/// How long a lease lasts: 6 s, three heartbeats.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
 
 /// How long the directory keeps a record that its owner does not write again: 1 h.
@@ -87,7 +87,11 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
     /// Renews the lease if it has not lapsed. It makes none.
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError>;
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError>;
 
     /// Makes the lease, or renews it.
     async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
@@ -159,10 +163,10 @@ pub(crate) struct Lease {
     pub(crate) age: Duration,
     /// In which run of the engine all sessions of the instance are written.
     pub(crate) written_in: Option<EngineRun>,
-    /// In that run the directory was sound for the instance for a lease's time: an instance that has not written since has no lease.
+    /// In that run the directory was consistent for the instance for a lease's time: an instance that has not written since has no lease.
     pub(crate) is_settled: bool,
     /// Answers of its calls are to be written once more, because that failed or because the engine lost them.
-    pub(crate) owes_answers: bool,
+    pub(crate) has_late_answers: bool,
 }
 
 /// What an instance writes with its lease.
@@ -173,7 +177,7 @@ pub(crate) struct Status {
     /// As in [`Lease`].
     pub(crate) is_settled: bool,
     /// As in [`Lease`].
-    pub(crate) owes_answers: bool,
+    pub(crate) has_late_answers: bool,
     /// How long ago it last turned a client away, if it did.
     pub(crate) turned_away: Option<Duration>,
 }
@@ -202,7 +206,7 @@ pub(crate) enum Claim {
 
 /// A heartbeat that was answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Beat {
+pub(crate) struct HeartbeatReply {
     pub(crate) run: EngineRun,
     /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the engine lost what it knew.
     pub(crate) was_alive: bool,
@@ -224,8 +228,8 @@ impl Leases {
     }
 
     /// Whether a living instance has answers to write that the directory may have lost, or has refused.
-    pub(crate) fn owe_answers(&self) -> bool {
-        self.all.iter().any(|lease| lease.owes_answers)
+    pub(crate) fn have_late_answers(&self) -> bool {
+        self.all.iter().any(|lease| lease.has_late_answers)
     }
 
     /// Whether an instance has settled in this run of the engine: an instance that has not written in it has no lease.

@@ -31,7 +31,7 @@ pub(crate) use self::address::RedisAddress;
 use self::{
     connection::Connections,
     format::{
-        CLOCK_SKEW, LEASES, NONE, OWES_ANSWERS, SETTLED, TURNED_AWAY, answer_key, millis,
+        CLOCK_SKEW, LATE_ANSWERS, LEASES, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
         session_key,
     },
     inspection::{Inspection, Kind},
@@ -39,8 +39,8 @@ use self::{
     scripts::Scripts,
 };
 use super::{
-    Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, LIMIT, Leases, Look,
-    Registration, Status,
+    Claim, Directory, DirectoryError, EngineRun, Entry, HeartbeatReply, KEPT, LEASE, LIMIT, Leases,
+    Look, Registration, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
@@ -112,7 +112,7 @@ impl RedisDirectory {
         let run = status.written_in.as_ref().map(EngineRun::as_str);
         let marks = [
             status.is_settled.then_some(SETTLED),
-            status.owes_answers.then_some(OWES_ANSWERS),
+            status.has_late_answers.then_some(LATE_ANSWERS),
         ];
         let marks = Vec::from_iter(marks.into_iter().flatten()).join(",");
         let mut lease = self.scripts.lease.key(LEASES);
@@ -131,12 +131,12 @@ impl RedisDirectory {
         mut connection: ConnectionManager,
         owner: Owner,
         status: &Status,
-    ) -> Result<Beat, DirectoryError> {
-        let mut beat = pipe();
-        beat.load_script(&self.scripts.lease).ignore();
-        beat.invoke_script(&self.lease_of(owner, status, "renew"));
-        beat.cmd("INFO").arg("server");
-        let answer = beat.query_async(&mut connection).await;
+    ) -> Result<HeartbeatReply, DirectoryError> {
+        let mut heartbeat = pipe();
+        heartbeat.load_script(&self.scripts.lease).ignore();
+        heartbeat.invoke_script(&self.lease_of(owner, status, "renew"));
+        heartbeat.cmd("INFO").arg("server");
+        let answer = heartbeat.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
             // It may have become a replica, and another engine has its name. Or it refuses the connection, which does not try again then.
             if !error.is_io_error() {
@@ -144,7 +144,7 @@ impl RedisDirectory {
             }
         });
         let (was_alive, info): (bool, String) = answer?;
-        Ok(Beat {
+        Ok(HeartbeatReply {
             run: read_run(&info)?,
             was_alive,
         })
@@ -275,16 +275,20 @@ impl Directory for RedisDirectory {
         Ok(())
     }
 
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
         self.connections.heartbeat_begins();
         let mut connection = self.connection().await?;
         let renewed = self.renew_lease(connection.clone(), owner, status);
         let (renewed, inspected) = join!(renewed, self.inspection.inspect(&mut connection));
         inspected?;
-        let beat = renewed?;
+        let heartbeat = renewed?;
         self.connections.heartbeat_answered();
-        self.inspection.answered(&beat.run);
-        Ok(beat)
+        self.inspection.answered(&heartbeat.run);
+        Ok(heartbeat)
     }
 
     async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {

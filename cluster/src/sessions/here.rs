@@ -19,7 +19,7 @@ pub(super) struct Here {
     pub(super) epoch: Epoch,
     /// What the directory has of it, if that has a higher epoch.
     pub(super) contested: Option<Contested>,
-    /// It is to be written again before the directory counts as sound.
+    /// It is to be written again before the directory counts as consistent.
     pub(super) unconfirmed: Option<Unconfirmed>,
     /// The `initialize` parameters, as JSON. Without them there is nothing to be written yet.
     pub(super) params: Option<Arc<[u8]>>,
@@ -74,7 +74,7 @@ impl Here {
     /// Whether no other instance has it since that lapse. One without parameters is in no directory, so none can have claimed it.
     pub(super) fn is_verified(&self, lapse: Option<Lapse>) -> bool {
         let is_verified = |lapse: Lapse| {
-            let is_written = self.written.is_some_and(|at| at >= lapse.since) && !lapse.by_stop;
+            let is_written = self.written.is_some_and(|at| at >= lapse.since) && !lapse.by_stall;
             self.params.is_none()
                 || self.renews.is_none() && (is_written || self.renewed >= lapse.since)
         };

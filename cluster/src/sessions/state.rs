@@ -47,7 +47,7 @@ pub(crate) struct Sessions {
     pub(super) work: Mutex<Queues>,
     /// How many sessions are contested: nearly always none.
     pub(super) contested: Arc<AtomicUsize>,
-    /// How many sessions are to be written again before the directory counts as sound.
+    /// How many sessions are to be written again before the directory counts as consistent.
     pub(super) unconfirmed: Arc<AtomicUsize>,
     /// There is something to be written.
     pub(super) wake: Notify,

@@ -239,7 +239,7 @@ async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_
         is_verified(Lapse::by_failures(since)),
         "if none is to be taken"
     );
-    assert!(!is_verified(Lapse::by_stop(since)));
+    assert!(!is_verified(Lapse::by_stall(since)));
 }
 
 #[test]

@@ -14,17 +14,17 @@ use crate::{
         contract::{claim_from, instance, session},
         faulty::{Fault, Faulty},
     },
-    heart::Heart,
+    heartbeat::Heartbeat,
     ids::Owner,
     turned_away::TurnedAway,
 };
 
-/// A store as rmcp has it, with the heart that writes for it.
+/// A store as rmcp has it, with the heartbeat task that writes for it.
 struct Instance {
     me: Owner,
     store: ClusterStore,
     sessions: Arc<Sessions>,
-    heart: JoinHandle<()>,
+    heartbeat: JoinHandle<()>,
 }
 
 impl Instance {
@@ -38,7 +38,7 @@ impl Instance {
         let me = instance(number);
         let directory = Limited::new(directory.clone());
         let (sessions, _lost) = Sessions::new(me.incarnation);
-        let heart = Heart::new(
+        let heartbeat = Heartbeat::new(
             me,
             directory.clone(),
             sessions.clone(),
@@ -50,14 +50,14 @@ impl Instance {
             me,
             store: ClusterStore::new(me.incarnation, directory, sessions.clone()),
             sessions,
-            heart: tokio::spawn(heart.run()),
+            heartbeat: tokio::spawn(heartbeat.run()),
         }
     }
 }
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        self.heart.abort();
+        self.heartbeat.abort();
     }
 }
 

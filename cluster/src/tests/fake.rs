@@ -57,12 +57,12 @@ impl Fake {
             nobody: None,
             number: 0,
         };
-        fake.beats().await;
+        fake.renew_lease().await;
         fake
     }
 
     /// Renews its lease: all of its sessions are written.
-    pub(super) async fn beats(&self) {
+    pub(super) async fn renew_lease(&self) {
         let run = self.directory.memory.leases().await.unwrap().run;
         let status = Status {
             written_in: Some(run),

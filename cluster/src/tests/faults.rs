@@ -36,7 +36,7 @@ use crate::{
         faulty::{Fault, Faulty},
     },
     filter::PeersFilter,
-    heart::{BEAT, SETTLED},
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -60,7 +60,7 @@ impl Island {
         let b = island.start(directory).await;
         a.settles().await;
         b.settles().await;
-        pass(BEAT).await;
+        pass(HEARTBEAT_INTERVAL).await;
         Self { a, b, is_reached }
     }
 }
@@ -92,14 +92,14 @@ async fn late_body(call: &mut Connection, mcp: &Mcp) {
     call.end_chunks().await;
 }
 
-/// Its heart stands still until its lease is over, and with it what others see of the instance.
+/// Its heartbeat stands still until its lease is over, and with it what others see of the instance.
 async fn stands_still(node: &Node) {
-    node.cluster.stop_heart();
-    pass(LEASE + BEAT).await;
+    node.cluster.stop_heartbeat();
+    pass(LEASE + HEARTBEAT_INTERVAL).await;
 }
 
 fn goes_on(node: &Node) -> JoinHandle<()> {
-    spawn(node.routing().heart.clone().run())
+    spawn(node.routing().heartbeat.clone().run())
 }
 
 #[tokio::test]
@@ -118,12 +118,12 @@ async fn an_owner_that_stood_still_begins_nothing_of_a_session_that_another_inst
     assert_eq!(within("a head", call.head()).await.status, 200);
     b.witness.started("late").await;
     assert_eq!(a.witness.starts("late"), 0);
-    let heart = goes_on(&a);
-    pass(2 * BEAT).await;
+    let heartbeat = goes_on(&a);
+    pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(!a.has(&mcp) && b.has(&mcp));
     b.witness.release("late");
     assert_eq!(call.answer().await.unwrap()["id"], 2);
-    heart.abort();
+    heartbeat.abort();
 }
 
 #[tokio::test]
@@ -133,12 +133,12 @@ async fn an_owner_that_stood_still_keeps_what_no_other_instance_has_taken() {
     let mcp = a.session().await;
     let mut call = held(&a, &mcp, 1, "kept").await;
     stands_still(&a).await;
-    let heart = goes_on(&a);
+    let heartbeat = goes_on(&a);
     all_else().await;
     assert_eq!(echo(&mcp, 2).await, 2);
     a.witness.release("kept");
     assert_eq!(call.answer().await.unwrap()["id"], 1);
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// It is in time to renew its lease.
@@ -148,13 +148,13 @@ async fn an_owner_that_stood_still_for_less_than_its_lease_goes_on() {
     let Island { a, b, is_reached } = Island::start(&directory).await;
     is_reached.store(true, Ordering::Relaxed);
     let mcp = a.session().await;
-    a.cluster.stop_heart();
+    a.cluster.stop_heartbeat();
     pass(LEASE - SECOND / 2).await;
-    let heart = goes_on(&a);
+    let heartbeat = goes_on(&a);
     all_else().await;
-    assert!(a.routing().heart.may_serve(mcp.session_id().unwrap()));
+    assert!(a.routing().heartbeat.may_serve(mcp.session_id().unwrap()));
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// The directory does not answer for longer than a lease lasts.
@@ -175,15 +175,15 @@ async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_re
         let mcp = a.session().await;
         let mut call = held(&a, &mcp, 1, "begun").await;
         directory.set(Fault::Fails);
-        pass(LEASE - BEAT).await;
+        pass(LEASE - HEARTBEAT_INTERVAL).await;
         assert_eq!(status(&mcp, 2).await, 200);
-        pass(2 * BEAT).await;
+        pass(2 * HEARTBEAT_INTERVAL).await;
         let expected = if requires_lease { 503 } else { 200 };
         assert_eq!(status(&mcp, 3).await, expected);
         a.witness.release("begun");
         assert_eq!(call.answer().await.unwrap()["id"], 1);
         directory.set(Fault::None);
-        pass(2 * BEAT).await;
+        pass(2 * HEARTBEAT_INTERVAL).await;
         assert_eq!(echo(&mcp, 4).await, 4);
     }
 }
@@ -200,8 +200,8 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     let mut late = mcp.call(4, "hold", json!({ "label": "late" })).await;
     assert_eq!(within("a head", late.head()).await.status, 503);
 
-    let heart = goes_on(&a);
-    pass(2 * BEAT).await;
+    let heartbeat = goes_on(&a);
+    pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(a.witness.ended("ended").await.is_cancelled());
     assert_eq!(a.witness.starts("late"), 0);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
@@ -209,7 +209,7 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
         [status(&mcp, 2).await, status(&b.client_of(&mcp), 3).await],
         [404; 2]
     );
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// The directory returns with data from before another instance had the session.
@@ -224,19 +224,19 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 1).await, 1);
     assert_eq!(at_b.delete().await, 202);
-    pass(BEAT).await;
+    pass(HEARTBEAT_INTERVAL).await;
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
 
     directory.memory.load_snapshot(&older);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
     let mut late = mcp.call(2, "hold", json!({ "label": "late" })).await;
-    let heart = goes_on(&a);
-    pass(2 * SETTLED).await;
+    let heartbeat = goes_on(&a);
+    pass(2 * SETTLE_PERIOD).await;
     assert_eq!(late.head().await.status, 503);
     assert_eq!(a.witness.starts("late"), 0);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
     assert_eq!(status(&mcp, 3).await, 404);
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// The body of a call arrives after a stop, its head before.
@@ -252,12 +252,12 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
 
     late_body(&mut call, &mcp).await;
     pass(SECOND).await;
-    let heart = goes_on(&a);
+    let heartbeat = goes_on(&a);
     let head = within("a head", call.head()).await;
     assert_eq!((head.status, a.witness.starts("late")), (503, 0));
     // Its client counts as on its way.
     assert!(a.routing().turned_away.age(Instant::now()).is_some());
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// The same, and the directory does not answer after the stop.
@@ -270,7 +270,7 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_with
     let mut call = late_head(&a, &mcp).await;
     stands_still(&a).await;
     directory.set(Fault::Fails);
-    let heart = goes_on(&a);
+    let heartbeat = goes_on(&a);
     late_body(&mut call, &mcp).await;
     all_else().await;
     pass(10 * SECOND).await;
@@ -280,7 +280,7 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_with
         (&json!(7), &json!(-32603))
     );
     assert_eq!(a.witness.starts("late"), 0);
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// A directory that lost a later claim, and an instance that has not seen it before.
@@ -303,7 +303,7 @@ async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
 
     directory.memory.load_snapshot(&older);
     let c = Node::start(&directory).await;
-    while c.routing().heart.sound_since().is_none() {
+    while c.routing().heartbeat.consistent_since().is_none() {
         yield_now().await;
     }
     assert_eq!(status(&c.client_of(&mcp), 4).await, 503);
@@ -355,7 +355,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
 
     directory.memory.load_snapshot(&older);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
-    pass(2 * SETTLED).await;
+    pass(2 * SETTLE_PERIOD).await;
 
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(b.me));
     assert_eq!(echo(&at_b, 2).await, 2);
@@ -380,13 +380,13 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
 
     of_a.set(Fault::FailsAt("keep_answer"));
     memory.restart();
-    pass(LEASE + SETTLED).await;
+    pass(LEASE + SETTLE_PERIOD).await;
     for _ in 0..3 {
         assert_eq!(at_b.resume(&named).await.head().await.status, 503);
-        pass(BEAT).await;
+        pass(HEARTBEAT_INTERVAL).await;
     }
     of_a.set(Fault::None);
-    pass(2 * BEAT).await;
+    pass(2 * HEARTBEAT_INTERVAL).await;
     let answered = at_b.resume(&named).await.messages().await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
@@ -406,7 +406,7 @@ async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
     directory.set(Fault::Fails);
     pass(LEASE).await;
     directory.set(Fault::None);
-    pass(2 * SETTLED).await;
+    pass(2 * SETTLE_PERIOD).await;
     assert_eq!(echo(&kept, 1).await, 1);
     a.routing().sessions.lose(hash(&lost), b.me);
     let closed = a.routing().sessions.losses.until_closed(hash(&lost));
@@ -432,7 +432,7 @@ async fn what_is_unknown_is_denied_only_when_every_instance_has_written() {
         assert_eq!(status(&b.client_of(&mcp), 1).await, 503);
     }
     of_a.set(Fault::None);
-    pass(2 * BEAT).await;
+    pass(2 * HEARTBEAT_INTERVAL).await;
     assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
     assert_eq!(status(&b.client("unknown"), 3).await, 404);
 }

@@ -18,7 +18,7 @@ use crate::{
         LEASE, contract,
         faulty::{Fault, Faulty},
     },
-    heart::BEAT,
+    heartbeat::HEARTBEAT_INTERVAL,
     ids::Owner,
     relay::UNBEGUN_TIMEOUT,
     router::STILL_OWNER,
@@ -51,7 +51,7 @@ async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
     directory.memory.restart();
-    pass(2 * BEAT).await;
+    pass(2 * HEARTBEAT_INTERVAL).await;
     let mut owner = Fake::new(&directory).await;
     let mcp = owner.session(&b).await;
     let mut early = mcp.call(1, "echo", json!({ "text": "x" })).await;
@@ -59,7 +59,7 @@ async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
     assert_eq!(early.head().await.status, 503);
     assert_eq!(directory.asked("claim"), 0);
     b.settles().await;
-    owner.beats().await;
+    owner.renew_lease().await;
     let mut call = mcp.call(2, "echo", json!({ "text": "x" })).await;
     owner.head().await.moved(owner.me).await;
     assert_eq!(call.head().await.status, 200);
@@ -92,9 +92,9 @@ async fn a_call_waits_for_a_living_owner_that_the_directory_has_forgotten() {
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hangs = owner.request().await;
     directory.memory.evict(hash(&mcp));
-    for _ in 0..2 * UNBEGUN_TIMEOUT.as_secs() / BEAT.as_secs() {
-        owner.beats().await;
-        pass(BEAT).await;
+    for _ in 0..2 * UNBEGUN_TIMEOUT.as_secs() / HEARTBEAT_INTERVAL.as_secs() {
+        owner.renew_lease().await;
+        pass(HEARTBEAT_INTERVAL).await;
     }
     hangs.answer("200 OK", owner.me, "an answer").await;
     assert_eq!(within("a head", call.head()).await.status, 200);
@@ -378,7 +378,7 @@ async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
         let hangs = owner.head().await;
         pass(Duration::from_millis(9_900)).await;
         if is_alive {
-            owner.beats().await;
+            owner.renew_lease().await;
         }
         pass(Duration::from_millis(200)).await;
         let head = call.head().await;

@@ -13,7 +13,7 @@ use crate::{
         faulty::{Fault, Faulty},
     },
     filter::PeersFilter,
-    heart::BEAT,
+    heartbeat::HEARTBEAT_INTERVAL,
     ids::{Owner, Ownership},
 };
 
@@ -61,7 +61,7 @@ async fn turned_away_in_time(what: &'static str, time: Duration) {
 /// The heartbeat that arrives after the grace may have been sent before.
 #[tokio::test]
 async fn a_client_that_was_turned_away_while_a_heartbeat_was_on_its_way_keeps_its_call() {
-    turned_away_in_time("beat", 400 * MS).await;
+    turned_away_in_time("heartbeat", 400 * MS).await;
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
         assert_eq!(resumed.head().await.status, 503);
         if dies {
             // Its next heartbeat has been sent.
-            pass(BEAT + SECOND / 2).await;
+            pass(HEARTBEAT_INTERVAL + SECOND / 2).await;
             b.is_killed().await;
         } else {
             within("the departure", b.cluster.leave(Duration::ZERO)).await;

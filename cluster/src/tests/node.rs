@@ -24,7 +24,7 @@ use crate::{
     cluster::{Cluster, Options, join},
     directory::{LEASE, faulty::Faulty},
     filter::PeersFilter,
-    heart::SETTLED,
+    heartbeat::SETTLE_PERIOD,
     ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
     router::Router as Routing,
     wire::Secret,
@@ -142,7 +142,7 @@ impl Node {
         Setup::default().start(directory).await
     }
 
-    /// So many of them, to which the directory is sound.
+    /// So many of them, to which the directory is consistent.
     pub(super) async fn several<const N: usize>(directory: &Faulty) -> [Self; N] {
         let mut nodes = Vec::new();
         for _ in 0..N {
@@ -201,12 +201,12 @@ impl Node {
         event.id.unwrap()
     }
 
-    /// Returns when the directory has been sound to this instance for long enough.
+    /// Returns when the directory has been consistent to this instance for long enough.
     pub(super) async fn settles(&self) {
-        let heart = &self.routing().heart;
+        let heartbeat = &self.routing().heartbeat;
         let is_settled = || {
-            let since = heart.sound_since();
-            since.is_some_and(|since| Instant::now() - since >= SETTLED)
+            let since = heartbeat.consistent_since();
+            since.is_some_and(|since| Instant::now() - since >= SETTLE_PERIOD)
         };
         pause();
         while !is_settled() {
@@ -226,7 +226,7 @@ impl Node {
 
     /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
     pub(super) async fn is_killed(&mut self) {
-        self.cluster.stop_heart();
+        self.cluster.stop_heartbeat();
         drop(self.public.take());
         self.peers.abort();
         assert!((&mut self.peers).await.unwrap_err().is_cancelled());

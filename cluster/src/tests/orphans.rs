@@ -17,7 +17,7 @@ use crate::{
         contract::claim_from,
         faulty::{Fault, Faulty},
     },
-    heart::{BEAT, SETTLED},
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 const GRACE: Duration = Duration::from_secs(6);
@@ -64,10 +64,10 @@ async fn while_the_directory_is_away_no_orphan_is_cancelled() {
 
     directory.set(Fault::None);
 
-    // It waits for as long again as it was to wait, from when the directory is sound.
+    // It waits for as long again as it was to wait, from when the directory is consistent.
     pass(GRACE - GLANCE).await;
     assert!(node.witness.is_running("a"));
-    pass(GRACE + SETTLED).await;
+    pass(GRACE + SETTLE_PERIOD).await;
     assert!(node.witness.ended("a").await.is_cancelled());
 }
 
@@ -131,7 +131,7 @@ async fn a_directory_that_comes_back_empty_is_given_the_answers_again() {
     a.witness.release("a");
     kept(&directory, &a, &mcp, &named).await;
     directory.memory.restart();
-    pass(2 * BEAT).await;
+    pass(2 * HEARTBEAT_INTERVAL).await;
     kept(&directory, &a, &mcp, &named).await;
     a.dies().await;
     b.settles().await;

@@ -402,7 +402,7 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     }
 }
 
-/// A session that begins while its instance is cut off from the directory, which is sound to the others: they would say that
+/// A session that begins while its instance is cut off from the directory, which is consistent to the others: they would say that
 /// there is none.
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_know() {

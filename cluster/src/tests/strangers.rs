@@ -194,7 +194,7 @@ async fn an_id_of_a_megabyte_is_one_that_nobody_has() {
         let request = http::Request::get("/mcp").header("mcp-session-id", session);
         request.body(Body::empty()).unwrap()
     };
-    // The application may say that there is none: the directory is sound.
+    // The application may say that there is none: the directory is consistent.
     let response = ask(&a, app.clone(), request(&long)).await;
     assert_eq!(response.status(), 200);
     let young = Node::start(&directory).await;

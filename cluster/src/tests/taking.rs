@@ -32,7 +32,7 @@ use crate::{
         faulty::{Fault, Faulty},
     },
     filter::PeersFilter,
-    heart::{BEAT, SETTLED},
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::Epoch,
     wire::Secret,
 };
@@ -421,7 +421,7 @@ async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
     let service = StreamableHttpService::new(make, sessions, config);
     let app = axum::Router::new().nest_service(PATH, service);
     let served = serve(app.layer(cluster.layer())).await;
-    pass(SETTLED + 2 * BEAT).await;
+    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
     let mcp = Mcp::session(served.addr, PATH).await;
 
     handler.0.lock().unwrap().extend(troubles);

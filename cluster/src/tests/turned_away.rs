@@ -30,7 +30,7 @@ use crate::{
         memory::faults::Kind,
     },
     filter::PeersFilter,
-    heart::BEAT,
+    heartbeat::HEARTBEAT_INTERVAL,
     ids::{Owner, Ownership},
     turned_away::CLIENT_BACKOFF,
 };
@@ -148,13 +148,13 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     let [a, b] = two(&directory, true).await;
     let mcp = a.session().await;
     a.detach(&mcp, 1, "a").await;
-    pass(GRACE - BEAT).await;
-    b.cluster.stop_heart();
-    pass(BEAT + SECOND).await;
+    pass(GRACE - HEARTBEAT_INTERVAL).await;
+    b.cluster.stop_heartbeat();
+    pass(HEARTBEAT_INTERVAL + SECOND).await;
     assert!(a.witness.is_running("a"));
 
     // Its lease is over.
-    pass(LEASE + BEAT).await;
+    pass(LEASE + HEARTBEAT_INTERVAL).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 

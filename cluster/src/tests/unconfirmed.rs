@@ -17,7 +17,7 @@ use crate::{
         faulty::{Fault, Faulty, Gate, Work},
     },
     filter::PeersFilter,
-    heart::BEAT,
+    heartbeat::HEARTBEAT_INTERVAL,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -80,7 +80,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     for node in [&a, &b, &c] {
         node.settles().await;
     }
-    pass(BEAT).await;
+    pass(HEARTBEAT_INTERVAL).await;
     let mcp = a.session().await;
     a.dies().await;
     let at_b = b.client_of(&mcp);
@@ -92,7 +92,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
     // The directory answers again, and takes 450 ms for everything.
     of_b.set(Fault::SlowAt("enter", Duration::from_millis(450)));
-    while b.routing().heart.sound_since().is_none() {
+    while b.routing().heartbeat.consistent_since().is_none() {
         sleep(Duration::from_millis(5)).await;
     }
     let mut call = at_b.call(3, "hold", json!({ "label": "late" })).await;
@@ -153,7 +153,7 @@ async fn new_sessions_begin_although_a_deletion_fails() {
             let mut opened = a.initialize().await;
             statuses.push(within("a head", opened.head()).await.status);
         }
-        assert!(a.routing().heart.sound_since().is_some());
+        assert!(a.routing().heartbeat.consistent_since().is_some());
         assert_eq!(statuses, [200; 5], "{time} ms");
     }
 }

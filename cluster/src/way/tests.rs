@@ -62,11 +62,11 @@ fn what_is_not_known_does_not_exist_only_if_the_directory_is_sound() {
         (Known::NoAnswer, true, refused),
         (Known::NoAnswer, false, refused),
     ];
-    for (known, is_sound, step) in rows {
+    for (known, is_consistent, step) in rows {
         assert_eq!(
-            way(true).known(known, is_sound),
+            way(true).known(known, is_consistent),
             step,
-            "{known:?} {is_sound}"
+            "{known:?} {is_consistent}"
         );
     }
 }
@@ -104,7 +104,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
 
 #[test]
 fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
-    let not_sound = Step::Refuse(Refusal::NotSound);
+    let not_consistent = Step::Refuse(Refusal::NotSound);
     let again = Step::Refuse(Refusal::Again);
     let rows = [
         // claimed, is_sound, is_whole
@@ -118,14 +118,14 @@ fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
         (Claimed::Lost(owner(1)), true, false, again),
         (Claimed::Nobody, true, true, Step::Serve),
         (Claimed::Nobody, true, false, again),
-        (Claimed::Nobody, false, true, not_sound),
-        (Claimed::Nobody, false, false, not_sound),
-        (Claimed::NoAnswer, true, true, not_sound),
-        (Claimed::NoAnswer, false, true, not_sound),
+        (Claimed::Nobody, false, true, not_consistent),
+        (Claimed::Nobody, false, false, not_consistent),
+        (Claimed::NoAnswer, true, true, not_consistent),
+        (Claimed::NoAnswer, false, true, not_consistent),
     ];
-    for (claimed, is_sound, is_whole, step) in rows {
-        let decided = way(true).claimed(claimed, is_sound, is_whole);
-        assert_eq!(decided, step, "{claimed:?} {is_sound} {is_whole}");
+    for (claimed, is_consistent, is_whole, step) in rows {
+        let decided = way(true).claimed(claimed, is_consistent, is_whole);
+        assert_eq!(decided, step, "{claimed:?} {is_consistent} {is_whole}");
     }
 }
 
@@ -172,7 +172,7 @@ struct World {
     failures: Vec<Option<Failure>>,
     lease: Lease,
     claimed: Claimed,
-    is_sound: Vec<bool>,
+    is_consistent: Vec<bool>,
     is_long: bool,
     is_call: bool,
 }
@@ -204,16 +204,16 @@ fn worlds() -> impl Strategy<Value = World> {
         1 => Just(Claimed::NoAnswer),
     ];
     let failures = proptest::collection::vec(failure, 4);
-    let sound = proptest::collection::vec(any::<bool>(), 2);
+    let consistent = proptest::collection::vec(any::<bool>(), 2);
     let flags = any::<[bool; 2]>();
-    (arrival, known, failures, lease, claimed, sound, flags).prop_map(
-        |(arrival, known, failures, lease, claimed, is_sound, [is_long, is_call])| World {
+    (arrival, known, failures, lease, claimed, consistent, flags).prop_map(
+        |(arrival, known, failures, lease, claimed, is_consistent, [is_long, is_call])| World {
             arrival,
             known,
             failures,
             lease,
             claimed,
-            is_sound,
+            is_consistent,
             is_long,
             is_call,
         },
@@ -231,7 +231,7 @@ fn walk(world: &World) -> Vec<Option<Step>> {
         let next = match step {
             Step::Serve | Step::Take | Step::HandOver | Step::Moved | Step::Refuse(_) => break,
             Step::LookAgain => unreachable!("nothing was given up"),
-            Step::LookUp => Some(way.known(world.known, world.is_sound[0])),
+            Step::LookUp => Some(way.known(world.known, world.is_consistent[0])),
             Step::Relay(owner) => failures.next().expect("four relays").map(|failure| {
                 let is_sent = match failure {
                     Failure::Refused | Failure::Unreachable => false,
@@ -244,7 +244,7 @@ fn walk(world: &World) -> Vec<Option<Step>> {
                 way.failed(owner, failure)
             }),
             Step::AskLease(owner) => Some(way.lease(owner, world.lease)),
-            Step::Claim(..) => Some(way.claimed(world.claimed, world.is_sound[1], is_whole)),
+            Step::Claim(..) => Some(way.claimed(world.claimed, world.is_consistent[1], is_whole)),
         };
         steps.push(next);
     }
@@ -285,12 +285,12 @@ proptest! {
             prop_assert!(is_ours, "{:?}", steps);
         }
 
-        // "No such session" needs a directory that said so and was sound.
+        // "No such session" needs a directory that said so and was consistent.
         if last == Some(Step::Serve) && world.arrival.has_session && !world.arrival.is_here {
             let says_so = if claims == 0 {
-                world.known == Known::Nobody && world.is_sound[0]
+                world.known == Known::Nobody && world.is_consistent[0]
             } else {
-                world.claimed == Claimed::Nobody && world.is_sound[1]
+                world.claimed == Claimed::Nobody && world.is_consistent[1]
             };
             prop_assert!(says_so, "{:?}", steps);
         }

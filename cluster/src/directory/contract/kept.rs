@@ -6,39 +6,43 @@ use super::*;
 
 pub(super) async fn a_beat_makes_no_lease(directory: &impl Directory) {
     let (me, status) = (instance(1), Status::default());
-    let beat = async || directory.beat(me, &status).await.unwrap().was_alive;
-    assert!(!beat().await);
+    let heartbeat = async || directory.heartbeat(me, &status).await.unwrap().was_alive;
+    assert!(!heartbeat().await);
     assert!(!is_alive(directory, me).await);
     directory.lease(me, &status).await.unwrap();
     assert!(is_alive(directory, me).await);
-    assert!(beat().await);
+    assert!(heartbeat().await);
     directory.leave(me).await.unwrap();
     assert!(!is_alive(directory, me).await);
-    assert!(!beat().await);
+    assert!(!heartbeat().await);
 }
 
 pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directory) {
     let (me, other) = (instance(1), instance(2));
     let unknown = session("absent").session;
-    let run = directory.beat(me, &Status::default()).await.unwrap().run;
+    let run = directory
+        .heartbeat(me, &Status::default())
+        .await
+        .unwrap()
+        .run;
     let all = [
         Status::default(),
         Status {
             written_in: Some(EngineRun::new("another")),
             is_settled: true,
-            owes_answers: true,
+            has_late_answers: true,
             turned_away: Some(Duration::from_secs(10)),
         },
         Status {
             written_in: Some(run.clone()),
             is_settled: false,
-            owes_answers: true,
+            has_late_answers: true,
             turned_away: Some(Duration::ZERO),
         },
         Status {
             written_in: Some(run.clone()),
             is_settled: true,
-            owes_answers: false,
+            has_late_answers: false,
             turned_away: None,
         },
     ];
@@ -58,8 +62,8 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
         assert!(leases.all_have_written(me.incarnation), "it knows its own");
         assert_eq!(lease.is_settled, status.is_settled);
         assert_eq!(leases.has_settled(), is_written && status.is_settled);
-        assert_eq!(lease.owes_answers, status.owes_answers);
-        assert_eq!(leases.owe_answers(), status.owes_answers);
+        assert_eq!(lease.has_late_answers, status.has_late_answers);
+        assert_eq!(leases.have_late_answers(), status.has_late_answers);
     }
     directory.leave(me).await.unwrap();
     let leases = directory.leases().await.unwrap();

@@ -31,9 +31,9 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
     let status = Status::default();
     directory.lease(me, &status).await.unwrap();
     sleep(LEASE - Duration::from_millis(1)).await;
-    assert!(directory.beat(me, &status).await.unwrap().was_alive);
+    assert!(directory.heartbeat(me, &status).await.unwrap().was_alive);
     sleep(LEASE).await;
-    assert!(!directory.beat(me, &status).await.unwrap().was_alive);
+    assert!(!directory.heartbeat(me, &status).await.unwrap().was_alive);
     assert!(!is_alive(&directory, me).await);
 }
 
@@ -96,7 +96,7 @@ async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit(
         None
     );
     directory
-        .beat(instance(1), &Status::default())
+        .heartbeat(instance(1), &Status::default())
         .await
         .unwrap();
     let state = directory.state();

@@ -17,7 +17,7 @@ pub(super) const NONE: &str = "-";
 pub(super) const SETTLED: &str = "settled";
 
 /// What the lease of an instance that owes answers has among its marks.
-pub(super) const OWES_ANSWERS: &str = "owes-answers";
+pub(super) const LATE_ANSWERS: &str = "owes-answers";
 
 /// How far ahead of the engine's clock a lease may be: 1 s. One that is further ahead is from an engine with another clock.
 pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str, time::Duration};
 
-use super::format::{CLOCK_SKEW, NONE, OWES_ANSWERS, SETTLED, TURNED_AWAY, session_key};
+use super::format::{CLOCK_SKEW, LATE_ANSWERS, NONE, SETTLED, TURNED_AWAY, session_key};
 use crate::{
     directory::{DirectoryError, EngineRun, LEASE, Lease, Leases},
     ids::{Record, SessionHash},
@@ -41,7 +41,7 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
         age,
         written_in: (run != NONE).then(|| EngineRun::new(run)),
         is_settled: has(SETTLED),
-        owes_answers: has(OWES_ANSWERS),
+        has_late_answers: has(LATE_ANSWERS),
     })
 }
 

@@ -47,7 +47,7 @@ const TURNED_AWAY: Ms = 50_000;
 /// How long a hang-up may be on its way.
 const HANG_UP: Ms = 200;
 
-/// How long a write to the directory takes at most, if that is sound: 1 s.
+/// How long a write to the directory takes at most, if that is consistent: 1 s.
 const WRITTEN: Ms = 1_000;
 
 /// A promise.
@@ -575,7 +575,7 @@ impl Watcher {
         let last = log.losses.iter().max().copied().unwrap_or(0);
         // The instance that confirmed it is to live until the directory knows it.
         let is_known = |owner: HostId, at| match log.processes.get(&owner)?.state {
-            State::Dead { at: died } => Some(log.was_sound(owner, at, died) >= WRITTEN),
+            State::Dead { at: died } => Some(log.was_consistent(owner, at, died) >= WRITTEN),
             // It had no lease, and another one has claimed the session.
             State::Lives | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
         };
@@ -787,7 +787,7 @@ impl Log {
                 let is_evicted = self.evicted.is_some_and(|evicted| evicted >= at);
                 let is_written = !is_evicted
                     && died >= at + WRITTEN
-                    && self.was_sound(host, at, died) >= WRITTEN;
+                    && self.was_consistent(host, at, died) >= WRITTEN;
                 is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
             }
             (Answer::Gone, None) => {
@@ -803,8 +803,8 @@ impl Log {
         }
     }
 
-    /// For how long the directory was sound for an instance and lost nothing, before `until` and after `from`.
-    fn was_sound(&self, host: HostId, from: Ms, until: Ms) -> Ms {
+    /// For how long the directory was consistent for an instance and lost nothing, before `until` and after `from`.
+    fn was_consistent(&self, host: HostId, from: Ms, until: Ms) -> Ms {
         let machine = self.machine(host);
         let cuts = self.cuts.iter();
         let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);

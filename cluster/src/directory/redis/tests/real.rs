@@ -11,7 +11,7 @@ use crate::{
         KEPT_ANSWER, Limited,
         contract::{self, claim_from, instance, is_alive, ownership, session},
     },
-    heart::{BEAT, Heart, SETTLED},
+    heartbeat::{HEARTBEAT_INTERVAL, Heartbeat, SETTLE_PERIOD},
     ids::Epoch,
     owners::Owners,
     sessions::Sessions,
@@ -38,11 +38,11 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     }
 }
 
-/// An instance with a heart that beats, and a thousand sessions.
+/// An instance that sends heartbeats, and has a thousand sessions.
 struct Living {
     me: Owner,
     directory: Limited,
-    heart: Arc<Heart>,
+    heartbeat: Arc<Heartbeat>,
     sessions: Arc<Sessions>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -50,7 +50,7 @@ struct Living {
 impl Living {
     async fn start(server: &Server, number: u8, sessions_here: usize) -> Self {
         let living = Self::begin(directory(server), number, sessions_here);
-        living.until_sound().await;
+        living.until_consistent().await;
         living
     }
 
@@ -58,7 +58,7 @@ impl Living {
     fn begin(directory: Limited, number: u8, sessions_here: usize) -> Self {
         let me = instance(number);
         let (sessions, _lost) = Sessions::new(me.incarnation);
-        let heart = Heart::new(
+        let heartbeat = Heartbeat::new(
             me,
             directory.clone(),
             sessions.clone(),
@@ -70,23 +70,26 @@ impl Living {
             let id = id.to_string();
             sessions.begins(&id, session(&id).params);
         }
-        let task = tokio::spawn(heart.clone().run());
+        let task = tokio::spawn(heartbeat.clone().run());
         Self {
             me,
             directory,
-            heart,
+            heartbeat,
             sessions,
             task,
         }
     }
 
-    async fn until_sound(&self) {
-        eventually("it is sound", async || self.heart.sound_since().is_some()).await;
+    async fn until_consistent(&self) {
+        eventually("it is sound", async || {
+            self.heartbeat.consistent_since().is_some()
+        })
+        .await;
     }
 
-    async fn until_not_sound(&self) {
+    async fn until_not_consistent(&self) {
         eventually("it is not sound", async || {
-            self.heart.sound_since().is_none()
+            self.heartbeat.consistent_since().is_none()
         })
         .await;
     }
@@ -167,7 +170,7 @@ async fn a_redis_that_comes_back_empty_is_not_sound_before_all_is_written_and_de
     let two = Living::start(&server, 2, 0).await;
     let (living, unknown) = (session("7").session, SessionHash::of("unknown"));
     let denies = async |session| match two.directory.look(session).await {
-        Ok(look) => look.record.is_none() && two.heart.proves(&look.leases),
+        Ok(look) => look.record.is_none() && two.heartbeat.proves(&look.leases),
         Err(_) => false,
     };
     eventually("what nobody knows is denied", async || {
@@ -178,12 +181,12 @@ async fn a_redis_that_comes_back_empty_is_not_sound_before_all_is_written_and_de
     server.start_again().await;
     let begun = Instant::now();
     let mut sound_before_all = false;
-    let before = one.heart.sound_since();
-    while begun.elapsed() < SETTLED + 3 * SECOND {
+    let before = one.heartbeat.consistent_since();
+    while begun.elapsed() < SETTLE_PERIOD + 3 * SECOND {
         assert!(!denies(living).await);
         let is_again = one
-            .heart
-            .sound_since()
+            .heartbeat
+            .consistent_since()
             .is_some_and(|since| Some(since) != before);
         let known: usize = server.ask("DBSIZE").await;
         // A thousand sessions and its own lease. What is asked first is older than what is counted.
@@ -205,12 +208,12 @@ async fn a_redis_that_is_away_is_seen_again_soon() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 10).await;
     server.kill().await;
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     // As long as it takes a client that waits longer each time to wait for long.
     sleep(8 * SECOND).await;
     server.start_again().await;
     let begun = Instant::now();
-    one.until_sound().await;
+    one.until_consistent().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
 }
 
@@ -240,12 +243,12 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
             && asked.4.is_err()
     );
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     // Long enough for the lease to lapse.
     sleep(LEASE).await;
     server.go_on();
     let begun = Instant::now();
-    one.until_sound().await;
+    one.until_consistent().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
     assert!(one.sessions.is_here(session("7").session));
     assert!(is_alive(&one.directory, one.me).await);
@@ -271,7 +274,7 @@ async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
         let () = server.ask("SCRIPT FLUSH").await;
         directory.lease(one, &Status::default()).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
-        directory.beat(one, &Status::default()).await.unwrap();
+        directory.heartbeat(one, &Status::default()).await.unwrap();
         let () = server.ask("FLUSHALL").await;
     }
 }
@@ -330,13 +333,13 @@ async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
         line.unwrap().trim().parse().unwrap()
     };
     let () = server.ask("REPLICAOF 127.0.0.1 1").await;
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     let before = connections().await;
     sleep(2 * SECOND).await;
     // One of them is the question's own.
     assert!(connections().await > before + 1);
     let () = server.ask("REPLICAOF NO ONE").await;
-    one.until_sound().await;
+    one.until_consistent().await;
 }
 
 /// Issue 29, 4.
@@ -353,7 +356,7 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     };
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);
     keep(0, large.clone()).await.unwrap();
-    let since = one.heart.sound_since();
+    let since = one.heartbeat.consistent_since();
     // Answers are on a connection of their own, which is closed here.
     let clients: String = server.ask("CLIENT LIST").await;
     assert_eq!(
@@ -381,7 +384,7 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     }
     let () = server.ask("CONFIG SET maxmemory 0").await;
     keep(2, large).await.unwrap();
-    assert_eq!(one.heart.sound_since(), since);
+    assert_eq!(one.heartbeat.consistent_since(), since);
 }
 
 #[tokio::test]
@@ -389,13 +392,13 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
 async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 10_000).await;
-    let before = one.heart.sound_since();
+    let before = one.heartbeat.consistent_since();
     server.kill().await;
     server.start_again().await;
     let begun = Instant::now();
     eventually("all is written", async || {
-        one.heart
-            .sound_since()
+        one.heartbeat
+            .consistent_since()
             .is_some_and(|since| Some(since) != before)
     })
     .await;
@@ -409,7 +412,7 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
 async fn who_leaves_is_not_alive_at_once() {
     let server = Server::start().await;
     let mut one = Living::start(&server, 1, 1).await;
-    one.heart.leave();
+    one.heartbeat.leave();
     timeout(PATIENCE, &mut one.task).await.unwrap().unwrap();
     let leases: usize = server.ask("HLEN mcp:i").await;
     assert_eq!(leases, 0);
@@ -424,7 +427,7 @@ async fn a_client_that_was_turned_away_in_the_future_counts_from_now() {
     let ahead = (now[0] + 3_600) * 1_000;
     let () = server.ask(&format!("HSET mcp:i turned-away {ahead}")).await;
     let one = Living::start(&server, 1, 1).await;
-    sleep(3 * BEAT).await;
+    sleep(3 * HEARTBEAT_INTERVAL).await;
     let leases = one.directory.leases().await.unwrap();
-    assert!(leases.turned_away > Some(BEAT), "{leases:?}");
+    assert!(leases.turned_away > Some(HEARTBEAT_INTERVAL), "{leases:?}");
 }

@@ -26,7 +26,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
 
     // Then the living one has them, and forty that the snapshot does not have. Five of them it claims once more.
     let one = Living::begin(directory.clone(), 1, 50);
-    one.until_sound().await;
+    one.until_consistent().await;
     for id in 0..5_u8 {
         let claimed = session(&id.to_string()).session;
         let is = ownership(&directory, claimed).await.unwrap();
@@ -66,7 +66,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
         assert!(one.sessions.is_here(session(&id).session), "{id} is lost");
         assert_eq!(owner_there(&two.directory, &id).await, Some(one.me), "{id}");
     }
-    one.until_sound().await;
+    one.until_consistent().await;
     assert!(!one.sessions.has_contested());
 }
 
@@ -77,19 +77,19 @@ async fn what_is_flushed_under_way_is_written_again_and_no_session_is_lost() {
     let one = Living::start(&server, 1, 1_000).await;
     let two = Living::start(&server, 2, 0).await;
     for _ in 0..3 {
-        let before = one.heart.sound_since();
+        let before = one.heartbeat.consistent_since();
         let () = server.ask("FLUSHALL").await;
         let begun = Instant::now();
         eventually("it is sound again", async || {
-            let since = one.heart.sound_since();
+            let since = one.heartbeat.consistent_since();
             if let Ok(look) = two.directory.look(session("7").session).await {
-                assert!(look.record.is_some() || !two.heart.proves(&look.leases));
+                assert!(look.record.is_some() || !two.heartbeat.proves(&look.leases));
             }
             since.is_some() && since != before
         })
         .await;
         assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
-        two.until_sound().await;
+        two.until_consistent().await;
         let known: usize = server.ask("DBSIZE").await;
         assert_eq!(known, 1_001);
     }

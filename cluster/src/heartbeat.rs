@@ -1,12 +1,13 @@
-//! The heart of an instance: it keeps the lease, knows whether the directory is sound, and writes what lives here.
+//! The heartbeat of an instance: it keeps the lease, knows whether the directory is consistent, and writes what lives here.
 //!
 //! 1. It is the only task that writes sessions, deletes them and holds the lease. Sessions are written in several batches at once,
 //!    and heartbeats do not wait for them. What is written of one session needs no order, because its records have one ([`Record`](crate::ids::Record)).
-//! 2. It beats every [`BEAT`], also while much is to be written; every [`BEAT_AWAY`] while the directory is away.
-//! 3. What is found lost (another run of the engine, a lease that lapsed) is no longer sound before the lease is made anew.
-//!    So an instance that reads its own lease, and then finds the directory sound, knows that nothing was lost in between.
+//! 2. It sends a heartbeat every [`HEARTBEAT_INTERVAL`], also while much is to be written; every [`RETRY_INTERVAL`] while the directory does
+//!    not answer.
+//! 3. What is found lost (another run of the engine, a lease that lapsed) is no longer consistent before the lease is made anew.
+//!    So an instance that reads its own lease, and then finds the directory consistent, knows that nothing was lost in between.
 //! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the engine, whether answers of its calls are
-//!    late, and how long ago this instance turned a client away. "Unknown" proves something once all instances have written ([`Heart::proves`]).
+//!    late, and how long ago this instance turned a client away. "Unknown" proves something once all instances have written ([`Heartbeat::proves`]).
 //! 5. A session of which the directory has a record with a higher epoch is *contested*. It serves nothing new. If the owner
 //!    there has its lease, the session is lost; if it provably has none, it is claimed back.
 
@@ -24,8 +25,8 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-pub(crate) use self::soundness::SETTLED;
-use self::{lane::Lane, soundness::Soundness};
+pub(crate) use self::health::SETTLE_PERIOD;
+use self::{health::DirectoryHealth, lane::Lane};
 use crate::{
     answers::Answers,
     directory::{Claim, Directory, DirectoryError, EngineRun, LIMIT, Leases, Limited, Status},
@@ -37,17 +38,17 @@ use crate::{
     warn_rarely::WarnRarely,
 };
 
+mod health;
 mod lane;
-mod soundness;
 
-/// How often the lease is renewed: every 2 s, so that it outlives two beats that get lost.
-pub(crate) const BEAT: Duration = Duration::from_secs(2);
+/// How often the lease is renewed: every 2 s, so that it outlives two heartbeats that get lost.
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often a directory that is away is tried: every 500 ms.
-const BEAT_AWAY: Duration = Duration::from_millis(500);
+/// How often a directory that does not answer is tried: every 500 ms.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often sessions are looked for that were written a while ago, to be written again: every 10 s.
-const REFRESH: Duration = Duration::from_secs(10);
+const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of batches of sessions on their way to the directory at once: 8. A directory 300 ms away then takes 3,000 sessions a second.
 const MAX_WRITES: usize = 8;
@@ -59,25 +60,25 @@ const MAX_DELETIONS: usize = 4;
 const MAX_CLAIMS_AT_ONCE: usize = 64;
 
 /// Keeps the lease, and writes what lives here.
-pub(crate) struct Heart {
+pub(crate) struct Heartbeat {
     me: Owner,
     directory: Limited,
     sessions: Arc<Sessions>,
     turned_away: Arc<TurnedAway>,
     answers: Arc<Answers>,
-    soundness: Mutex<Soundness>,
-    away: WarnRarely,
+    health: Mutex<DirectoryHealth>,
+    unreachable: WarnRarely,
     unwritten: WarnRarely,
     leave: Notify,
     /// A heartbeat is due at once.
-    hurry: Notify,
+    heartbeat_due: Notify,
     /// The directory answers again.
-    back: Notify,
+    answers_again: Notify,
 }
 
-// === impl Heart ===
+// === impl Heartbeat ===
 
-impl Heart {
+impl Heartbeat {
     pub(crate) fn new(
         me: Owner,
         directory: Limited,
@@ -92,27 +93,26 @@ impl Heart {
             sessions,
             turned_away,
             answers,
-            soundness: Mutex::new(Soundness::new(requires_lease)),
-            away: WarnRarely::default(),
+            health: Mutex::new(DirectoryHealth::new(requires_lease)),
+            unreachable: WarnRarely::default(),
             unwritten: WarnRarely::default(),
             leave: Notify::new(),
-            hurry: Notify::new(),
-            back: Notify::new(),
+            heartbeat_due: Notify::new(),
+            answers_again: Notify::new(),
         })
     }
 
-    /// Since when the directory is sound, if it is.
-    pub(crate) fn sound_since(&self) -> Option<Instant> {
-        self.soundness().sound_since(Instant::now())
+    /// Since when the directory is consistent, if it is.
+    pub(crate) fn consistent_since(&self) -> Option<Instant> {
+        self.health().consistent_since(Instant::now())
     }
 
     /// Whether what the directory did not have, in the look that also found these leases, does not exist.
     pub(crate) fn proves(&self, leases: &Leases) -> bool {
         let now = Instant::now();
         let is_settled = {
-            let soundness = self.soundness();
-            soundness.is_settled(now)
-                || soundness.sound_since(now).is_some() && leases.has_settled()
+            let health = self.health();
+            health.is_settled(now) || health.consistent_since(now).is_some() && leases.has_settled()
         };
         is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
     }
@@ -126,7 +126,7 @@ impl Heart {
     /// Whether an answer that the directory did not have before this does not exist: it has lost none that is not written again.
     pub(crate) async fn has_all_answers(&self) -> bool {
         let leases = self.proven_leases().await;
-        leases.is_some_and(|leases| !leases.owe_answers()) && !self.answers.are_owed()
+        leases.is_some_and(|leases| !leases.have_late_answers()) && !self.answers.are_late()
     }
 
     /// The leases, if they prove something.
@@ -137,13 +137,13 @@ impl Heart {
 
     /// Whether all instances have written all of their sessions in this run of the engine.
     fn all_have_written(&self, leases: &Leases) -> bool {
-        self.soundness().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
+        self.health().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
     }
 
     /// Whether a session that is open here may serve something new. If not, another instance may have it by now: its record is
     /// to be read first.
     pub(crate) fn may_serve(&self, id: &str) -> bool {
-        let lapse = self.soundness().lapse(Instant::now());
+        let lapse = self.health().lapse(Instant::now());
         if lapse.is_none() && !self.sessions.has_contested() {
             return true;
         }
@@ -158,23 +158,23 @@ impl Heart {
         self.sessions.losses.until_closed(session).await;
     }
 
-    /// Beats and writes until the instance leaves. It is to be run once.
+    /// Sends heartbeats and writes until the instance leaves. It is to be run once.
     ///
     /// # Cancel safety
     /// Dropped, it leaves the lease to lapse, and nothing is written any more.
     pub(crate) async fn run(self: Arc<Self>) {
         select! {
             biased;
-            () = self.beats() => {}
-            never = self.writes() => match never {},
-            never = self.settles_contested() => match never {},
+            () = self.send_heartbeats() => {}
+            never = self.run_writes() => match never {},
+            never = self.run_contested() => match never {},
         }
         // What was opened last is claimed as everything else is, if the directory knows it.
-        let _not_written = timeout(LIMIT, self.writes_all()).await;
+        let _not_written = timeout(LIMIT, self.write_all()).await;
         // With when this instance turned a client away.
-        let _last = self.directory.beat(self.me, &self.status()).await;
-        self.soundness().failed();
-        meter::sound(false);
+        let _last = self.directory.heartbeat(self.me, &self.status()).await;
+        self.health().failed();
+        meter::directory_consistent(false);
         if let Err(error) = self.directory.leave(self.me).await {
             log(|| tracing::debug!(%error, "the lease of this instance is left to lapse"));
         }
@@ -185,58 +185,62 @@ impl Heart {
         self.leave.notify_one();
     }
 
-    async fn beats(&self) {
-        let mut refresh = Instant::now() + REFRESH;
+    async fn send_heartbeats(&self) {
+        let mut refresh = Instant::now() + REFRESH_SCAN_INTERVAL;
         loop {
             let begun = Instant::now();
-            self.beat(begun).await;
+            self.send_heartbeat(begun).await;
             if begun >= refresh {
                 self.sessions.refresh();
-                refresh = begun + REFRESH;
+                refresh = begun + REFRESH_SCAN_INTERVAL;
             }
-            let is_away = self.soundness().is_away();
-            if !is_away {
-                self.back.notify_one();
+            let is_unreachable = self.health().is_unreachable();
+            if !is_unreachable {
+                self.answers_again.notify_one();
             }
             self.sessions.changed();
-            meter::sound(self.sound_since().is_some());
-            let next = if is_away { BEAT_AWAY } else { BEAT };
+            meter::directory_consistent(self.consistent_since().is_some());
+            let next = if is_unreachable {
+                RETRY_INTERVAL
+            } else {
+                HEARTBEAT_INTERVAL
+            };
             select! {
                 biased;
                 () = self.leave.notified() => return,
                 () = sleep_until(begun + next) => {}
-                () = self.hurry.notified() => {}
+                () = self.heartbeat_due.notified() => {}
             }
         }
     }
 
-    async fn beat(&self, begun: Instant) {
-        if let Err(error) = self.try_beat(begun).await {
-            self.soundness().failed();
+    async fn send_heartbeat(&self, begun: Instant) {
+        if let Err(error) = self.try_send_heartbeat(begun).await {
+            self.health().failed();
             let what = "sessions of other instances are not found, and no abandoned call is cancelled, until it answers";
-            self.away.warn(&format_args!("{error}: {what}"));
+            self.unreachable.warn(&format_args!("{error}: {what}"));
         }
     }
 
-    async fn try_beat(&self, begun: Instant) -> Result<(), DirectoryError> {
-        self.soundness().begins(begun);
-        let beat = self.directory.beat(self.me, &self.status()).await?;
-        if !beat.was_alive {
-            self.soundness().has_no_lease();
+    async fn try_send_heartbeat(&self, begun: Instant) -> Result<(), DirectoryError> {
+        self.health().begins(begun);
+        let reply = self.directory.heartbeat(self.me, &self.status()).await?;
+        if !reply.was_alive {
+            self.health().has_no_lease();
             let mut status = self.status();
             // A new instance holds up no proof of another.
-            status.written_in = (self.sessions.len() == 0).then(|| beat.run.clone());
+            status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
             self.directory.lease(self.me, &status).await?;
         }
-        let takes_epochs = self.may_take_epochs(&beat.run).await?;
-        let todo = self.soundness().answered(begun, beat.run);
-        if todo.was_lost {
+        let renews_epochs = self.may_renew_epochs(&reply.run).await?;
+        let required = self.health().answered(begun, reply.run);
+        if required.was_lost {
             self.answers.write_again();
         }
-        if takes_epochs {
-            self.soundness().takes_epochs();
+        if renews_epochs {
+            self.health().on_epochs_renewed();
             self.sessions.renew_all();
-        } else if todo.write_all {
+        } else if required.write_all {
             self.sessions.write_all_again();
         }
         Ok(())
@@ -244,36 +248,36 @@ impl Heart {
 
     /// Whether this instance, whose lease was lost, may take later epochs than the directory has: not while a claim of another may be
     /// lost, which a new epoch would outdo. Then none claims either.
-    async fn may_take_epochs(&self, run: &EngineRun) -> Result<bool, DirectoryError> {
-        match self.soundness().owed() {
+    async fn may_renew_epochs(&self, run: &EngineRun) -> Result<bool, DirectoryError> {
+        match self.health().renewal_due() {
             None => return Ok(false),
             Some(before) if before == run => return Ok(true),
             Some(_) => {}
         }
         let leases = self.directory.leases().await?;
-        let is_settled = self.soundness().is_settled(Instant::now()) || leases.has_settled();
+        let is_settled = self.health().is_settled(Instant::now()) || leases.has_settled();
         Ok(is_settled && leases.all_have_written(self.me.incarnation))
     }
 
     fn status(&self) -> Status {
-        let owes_answers = self.answers.are_owed();
+        let has_late_answers = self.answers.are_late();
         let now = Instant::now();
-        let soundness = self.soundness();
+        let health = self.health();
         Status {
-            written_in: soundness.written_in(now).cloned(),
-            is_settled: soundness.is_settled(now),
-            owes_answers,
+            written_in: health.written_in(now).cloned(),
+            is_settled: health.is_settled(now),
+            has_late_answers,
             turned_away: self.turned_away.age(now),
         }
     }
 
     /// Writes what there is to be written, for ever.
-    async fn writes(&self) -> Infallible {
-        let mut entries = Lane::new(MAX_WRITES, BEAT_AWAY);
+    async fn run_writes(&self) -> Infallible {
+        let mut entries = Lane::new(MAX_WRITES, RETRY_INTERVAL);
         // A deletion that fails or takes long holds up no session.
-        let mut deletions = Lane::new(MAX_DELETIONS, BEAT_AWAY);
+        let mut deletions = Lane::new(MAX_DELETIONS, RETRY_INTERVAL);
         loop {
-            if !self.soundness().is_away() {
+            if !self.health().is_unreachable() {
                 while entries.has_room()
                     && let Some(work) = self.sessions.next_entries()
                 {
@@ -292,13 +296,13 @@ impl Heart {
                 () = entries.next_change() => {}
                 () = deletions.next_change() => {}
                 () = self.sessions.until_work() => {}
-                () = self.back.notified() => {}
+                () = self.answers_again.notified() => {}
             }
         }
     }
 
     /// Writes what there is to be written now.
-    async fn writes_all(&self) {
+    async fn write_all(&self) {
         let next = || {
             self.sessions
                 .next_deletions()
@@ -342,14 +346,14 @@ impl Heart {
     }
 
     fn wrote_all(&self) {
-        let was_sound = self.sound_since().is_some();
-        self.soundness().wrote_all(Instant::now());
-        let is_sound = self.sound_since().is_some();
-        if is_sound && !was_sound {
+        let was_consistent = self.consistent_since().is_some();
+        self.health().wrote_all(Instant::now());
+        let is_consistent = self.consistent_since().is_some();
+        if is_consistent && !was_consistent {
             // Other instances wait to learn that all is written.
-            self.hurry.notify_one();
+            self.heartbeat_due.notify_one();
         }
-        if is_sound && self.away.is_over() {
+        if is_consistent && self.unreachable.is_over() {
             log(|| {
                 tracing::info!(
                     "the directory answers again, and knows all sessions of this instance"
@@ -359,15 +363,15 @@ impl Heart {
     }
 
     /// Decides whose the contested sessions are, for ever.
-    async fn settles_contested(&self) -> Infallible {
+    async fn run_contested(&self) -> Infallible {
         loop {
-            self.settle_contested().await;
-            let _or_again = timeout(BEAT, self.sessions.until_contested()).await;
+            self.resolve_contested().await;
+            let _or_again = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
         }
     }
 
     /// Decides whose the contested sessions are, as far as that is known.
-    async fn settle_contested(&self) {
+    async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {
             return;
@@ -376,13 +380,13 @@ impl Heart {
             return;
         };
         let has_lease = |is: &Ownership| leases.of(is.owner.incarnation).is_some();
-        let (living, gone): (Vec<_>, Vec<_>) =
+        let (owned_by_living, owner_gone): (Vec<_>, Vec<_>) =
             contested.into_iter().partition(|(_, is)| has_lease(is));
-        for (session, is) in living {
+        for (session, is) in owned_by_living {
             self.sessions.lose(session, is.owner);
         }
         if self.proves(&leases) {
-            let claims = stream::iter(gone);
+            let claims = stream::iter(owner_gone);
             let claims = claims.for_each_concurrent(MAX_CLAIMS_AT_ONCE, |(session, former)| {
                 self.claim_back(session, former)
             });
@@ -406,19 +410,17 @@ impl Heart {
         }
     }
 
-    fn soundness(&self) -> MutexGuard<'_, Soundness> {
-        self.soundness
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn health(&self) -> MutexGuard<'_, DirectoryHealth> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Debug for Heart {
+impl Debug for Heartbeat {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let since = self.sound_since();
-        f.debug_struct("Heart")
+        let since = self.consistent_since();
+        f.debug_struct("Heartbeat")
             .field("me", &self.me)
-            .field("sound_since", &since)
+            .field("consistent_since", &since)
             .finish_non_exhaustive()
     }
 }

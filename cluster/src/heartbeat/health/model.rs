@@ -1,4 +1,4 @@
-//! Soundness against its definition, which is read from all that has happened.
+//! The health against its definition, which is read from all that has happened.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::*;
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Wait(u64),
-    Beat { run: u8, was_alive: bool },
+    HeartbeatReply { run: u8, was_alive: bool },
     Fail,
     WroteAll,
 }
@@ -20,7 +20,7 @@ struct History(Vec<(Instant, What)>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// A beat that found everything as it was left.
+    /// A heartbeat that found everything as it was left.
     Intact,
     /// One that did not.
     Broken,
@@ -32,15 +32,15 @@ enum What {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..8_000_u64).prop_map(Step::Wait),
-        4 => (0..10_u8, 0..10_u8).prop_map(|(run, alive)| Step::Beat { run: run / 9, was_alive: alive > 0 }),
+        4 => (0..10_u8, 0..10_u8).prop_map(|(run, alive)| Step::HeartbeatReply { run: run / 9, was_alive: alive > 0 }),
         1 => Just(Step::Fail),
         3 => Just(Step::WroteAll),
     ]
 }
 
 impl History {
-    /// The first time when all was written, after the last that broke it and a beat that was answered since.
-    fn sound_since(&self, now: Instant) -> Option<Instant> {
+    /// The first time when all was written, after the last that broke it and a heartbeat that was answered since.
+    fn consistent_since(&self, now: Instant) -> Option<Instant> {
         let is_beat = |what: &What| matches!(what, What::Intact | What::Broken);
         let breaks = |what: &What| matches!(what, What::Failed | What::Broken);
         let (last_beat, _) = self.0.iter().rfind(|(_, what)| is_beat(what))?;
@@ -58,43 +58,43 @@ impl History {
 proptest! {
     #[test]
     fn it_is_sound_as_it_is_defined(steps in vec(step(), 0..60)) {
-        let mut soundness = Soundness::new(false);
+        let mut health = DirectoryHealth::new(false);
         let mut history = History::default();
         let mut now = Instant::now();
         let mut last: Option<(Instant, u8)> = None;
-        // Whether it was sound since all was last asked to be written.
-        let mut was_sound = true;
+        // Whether it was consistent since all was last asked to be written.
+        let mut was_consistent = true;
         for step in steps {
             match step {
                 Step::Wait(millis) => now += Duration::from_millis(millis),
                 Step::Fail => {
-                    soundness.failed();
+                    health.failed();
                     history.0.push((now, What::Failed));
                 }
                 Step::WroteAll => {
-                    soundness.wrote_all(now);
+                    health.wrote_all(now);
                     history.0.push((now, What::WroteAll));
                 }
-                Step::Beat { run, was_alive } => {
+                Step::HeartbeatReply { run, was_alive } => {
                     if !was_alive {
-                        soundness.has_no_lease();
-                        prop_assert!(soundness.is_away());
+                        health.has_no_lease();
+                        prop_assert!(health.is_unreachable());
                     }
-                    let todo = soundness.answered(now, EngineRun::new(&run.to_string()));
+                    let todo = health.answered(now, EngineRun::new(&run.to_string()));
                     let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < LEASE) && was_alive;
                     let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
                     let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);
                     prop_assert_eq!(todo.was_lost, !is_as_left);
-                    prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_sound);
-                    was_sound &= !todo.write_all;
+                    prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_consistent);
+                    was_consistent &= !todo.write_all;
                     history.0.push((now, if is_as_left { What::Intact } else { What::Broken }));
                     last = Some((now, run));
                 }
             }
-            let sound = soundness.sound_since(now);
-            prop_assert_eq!(sound, history.sound_since(now));
-            prop_assert!(sound.is_none() || !soundness.is_away());
-            was_sound |= soundness.sound_since(now).is_some();
+            let consistent = health.consistent_since(now);
+            prop_assert_eq!(consistent, history.consistent_since(now));
+            prop_assert!(consistent.is_none() || !health.is_unreachable());
+            was_consistent |= health.consistent_since(now).is_some();
         }
     }
 }

@@ -18,13 +18,13 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(10);
 
-/// An instance whose heart beats, and its own way to the directory.
+/// An instance that sends heartbeats, and its own way to the directory.
 struct Instance {
     me: Owner,
     link: Faulty,
     sessions: Arc<Sessions>,
     lost: UnboundedReceiver<Lost>,
-    heart: Arc<Heart>,
+    heartbeat: Arc<Heartbeat>,
     task: JoinHandle<()>,
 }
 
@@ -36,14 +36,15 @@ impl Instance {
         let turned_away = Arc::new(TurnedAway::new(Duration::ZERO));
         let directory = Limited::new(link.clone());
         let answers = Answers::new(directory.clone());
-        let heart = Heart::new(me, directory, sessions.clone(), turned_away, answers, false);
-        let task = tokio::spawn(heart.clone().run());
+        let heartbeat =
+            Heartbeat::new(me, directory, sessions.clone(), turned_away, answers, false);
+        let task = tokio::spawn(heartbeat.clone().run());
         Self {
             me,
             link,
             sessions,
             lost,
-            heart,
+            heartbeat,
             task,
         }
     }
@@ -55,22 +56,22 @@ impl Instance {
             instance.sessions.begins(id, session(id).params);
             instance.sessions.until_written(session(id).session).await;
         }
-        instance.until_sound().await;
+        instance.until_consistent().await;
         instance
     }
 
-    fn is_sound(&self) -> bool {
-        self.heart.sound_since().is_some()
+    fn is_consistent(&self) -> bool {
+        self.heartbeat.consistent_since().is_some()
     }
 
-    async fn until_sound(&self) {
-        while !self.is_sound() {
+    async fn until_consistent(&self) {
+        while !self.is_consistent() {
             sleep(STEP).await;
         }
     }
 
-    async fn until_not_sound(&self) {
-        while self.is_sound() {
+    async fn until_not_consistent(&self) {
+        while self.is_consistent() {
             sleep(STEP).await;
         }
     }
@@ -82,7 +83,7 @@ impl Instance {
     /// Whether it would say that there is no such session.
     async fn would_deny(&self, session: SessionHash) -> bool {
         let look = self.look(session).await;
-        look.record.is_none() && self.heart.proves(&look.leases)
+        look.record.is_none() && self.heartbeat.proves(&look.leases)
     }
 }
 
@@ -106,12 +107,12 @@ async fn an_instance_has_its_lease_for_as_long_as_its_heart_beats() {
     let one = Instance::with(1, &memory, &[]).await;
     for _ in 0..60 {
         sleep(SECOND).await;
-        assert!(is_alive(&memory, one.me).await && one.is_sound());
+        assert!(is_alive(&memory, one.me).await && one.is_consistent());
     }
     one.task.abort();
     sleep(LEASE).await;
     assert!(!is_alive(&memory, one.me).await);
-    assert!(!one.is_sound(), "nobody asks any more whether it is");
+    assert!(!one.is_consistent(), "nobody asks any more whether it is");
 }
 
 #[tokio::test(start_paused = true)]
@@ -161,16 +162,20 @@ async fn a_session_that_is_deleted_while_the_directory_is_away_is_removed_when_i
     assert_eq!(owned(&memory, "a").await, None);
 }
 
-/// Whatever happens to the directory: before it is sound again, all sessions are in it.
+/// Whatever happens to the directory: before it is consistent again, all sessions are in it.
 async fn all_is_written_before_it_is_sound(happens: impl AsyncFnOnce(&MemoryDirectory, &Faulty)) {
     let memory = MemoryDirectory::default();
     let ids: Vec<String> = (0..500).map(|id| id.to_string()).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
     let one = Instance::with(1, &memory, &ids).await;
-    let before = one.heart.sound_since().unwrap();
+    let before = one.heartbeat.consistent_since().unwrap();
     happens(&memory, &one.link).await;
     let begun = Instant::now();
-    while one.heart.sound_since().is_none_or(|since| since == before) {
+    while one
+        .heartbeat
+        .consistent_since()
+        .is_none_or(|since| since == before)
+    {
         sleep(Duration::from_millis(1)).await;
         assert!(begun.elapsed() < 4 * SECOND, "it is never sound again");
     }
@@ -218,10 +223,10 @@ async fn a_reconnect_that_no_beat_survived_has_all_written_again() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
     one.link.set(Fault::Fails);
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     let entered = one.link.asked("enter");
     one.link.set(Fault::None);
-    one.until_sound().await;
+    one.until_consistent().await;
     assert_eq!(one.link.asked("enter"), entered + 1);
     sleep(60 * SECOND).await;
     assert_eq!(one.link.asked("enter"), entered + 1, "once is enough");
@@ -233,17 +238,20 @@ async fn a_directory_that_does_not_answer_is_not_sound_within_a_beat_and_its_lim
         let memory = MemoryDirectory::default();
         let one = Instance::with(1, &memory, &["a"]).await;
         one.link.set(fault);
-        timeout(BEAT + LIMIT + STEP, one.until_not_sound())
-            .await
-            .unwrap();
+        timeout(
+            HEARTBEAT_INTERVAL + LIMIT + STEP,
+            one.until_not_consistent(),
+        )
+        .await
+        .unwrap();
         sleep(60 * SECOND).await;
-        assert!(!one.is_sound());
+        assert!(!one.is_consistent());
         assert!(
             one.sessions.is_here(session("a").session),
             "what lives here goes on"
         );
         one.link.set(Fault::None);
-        timeout(2 * SECOND, one.until_sound()).await.unwrap();
+        timeout(2 * SECOND, one.until_consistent()).await.unwrap();
         assert_eq!(owned(&memory, "a").await, Some(one.me));
     }
 }
@@ -253,7 +261,7 @@ async fn what_an_empty_directory_does_not_know_is_not_denied() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["living"]).await;
     let two = Instance::with(2, &memory, &[]).await;
-    sleep(SETTLED).await;
+    sleep(SETTLE_PERIOD).await;
     assert!(two.would_deny(session("unknown").session).await);
     for lose in [MemoryDirectory::restart, MemoryDirectory::flush] {
         lose(&memory);
@@ -275,7 +283,7 @@ async fn an_instance_that_has_just_begun_denies_nothing() {
     let memory = MemoryDirectory::default();
     let one = Instance::new(1, &memory);
     let begun = Instant::now();
-    while begun.elapsed() < SETTLED {
+    while begun.elapsed() < SETTLE_PERIOD {
         assert!(!one.would_deny(session("unknown").session).await);
         sleep(STEP).await;
     }
@@ -287,15 +295,15 @@ async fn an_instance_that_has_just_begun_denies_nothing() {
 async fn an_instance_that_has_just_begun_relies_on_one_that_has_settled() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
-    sleep(SETTLED + BEAT).await;
+    sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
     let two = Instance::with(2, &memory, &[]).await;
     assert!(two.would_deny(session("unknown").session).await);
     // Not after the directory lost what it knew.
     memory.restart();
-    sleep(2 * BEAT).await;
-    assert!(one.is_sound() && two.is_sound());
+    sleep(2 * HEARTBEAT_INTERVAL).await;
+    assert!(one.is_consistent() && two.is_consistent());
     assert!(!two.would_deny(session("unknown").session).await);
-    sleep(SETTLED).await;
+    sleep(SETTLE_PERIOD).await;
     assert!(two.would_deny(session("unknown").session).await);
 }
 
@@ -303,12 +311,12 @@ async fn an_instance_that_has_just_begun_relies_on_one_that_has_settled() {
 async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
-    sleep(SETTLED).await;
+    sleep(SETTLE_PERIOD).await;
     let look = one.look(session("unknown").session).await;
-    assert!(look.record.is_none() && one.heart.proves(&look.leases));
+    assert!(look.record.is_none() && one.heartbeat.proves(&look.leases));
     memory.restart();
     sleep(10 * SECOND).await;
-    assert!(!one.heart.proves(&look.leases));
+    assert!(!one.heartbeat.proves(&look.leases));
 }
 
 /// Somebody saw that there was no lease, the owner came back, and only then the claim came.
@@ -317,7 +325,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["wanted"]).await;
     let two = Instance::with(2, &memory, &[]).await;
-    sleep(SETTLED + BEAT).await;
+    sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
     let wanted = session("wanted").session;
     one.link.set(Fault::Fails);
     while is_alive(&memory, one.me).await {
@@ -325,7 +333,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     }
     let read = memory.load(wanted).await.unwrap().unwrap().ownership;
     one.link.set(Fault::None);
-    one.until_sound().await;
+    one.until_consistent().await;
     let claims = read.claimed_by(two.me);
     let claim = memory.claim(wanted, read, claims).await.unwrap();
     let is = memory.load(wanted).await.unwrap().unwrap().ownership;
@@ -351,9 +359,9 @@ async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
     two.link.set(Fault::Fails);
     memory.load_snapshot(&snapshot);
     one.link.set(Fault::None);
-    one.until_sound().await;
+    one.until_consistent().await;
     two.link.set(Fault::None);
-    sleep(2 * SETTLED).await;
+    sleep(2 * SETTLE_PERIOD).await;
     assert_eq!(owned(&memory, "a").await, Some(two.me));
     assert!(two.lost.try_recv().is_err());
     assert_eq!(one.lost.try_recv().unwrap().to, To::Owner(two.me));
@@ -365,16 +373,16 @@ async fn a_lease_that_was_made_without_an_answer_was_lost_all_the_same() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
     let _settled = Instance::with(2, &memory, &[]).await;
-    sleep(SETTLED + BEAT).await;
+    sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
     let read = memory.load(session("a").session).await.unwrap().unwrap();
     memory.leave(one.me).await.unwrap();
     one.link.set(Fault::MuteAt("lease"));
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     while !is_alive(&memory, one.me).await {
         sleep(STEP).await;
     }
     one.link.set(Fault::None);
-    one.until_sound().await;
+    one.until_consistent().await;
     let is = memory.load(session("a").session).await.unwrap().unwrap();
     assert!(is.ownership.epoch > read.ownership.epoch);
 }
@@ -391,7 +399,7 @@ async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
     let claim = claim_from(&memory, session("claimed").session, one.me, two).await;
     assert_eq!(claim, Claim::Won);
     one.link.set(Fault::None);
-    one.until_sound().await;
+    one.until_consistent().await;
     let lost = one.lost.recv().await.unwrap();
     assert_eq!((&*lost.id, lost.to), ("claimed", To::Owner(two)));
     assert!(one.lost.try_recv().is_err());
@@ -415,7 +423,7 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     memory.restart();
     one.link.set(Fault::None);
     sleep(5 * SECOND).await;
-    assert!(one.is_sound() && two.is_sound());
+    assert!(one.is_consistent() && two.is_consistent());
     let here = [&one, &two].map(|instance| instance.sessions.is_here(session("a").session));
     let told = [&mut one, &mut two].map(|instance| instance.lost.try_recv().is_ok());
     assert_eq!(here.map(|here| !here), told);
@@ -437,8 +445,8 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
     }
     one.link.memory.restart();
     let begun = Instant::now();
-    one.until_not_sound().await;
-    while !one.is_sound() {
+    one.until_not_consistent().await;
+    while !one.is_consistent() {
         assert!(begun.elapsed() < 120 * SECOND, "it never comes to an end");
         sleep(100 * Duration::from_millis(1)).await;
         assert!(begun.elapsed() < 3 * SECOND || is_alive(&memory, one.me).await);
@@ -484,9 +492,9 @@ async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
 async fn who_leaves_gives_up_its_lease_and_is_not_sound() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
-    one.heart.leave();
+    one.heartbeat.leave();
     timeout(SECOND, &mut one.task).await.unwrap().unwrap();
-    assert!(!is_alive(&memory, one.me).await && !one.is_sound());
+    assert!(!is_alive(&memory, one.me).await && !one.is_consistent());
     assert_eq!(
         owned(&memory, "a").await,
         Some(one.me),
@@ -500,7 +508,7 @@ async fn who_leaves_a_directory_that_is_away_does_not_wait_for_it() {
     let mut one = Instance::with(1, &memory, &[]).await;
     one.link.set(Fault::Stopped);
     sleep(3 * SECOND).await;
-    one.heart.leave();
+    one.heartbeat.leave();
     timeout(3 * LIMIT, &mut one.task).await.unwrap().unwrap();
 }
 
@@ -511,6 +519,6 @@ async fn a_session_that_is_said_to_be_this_instances_own_is_not_lost() {
     one.link.set(Fault::Lies(one.me));
     memory.restart();
     sleep(5 * SECOND).await;
-    assert!(one.is_sound() && one.lost.try_recv().is_err());
+    assert!(one.is_consistent() && one.lost.try_recv().is_err());
     assert!(one.sessions.is_here(session("a").session));
 }

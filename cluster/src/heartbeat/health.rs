@@ -1,13 +1,13 @@
-//! Whether the directory is sound, decided from heartbeats, without clock and without input or output.
+//! Whether the directory is consistent, decided from heartbeats, without clock and without input or output.
 //!
-//! 1. It is sound from when an answered heartbeat found everything as it was left, and all sessions of this instance were
+//! 1. It is consistent from when an answered heartbeat found everything as it was left, and all sessions of this instance were
 //!    written, until a heartbeat is not answered, or finds another start of the engine or no lease.
-//! 2. After each of these everything is written again before it is sound again. What was written meanwhile counts, unless
+//! 2. After each of these everything is written again before it is consistent again. What was written meanwhile counts, unless
 //!    there is a new reason: an engine that answers every second time comes to an end with it.
 //! 3. If the lease was lost, each session is written at a new epoch, after the lease was made anew: an instance that saw that there
 //!    was none, and claims a session only then, claims it in vain. That waits while a later claim of another instance may be lost:
 //!    then no instance proves anything, and none claims.
-//! 4. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
+//! 4. Where no heartbeat is sent any more it is not consistent: an answer counts for as long as the lease that it renewed.
 //! 5. While the lease lasts no other instance claims a session. If it may have lapsed, because this process stood still or
 //!    because heartbeats were not answered, each session is verified before it serves anything new ([`Lapse`]). While
 //!    heartbeats are made and fail, sessions are served: there availability has precedence, unless the lease is required.
@@ -23,24 +23,24 @@ use crate::{
 
 /// For how long no heartbeat may begin before the lease counts as lapsed: 5 s. Less than the lease, which a heartbeat renews on
 /// its way to the directory. More than a heartbeat that is answered late, and the time to the next.
-const STOOD_STILL: Duration = Duration::from_secs(5);
+const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
-/// For how long the directory must have been sound for what it does not know to be unknown to all instances: a lease's time. Each
+/// For how long the directory must have been consistent for what it does not know to be unknown to all instances: a lease's time. Each
 /// instance that had its lease then has renewed it since, or has lost it.
-pub(crate) const SETTLED: Duration = LEASE;
+pub(crate) const SETTLE_PERIOD: Duration = LEASE;
 
 /// What heartbeats found of the directory.
 #[derive(Debug)]
-pub(super) struct Soundness {
+pub(super) struct DirectoryHealth {
     phase: Phase,
     /// Which engine answered last.
     run: Option<EngineRun>,
     /// When the last heartbeat began that was answered.
-    beat: Option<Instant>,
+    last_heartbeat: Option<Instant>,
     /// A heartbeat found no lease, and none was answered since one was made.
     has_no_lease: bool,
     /// Each session is to take a new epoch, because others may have seen that there was no lease. The run of the engine before that.
-    owed: Option<EngineRun>,
+    renewal_due: Option<EngineRun>,
     /// When the next heartbeat is so late that the lease may have lapsed. `None` before the first.
     late_from: Option<Instant>,
     /// `None` if no other instance can have claimed a session.
@@ -52,37 +52,37 @@ pub(super) struct Soundness {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The last heartbeat was not answered.
-    Away {
+    Unreachable {
         must_write_all: bool,
     },
     /// It was, and sessions are being written.
     Writing,
-    Sound {
+    Consistent {
         since: Instant,
     },
 }
 
 /// What an answered heartbeat asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Todo {
+pub(super) struct RequiredWork {
     /// All sessions are to be written again.
     pub(super) write_all: bool,
     /// Something was lost, be it the lease.
     pub(super) was_lost: bool,
 }
 
-// === impl Soundness ===
+// === impl DirectoryHealth ===
 
-impl Soundness {
+impl DirectoryHealth {
     pub(super) fn new(requires_lease: bool) -> Self {
         Self {
-            phase: Phase::Away {
+            phase: Phase::Unreachable {
                 must_write_all: true,
             },
             run: None,
-            beat: None,
+            last_heartbeat: None,
             has_no_lease: false,
-            owed: None,
+            renewal_due: None,
             late_from: None,
             lapse: None,
             requires_lease,
@@ -91,80 +91,83 @@ impl Soundness {
 
     /// A heartbeat begins.
     pub(super) fn begins(&mut self, now: Instant) {
-        if self.has_stood_still(now) {
-            self.lapse = Some(Lapse::by_stop(now));
+        if self.has_stalled(now) {
+            self.lapse = Some(Lapse::by_stall(now));
             // Nothing is written before it is known whether there is a lease.
             self.failed();
         }
-        self.late_from = Some(now + STOOD_STILL);
+        self.late_from = Some(now + STALL_THRESHOLD);
     }
 
     /// For which lapse a session is verified before it serves anything new here. `None` if for none.
     pub(super) fn lapse(&self, now: Instant) -> Option<Lapse> {
-        if self.has_stood_still(now) {
-            return Some(Lapse::by_stop(now));
+        if self.has_stalled(now) {
+            return Some(Lapse::by_stall(now));
         }
-        if self.requires_lease && self.beat.is_some() && !self.is_fresh(now) {
+        if self.requires_lease && self.last_heartbeat.is_some() && !self.is_fresh(now) {
             return Some(Lapse::by_failures(now));
         }
         self.lapse
     }
 
     /// Whether heartbeats were due and not made for so long that the lease may have lapsed.
-    fn has_stood_still(&self, now: Instant) -> bool {
+    fn has_stalled(&self, now: Instant) -> bool {
         self.late_from.is_some_and(|late| now > late)
     }
 
     /// A heartbeat found no lease. One is about to be made.
     pub(super) fn has_no_lease(&mut self) {
-        self.phase = Phase::Away {
+        self.phase = Phase::Unreachable {
             must_write_all: true,
         };
         self.has_no_lease = true;
-        self.owes_epochs();
+        self.require_epoch_renewal();
     }
 
     /// Each session is to take a new epoch. Before the first heartbeat there was nothing to claim.
-    fn owes_epochs(&mut self) {
-        self.owed = self.owed.take().or_else(|| self.run.clone());
+    fn require_epoch_renewal(&mut self) {
+        self.renewal_due = self.renewal_due.take().or_else(|| self.run.clone());
     }
 
     /// The run of the engine since which each session is to take a new epoch, if it is to.
-    pub(super) fn owed(&self) -> Option<&EngineRun> {
-        self.owed.as_ref()
+    pub(super) fn renewal_due(&self) -> Option<&EngineRun> {
+        self.renewal_due.as_ref()
     }
 
     /// The sessions take new epochs.
-    pub(super) fn takes_epochs(&mut self) {
-        self.owed = None;
+    pub(super) fn on_epochs_renewed(&mut self) {
+        self.renewal_due = None;
     }
 
     /// A heartbeat that began then was answered, and there is a lease.
-    pub(super) fn answered(&mut self, begun: Instant, run: EngineRun) -> Todo {
+    pub(super) fn answered(&mut self, begun: Instant, run: EngineRun) -> RequiredWork {
         let is_same_run = self.run.as_ref() == Some(&run);
         let is_in_time = self.is_fresh(begun);
         let was_alive = !std::mem::take(&mut self.has_no_lease);
         let was_lost = !is_same_run || !is_in_time || !was_alive;
         if is_same_run && was_alive {
             // Whatever this side could tell since the last answer: the lease never lapsed.
-            let was_known = |lapse: &Lapse| self.beat.is_some_and(|beat| lapse.since <= beat);
+            let was_known = |lapse: &Lapse| {
+                self.last_heartbeat
+                    .is_some_and(|last_heartbeat| lapse.since <= last_heartbeat)
+            };
             self.lapse = self.lapse.filter(was_known);
-        } else if let Some(Lapse { by_stop: true, .. }) = self.lapse {
-            self.owes_epochs();
-        } else if !is_in_time && self.beat.is_some() {
+        } else if let Some(Lapse { by_stall: true, .. }) = self.lapse {
+            self.require_epoch_renewal();
+        } else if !is_in_time && self.last_heartbeat.is_some() {
             self.lapse = self.lapse.or(Some(Lapse::by_failures(begun)));
         }
         let write_all = was_lost
             || self.phase
-                == Phase::Away {
+                == Phase::Unreachable {
                     must_write_all: true,
                 };
-        if write_all || matches!(self.phase, Phase::Away { .. }) {
+        if write_all || matches!(self.phase, Phase::Unreachable { .. }) {
             self.phase = Phase::Writing;
         }
         self.run = Some(run);
-        self.beat = Some(begun);
-        Todo {
+        self.last_heartbeat = Some(begun);
+        RequiredWork {
             write_all,
             was_lost,
         }
@@ -173,32 +176,32 @@ impl Soundness {
     /// A heartbeat was not answered, or the lease could not be made.
     pub(super) fn failed(&mut self) {
         self.phase = match self.phase {
-            Phase::Sound { .. } => Phase::Away {
+            Phase::Consistent { .. } => Phase::Unreachable {
                 must_write_all: true,
             },
-            Phase::Writing => Phase::Away {
+            Phase::Writing => Phase::Unreachable {
                 must_write_all: false,
             },
-            away @ Phase::Away { .. } => away,
+            unreachable @ Phase::Unreachable { .. } => unreachable,
         };
     }
 
     /// Nothing is left that must be written again.
     pub(super) fn wrote_all(&mut self, now: Instant) {
         if self.phase == Phase::Writing {
-            self.phase = Phase::Sound { since: now };
+            self.phase = Phase::Consistent { since: now };
         }
-        let is_owed = self.owed.is_some();
-        self.lapse = self.lapse.filter(|lapse| lapse.by_stop && is_owed);
+        let is_renewal_due = self.renewal_due.is_some();
+        self.lapse = self.lapse.filter(|lapse| lapse.by_stall && is_renewal_due);
     }
 
-    pub(super) fn is_away(&self) -> bool {
-        matches!(self.phase, Phase::Away { .. })
+    pub(super) fn is_unreachable(&self) -> bool {
+        matches!(self.phase, Phase::Unreachable { .. })
     }
 
-    pub(super) fn sound_since(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn consistent_since(&self, now: Instant) -> Option<Instant> {
         match self.phase {
-            Phase::Sound { since } if self.is_fresh(now) => Some(since),
+            Phase::Consistent { since } if self.is_fresh(now) => Some(since),
             _ => None,
         }
     }
@@ -209,20 +212,20 @@ impl Soundness {
 
     /// In which run of the engine all sessions of this instance are written.
     pub(super) fn written_in(&self, now: Instant) -> Option<&EngineRun> {
-        self.sound_since(now)?;
+        self.consistent_since(now)?;
         self.run()
     }
 
-    /// Whether each instance that had a lease, and has not renewed it since the directory is sound, has none any more.
+    /// Whether each instance that had a lease, and has not renewed it since the directory is consistent, has none any more.
     pub(super) fn is_settled(&self, now: Instant) -> bool {
-        let since = self.sound_since(now);
-        since.is_some_and(|since| now - since >= SETTLED)
+        let since = self.consistent_since(now);
+        since.is_some_and(|since| now - since >= SETTLE_PERIOD)
     }
 
     /// Whether the lease that was renewed last lasts, as far as this side can tell.
     fn is_fresh(&self, now: Instant) -> bool {
-        self.beat
-            .is_some_and(|beat| now.saturating_duration_since(beat) < LEASE)
+        self.last_heartbeat
+            .is_some_and(|last_heartbeat| now.saturating_duration_since(last_heartbeat) < LEASE)
     }
 }
 

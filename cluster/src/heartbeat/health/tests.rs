@@ -1,0 +1,101 @@
+//! What follows from a lease that may have been over.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A health, some time after a heartbeat in a run of the engine that found everything as it was left.
+fn after(time: Duration) -> (DirectoryHealth, Instant) {
+    let (mut health, begun) = (DirectoryHealth::new(false), Instant::now());
+    health.begins(begun);
+    health.has_no_lease();
+    health.answered(begun, EngineRun::new("run"));
+    health.wrote_all(begun);
+    assert_eq!((health.lapse(begun), health.renewal_due()), (None, None));
+    (health, begun + time)
+}
+
+/// A heartbeat that begins then, and is answered.
+fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_alive: bool) {
+    health.begins(now);
+    if !was_alive {
+        health.has_no_lease();
+    }
+    health.answered(now, EngineRun::new(run));
+    health.wrote_all(now);
+}
+
+#[test]
+fn a_stop_that_the_lease_outlived_is_none() {
+    let (mut health, now) = after(LEASE - SECOND / 2);
+    assert_eq!(health.lapse(now), Some(Lapse::by_stall(now)));
+    answer_heartbeat(&mut health, now, "run", true);
+    assert_eq!((health.lapse(now), health.renewal_due()), (None, None));
+}
+
+#[test]
+fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
+    for run in ["run", "another run"] {
+        let (mut health, stopped) = after(2 * LEASE);
+        answer_heartbeat(&mut health, stopped, run, false);
+        for later in 1..4 {
+            let now = stopped + later * SECOND;
+            assert_eq!(health.lapse(now), Some(Lapse::by_stall(stopped)));
+            assert_eq!(health.renewal_due(), Some(&EngineRun::new("run")));
+            answer_heartbeat(&mut health, now, run, true);
+        }
+        health.on_epochs_renewed();
+        health.wrote_all(stopped + 4 * SECOND);
+        assert_eq!(health.lapse(stopped + 4 * SECOND), None);
+    }
+}
+
+/// The directory is slow, and there are many.
+#[test]
+fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch() {
+    let (mut health, stopped) = after(2 * LEASE);
+    health.begins(stopped);
+    health.has_no_lease();
+    health.answered(stopped, EngineRun::new("run"));
+    health.on_epochs_renewed();
+    for later in 1..4 {
+        let now = stopped + later * SECOND;
+        health.begins(now);
+        if later == 2 {
+            health.failed();
+            continue;
+        }
+        health.answered(now, EngineRun::new("run"));
+        assert_eq!(health.lapse(now), Some(Lapse::by_stall(stopped)));
+    }
+    health.wrote_all(stopped + 4 * SECOND);
+    assert_eq!(health.lapse(stopped + 4 * SECOND), None);
+}
+
+/// A snapshot may have the lease.
+#[test]
+fn after_a_stop_a_lease_in_another_run_proves_nothing() {
+    let (mut health, stopped) = after(2 * LEASE);
+    answer_heartbeat(&mut health, stopped, "another run", true);
+    assert_eq!(health.lapse(stopped), Some(Lapse::by_stall(stopped)));
+    assert_eq!(health.renewal_due(), Some(&EngineRun::new("run")));
+}
+
+/// There availability has precedence.
+#[test]
+fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
+    let (mut health, mut now) = after(SECOND);
+    for _ in 0..10 {
+        health.begins(now);
+        health.failed();
+        assert_eq!(health.lapse(now), None);
+        now += SECOND;
+    }
+    health.begins(now);
+    health.has_no_lease();
+    health.answered(now, EngineRun::new("another run"));
+    assert_eq!(health.lapse(now), Some(Lapse::by_failures(now)));
+    health.wrote_all(now);
+    assert_eq!(health.lapse(now), None);
+    assert!(health.renewal_due().is_some(), "in their time");
+}
