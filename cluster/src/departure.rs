@@ -8,7 +8,7 @@
 //! | closed | nobody listens | nobody listens |
 //!
 //! 1. A stage is followed by the next only.
-//! 2. A session is given up by its door being shut ([`Door`]), behind the last who is inside and when no call of it is in flight.
+//! 2. A session is given up by its [`DrainGate`] being closed, when no request has entered it and no call of it is in flight.
 //!    So nothing is begun in a session that a peer was told to claim.
 //! 3. Until somebody asks for it, a session stays where it is: a client who is late for an answer still finds it here.
 //! 4. Whoever is told to claim a session looks for its answers in the directory. They are there by then.
@@ -31,7 +31,8 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    answers::Answers, arrivals::Arrivals, door::Door, ids::SessionHash, sessions::Sessions,
+    answers::Answers, arrivals::Arrivals, drain_gate::DrainGate, ids::SessionHash,
+    sessions::Sessions,
 };
 
 /// For how long at least sessions are handed over: 1 s. As long may a request be on its way on a connection that was open when
@@ -100,17 +101,17 @@ impl Departure {
     /// A call has ended, or nothing brings a session any more.
     pub(crate) fn ended(&self, session: Option<&str>) {
         if self.has_begun.load(Ordering::Acquire)
-            && let Some(door) = session.and_then(|id| self.sessions.door(id))
+            && let Some(gate) = session.and_then(|id| self.sessions.gate(id))
         {
-            door.changed();
+            gate.changed();
         }
     }
 
     /// Whether a session was given up here, and is for whoever asks for it next.
     pub(crate) fn has_given_up(&self, id: &str) -> bool {
         // In the order in which it is given up.
-        let is_shut = self.sessions.door(id).is_some_and(|door| door.is_shut());
-        is_shut
+        let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
+        is_closed
             || self.stage() >= Stage::Gone
             || lock(&self.given_up).contains(&SessionHash::of(id))
     }
@@ -124,15 +125,15 @@ impl Departure {
 
     /// Returns when no call of a session is in flight.
     pub(crate) async fn until_idle(&self, id: &str) {
-        if let Some(door) = self.sessions.door(id) {
-            door.until_empty(|| self.is_idle(id)).await;
+        if let Some(gate) = self.sessions.gate(id) {
+            gate.until_idle(|| self.is_idle(id)).await;
         }
     }
 
     /// Waits until no call of a session is in flight, and gives it up.
     pub(crate) async fn hand_over(&self, id: &str) {
-        if let Some(door) = self.sessions.door(id) {
-            door.shut_behind_the_last(|| self.is_idle(id)).await;
+        if let Some(gate) = self.sessions.gate(id) {
+            gate.close_when_idle(|| self.is_idle(id)).await;
             self.give_up(SessionHash::of(id));
         }
     }
@@ -149,14 +150,14 @@ impl Departure {
 
     /// Gives a session up if no call of it is in flight.
     pub(crate) fn try_hand_over(&self, id: &str) {
-        if let Some(door) = self.sessions.door(id)
-            && door.shut_if_empty(|| self.is_idle(id))
+        if let Some(gate) = self.sessions.gate(id)
+            && gate.close_if_idle(|| self.is_idle(id))
         {
             self.give_up(SessionHash::of(id));
         }
     }
 
-    /// What becomes of a session whose door is shut.
+    /// What becomes of a session whose gate is closed.
     fn give_up(&self, session: SessionHash) {
         // Of one that is gone the last calls are cancelled.
         if self.stage() == Stage::HandingOver {
@@ -167,7 +168,7 @@ impl Departure {
         }
     }
 
-    /// Whether no call of a session is in flight, beside those that are inside.
+    /// Whether no call of a session is in flight, beside the requests that have entered its gate.
     fn is_idle(&self, id: &str) -> bool {
         let calls = lock(&self.calls).clone();
         calls.iter().all(|calls| calls.in_session(id) == 0)
@@ -190,10 +191,10 @@ impl Departure {
         });
     }
 
-    fn doors(&self) -> Vec<(Arc<str>, Arc<Door>)> {
+    fn gates(&self) -> Vec<(Arc<str>, Arc<DrainGate>)> {
         let ids = self.sessions.ids().into_iter();
-        let doors = ids.filter_map(|id| self.sessions.door(&id).map(|door| (id, door)));
-        doors.filter(|(_, door)| !door.is_shut()).collect()
+        let gates = ids.filter_map(|id| self.sessions.gate(&id).map(|gate| (id, gate)));
+        gates.filter(|(_, gate)| !gate.is_closed()).collect()
     }
 }
 
@@ -214,15 +215,15 @@ impl Leaving<'_> {
         let all = async {
             sleep(LINGER.min(limit)).await;
             loop {
-                let doors = self.0.doors();
-                if doors.is_empty() {
+                let gates = self.0.gates();
+                if gates.is_empty() {
                     return;
                 }
-                for (id, door) in &doors {
-                    door.until_empty(|| self.0.is_idle(id)).await;
+                for (id, gate) in &gates {
+                    gate.until_idle(|| self.0.is_idle(id)).await;
                 }
-                for (id, door) in &doors {
-                    door.shut_if_empty(|| self.0.is_idle(id));
+                for (id, gate) in &gates {
+                    gate.close_if_idle(|| self.0.is_idle(id));
                 }
             }
         };
@@ -237,7 +238,7 @@ impl Leaving<'_> {
     /// Nothing is begun here any more.
     pub(crate) fn is_gone(&self) {
         self.0.advance(Stage::Gone);
-        self.0.sessions.shut();
+        self.0.sessions.close_gates();
     }
 
     /// Waits for the calls that are left, and cancels the rest when it is time. Returns how many those were.

@@ -173,7 +173,7 @@ impl Heartbeat {
         let _not_written = timeout(LIMIT, self.write_all()).await;
         // With when this instance turned a client away.
         let _last = self.directory.heartbeat(self.me, &self.status()).await;
-        self.health().failed();
+        self.health().on_heartbeat_failed();
         meter::directory_consistent(false);
         if let Err(error) = self.directory.leave(self.me).await {
             log(|| tracing::debug!(%error, "the lease of this instance is left to lapse"));
@@ -216,24 +216,24 @@ impl Heartbeat {
 
     async fn send_heartbeat(&self, begun: Instant) {
         if let Err(error) = self.try_send_heartbeat(begun).await {
-            self.health().failed();
+            self.health().on_heartbeat_failed();
             let what = "sessions of other instances are not found, and no abandoned call is cancelled, until it answers";
             self.unreachable.warn(&format_args!("{error}: {what}"));
         }
     }
 
     async fn try_send_heartbeat(&self, begun: Instant) -> Result<(), DirectoryError> {
-        self.health().begins(begun);
+        self.health().on_heartbeat_begun(begun);
         let reply = self.directory.heartbeat(self.me, &self.status()).await?;
         if !reply.was_alive {
-            self.health().has_no_lease();
+            self.health().on_lease_missing();
             let mut status = self.status();
             // A new instance holds up no proof of another.
             status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
             self.directory.lease(self.me, &status).await?;
         }
         let renews_epochs = self.may_renew_epochs(&reply.run).await?;
-        let required = self.health().answered(begun, reply.run);
+        let required = self.health().on_heartbeat_answered(begun, reply.run);
         if required.was_lost {
             self.answers.write_again();
         }
@@ -289,7 +289,7 @@ impl Heartbeat {
                     deletions.push(self.write(work));
                 }
                 if !self.sessions.is_behind() {
-                    self.wrote_all();
+                    self.on_all_written();
                 }
             }
             select! {
@@ -345,9 +345,9 @@ impl Heartbeat {
         written.is_ok()
     }
 
-    fn wrote_all(&self) {
+    fn on_all_written(&self) {
         let was_consistent = self.consistent_since().is_some();
-        self.health().wrote_all(Instant::now());
+        self.health().on_all_written(Instant::now());
         let is_consistent = self.consistent_since().is_some();
         if is_consistent && !was_consistent {
             // Other instances wait to learn that all is written.

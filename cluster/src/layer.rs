@@ -17,7 +17,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
-    door::Visit,
+    drain_gate::InFlightGuard,
     fields::Fields,
     resume::Localized,
     router::Router,
@@ -73,7 +73,7 @@ pin_project! {
 pin_project! {
     #[project = KindProjected]
     enum Kind<F, E> {
-        Here { #[pin] future: F, visit: Option<Visit>, router: Arc<Router> },
+        Here { #[pin] future: F, guard: Option<InFlightGuard>, router: Arc<Router> },
         /// What comes of it may be a new session.
         Opening { #[pin] future: F, router: Arc<Router> },
         Elsewhere { future: Elsewhere<E> },
@@ -130,7 +130,7 @@ where
             });
         }
         let fields = Fields::of(request.headers());
-        let (step, visit) = self.router.arrive(fields.session);
+        let (step, guard) = self.router.arrive(fields.session);
         let has_session = fields.session.is_some();
         if fields.has_internal {
             wire::strip(request.headers_mut());
@@ -147,12 +147,12 @@ where
         }
         match self.router.localize(&mut request) {
             Localized::Nothing => {
-                ClusterFuture::here(self.inner.call(request), visit, self.router.clone())
+                ClusterFuture::here(self.inner.call(request), guard, self.router.clone())
             }
             localized => {
                 let (router, mut inner) = (self.router.clone(), self.inner.clone());
                 ClusterFuture::elsewhere(async move {
-                    serve(&router, &mut inner, request, localized, visit).await
+                    serve(&router, &mut inner, request, localized, guard).await
                 })
             }
         }
@@ -170,10 +170,10 @@ impl<S: fmt::Debug> fmt::Debug for ClusterService<S> {
 // === impl ClusterFuture ===
 
 impl<F, E> ClusterFuture<F, E> {
-    fn here(future: F, visit: Option<Visit>, router: Arc<Router>) -> Self {
+    fn here(future: F, guard: Option<InFlightGuard>, router: Arc<Router>) -> Self {
         let kind = Kind::Here {
             future,
-            visit,
+            guard,
             router,
         };
         Self { kind }
@@ -202,11 +202,11 @@ where
         match self.project().kind.project() {
             KindProjected::Here {
                 future,
-                visit,
+                guard,
                 router,
             } => {
                 let response = ready!(future.poll(cx))?.into_response();
-                Poll::Ready(Ok(unless_lost(router, response, visit.as_ref())))
+                Poll::Ready(Ok(unless_lost(router, response, guard.as_ref())))
             }
             KindProjected::Opening { future, router } => {
                 let response = ready!(future.poll(cx))?;

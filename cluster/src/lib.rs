@@ -18,7 +18,7 @@ mod closers;
 mod cluster;
 mod departure;
 mod directory;
-mod door;
+mod drain_gate;
 mod errand;
 mod fields;
 mod filter;

@@ -37,7 +37,7 @@ use tracing::warn;
 
 use crate::{
     answers::{Answers, Call, Gone, Remembers},
-    door::Visit,
+    drain_gate::InFlightGuard,
     heartbeat::Heartbeat,
     ids::Incarnation,
     lives::Lives,
@@ -101,8 +101,8 @@ struct Watched {
     event: String,
     is_answered: bool,
     is_at_its_end: bool,
-    /// As long as a stream of a call is open, somebody is inside of its session.
-    _visit: Option<Visit>,
+    /// As long as a stream of a call is open, the gate of its session counts it as in flight.
+    _guard: Option<InFlightGuard>,
 }
 
 // === impl ClusterSessionManager ===
@@ -165,7 +165,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
             keeper: self.keeper.clone(),
             life,
             signature: Answers::signature(life, call.as_ref()),
-            _visit: call.as_ref().and_then(|_| self.sessions.enter(session)),
+            _guard: call.as_ref().and_then(|_| self.sessions.enter(session)),
             call,
             event,
             is_answered: false,

@@ -3,7 +3,7 @@
 use axum::body::Body;
 use http::{Request, Response};
 
-use crate::{arrivals::Expected, door::Visit, held::Held, way::Refusal};
+use crate::{arrivals::Expected, drain_gate::InFlightGuard, held::Held, way::Refusal};
 
 /// Where a request came to.
 pub(crate) enum Routed {
@@ -26,8 +26,8 @@ pub(crate) enum HandedOver {
 pub(crate) struct Presence {
     /// It is on its way here, and the request takes part in that.
     pub(crate) joined: Option<Expected>,
-    /// It is here, and the request is inside.
-    pub(crate) visit: Option<Visit>,
+    /// It is here, and the request has entered its gate.
+    pub(crate) guard: Option<InFlightGuard>,
 }
 
 /// Whether a session of this instance can be brought to life here.

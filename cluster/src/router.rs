@@ -11,7 +11,7 @@ use crate::{
     arrivals::{Arrivals, Expected},
     departure::{Departure, Stage},
     directory::{Claim, Directory as _, LIMIT, Limited, Look},
-    door::Visit,
+    drain_gate::InFlightGuard,
     errand::Errand,
     fields::{Fields, SESSION_ID},
     heartbeat::Heartbeat,
@@ -56,18 +56,18 @@ pub(crate) struct Router {
 // === impl Router ===
 
 impl Router {
-    /// What is to be done with a client's request that has just come. It is inside of its session, if that is here.
-    pub(crate) fn arrive(&self, session: Option<&str>) -> (Step, Option<Visit>) {
-        let visit = session.and_then(|id| self.sessions.enter(id));
+    /// What is to be done with a client's request that has just come. It has entered the gate of its session, if that is here.
+    pub(crate) fn arrive(&self, session: Option<&str>) -> (Step, Option<InFlightGuard>) {
+        let guard = session.and_then(|id| self.sessions.enter(id));
         // One that is being restored is not here before that is done. One that another instance may have claimed is looked up.
-        let is_here = |id| visit.is_some() && !self.comes(id) && self.heartbeat.may_serve(id);
+        let is_here = |id| guard.is_some() && !self.comes(id) && self.heartbeat.may_serve(id);
         let arrival = Arrival {
             has_session: session.is_some(),
             is_here: session.is_some_and(is_here),
             is_from_peer: false,
             stage: Stage::Here,
         };
-        (arrival.step(), visit)
+        (arrival.step(), guard)
     }
 
     /// What is to be done with a peer's request, and what of its session is here.
@@ -87,10 +87,10 @@ impl Router {
     fn presence(&self, id: &str) -> Option<Presence> {
         // First: one that has come since is found below.
         let joined = self.joins(id);
-        let visit = self.sessions.enter(id);
+        let guard = self.sessions.enter(id);
         let is_here =
-            joined.is_some() || visit.is_some() || self.sessions.is_deleted(SessionHash::of(id));
-        is_here.then_some(Presence { joined, visit })
+            joined.is_some() || guard.is_some() || self.sessions.is_deleted(SessionHash::of(id));
+        is_here.then_some(Presence { joined, guard })
     }
 
     /// Whether a session is on its way here.

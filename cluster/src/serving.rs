@@ -9,7 +9,7 @@ use tower_service::Service;
 use crate::{
     arrivals::Expected,
     departure::Stage,
-    door::Visit,
+    drain_gate::InFlightGuard,
     fields::Fields,
     held::Held,
     ids::SessionHash,
@@ -47,7 +47,7 @@ pub(crate) async fn from_peer<S: Inner>(
     let _over = Over(router, session.as_deref());
     let (step, mut presence) = router.arrive_from_peer(session.as_deref());
     if let Some(id) = &session
-        && presence.visit.is_some()
+        && presence.guard.is_some()
         && !router.is_verified(id).await
     {
         return Ok(again(router));
@@ -56,7 +56,7 @@ pub(crate) async fn from_peer<S: Inner>(
         Step::Serve => {}
         Step::HandOver if presence.joined.is_some() => {}
         Step::HandOver => {
-            // It is not inside while it waits for those who are.
+            // It is not in flight while it waits for those that are.
             drop(presence);
             (request, presence) = match router.hand_over(request).await {
                 HandedOver::Not(request, presence) => (request, presence),
@@ -69,12 +69,12 @@ pub(crate) async fn from_peer<S: Inner>(
         }
         _ => return Ok(moved(router, request).await),
     }
-    let Presence { joined, visit } = presence;
+    let Presence { joined, guard } = presence;
     let brought = match joined {
         Some(expected) => bring(router, inner, request, expected).await?,
         None => {
             let localized = router.localize(&mut request);
-            let served = serve(router, inner, request, localized, visit).await?;
+            let served = serve(router, inner, request, localized, guard).await?;
             Brought::Served(served)
         }
     };
@@ -249,20 +249,20 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Serves a request here, and answers for a call that is not any more. It is inside of its session until it has a head.
+/// Serves a request here, and answers for a call that is not any more. It is in flight in its session until it has a head.
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
     request: Request<Body>,
     localized: Localized,
-    visit: Option<Visit>,
+    guard: Option<InFlightGuard>,
 ) -> Result<Response<Body>, S::Error> {
     poll_fn(|cx| inner.poll_ready(cx)).await?;
     let served = inner.call(request);
     match localized {
         Localized::Nothing => {
             let response = served.await?.into_response();
-            Ok(unless_lost(router, response, visit.as_ref()))
+            Ok(unless_lost(router, response, guard.as_ref()))
         }
         Localized::Here(call) => Ok(resuming(call, served).await?.into_response()),
         Localized::Lost(lost) => {
@@ -280,10 +280,10 @@ pub(crate) async fn serve<S: Inner>(
 pub(crate) fn unless_lost(
     router: &Router,
     response: Response<Body>,
-    visit: Option<&Visit>,
+    guard: Option<&InFlightGuard>,
 ) -> Response<Body> {
     let has_failed = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
-    if has_failed && visit.is_some_and(Visit::is_shut) {
+    if has_failed && guard.is_some_and(InFlightGuard::is_closed) {
         return router.turn_away(Refusal::Again);
     }
     response

@@ -15,7 +15,7 @@ mod here;
 mod lapse;
 mod lost;
 mod queues;
-mod roll;
+mod session_index;
 mod state;
 mod writing;
 

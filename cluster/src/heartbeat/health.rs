@@ -90,11 +90,11 @@ impl DirectoryHealth {
     }
 
     /// A heartbeat begins.
-    pub(super) fn begins(&mut self, now: Instant) {
+    pub(super) fn on_heartbeat_begun(&mut self, now: Instant) {
         if self.has_stalled(now) {
             self.lapse = Some(Lapse::by_stall(now));
             // Nothing is written before it is known whether there is a lease.
-            self.failed();
+            self.on_heartbeat_failed();
         }
         self.late_from = Some(now + STALL_THRESHOLD);
     }
@@ -116,7 +116,7 @@ impl DirectoryHealth {
     }
 
     /// A heartbeat found no lease. One is about to be made.
-    pub(super) fn has_no_lease(&mut self) {
+    pub(super) fn on_lease_missing(&mut self) {
         self.phase = Phase::Unreachable {
             must_write_all: true,
         };
@@ -140,7 +140,7 @@ impl DirectoryHealth {
     }
 
     /// A heartbeat that began then was answered, and there is a lease.
-    pub(super) fn answered(&mut self, begun: Instant, run: EngineRun) -> RequiredWork {
+    pub(super) fn on_heartbeat_answered(&mut self, begun: Instant, run: EngineRun) -> RequiredWork {
         let is_same_run = self.run.as_ref() == Some(&run);
         let is_in_time = self.is_fresh(begun);
         let was_alive = !std::mem::take(&mut self.has_no_lease);
@@ -174,7 +174,7 @@ impl DirectoryHealth {
     }
 
     /// A heartbeat was not answered, or the lease could not be made.
-    pub(super) fn failed(&mut self) {
+    pub(super) fn on_heartbeat_failed(&mut self) {
         self.phase = match self.phase {
             Phase::Consistent { .. } => Phase::Unreachable {
                 must_write_all: true,
@@ -187,7 +187,7 @@ impl DirectoryHealth {
     }
 
     /// Nothing is left that must be written again.
-    pub(super) fn wrote_all(&mut self, now: Instant) {
+    pub(super) fn on_all_written(&mut self, now: Instant) {
         if self.phase == Phase::Writing {
             self.phase = Phase::Consistent { since: now };
         }

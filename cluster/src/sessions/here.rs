@@ -8,13 +8,13 @@ use super::{
     contested::{Contested, Unconfirmed},
     lapse::Lapse,
     lost::{Lost, To},
-    roll::{Listed, Roll},
+    session_index::{IndexGuard, SessionIndex},
 };
 use crate::ids::{Epoch, SessionHash};
 
 pub(super) struct Here {
     pub(super) id: Arc<str>,
-    _listed: Listed,
+    _index_guard: IndexGuard,
     /// The epoch at which this instance owns it.
     pub(super) epoch: Epoch,
     /// What the directory has of it, if that has a higher epoch.
@@ -38,10 +38,10 @@ pub(super) struct Here {
 // === impl Here ===
 
 impl Here {
-    pub(super) fn new(id: &str, roll: &Arc<Roll>) -> Self {
+    pub(super) fn new(id: &str, session_index: &Arc<SessionIndex>) -> Self {
         let id: Arc<str> = id.into();
         Self {
-            _listed: roll.list(&id),
+            _index_guard: session_index.insert(&id),
             id,
             epoch: Epoch::now(),
             contested: None,
@@ -57,11 +57,11 @@ impl Here {
     }
 
     /// One that is about to be restored.
-    pub(super) fn loaded(id: &str, epoch: Epoch, roll: &Arc<Roll>) -> Self {
+    pub(super) fn loaded(id: &str, epoch: Epoch, session_index: &Arc<SessionIndex>) -> Self {
         Self {
             epoch,
             loaded: Some(Instant::now()),
-            ..Self::new(id, roll)
+            ..Self::new(id, session_index)
         }
     }
 

@@ -16,10 +16,10 @@ use super::{
     here::Here,
     lost::{Losses, Lost, To},
     queues::{Deleted, MAX_DELETED, Queues},
-    roll::Roll,
+    session_index::SessionIndex,
 };
 use crate::{
-    door::{Door, Visit},
+    drain_gate::{DrainGate, InFlightGuard},
     ids::{Epoch, Incarnation, Owner, SessionHash},
     recent::Recent,
 };
@@ -39,7 +39,7 @@ const RESTORES_FOR: Duration = Duration::from_secs(10 * 60);
 
 /// The sessions that live here.
 pub(crate) struct Sessions {
-    pub(super) roll: Arc<Roll>,
+    pub(super) session_index: Arc<SessionIndex>,
     pub(super) shards: Box<[Mutex<HashMap<SessionHash, Here>>]>,
     pub(super) me: Incarnation,
     /// How often sessions were to be restored that are not.
@@ -65,7 +65,7 @@ impl Sessions {
     pub(crate) fn new(me: Incarnation) -> (Arc<Self>, mpsc::UnboundedReceiver<Lost>) {
         let (losses, told) = Losses::new();
         let sessions = Self {
-            roll: Roll::new(),
+            session_index: SessionIndex::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             me,
             restores: Mutex::new(Recent::new(MAX_RESTORES, RESTORES_FOR)),
@@ -99,23 +99,23 @@ impl Sessions {
         shard.get(&session).map(|here| here.params.is_some())
     }
 
-    /// Goes in at the door of a session that lives here: every request does. `None` if none does, or if its door is shut.
-    pub(crate) fn enter(&self, id: &str) -> Option<Visit> {
-        self.roll.enter(id)
+    /// Enters the gate of a session that lives here: every request does. `None` if none does, or if its gate is closed.
+    pub(crate) fn enter(&self, id: &str) -> Option<InFlightGuard> {
+        self.session_index.enter(id)
     }
 
-    pub(crate) fn door(&self, id: &str) -> Option<Arc<Door>> {
-        self.roll.door(id)
+    pub(crate) fn gate(&self, id: &str) -> Option<Arc<DrainGate>> {
+        self.session_index.gate(id)
     }
 
-    /// Shuts all doors, also those of sessions that come yet.
-    pub(crate) fn shut(&self) {
-        self.roll.shut();
+    /// Closes all gates, also those of sessions that come yet.
+    pub(crate) fn close_gates(&self) {
+        self.session_index.close_all();
     }
 
-    /// Whether a session lives here, and its door is not shut.
+    /// Whether a session lives here, and its gate is not closed.
     pub(crate) fn has(&self, id: &str) -> bool {
-        self.door(id).is_some_and(|door| !door.is_shut())
+        self.gate(id).is_some_and(|gate| !gate.is_closed())
     }
 
     /// All ids.
@@ -137,7 +137,7 @@ impl Sessions {
             let mut shard = self.shard(session);
             let here = shard
                 .entry(session)
-                .or_insert_with(|| Here::new(id, &self.roll));
+                .or_insert_with(|| Here::new(id, &self.session_index));
             here.loaded = None;
         }
         self.write_if_new(session);
@@ -173,13 +173,13 @@ impl Sessions {
         self.initialized(id, params);
     }
 
-    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its door
-    /// is not shut. If not, it is told to be closed.
+    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its gate
+    /// is not closed. If not, it is told to be closed.
     pub(crate) fn hand_out(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
-        let is_shut = self.door(id).is_some_and(|door| door.is_shut());
+        let is_closed = self.gate(id).is_some_and(|gate| gate.is_closed());
         let here = match self.shard(session).entry(session) {
-            Entry::Occupied(here) if is_shut || here.get().is_unknown() => here.remove(),
+            Entry::Occupied(here) if is_closed || here.get().is_unknown() => here.remove(),
             _ => return true,
         };
         self.work().fresh.retain(|fresh| *fresh != session);
@@ -210,10 +210,10 @@ impl Sessions {
         tries.is_some_and(|tries| *tries >= RESTORE_ATTEMPTS)
     }
 
-    /// A session was opened to be restored, and has no handler that serves it. It is closed unless another request is inside.
+    /// A session was opened to be restored, and has no handler that serves it. It is closed unless another request is in flight.
     pub(crate) fn was_restored_in_vain(&self, id: &str) {
-        let is_shut = |door: Arc<Door>| door.shut_if_empty(|| true);
-        if self.door(id).is_some_and(is_shut) {
+        let is_closed = |gate: Arc<DrainGate>| gate.close_if_idle(|| true);
+        if self.gate(id).is_some_and(is_closed) {
             self.lose_to(SessionHash::of(id), To::NextRequest);
         }
     }
@@ -224,7 +224,7 @@ impl Sessions {
         let mut shard = self.shard(session);
         let here = shard
             .entry(session)
-            .or_insert_with(|| Here::loaded(id, epoch, &self.roll));
+            .or_insert_with(|| Here::loaded(id, epoch, &self.session_index));
         here.epoch = here.epoch.max(epoch);
         here.params.get_or_insert(params);
     }
@@ -321,15 +321,15 @@ impl Sessions {
         self.lose_to(session, To::Owner(owner));
     }
 
-    /// A session whose door is shut is given up: whoever asks for it next claims it.
+    /// A session whose gate is closed is given up: whoever asks for it next claims it.
     pub(crate) fn give_up(&self, session: SessionHash) {
         let id = self
             .shard(session)
             .get(&session)
             .map(|here| here.id.clone());
-        let door = id.and_then(|id| self.door(&id));
+        let gate = id.and_then(|id| self.gate(&id));
         // One that has come back has another.
-        if door.is_some_and(|door| door.is_shut()) {
+        if gate.is_some_and(|gate| gate.is_closed()) {
             self.lose_to(session, To::WhoeverAsks);
         }
     }

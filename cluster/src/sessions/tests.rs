@@ -436,7 +436,7 @@ fn a_session_is_given_up_only_if_its_door_is_shut() {
     let (sessions, mut lost) = written(&["a"]);
     sessions.give_up(hash("a"));
     assert!(lost.try_recv().is_err() && sessions.has("a"));
-    sessions.door("a").unwrap().shut();
+    sessions.gate("a").unwrap().close();
     assert!(!sessions.has("a") && sessions.enter("a").is_none());
     sessions.give_up(hash("a"));
     sessions.give_up(hash("a"));

@@ -111,7 +111,7 @@ async fn an_owner_that_stood_still_begins_nothing_of_a_session_that_another_inst
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(b.me));
 
-    // What waited at its door goes where the session is.
+    // What waits for it goes where the session is.
     is_reached.store(true, Ordering::Relaxed);
     let call = mcp.call(2, "hold", json!({ "label": "late" }));
     let mut call = within("a call", call).await;

@@ -92,9 +92,9 @@ async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
         }
         let routing = b.cluster.router();
         let session = at_b.session_id().unwrap();
-        if let Some(door) = routing.sessions.door(session) {
+        if let Some(gate) = routing.sessions.gate(session) {
             let is_idle = || !routing.arrivals.has(hash(&at_b));
-            let mut empty = Box::pin(door.until_empty(is_idle));
+            let mut empty = Box::pin(gate.until_idle(is_idle));
             let waits = (&mut empty).now_or_never().is_none();
             drop(first);
             all_else().await;

@@ -72,9 +72,9 @@ async fn a_departure_does_not_wait_for_a_claim_that_comes_to_nothing() {
         assert_eq!(status(&at_b, 2).await, 200);
         let routing = b.cluster.router();
         let _leaving = routing.departure.begin();
-        let door = routing.sessions.door(at_b.session_id().unwrap()).unwrap();
+        let gate = routing.sessions.gate(at_b.session_id().unwrap()).unwrap();
         let is_idle = || !routing.arrivals.has(hash(&at_b));
-        let mut empty = Box::pin(door.until_empty(is_idle));
+        let mut empty = Box::pin(gate.until_idle(is_idle));
         assert!((&mut empty).now_or_never().is_none());
         if hangs_up {
             drop(late);

@@ -9,7 +9,7 @@ use super::*;
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Wait(u64),
-    HeartbeatReply { run: u8, was_alive: bool },
+    Heartbeat { run: u8, was_alive: bool },
     Fail,
     WroteAll,
 }
@@ -32,7 +32,7 @@ enum What {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..8_000_u64).prop_map(Step::Wait),
-        4 => (0..10_u8, 0..10_u8).prop_map(|(run, alive)| Step::HeartbeatReply { run: run / 9, was_alive: alive > 0 }),
+        4 => (0..10_u8, 0..10_u8).prop_map(|(run, alive)| Step::Heartbeat { run: run / 9, was_alive: alive > 0 }),
         1 => Just(Step::Fail),
         3 => Just(Step::WroteAll),
     ]
@@ -41,14 +41,16 @@ fn step() -> impl Strategy<Value = Step> {
 impl History {
     /// The first time when all was written, after the last that broke it and a heartbeat that was answered since.
     fn consistent_since(&self, now: Instant) -> Option<Instant> {
-        let is_beat = |what: &What| matches!(what, What::Intact | What::Broken);
+        let is_heartbeat = |what: &What| matches!(what, What::Intact | What::Broken);
         let breaks = |what: &What| matches!(what, What::Failed | What::Broken);
-        let (last_beat, _) = self.0.iter().rfind(|(_, what)| is_beat(what))?;
-        if now - *last_beat >= LEASE {
+        let (latest, _) = self.0.iter().rfind(|(_, what)| is_heartbeat(what))?;
+        if now - *latest >= LEASE {
             return None;
         }
         let from = self.0.iter().rposition(|(_, what)| breaks(what))?;
-        let mut since = self.0[from..].iter().skip_while(|(_, what)| !is_beat(what));
+        let mut since = self.0[from..]
+            .iter()
+            .skip_while(|(_, what)| !is_heartbeat(what));
         since
             .find(|(_, what)| *what == What::WroteAll)
             .map(|(at, _)| *at)
@@ -68,19 +70,19 @@ proptest! {
             match step {
                 Step::Wait(millis) => now += Duration::from_millis(millis),
                 Step::Fail => {
-                    health.failed();
+                    health.on_heartbeat_failed();
                     history.0.push((now, What::Failed));
                 }
                 Step::WroteAll => {
-                    health.wrote_all(now);
+                    health.on_all_written(now);
                     history.0.push((now, What::WroteAll));
                 }
-                Step::HeartbeatReply { run, was_alive } => {
+                Step::Heartbeat { run, was_alive } => {
                     if !was_alive {
-                        health.has_no_lease();
+                        health.on_lease_missing();
                         prop_assert!(health.is_unreachable());
                     }
-                    let todo = health.answered(now, EngineRun::new(&run.to_string()));
+                    let todo = health.on_heartbeat_answered(now, EngineRun::new(&run.to_string()));
                     let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < LEASE) && was_alive;
                     let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
                     let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);

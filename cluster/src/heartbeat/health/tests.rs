@@ -7,22 +7,22 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A health, some time after a heartbeat in a run of the engine that found everything as it was left.
 fn after(time: Duration) -> (DirectoryHealth, Instant) {
     let (mut health, begun) = (DirectoryHealth::new(false), Instant::now());
-    health.begins(begun);
-    health.has_no_lease();
-    health.answered(begun, EngineRun::new("run"));
-    health.wrote_all(begun);
+    health.on_heartbeat_begun(begun);
+    health.on_lease_missing();
+    health.on_heartbeat_answered(begun, EngineRun::new("run"));
+    health.on_all_written(begun);
     assert_eq!((health.lapse(begun), health.renewal_due()), (None, None));
     (health, begun + time)
 }
 
 /// A heartbeat that begins then, and is answered.
 fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_alive: bool) {
-    health.begins(now);
+    health.on_heartbeat_begun(now);
     if !was_alive {
-        health.has_no_lease();
+        health.on_lease_missing();
     }
-    health.answered(now, EngineRun::new(run));
-    health.wrote_all(now);
+    health.on_heartbeat_answered(now, EngineRun::new(run));
+    health.on_all_written(now);
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
             answer_heartbeat(&mut health, now, run, true);
         }
         health.on_epochs_renewed();
-        health.wrote_all(stopped + 4 * SECOND);
+        health.on_all_written(stopped + 4 * SECOND);
         assert_eq!(health.lapse(stopped + 4 * SECOND), None);
     }
 }
@@ -54,21 +54,21 @@ fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
 #[test]
 fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch() {
     let (mut health, stopped) = after(2 * LEASE);
-    health.begins(stopped);
-    health.has_no_lease();
-    health.answered(stopped, EngineRun::new("run"));
+    health.on_heartbeat_begun(stopped);
+    health.on_lease_missing();
+    health.on_heartbeat_answered(stopped, EngineRun::new("run"));
     health.on_epochs_renewed();
     for later in 1..4 {
         let now = stopped + later * SECOND;
-        health.begins(now);
+        health.on_heartbeat_begun(now);
         if later == 2 {
-            health.failed();
+            health.on_heartbeat_failed();
             continue;
         }
-        health.answered(now, EngineRun::new("run"));
+        health.on_heartbeat_answered(now, EngineRun::new("run"));
         assert_eq!(health.lapse(now), Some(Lapse::by_stall(stopped)));
     }
-    health.wrote_all(stopped + 4 * SECOND);
+    health.on_all_written(stopped + 4 * SECOND);
     assert_eq!(health.lapse(stopped + 4 * SECOND), None);
 }
 
@@ -86,16 +86,16 @@ fn after_a_stop_a_lease_in_another_run_proves_nothing() {
 fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
     let (mut health, mut now) = after(SECOND);
     for _ in 0..10 {
-        health.begins(now);
-        health.failed();
+        health.on_heartbeat_begun(now);
+        health.on_heartbeat_failed();
         assert_eq!(health.lapse(now), None);
         now += SECOND;
     }
-    health.begins(now);
-    health.has_no_lease();
-    health.answered(now, EngineRun::new("another run"));
+    health.on_heartbeat_begun(now);
+    health.on_lease_missing();
+    health.on_heartbeat_answered(now, EngineRun::new("another run"));
     assert_eq!(health.lapse(now), Some(Lapse::by_failures(now)));
-    health.wrote_all(now);
+    health.on_all_written(now);
     assert_eq!(health.lapse(now), None);
     assert!(health.renewal_due().is_some(), "in their time");
 }

@@ -1,4 +1,4 @@
-//! The ids of the sessions that live here, and their doors. Every request asks for its own: the hash that the directory knows it
+//! The ids of the sessions that live here, and their drain gates. Every request asks for its own: the hash that the directory knows it
 //! by would cost ten times as much as this.
 
 use std::{
@@ -10,87 +10,87 @@ use std::{
     },
 };
 
-use crate::door::{Door, Visit};
+use crate::drain_gate::{DrainGate, InFlightGuard};
 
 /// Over how many locks the ids are spread: 64.
 const SHARDS: usize = 64;
 
-pub(super) struct Roll {
+pub(super) struct SessionIndex {
     shards: Box<[Mutex<Shard>]>,
-    /// Whether all doors are shut, also of what is listed later.
-    is_shut: AtomicBool,
+    /// Whether all gates are closed, also of what is inserted later.
+    is_closed: AtomicBool,
 }
 
-type Shard = HashMap<Arc<str>, Row, BuildHasherDefault<IdHasher>>;
+type Shard = HashMap<Arc<str>, SessionRow, BuildHasherDefault<IdHasher>>;
 
 #[derive(Default)]
-struct Row {
-    /// How often the id is on the list.
-    times: usize,
-    door: Arc<Door>,
+struct SessionRow {
+    /// How often the id was inserted and not removed.
+    count: usize,
+    gate: Arc<DrainGate>,
 }
 
-/// Mixes eight bytes at a time. What is on the list was given out here: no client can choose ids that meet there.
+/// Mixes eight bytes at a time. What is in the index was given out here: no client can choose ids that meet there.
 #[derive(Default)]
 struct IdHasher(u64);
 
-/// An id is on the list until this is dropped.
-pub(super) struct Listed {
-    roll: Arc<Roll>,
+/// An id is in the index until this is dropped.
+pub(super) struct IndexGuard {
+    index: Arc<SessionIndex>,
     id: Arc<str>,
 }
 
-// === impl Roll ===
+// === impl SessionIndex ===
 
-impl Roll {
+impl SessionIndex {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            is_shut: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
         })
     }
 
-    /// Goes in at the door of a session. `None` if it is not here, or shut.
-    pub(super) fn enter(&self, id: &str) -> Option<Visit> {
-        self.shard(id).get(id)?.door.enter()
+    /// Enters the gate of a session. `None` if it is not here, or closed.
+    pub(super) fn enter(&self, id: &str) -> Option<InFlightGuard> {
+        self.shard(id).get(id)?.gate.enter()
     }
 
-    pub(super) fn door(&self, id: &str) -> Option<Arc<Door>> {
-        self.shard(id).get(id).map(|row| row.door.clone())
+    pub(super) fn gate(&self, id: &str) -> Option<Arc<DrainGate>> {
+        self.shard(id).get(id).map(|row| row.gate.clone())
     }
 
-    pub(super) fn list(self: &Arc<Self>, id: &Arc<str>) -> Listed {
+    pub(super) fn insert(self: &Arc<Self>, id: &Arc<str>) -> IndexGuard {
         {
             let mut shard = self.shard(id);
             let row = shard.entry(id.clone()).or_default();
-            row.times += 1;
-            if self.is_shut.load(Ordering::Acquire) {
-                row.door.shut();
+            row.count += 1;
+            if self.is_closed.load(Ordering::Acquire) {
+                row.gate.close();
             }
         }
-        Listed {
-            roll: self.clone(),
+        IndexGuard {
+            index: self.clone(),
             id: id.clone(),
         }
     }
 
-    /// Shuts all doors, whoever is inside, also those of sessions that come yet.
-    pub(super) fn shut(&self) {
-        // First: what is listed meanwhile is seen below, or sees this.
-        self.is_shut.store(true, Ordering::Release);
+    /// Closes all gates, whatever is in flight, also those of sessions that come yet.
+    pub(super) fn close_all(&self) {
+        // First: what is inserted meanwhile is seen below, or sees this.
+        self.is_closed.store(true, Ordering::Release);
         for shard in &self.shards {
             for row in lock(shard).values() {
-                row.door.shut();
+                row.gate.close();
             }
         }
     }
 
-    /// Returns the row of an id that is on the list no more.
-    fn unlist(&self, id: &Arc<str>) -> Option<Row> {
+    /// Returns the row of an id that is not in the index any more.
+    fn remove(&self, id: &Arc<str>) -> Option<SessionRow> {
         match self.shard(id).entry(id.clone()) {
-            Entry::Occupied(mut row) => match row.get().times.checked_sub(1) {
+            Entry::Occupied(mut row) => match row.get().count.checked_sub(1) {
                 Some(left @ 1..) => {
-                    row.get_mut().times = left;
+                    row.get_mut().count = left;
                     None
                 }
                 _ => Some(row.remove()),
@@ -140,13 +140,13 @@ impl Hasher for IdHasher {
     }
 }
 
-// === impl Listed ===
+// === impl IndexGuard ===
 
-impl Drop for Listed {
+impl Drop for IndexGuard {
     fn drop(&mut self) {
-        if let Some(row) = self.roll.unlist(&self.id) {
-            // Whoever waits for it to be shut does not wait for what has gone.
-            row.door.shut();
+        if let Some(row) = self.index.remove(&self.id) {
+            // A task that waits for it to be closed does not wait for a session that is gone.
+            row.gate.close();
         }
     }
 }
@@ -156,16 +156,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_there_until_its_last_listing_is_over() {
-        let roll = Roll::new();
+    fn an_id_is_there_until_its_last_guard_is_dropped() {
+        let index = SessionIndex::new();
         let (id, short): (Arc<str>, Arc<str>) = ("session".into(), "n".into());
-        let (first, other) = (roll.list(&id), roll.list(&short));
-        let second = roll.list(&id);
+        let (first, other) = (index.insert(&id), index.insert(&short));
+        let second = index.insert(&id);
         drop(first);
-        let has = |id| roll.door(id).is_some();
+        let has = |id| index.gate(id).is_some();
         assert!(has("session") && has("n") && !has("") && !has("xn"));
         drop((second, other));
         assert!(!has("session") && !has("n"));
-        assert!(roll.shards.iter().all(|shard| lock(shard).is_empty()));
+        assert!(index.shards.iter().all(|shard| lock(shard).is_empty()));
     }
 }
