@@ -23,7 +23,6 @@ use tracing::info;
 use crate::{
     answers::Answers,
     arrivals::Arrivals,
-    closers::Closers,
     departure::Departure,
     directory::{Directory, Limited},
     filter::PeersFilter,
@@ -39,6 +38,7 @@ use crate::{
     proof::{self, Wait},
     relay::Relay,
     router::Router,
+    session_closers::SessionClosers,
     sessions::Sessions,
     store::ClusterStore,
     turned_away::{CLIENT_BACKOFF, TurnedAway},
@@ -75,7 +75,7 @@ struct Shared {
     gate: Arc<Gate>,
     store: ClusterStore,
     answers: Arc<Answers>,
-    closers: Closers,
+    session_closers: SessionClosers,
     closing: JoinHandle<()>,
     /// Writes answers, also after the instance has left.
     writing: JoinHandle<()>,
@@ -118,9 +118,9 @@ impl Cluster {
             self.shared.router.lives.clone(),
             self.shared.router.heartbeat.clone(),
         );
-        let (manager, closes) =
+        let (manager, closer) =
             ClusterSessionManager::new(manager, sessions, answers, lives, heartbeat);
-        self.shared.closers.add(closes);
+        self.shared.session_closers.add(closer);
         manager
     }
 
@@ -274,7 +274,7 @@ impl Cluster {
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
         // Whoever asks does not have it. If another service of this instance does, it must not be brought to life twice.
-        if self.shared.closers.have(session_id).await {
+        if self.shared.session_closers.has_session(session_id).await {
             return Ok(None);
         }
         self.shared.store.load(session_id).await
@@ -373,8 +373,8 @@ pub(crate) fn join_over(
 ) -> Cluster {
     meter::describe();
     let directory = Limited::new(directory);
-    let (sessions, lost) = Sessions::new(me.incarnation);
-    let closers = Closers::default();
+    let (sessions, relinquished) = Sessions::new(me.incarnation);
+    let session_closers = SessionClosers::default();
     let turned_away = Arc::new(TurnedAway::new(options.client_backoff));
     let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
     let heartbeat = Heartbeat::new(
@@ -404,8 +404,8 @@ pub(crate) fn join_over(
             gate: Arc::new(Gate::new(filter, secret)),
             writing: tokio::spawn(answers.write()),
             answers,
-            closing: tokio::spawn(closers.clone().run(lost, sessions.clone())),
-            closers,
+            closing: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),
+            session_closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
             beating: Mutex::new(Some(tokio::spawn(heartbeat.run()))),
         }),

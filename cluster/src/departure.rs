@@ -164,7 +164,7 @@ impl Departure {
             // What it has not given to the directory is gone when it is closed.
             self.answers.keep_ended();
             lock(&self.given_up).insert(session);
-            self.sessions.give_up(session);
+            self.sessions.relinquish(session);
         }
     }
 

@@ -9,7 +9,7 @@
 //! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the engine, whether answers of its calls are
 //!    late, and how long ago this instance turned a client away. "Unknown" proves something once all instances have written ([`Heartbeat::proves`]).
 //! 5. A session of which the directory has a record with a higher epoch is *contested*. It serves nothing new. If the owner
-//!    there has its lease, the session is lost; if it provably has none, it is claimed back.
+//!    there has its lease, the session is relinquished; if it provably has none, it is claimed back.
 
 use std::{
     convert::Infallible,
@@ -153,9 +153,9 @@ impl Heartbeat {
     /// Returns when a session that is open here may serve something new, or is closed.
     pub(crate) async fn until_decided(&self, id: &str) {
         let session = SessionHash::of(id);
-        let is_decided = || self.may_serve(id) || !self.sessions.is_here(session);
+        let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
         self.sessions.until(is_decided).await;
-        self.sessions.losses.until_closed(session).await;
+        self.sessions.relinquished.until_closed(session).await;
     }
 
     /// Sends heartbeats and writes until the instance leaves. It is to be run once.
@@ -288,7 +288,7 @@ impl Heartbeat {
                 {
                     deletions.push(self.write(work));
                 }
-                if !self.sessions.is_behind() {
+                if !self.sessions.has_unconfirmed() {
                     self.on_all_written();
                 }
             }
@@ -321,21 +321,23 @@ impl Heartbeat {
             Work::Delete(batch) => {
                 let deletions = batch.into_iter().map(|(session, tombstone)| async move {
                     let deleted = self.directory.delete(session, tombstone).await;
-                    self.sessions.deleted_there(session, deleted.is_ok());
+                    self.sessions.on_deletion_result(session, deleted.is_ok());
                     deleted
                 });
                 join_all(deletions).await.into_iter().collect()
             }
-            Work::Enter(batch) => match self.directory.enter(self.me, &batch.sessions).await {
-                Ok(left) => {
-                    self.sessions.wrote(batch, &left);
-                    Ok(())
+            Work::Register(batch) => {
+                match self.directory.register(self.me, &batch.sessions).await {
+                    Ok(left) => {
+                        self.sessions.on_written(batch, &left);
+                        Ok(())
+                    }
+                    Err(error) => {
+                        self.sessions.requeue(batch);
+                        Err(error)
+                    }
                 }
-                Err(error) => {
-                    self.sessions.put_back(batch);
-                    Err(error)
-                }
-            },
+            }
         };
         if let Err(error) = &written {
             self.unwritten.warn(&format_args!(
@@ -383,7 +385,7 @@ impl Heartbeat {
         let (owned_by_living, owner_gone): (Vec<_>, Vec<_>) =
             contested.into_iter().partition(|(_, is)| has_lease(is));
         for (session, is) in owned_by_living {
-            self.sessions.lose(session, is.owner);
+            self.sessions.relinquish_to_owner(session, is.owner);
         }
         if self.proves(&leases) {
             let claims = stream::iter(owner_gone);

@@ -21,7 +21,7 @@ use crate::{
     fields::Fields,
     resume::Localized,
     router::Router,
-    serving::{from_peer, search, serve, unless_lost},
+    serving::{from_peer, search, serve, unless_relinquished},
     way::Step,
     wire::{self, FromPeer},
 };
@@ -206,11 +206,11 @@ where
                 router,
             } => {
                 let response = ready!(future.poll(cx))?.into_response();
-                Poll::Ready(Ok(unless_lost(router, response, guard.as_ref())))
+                Poll::Ready(Ok(unless_relinquished(router, response, guard.as_ref())))
             }
             KindProjected::Opening { future, router } => {
                 let response = ready!(future.poll(cx))?;
-                Poll::Ready(Ok(router.hand_out(response.into_response())))
+                Poll::Ready(Ok(router.admit_new_session(response.into_response())))
             }
             KindProjected::Elsewhere { future } => future.as_mut().poll(cx),
         }

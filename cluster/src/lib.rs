@@ -14,7 +14,6 @@ mod arrivals;
 mod asked;
 mod body_idle;
 mod builder;
-mod closers;
 mod cluster;
 mod departure;
 mod directory;
@@ -25,6 +24,7 @@ mod filter;
 mod heartbeat;
 mod held;
 mod ids;
+mod session_closers;
 
 mod layer;
 mod lives;

@@ -65,7 +65,7 @@ struct Keeper {
 
 /// What can close a session that does not live here any more.
 #[async_trait]
-pub(crate) trait Closes: Send + Sync {
+pub(crate) trait CloseSession: Send + Sync {
     /// Whether it has the session.
     async fn has(&self, session: &str) -> bool;
 
@@ -108,14 +108,14 @@ struct Watched {
 // === impl ClusterSessionManager ===
 
 impl<M: SessionManager> ClusterSessionManager<M> {
-    /// Has `sessions` know of all sessions of `manager`. Also returns what closes those that are lost.
+    /// Has `sessions` know of all sessions of `manager`. Also returns what closes those that are relinquished.
     pub(crate) fn new(
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
         answers: Arc<Answers>,
         lives: Arc<Lives>,
         heartbeat: Arc<Heartbeat>,
-    ) -> (Self, Weak<dyn Closes>) {
+    ) -> (Self, Weak<dyn CloseSession>) {
         let (of_sessions, their_lives, listed) = (answers.clone(), lives.clone(), sessions.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
             SessionEvent::Opened {
@@ -131,7 +131,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
             }
             _ => {}
         }));
-        let closes: Weak<dyn Closes> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
+        let closer: Weak<dyn CloseSession> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
         let memory: Weak<dyn Remembers> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
         let keeper = Arc::new(Keeper { answers, memory });
         (
@@ -143,7 +143,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
                 heartbeat,
                 is_checked: AtomicBool::new(false),
             },
-            closes,
+            closer,
         )
     }
 
@@ -308,7 +308,7 @@ fn not_begun(message: &ClientJsonRpcMessage) -> ServerSseMessage {
 }
 
 #[async_trait]
-impl<M: SessionManager> Closes for CancellableSessionManager<M> {
+impl<M: SessionManager> CloseSession for CancellableSessionManager<M> {
     async fn has(&self, session: &str) -> bool {
         matches!(self.has_session(&session.into()).await, Ok(true))
     }

@@ -121,7 +121,7 @@ async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmatio
             Confirmation::SessionClosed
         }
         // It is not one of the cluster's, so it can be no other instance's.
-        None if !router.sessions.is_here(session) && router.heartbeat.proves(&look.leases) => {
+        None if !router.sessions.is_local(session) && router.heartbeat.proves(&look.leases) => {
             Confirmation::Cancel
         }
         Some(Record::Owned(_)) | None => {

@@ -109,7 +109,7 @@ impl Router {
         let session = SessionHash::of(id);
         // What was loaded for it and not restored is brought by the next as if it had not been.
         self.arrivals
-            .unless_coming(session, || self.sessions.forget_unopened(session));
+            .unless_coming(session, || self.sessions.discard_unopened(session));
         self.departure.ended(Some(id));
     }
 
@@ -125,7 +125,7 @@ impl Router {
             return true;
         }
         let decided = timeout(LIMIT, self.heartbeat.until_decided(id)).await;
-        decided.is_ok() && self.sessions.is_here(SessionHash::of(id))
+        decided.is_ok() && self.sessions.is_local(SessionHash::of(id))
     }
 
     /// Asks a client to come again.
@@ -139,7 +139,7 @@ impl Router {
     /// What is answered when a session of this instance could not be restored: that its client should come again, or, after a few tries
     /// that did not fail for the directory, that there is none, so that its client opens a new one.
     pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
-        if !self.sessions.is_beyond_restoring(id) {
+        if !self.sessions.is_unrestorable(id) {
             return self.turn_away(Refusal::NotSound);
         }
         let session = SessionHash::of(id);
@@ -148,9 +148,12 @@ impl Router {
         refusals::no_session()
     }
 
-    /// Returns when nothing is left of a session that this instance has lost.
+    /// Returns when nothing is left of a session that this instance has relinquished.
     pub(crate) async fn until_closed(&self, id: &str) {
-        self.sessions.losses.until_closed(SessionHash::of(id)).await;
+        self.sessions
+            .relinquished
+            .until_closed(SessionHash::of(id))
+            .await;
     }
 
     /// Serves a peer's request, or hands its session over.
@@ -211,10 +214,10 @@ impl Router {
     }
 
     /// Gives a client the session that it has opened, if the response is one that does.
-    pub(crate) fn hand_out(&self, response: Response<Body>) -> Response<Body> {
+    pub(crate) fn admit_new_session(&self, response: Response<Body>) -> Response<Body> {
         let opened = response.headers().get(&SESSION_ID);
         let opened = opened.and_then(|id| id.to_str().ok());
-        if opened.is_none_or(|id| self.sessions.hand_out(id)) {
+        if opened.is_none_or(|id| self.sessions.admit_new_session(id)) {
             response
         } else {
             refusals::not_begun()

@@ -208,9 +208,9 @@ async fn bring<S: Inner>(
         && let Some(id) = &session
     {
         if served.status().is_success() {
-            router.sessions.is_restored(id);
+            router.sessions.clear_restore_attempts(id);
         } else if has_failed {
-            router.sessions.was_restored_in_vain(id);
+            router.sessions.on_restore_failed(id);
         }
     }
     let response = unless_failed(router, session.as_deref(), served, has_failed);
@@ -262,7 +262,7 @@ pub(crate) async fn serve<S: Inner>(
     match localized {
         Localized::Nothing => {
             let response = served.await?.into_response();
-            Ok(unless_lost(router, response, guard.as_ref()))
+            Ok(unless_relinquished(router, response, guard.as_ref()))
         }
         Localized::Here(call) => Ok(resuming(call, served).await?.into_response()),
         Localized::Lost(lost) => {
@@ -276,8 +276,8 @@ pub(crate) async fn serve<S: Inner>(
     }
 }
 
-/// A response, or 503 with `Retry-After` if rmcp failed to begin a call because its session was lost meanwhile.
-pub(crate) fn unless_lost(
+/// A response, or 503 with `Retry-After` if rmcp failed to begin a call because its session was relinquished meanwhile.
+pub(crate) fn unless_relinquished(
     router: &Router,
     response: Response<Body>,
     guard: Option<&InFlightGuard>,

@@ -1,6 +1,6 @@
 //! rmcp's session store, in the directory: what a session needs to be restored on another instance.
 //!
-//! 1. A session that the directory does not know within [`OPEN_TIMEOUT`] does not begin ([`Sessions::hand_out`]); one that has ended
+//! 1. A session that the directory does not know within [`OPEN_TIMEOUT`] does not begin ([`Sessions::admit_new_session`]); one that has ended
 //!    is deleted when it answers again.
 //! 2. Only its owner restores a session. Whoever wants to must have claimed it.
 //! 3. Errors and log lines name no session by its id.
@@ -69,7 +69,7 @@ impl SessionStore for ClusterStore {
         if entry.params.is_empty() {
             return Ok(None);
         }
-        self.sessions.is_to_be_restored(session);
+        self.sessions.record_restore_attempt(session);
         let state = serde_json::from_slice(&entry.params)?;
         let epoch = entry.ownership.epoch;
         self.sessions

@@ -91,11 +91,11 @@ async fn who_enters_a_session_owns_it(directory: &impl Directory) {
     let me = instance(1);
     let sessions = [session("enter 1"), session("enter 2")];
     assert_eq!(owner_of(directory, sessions[0].session).await, None);
-    assert_eq!(directory.enter(me, &sessions).await.unwrap(), []);
+    assert_eq!(directory.register(me, &sessions).await.unwrap(), []);
     assert_eq!(owner_of(directory, sessions[0].session).await, Some(me));
     assert_eq!(owner_of(directory, sessions[1].session).await, Some(me));
     assert_eq!(
-        directory.enter(me, &sessions).await.unwrap(),
+        directory.register(me, &sessions).await.unwrap(),
         [],
         "a second time is no harm"
     );
@@ -108,10 +108,10 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
         epoch: taken.epoch.next(),
         ..taken.clone()
     };
-    let enter =
-        async |owner, sessions: &[Registration]| directory.enter(owner, sessions).await.unwrap();
-    assert_eq!(enter(first, std::slice::from_ref(&later)).await, []);
-    let left = enter(second, &[free.clone(), taken.clone()]).await;
+    let register =
+        async |owner, sessions: &[Registration]| directory.register(owner, sessions).await.unwrap();
+    assert_eq!(register(first, std::slice::from_ref(&later)).await, []);
+    let left = register(second, &[free.clone(), taken.clone()]).await;
     assert_eq!(left, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
     assert_eq!(owner_of(directory, free.session).await, Some(second));
@@ -120,9 +120,9 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
         epoch: later.epoch.next(),
         ..taken.clone()
     };
-    assert_eq!(enter(second, std::slice::from_ref(&latest)).await, []);
+    assert_eq!(register(second, std::slice::from_ref(&latest)).await, []);
     assert_eq!(owner_of(directory, taken.session).await, Some(second));
-    let left = enter(first, &[later]).await;
+    let left = register(first, &[later]).await;
     assert_eq!(left, [(taken.session, owned(second, &latest))]);
     // Of two with one epoch the larger incarnation has it.
     let [smaller, larger] = {
@@ -133,7 +133,9 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
     let even = session("even");
     for (owner, is_taken) in [(larger, true), (smaller, false), (larger, true)] {
         assert_eq!(
-            enter(owner, std::slice::from_ref(&even)).await.is_empty(),
+            register(owner, std::slice::from_ref(&even))
+                .await
+                .is_empty(),
             is_taken
         );
         assert_eq!(owner_of(directory, even.session).await, Some(larger));
@@ -146,7 +148,7 @@ async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
     let (me, other) = (instance(1), instance(2));
     let [mine, taken, lost] = ["mine", "taken meanwhile", "lost"].map(session);
     let both = [mine.clone(), taken.clone()];
-    assert_eq!(directory.enter(me, &both).await.unwrap(), []);
+    assert_eq!(directory.register(me, &both).await.unwrap(), []);
     let read = ownership(directory, mine.session).await.unwrap();
     claim_from(directory, taken.session, me, other).await;
     let its = ownership(directory, taken.session).await.unwrap();
@@ -156,7 +158,7 @@ async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
         renewed: Some(renewed),
         ..entered
     });
-    let left = directory.enter(me, &renews).await.unwrap();
+    let left = directory.register(me, &renews).await.unwrap();
     assert_eq!(left, [(taken.session, Record::Owned(its))]);
     let now = Ownership {
         owner: me,
@@ -168,12 +170,12 @@ async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
         renewed: Some(renewed),
         ..lost.clone()
     };
-    let left = directory.enter(me, &[renews]).await.unwrap();
+    let left = directory.register(me, &[renews]).await.unwrap();
     assert_eq!(left, [(lost.session, owned(me, &lost))]);
     let wanted = read.claimed_by(other);
     let late = directory.claim(mine.session, read, wanted).await.unwrap();
     assert_eq!(late, Claim::Lost(Record::Owned(now)));
-    let left = directory.enter(me, std::slice::from_ref(&mine)).await;
+    let left = directory.register(me, std::slice::from_ref(&mine)).await;
     assert_eq!(
         left.unwrap(),
         [(mine.session, Record::Owned(now))],
@@ -185,7 +187,7 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     let (former, winner, loser) = (instance(1), instance(2), instance(3));
     let claimed = session("claimed");
     directory
-        .enter(former, std::slice::from_ref(&claimed))
+        .register(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
     let read = ownership(directory, claimed.session).await.unwrap();
@@ -202,7 +204,7 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     assert_eq!(claim(loses).await, Claim::Lost(Record::Owned(now)));
     assert_eq!(ownership(directory, claimed.session).await, Some(now));
     let left = directory
-        .enter(former, std::slice::from_ref(&claimed))
+        .register(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
     assert_eq!(
@@ -220,7 +222,7 @@ async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Di
             epoch,
             ..taken.clone()
         };
-        let entered = directory.enter(owner, &[entered]).await;
+        let entered = directory.register(owner, &[entered]).await;
         assert_eq!(entered.unwrap(), []);
     };
     enters(taken.epoch).await;
@@ -261,7 +263,7 @@ async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
         let former = instance(1);
         let wanted = session(&format!("wanted {round}"));
         directory
-            .enter(former, std::slice::from_ref(&wanted))
+            .register(former, std::slice::from_ref(&wanted))
             .await
             .unwrap();
         let read = ownership(&**directory, wanted.session).await.unwrap();
@@ -296,7 +298,7 @@ async fn of_all_who_enter_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
     let rivals: Vec<Owner> = (10..18).map(instance).collect();
     let entered = rivals.iter().map(|rival| {
         let (directory, rival, wanted) = (directory.clone(), *rival, wanted.clone());
-        tokio::spawn(async move { directory.enter(rival, &[wanted]).await.unwrap() })
+        tokio::spawn(async move { directory.register(rival, &[wanted]).await.unwrap() })
     });
     let entered = join_all(entered).await.into_iter().map(Result::unwrap);
     let largest = rivals
@@ -307,7 +309,7 @@ async fn of_all_who_enter_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
     assert!(entered.filter(Vec::is_empty).count() >= 1);
     for rival in rivals {
         let left = directory
-            .enter(rival, std::slice::from_ref(&wanted))
+            .register(rival, std::slice::from_ref(&wanted))
             .await
             .unwrap();
         assert_eq!(left.is_empty(), Some(rival) == owner);
@@ -320,7 +322,7 @@ async fn parameters_outlive_their_owner(directory: &impl Directory) {
     let hash = restored.session;
     assert_eq!(directory.load(hash).await.unwrap(), None);
     directory
-        .enter(former, std::slice::from_ref(&restored))
+        .register(former, std::slice::from_ref(&restored))
         .await
         .unwrap();
     claim_from(directory, hash, former, winner).await;
@@ -337,7 +339,7 @@ async fn a_deleted_session_is_entered_by_no_former_owner(directory: &impl Direct
     let deleted = session("deleted");
     let hash = deleted.session;
     directory
-        .enter(former, std::slice::from_ref(&deleted))
+        .register(former, std::slice::from_ref(&deleted))
         .await
         .unwrap();
     claim_from(directory, hash, former, owner).await;
@@ -361,7 +363,7 @@ async fn a_deleted_session_is_entered_by_no_former_owner(directory: &impl Direct
             ..deleted.clone()
         };
         for (who, of) in [(former, &deleted), (owner, &again)] {
-            let left = directory.enter(who, std::slice::from_ref(of)).await;
+            let left = directory.register(who, std::slice::from_ref(of)).await;
             assert_eq!(left.unwrap(), [(hash, expected)]);
         }
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
@@ -378,7 +380,7 @@ async fn an_owner_that_lost_a_session_does_not_delete_it(directory: &impl Direct
     let (former, owner) = (instance(1), instance(2));
     let kept = session("kept");
     directory
-        .enter(former, std::slice::from_ref(&kept))
+        .register(former, std::slice::from_ref(&kept))
         .await
         .unwrap();
     claim_from(directory, kept.session, former, owner).await;

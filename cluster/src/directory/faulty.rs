@@ -184,7 +184,7 @@ impl Directory for Faulty {
             .await
     }
 
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
@@ -195,8 +195,10 @@ impl Directory for Faulty {
         }
         let memory = self.memory.clone();
         let sessions = sessions.to_vec();
-        self.answer_to("enter", async move { memory.enter(owner, &sessions).await })
-            .await
+        self.answer_to("register", async move {
+            memory.register(owner, &sessions).await
+        })
+        .await
     }
 
     async fn claim(

@@ -63,12 +63,12 @@ impl Directory for Limited {
         limited(self.0.load(session)).await
     }
 
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
-        limited(self.0.enter(owner, sessions)).await
+        limited(self.0.register(owner, sessions)).await
     }
 
     async fn claim(

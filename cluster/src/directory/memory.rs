@@ -145,7 +145,7 @@ impl Directory for MemoryDirectory {
         }))
     }
 
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],

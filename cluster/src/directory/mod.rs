@@ -1,9 +1,9 @@
 //! The directory: who owns which session, and which instances live.
 //!
 //! 1. **Epochs.** A session has one record, and the record with the higher epoch is the truth ([`Record::yields_to`]).
-//!    [`enter`](Directory::enter) overwrites an older record, as a directory has it that was restored from a snapshot. A higher epoch
+//!    [`register`](Directory::register) overwrites an older record, as a directory has it that was restored from a snapshot. A higher epoch
 //!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if there is another by then; or
-//!    with `enter`, over the record of the same owner only ([`Registration::renewed`]).
+//!    with `register`, over the record of the same owner only ([`Registration::renewed`]).
 //! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner enters it again.
 //! 3. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
 //! 4. That the directory does not know something proves little: it may have come back empty a moment ago. So each look has
@@ -67,7 +67,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Writes sessions of this owner, each unless its record has a higher epoch than the owner knows of. Returns the records that it
     /// left as they are. Each record that was written is kept for [`KEPT`] from now.
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],

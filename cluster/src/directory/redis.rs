@@ -213,23 +213,23 @@ impl Directory for RedisDirectory {
         })
     }
 
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
         // An engine that was started again does not know it any more.
-        write.load_script(&self.scripts.enter).ignore();
+        write.load_script(&self.scripts.register).ignore();
         for entered in sessions {
-            let mut enter = self.scripts.enter.key(session_key(entered.session));
-            enter.arg(entered.ownership(owner).to_string());
-            enter.arg(owner.incarnation.to_string());
-            enter.arg(entered.epoch.to_string());
-            enter.arg(&*entered.params).arg(millis(KEPT));
+            let mut register = self.scripts.register.key(session_key(entered.session));
+            register.arg(entered.ownership(owner).to_string());
+            register.arg(owner.incarnation.to_string());
+            register.arg(entered.epoch.to_string());
+            register.arg(&*entered.params).arg(millis(KEPT));
             let epoch = entered.epoch;
-            enter.arg(Ownership { owner, epoch }.to_string());
-            write.invoke_script(enter.arg(format!("{owner} ")));
+            register.arg(Ownership { owner, epoch }.to_string());
+            write.invoke_script(register.arg(format!("{owner} ")));
         }
         let records: Vec<Vec<u8>> = write.query_async(&mut self.connection().await?).await?;
         if records.len() != sessions.len() {

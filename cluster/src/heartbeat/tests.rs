@@ -12,7 +12,7 @@ use crate::{
         faulty::{Fault, Faulty},
     },
     ids::{Record, SessionHash},
-    sessions::{Lost, To},
+    sessions::{Relinquished, RelinquishedTo},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ struct Instance {
     me: Owner,
     link: Faulty,
     sessions: Arc<Sessions>,
-    lost: UnboundedReceiver<Lost>,
+    lost: UnboundedReceiver<Relinquished>,
     heartbeat: Arc<Heartbeat>,
     task: JoinHandle<()>,
 }
@@ -53,7 +53,7 @@ impl Instance {
     async fn with(number: u8, memory: &MemoryDirectory, ids: &[&str]) -> Self {
         let instance = Self::new(number, memory);
         for id in ids {
-            instance.sessions.begins(id, session(id).params);
+            instance.sessions.begin(id, session(id).params);
             instance.sessions.until_written(session(id).session).await;
         }
         instance.until_consistent().await;
@@ -119,7 +119,7 @@ async fn an_instance_has_its_lease_for_as_long_as_its_heart_beats() {
 async fn a_new_session_is_written_without_waiting_for_a_beat() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
-    one.sessions.begins("a", session("a").params);
+    one.sessions.begin("a", session("a").params);
     timeout(STEP, one.sessions.until_written(session("a").session))
         .await
         .unwrap();
@@ -224,12 +224,12 @@ async fn a_reconnect_that_no_beat_survived_has_all_written_again() {
     let one = Instance::with(1, &memory, &["a"]).await;
     one.link.set(Fault::Fails);
     one.until_not_consistent().await;
-    let entered = one.link.asked("enter");
+    let entered = one.link.asked("register");
     one.link.set(Fault::None);
     one.until_consistent().await;
-    assert_eq!(one.link.asked("enter"), entered + 1);
+    assert_eq!(one.link.asked("register"), entered + 1);
     sleep(60 * SECOND).await;
-    assert_eq!(one.link.asked("enter"), entered + 1, "once is enough");
+    assert_eq!(one.link.asked("register"), entered + 1, "once is enough");
 }
 
 #[tokio::test(start_paused = true)]
@@ -247,7 +247,7 @@ async fn a_directory_that_does_not_answer_is_not_sound_within_a_beat_and_its_lim
         sleep(60 * SECOND).await;
         assert!(!one.is_consistent());
         assert!(
-            one.sessions.is_here(session("a").session),
+            one.sessions.is_local(session("a").session),
             "what lives here goes on"
         );
         one.link.set(Fault::None);
@@ -340,7 +340,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     assert_eq!(claim, Claim::Lost(Record::Owned(is)));
     assert!(is.owner == one.me && is.epoch > read.epoch);
     sleep(10 * SECOND).await;
-    assert!(one.sessions.is_here(wanted) && one.lost.try_recv().is_err());
+    assert!(one.sessions.is_local(wanted) && one.lost.try_recv().is_err());
 }
 
 /// The one that has claimed the session since the snapshot has not written it again.
@@ -354,7 +354,7 @@ async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
     sleep(2 * LEASE).await;
     let claim = claim_from(&memory, session("a").session, one.me, two.me).await;
     assert_eq!(claim, Claim::Won);
-    two.sessions.begins("a", session("a").params);
+    two.sessions.begin("a", session("a").params);
     sleep(SECOND).await;
     two.link.set(Fault::Fails);
     memory.load_snapshot(&snapshot);
@@ -364,7 +364,10 @@ async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
     sleep(2 * SETTLE_PERIOD).await;
     assert_eq!(owned(&memory, "a").await, Some(two.me));
     assert!(two.lost.try_recv().is_err());
-    assert_eq!(one.lost.try_recv().unwrap().to, To::Owner(two.me));
+    assert_eq!(
+        one.lost.try_recv().unwrap().to,
+        RelinquishedTo::Owner(two.me)
+    );
 }
 
 /// Its answer was lost: the next heartbeat finds the lease, and does not take it for one that never lapsed.
@@ -401,11 +404,14 @@ async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
     one.link.set(Fault::None);
     one.until_consistent().await;
     let lost = one.lost.recv().await.unwrap();
-    assert_eq!((&*lost.id, lost.to), ("claimed", To::Owner(two)));
+    assert_eq!(
+        (&*lost.id, lost.to),
+        ("claimed", RelinquishedTo::Owner(two))
+    );
     assert!(one.lost.try_recv().is_err());
     assert!(
-        !one.sessions.is_here(session("claimed").session)
-            && one.sessions.is_here(session("kept").session)
+        !one.sessions.is_local(session("claimed").session)
+            && one.sessions.is_local(session("kept").session)
     );
     assert_eq!(owned(&memory, "claimed").await, Some(two));
 }
@@ -419,12 +425,12 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     one.link.set(Fault::Fails);
     sleep(10 * SECOND).await;
     claim_from(&memory, session("a").session, one.me, two.me).await;
-    two.sessions.begins("a", session("a").params);
+    two.sessions.begin("a", session("a").params);
     memory.restart();
     one.link.set(Fault::None);
     sleep(5 * SECOND).await;
     assert!(one.is_consistent() && two.is_consistent());
-    let here = [&one, &two].map(|instance| instance.sessions.is_here(session("a").session));
+    let here = [&one, &two].map(|instance| instance.sessions.is_local(session("a").session));
     let told = [&mut one, &mut two].map(|instance| instance.lost.try_recv().is_ok());
     assert_eq!(here.map(|here| !here), told);
     let owner = owned(&memory, "a").await;
@@ -441,7 +447,7 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
     let one = Instance::with(1, &memory, &[]).await;
     one.link.set(Fault::Slow(400 * Duration::from_millis(1)));
     for id in 0..10_000 {
-        one.sessions.begins(&id.to_string(), session("any").params);
+        one.sessions.begin(&id.to_string(), session("any").params);
     }
     one.link.memory.restart();
     let begun = Instant::now();
@@ -465,7 +471,7 @@ async fn a_burst_of_deletions_to_a_slow_directory_delays_no_new_session() {
         one.sessions.deleted(id);
     }
     let new = session("new");
-    one.sessions.begins("new", new.params);
+    one.sessions.begin("new", new.params);
     let written = timeout(2 * SECOND, one.sessions.until_written(new.session));
     assert!(written.await.is_ok(), "it waits for the deletions");
     one.sessions.until_all_removed().await;
@@ -520,5 +526,5 @@ async fn a_session_that_is_said_to_be_this_instances_own_is_not_lost() {
     memory.restart();
     sleep(5 * SECOND).await;
     assert!(one.is_consistent() && one.lost.try_recv().is_err());
-    assert!(one.sessions.is_here(session("a").session));
+    assert!(one.sessions.is_local(session("a").session));
 }

@@ -24,7 +24,7 @@ async fn owners() -> (Owners, Faulty, Ownership) {
 /// Enters a session, and gives the ownership.
 async fn entered(directory: &Faulty, owner: Owner, id: &str) -> Ownership {
     let memory = &directory.memory;
-    memory.enter(owner, &[session(id)]).await.unwrap();
+    memory.register(owner, &[session(id)]).await.unwrap();
     ownership(memory, hash(id)).await.unwrap()
 }
 
@@ -74,7 +74,7 @@ async fn a_session_that_nobody_owns_is_asked_for_once_a_second() {
     sleep(SECOND).await;
     directory
         .memory
-        .enter(instance(3), &[session("b")])
+        .register(instance(3), &[session("b")])
         .await
         .unwrap();
     assert!(found(&owners, "b").await.is_some());

@@ -85,7 +85,7 @@ impl Fake {
         assert_eq!(
             self.directory
                 .memory
-                .enter(self.me, &[entry])
+                .register(self.me, &[entry])
                 .await
                 .unwrap(),
             []

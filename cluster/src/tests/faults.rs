@@ -408,8 +408,8 @@ async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
     directory.set(Fault::None);
     pass(2 * SETTLE_PERIOD).await;
     assert_eq!(echo(&kept, 1).await, 1);
-    a.routing().sessions.lose(hash(&lost), b.me);
-    let closed = a.routing().sessions.losses.until_closed(hash(&lost));
+    a.routing().sessions.relinquish_to_owner(hash(&lost), b.me);
+    let closed = a.routing().sessions.relinquished.until_closed(hash(&lost));
     within("its end", closed).await;
     assert_eq!(
         within("a head", a.initialize().await.head()).await.status,
@@ -425,7 +425,7 @@ async fn what_is_unknown_is_denied_only_when_every_instance_has_written() {
     a.settles().await;
     b.settles().await;
     let mcp = a.session().await;
-    of_a.set(Fault::FailsAt("enter"));
+    of_a.set(Fault::FailsAt("register"));
     memory.restart();
     for _ in 0..30 {
         pass(SECOND).await;

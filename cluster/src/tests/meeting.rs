@@ -64,7 +64,7 @@ async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
     let memory = &directory.memory;
     let claimed = claim_from(memory, hash(&mcp), a.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
-    a.routing().sessions.lose(hash(&mcp), c.me);
+    a.routing().sessions.relinquish_to_owner(hash(&mcp), c.me);
     let answer = within("an answer", second.answer()).await;
     assert_eq!(answer.unwrap()["id"], 2);
     assert!(!a.has(&mcp) && b.has(&mcp) != c.has(&mcp));
@@ -213,7 +213,7 @@ async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_ca
     let (session, memory) = (hash(&mcp), &directory.memory);
     // What closes it is not run before this test waits.
     let claimed = claim_from(memory, session, a.me, other).await;
-    a.routing().sessions.lose(session, other);
+    a.routing().sessions.relinquish_to_owner(session, other);
     let claimed_back = claim_from(memory, session, other, a.me).await;
     assert_eq!((claimed, claimed_back), (Claim::Won, Claim::Won));
     let message = mcp.call_message(1, "hold", json!({ "label": "first" }));

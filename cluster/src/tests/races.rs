@@ -52,7 +52,7 @@ async fn goes_and_comes_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
     let (session, memory) = (hash(mcp), &directory.memory);
     let claimed = claim_from(memory, session, node.me, other).await;
     assert_eq!(claimed, Claim::Won);
-    node.routing().sessions.lose(session, other);
+    node.routing().sessions.relinquish_to_owner(session, other);
     for _ in 0..100 {
         yield_now().await;
     }
@@ -137,7 +137,7 @@ async fn a_session_that_was_this_instances_is_found_where_it_is() {
     let claimed = claim_from(&directory.memory, hash(&mcp), b.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
     assert_eq!(status(&at_c, 2).await, 200);
-    b.routing().sessions.lose(hash(&mcp), c.me);
+    b.routing().sessions.relinquish_to_owner(hash(&mcp), c.me);
     while b.has(&mcp) {
         yield_now().await;
     }
@@ -438,7 +438,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
 async fn a_session_is_given_out_once_the_directory_knows_it() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
-    directory.set(Fault::SlowAt("enter", Duration::from_millis(200)));
+    directory.set(Fault::SlowAt("register", Duration::from_millis(200)));
     let mcp = a.session().await;
     assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);

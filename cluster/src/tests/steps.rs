@@ -61,7 +61,9 @@ pub(super) fn nobody() -> Owner {
 
 /// A session goes from an instance to nowhere: it is closed there, and the directory says that it is still that instance's.
 pub(super) async fn is_closed(node: &Node, mcp: &Mcp) {
-    node.routing().sessions.lose(hash(mcp), nobody());
+    node.routing()
+        .sessions
+        .relinquish_to_owner(hash(mcp), nobody());
     all_else().await;
     assert!(!node.has(mcp));
 }

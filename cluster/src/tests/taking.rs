@@ -122,7 +122,10 @@ async fn a_call_that_waited_does_not_bring_a_session_that_others_are_about_to() 
         all_else().await;
         assert!(a.has(&mcp));
         directory.set(Fault::SlowAt("claim", SLOW));
-        cluster.router().sessions.lose(hash(&mcp), nobody());
+        cluster
+            .router()
+            .sessions
+            .relinquish_to_owner(hash(&mcp), nobody());
         let mut third = Box::pin(a.app.call(post_echo(&mcp, 3)));
         assert!((&mut third).now_or_never().is_none());
         let third = async {
@@ -344,7 +347,7 @@ async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
         ..session("unreadable")
     };
     let hash = unreadable.session;
-    let entered = directory.memory.enter(a.me, &[unreadable]).await;
+    let entered = directory.memory.register(a.me, &[unreadable]).await;
     assert_eq!(entered.unwrap(), []);
     // What fails for the directory counts for nothing.
     directory.set(Fault::FailsAt("load"));
@@ -426,8 +429,8 @@ async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
 
     handler.0.lock().unwrap().extend(troubles);
     let router = cluster.router();
-    router.sessions.lose(hash(&mcp), nobody());
-    router.sessions.losses.until_closed(hash(&mcp)).await;
+    router.sessions.relinquish_to_owner(hash(&mcp), nobody());
+    router.sessions.relinquished.until_closed(hash(&mcp)).await;
     assert!(!router.sessions.has(mcp.session_id().unwrap()));
     let mut answered = [0; 4];
     for (id, answered) in (1..).zip(&mut answered) {

@@ -52,7 +52,7 @@ async fn a_restored_session_that_is_not_written_is_not_denied() {
     let mcp = a.session().await;
     a.dies().await;
     let at_b = b.client_of(&mcp);
-    of_b.set(Fault::FailsAt("enter"));
+    of_b.set(Fault::FailsAt("register"));
     assert_eq!(echo(&at_b, 1).await, 1);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(b.me));
     pass(3 * SECOND).await;
@@ -84,14 +84,14 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     let mcp = a.session().await;
     a.dies().await;
     let at_b = b.client_of(&mcp);
-    of_b.set(Fault::FailsAt("enter"));
+    of_b.set(Fault::FailsAt("register"));
     assert_eq!(echo(&at_b, 1).await, 1);
     of_b.set(Fault::Fails);
     pass(2 * LEASE).await;
     assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
     // The directory answers again, and takes 450 ms for everything.
-    of_b.set(Fault::SlowAt("enter", Duration::from_millis(450)));
+    of_b.set(Fault::SlowAt("register", Duration::from_millis(450)));
     while b.routing().heartbeat.consistent_since().is_none() {
         sleep(Duration::from_millis(5)).await;
     }

@@ -16,7 +16,10 @@ async fn the_memory_does_what_every_directory_does() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_nobody_enters_again_is_known_for_an_hour() {
     let directory = MemoryDirectory::default();
-    directory.enter(instance(1), &[session("a")]).await.unwrap();
+    directory
+        .register(instance(1), &[session("a")])
+        .await
+        .unwrap();
     sleep(KEPT - Duration::from_secs(1)).await;
     assert_eq!(directory.sessions(), 1);
     sleep(Duration::from_secs(1)).await;
@@ -134,7 +137,7 @@ async fn an_answer_that_is_too_large_is_not_kept() {
 async fn what_it_shows_for_debugging_is_how_much_there_is() {
     let directory = MemoryDirectory::default();
     directory
-        .enter(instance(1), &[session("secret")])
+        .register(instance(1), &[session("secret")])
         .await
         .unwrap();
     assert_eq!(format!("{directory:?}"), "MemoryDirectory { sessions: 1 }");

@@ -23,7 +23,7 @@ use crate::directory::{
 };
 
 /// Requests that a directory without memory refuses.
-const WRITES: [&str; 5] = ["enter", "claim", "lease", "knock", "keep_answer"];
+const WRITES: [&str; 5] = ["register", "claim", "lease", "knock", "keep_answer"];
 
 /// How the directory is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

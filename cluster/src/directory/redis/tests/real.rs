@@ -68,7 +68,7 @@ impl Living {
         );
         for id in 0..sessions_here {
             let id = id.to_string();
-            sessions.begins(&id, session(&id).params);
+            sessions.begin(&id, session(&id).params);
         }
         let task = tokio::spawn(heartbeat.clone().run());
         Self {
@@ -120,7 +120,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
         params: Arc::from(*b"{}"),
         ..session("secret")
     };
-    directory.enter(me, &[entered]).await.unwrap();
+    directory.register(me, &[entered]).await.unwrap();
     directory
         .keep_answer(
             secret,
@@ -232,7 +232,7 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
         one.directory.load(any.session),
         one.directory
             .claim(any.session, former, former.claimed_by(one.me)),
-        one.directory.enter(me, std::slice::from_ref(&any)),
+        one.directory.register(me, std::slice::from_ref(&any)),
         one.directory.leases(),
     );
     assert!(
@@ -250,7 +250,7 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
     let begun = Instant::now();
     one.until_consistent().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
-    assert!(one.sessions.is_here(session("7").session));
+    assert!(one.sessions.is_local(session("7").session));
     assert!(is_alive(&one.directory, one.me).await);
 }
 
@@ -261,7 +261,7 @@ async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
     let directory = directory(&server);
     let (one, two) = (instance(1), instance(2));
     for _ in 0..2 {
-        directory.enter(one, &[session("a")]).await.unwrap();
+        directory.register(one, &[session("a")]).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
         let claim = claim_from(&directory, session("a").session, one, two).await;
         assert_eq!(claim, Claim::Won);
@@ -311,7 +311,7 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
     directory.delete(list.session, by).await.unwrap();
     assert_eq!(
         directory
-            .enter(me, &[text, list, good.clone()])
+            .register(me, &[text, list, good.clone()])
             .await
             .unwrap(),
         []

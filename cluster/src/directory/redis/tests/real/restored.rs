@@ -18,7 +18,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
     // Ten sessions have another owner, whose lease is in the snapshot too.
     directory.lease(former, &Status::default()).await.unwrap();
     let former_ones: Vec<_> = (0..10).map(|id| session(&id.to_string())).collect();
-    directory.enter(former, &former_ones).await.unwrap();
+    directory.register(former, &former_ones).await.unwrap();
     sleep(Duration::from_millis(10)).await;
     let () = server.ask("SAVE").await;
     let snapshot = server.folder().join("dump.rdb");
@@ -63,7 +63,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
     sleep(LEASE + SECOND).await;
     for id in 0..50 {
         let id = id.to_string();
-        assert!(one.sessions.is_here(session(&id).session), "{id} is lost");
+        assert!(one.sessions.is_local(session(&id).session), "{id} is lost");
         assert_eq!(owner_there(&two.directory, &id).await, Some(one.me), "{id}");
     }
     one.until_consistent().await;
@@ -94,7 +94,7 @@ async fn what_is_flushed_under_way_is_written_again_and_no_session_is_lost() {
         assert_eq!(known, 1_001);
     }
     for id in 0..1_000 {
-        assert!(one.sessions.is_here(session(&id.to_string()).session));
+        assert!(one.sessions.is_local(session(&id.to_string()).session));
     }
     assert_eq!(owner_there(&two.directory, "999").await, Some(one.me));
 }

@@ -69,7 +69,7 @@ impl Group {
         let known: usize = self.replica.ask("DBSIZE").await;
         assert_eq!(known, sessions + 1);
         assert!(is_alive(&one.directory, one.me).await);
-        assert!(one.sessions.is_here(session("7").session));
+        assert!(one.sessions.is_local(session("7").session));
         let (session, call) = (session("7").session, CallNumber::new(7));
         let kept = one.directory.keep_answer(
             session,

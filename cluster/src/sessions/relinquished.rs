@@ -11,10 +11,10 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::ids::{Owner, SessionHash};
 
-/// Tells which sessions were lost, and knows which of them are not closed yet.
-pub(crate) struct Losses {
-    tell: mpsc::UnboundedSender<Lost>,
-    /// How often each was told that is not closed yet.
+/// Sends the sessions that were relinquished, and knows which of them are not closed yet.
+pub(crate) struct RelinquishedSessions {
+    sender: mpsc::UnboundedSender<Relinquished>,
+    /// How often each was sent that is not closed yet.
     closing: Mutex<HashMap<SessionHash, usize>>,
     /// Something was closed.
     closed: Notify,
@@ -22,60 +22,60 @@ pub(crate) struct Losses {
 
 /// A session that does not live here any more, although it is open.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Lost {
+pub(crate) struct Relinquished {
     /// The session's id, to close it by.
     pub(crate) id: Arc<str>,
     pub(crate) session: SessionHash,
-    pub(crate) to: To,
+    pub(crate) to: RelinquishedTo,
 }
 
-/// Whose a session is that was lost.
+/// Whose a session is that was relinquished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum To {
+pub(crate) enum RelinquishedTo {
     Owner(Owner),
-    /// It was given up: the next who asks for it claims it.
-    WhoeverAsks,
+    /// The next instance that asks for it claims it.
+    AnyClaimer,
     /// It was restored in vain: the next request restores it again.
-    NextRequest,
+    RestoreRetry,
     /// It has not begun: no client was given it.
-    Nobody,
+    NoClient,
     /// Its client ended it, through another instance.
     Ended,
 }
 
-// === impl Losses ===
+// === impl RelinquishedSessions ===
 
-impl Losses {
-    /// None yet, and where it is told which there are.
-    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Lost>) {
+impl RelinquishedSessions {
+    /// None yet, and where they are received.
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Relinquished>) {
         // It holds at most what lived here.
-        let (tell, told) = mpsc::unbounded_channel();
-        let losses = Self {
-            tell,
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let sessions = Self {
+            sender,
             closing: Mutex::default(),
             closed: Notify::new(),
         };
-        (losses, told)
+        (sessions, receiver)
     }
 
-    pub(crate) fn tell(&self, lost: Lost) {
-        *self.closing().entry(lost.session).or_default() += 1;
-        // If nobody listens, nobody closes sessions any more.
-        let _told = self.tell.send(lost);
+    pub(crate) fn notify(&self, session: Relinquished) {
+        *self.closing().entry(session.session).or_default() += 1;
+        // If there is no receiver, sessions are not closed any more.
+        let _sent = self.sender.send(session);
     }
 
-    /// What was told is closed.
-    pub(crate) fn was_closed(&self, lost: &Lost) {
-        if let Entry::Occupied(mut times) = self.closing().entry(lost.session) {
-            match times.get().checked_sub(1) {
-                Some(left @ 1..) => *times.get_mut() = left,
-                _ => drop(times.remove()),
+    /// A session that was sent is closed.
+    pub(crate) fn was_closed(&self, session: &Relinquished) {
+        if let Entry::Occupied(mut count) = self.closing().entry(session.session) {
+            match count.get().checked_sub(1) {
+                Some(left @ 1..) => *count.get_mut() = left,
+                _ => drop(count.remove()),
             }
         }
         self.closed.notify_waiters();
     }
 
-    /// Returns when nothing is left of a session that was lost. What comes back before would be closed with that.
+    /// Returns when nothing is left of a session that was relinquished. What comes back before would be closed with that.
     pub(crate) async fn until_closed(&self, session: SessionHash) {
         loop {
             let mut closed = pin!(self.closed.notified());
@@ -93,13 +93,13 @@ impl Losses {
     }
 }
 
-// === impl Lost ===
+// === impl Relinquished ===
 
-impl Debug for Lost {
+impl Debug for Relinquished {
     /// Without the id, which is a secret.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let fields = (self.session, self.to);
-        f.debug_tuple("Lost")
+        f.debug_tuple("Relinquished")
             .field(&fields.0)
             .field(&fields.1)
             .finish()

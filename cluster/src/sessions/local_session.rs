@@ -7,12 +7,12 @@ use tokio::time::Instant;
 use super::{
     contested::{Contested, Unconfirmed},
     lapse::Lapse,
-    lost::{Lost, To},
+    relinquished::{Relinquished, RelinquishedTo},
     session_index::{IndexGuard, SessionIndex},
 };
 use crate::ids::{Epoch, SessionHash};
 
-pub(super) struct Here {
+pub(super) struct LocalSession {
     pub(super) id: Arc<str>,
     _index_guard: IndexGuard,
     /// The epoch at which this instance owns it.
@@ -35,9 +35,9 @@ pub(super) struct Here {
     pub(super) is_sent: bool,
 }
 
-// === impl Here ===
+// === impl LocalSession ===
 
-impl Here {
+impl LocalSession {
     pub(super) fn new(id: &str, session_index: &Arc<SessionIndex>) -> Self {
         let id: Arc<str> = id.into();
         Self {
@@ -66,9 +66,13 @@ impl Here {
     }
 
     /// It does not live here any more.
-    pub(super) fn lost(self, session: SessionHash, to: To) -> Lost {
+    pub(super) fn into_relinquished(
+        self,
+        session: SessionHash,
+        to: RelinquishedTo,
+    ) -> Relinquished {
         let id = self.id;
-        Lost { id, session, to }
+        Relinquished { id, session, to }
     }
 
     /// Whether no other instance has it since that lapse. One without parameters is in no directory, so none can have claimed it.

@@ -13,83 +13,83 @@ use tracing::{debug, info, warn};
 use crate::{
     ids::Owner,
     log::log,
-    manager::Closes,
-    sessions::{Lost, Sessions, To},
+    manager::CloseSession,
+    sessions::{Relinquished, RelinquishedTo, Sessions},
 };
 
 /// How long a session manager may take to close a session: 5 s. Others wait for it, and requests of the session, if it comes back.
-const CLOSES_WITHIN: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The session managers of an instance.
 #[derive(Clone, Default)]
-pub(crate) struct Closers(Arc<Mutex<Vec<Weak<dyn Closes>>>>);
+pub(crate) struct SessionClosers(Arc<Mutex<Vec<Weak<dyn CloseSession>>>>);
 
-// === impl Closers ===
+// === impl SessionClosers ===
 
-impl Closers {
-    pub(crate) fn add(&self, closes: Weak<dyn Closes>) {
+impl SessionClosers {
+    pub(crate) fn add(&self, closer: Weak<dyn CloseSession>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push(closes);
+        all.push(closer);
     }
 
     /// Whether one of them has a session.
-    pub(crate) async fn have(&self, session: &str) -> bool {
-        for closes in self.all().iter().filter_map(Weak::upgrade) {
-            if closes.has(session).await {
+    pub(crate) async fn has_session(&self, session: &str) -> bool {
+        for closer in self.all().iter().filter_map(Weak::upgrade) {
+            if closer.has(session).await {
                 return true;
             }
         }
         false
     }
 
-    /// Closes what is lost, one session after the other.
+    /// Closes what is relinquished, one session after the other.
     pub(crate) async fn run(
         self,
-        mut lost: mpsc::UnboundedReceiver<Lost>,
+        mut relinquished: mpsc::UnboundedReceiver<Relinquished>,
         sessions: Arc<Sessions>,
     ) {
-        while let Some(lost) = lost.recv().await {
-            announce(&lost);
-            for closes in self.all().iter().filter_map(Weak::upgrade) {
-                close(closes, &lost).await;
+        while let Some(relinquished) = relinquished.recv().await {
+            log_reason(&relinquished);
+            for closer in self.all().iter().filter_map(Weak::upgrade) {
+                close(closer, &relinquished).await;
             }
-            sessions.losses.was_closed(&lost);
+            sessions.relinquished.was_closed(&relinquished);
         }
     }
 
-    fn all(&self) -> Vec<Weak<dyn Closes>> {
+    fn all(&self) -> Vec<Weak<dyn CloseSession>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.clone()
     }
 }
 
 /// Says which session is closed here, and why.
-fn announce(lost: &Lost) {
-    let session = lost.session;
-    log(|| match lost.to {
-        To::Owner(Owner { address, .. }) => {
+fn log_reason(relinquished: &Relinquished) {
+    let session = relinquished.session;
+    log(|| match relinquished.to {
+        RelinquishedTo::Owner(Owner { address, .. }) => {
             info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because it lives on another instance");
         }
-        To::WhoeverAsks => {
+        RelinquishedTo::AnyClaimer => {
             info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
         }
-        To::Ended => {
+        RelinquishedTo::Ended => {
             info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it through another instance");
         }
-        To::NextRequest => {
+        RelinquishedTo::RestoreRetry => {
             info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because it was restored in vain: the next request restores it again");
         }
-        To::Nobody => {
+        RelinquishedTo::NoClient => {
             debug!(target: "mcp_cancel_cluster", %session, "a session does not begin: the directory does not know it, or this instance is gone");
         }
     });
 }
 
 /// Closes a session at one of the managers, which may have it.
-async fn close(closes: Arc<dyn Closes>, lost: &Lost) {
-    let closed = AssertUnwindSafe(closes.close(&lost.id)).catch_unwind();
-    let session = lost.session;
-    match timeout(CLOSES_WITHIN, closed).await {
+async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
+    let closed = AssertUnwindSafe(closer.close(&relinquished.id)).catch_unwind();
+    let session = relinquished.session;
+    match timeout(CLOSE_TIMEOUT, closed).await {
         Ok(Ok(())) => {}
         Ok(Err(_panic)) => log(
             || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here may not be closed: its manager panicked"),
@@ -113,7 +113,7 @@ mod tests {
     struct Stuck;
 
     #[async_trait]
-    impl Closes for Stuck {
+    impl CloseSession for Stuck {
         async fn has(&self, _: &str) -> bool {
             true
         }
@@ -127,26 +127,29 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_that_is_never_closed_holds_up_none_for_ever() {
-        let closers = Closers::default();
-        let stuck: Arc<dyn Closes> = Arc::new(Stuck);
-        closers.add(Arc::downgrade(&stuck));
-        let (sessions, told) = Sessions::new(Incarnation::random());
+        let session_closers = SessionClosers::default();
+        let stuck: Arc<dyn CloseSession> = Arc::new(Stuck);
+        session_closers.add(Arc::downgrade(&stuck));
+        let (sessions, relinquished) = Sessions::new(Incarnation::random());
         let ids = ["stuck", "other"];
         for id in ids {
-            sessions.losses.tell(Lost {
+            sessions.relinquished.notify(Relinquished {
                 id: id.into(),
                 session: SessionHash::of(id),
-                to: To::Nobody,
+                to: RelinquishedTo::NoClient,
             });
         }
         let ended = async {
             for id in ids {
-                sessions.losses.until_closed(SessionHash::of(id)).await;
+                sessions
+                    .relinquished
+                    .until_closed(SessionHash::of(id))
+                    .await;
             }
         };
         tokio::select! {
-            () = closers.run(told, sessions.clone()) => unreachable!(),
-            ended = timeout(2 * CLOSES_WITHIN, ended) => ended.unwrap(),
+            () = session_closers.run(relinquished, sessions.clone()) => unreachable!(),
+            ended = timeout(2 * CLOSE_TIMEOUT, ended) => ended.unwrap(),
         }
     }
 }
