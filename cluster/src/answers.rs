@@ -6,7 +6,7 @@
 //! 3. A stream that goes late, after its client is back on another one, notes its call too: then an answer is kept that nobody
 //!    misses. One that has brought its answer, and goes before anybody saw that it ended, may not have been read: its answer is
 //!    kept, too. What a client's connection took is not kept, except by an instance that leaves: its memory goes with it.
-//! 4. An answer is kept under the life of its session and the number of its call. Request ids are used again.
+//! 4. An answer is kept under the generation of its session and the number of its call. Request ids are used again.
 //! 5. As many are noted as may have no client in the library by default. What is beyond is left to this instance's own memory.
 //! 6. The answer of a call that has ended is in the [`queue`], whatever becomes of its session. The [`writer`] writes it, and writes
 //!    it again after the directory lost what it knew.
@@ -53,8 +53,8 @@ pub(crate) struct Call {
 /// A call whose client has gone.
 pub(crate) struct Gone {
     pub(crate) call: Call,
-    /// The life of its session in which it runs.
-    pub(crate) life: Incarnation,
+    /// The generation of its session in which it runs.
+    pub(crate) generation: Incarnation,
     /// An event of its stream, by which its client can come back, as the session manager names it.
     pub(crate) event: String,
     pub(crate) memory: Weak<dyn Remembers>,
@@ -166,12 +166,12 @@ impl Answers {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What stands behind the ids of the events of a stream: of which life of its session it is, and of which call.
-    pub(crate) fn signature(life: Incarnation, call: Option<&Call>) -> String {
+    /// What stands behind the ids of the events of a stream: of which generation of its session it is, and of which call.
+    pub(crate) fn signature(generation: Incarnation, call: Option<&Call>) -> String {
         match call.map(|call| (call.numbers(), call)) {
-            None => EventName::behind(life, None),
-            Some((Some(numbers), _)) => EventName::behind(life, Some(numbers)),
-            Some((None, call)) => EventName::new("", life, Some(call.name())).to_string(),
+            None => EventName::behind(generation, None),
+            Some((Some(numbers), _)) => EventName::behind(generation, Some(numbers)),
+            Some((None, call)) => EventName::new("", generation, Some(call.name())).to_string(),
         }
     }
 
@@ -320,7 +320,7 @@ impl fmt::Debug for Answers {
 fn keep(gone: Gone, place: ReservedPlace) {
     let Gone {
         call,
-        life,
+        generation,
         event,
         memory,
     } = gone;
@@ -328,7 +328,7 @@ fn keep(gone: Gone, place: ReservedPlace) {
     if let Some(answer) = memory.and_then(|memory| memory.answer(&call.session, &event)) {
         let key = AnswerKey {
             session: SessionHash::of(&call.session),
-            life,
+            generation,
             call: call.number,
         };
         place.put(key, &answer);

@@ -22,24 +22,24 @@ use tracing::info;
 
 use crate::{
     answers::Answers,
-    arrivals::Arrivals,
-    departure::Departure,
     directory::{Directory, Limited},
     filter::PeersFilter,
+    generations::Generations,
     heartbeat::Heartbeat,
     ids::{Owner, SessionHash},
     layer::ClusterLayer,
-    lives::Lives,
     manager::ClusterSessionManager,
     meter,
     network::Network,
     owners::Owners,
     peers::{self, Gate},
+    pending_restores::PendingRestores,
     proof::{self, Wait},
     relay::Relay,
     router::Router,
     session_closers::SessionClosers,
     sessions::Sessions,
+    shutdown::Shutdown,
     store::ClusterStore,
     turned_away::{CLIENT_BACKOFF, TurnedAway},
     wire::Secret,
@@ -114,12 +114,12 @@ impl Cluster {
     ) -> ClusterSessionManager<M> {
         let sessions = self.shared.router.sessions.clone();
         let answers = self.shared.answers.clone();
-        let (lives, heartbeat) = (
-            self.shared.router.lives.clone(),
+        let (generations, heartbeat) = (
+            self.shared.router.generations.clone(),
             self.shared.router.heartbeat.clone(),
         );
         let (manager, closer) =
-            ClusterSessionManager::new(manager, sessions, answers, lives, heartbeat);
+            ClusterSessionManager::new(manager, sessions, answers, generations, heartbeat);
         self.shared.session_closers.add(closer);
         manager
     }
@@ -142,13 +142,13 @@ impl Cluster {
     pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
-        router.departure.watch(layer.calls());
+        router.shutdown.watch(layer.calls());
         let told = router.clone();
         let observed = layer.observe_fn(move |event| {
             // Also if it has completed: its answer came by, be it before it was noted.
             if let Event::Ended { call, .. } = event {
                 answers.ended(call);
-                told.departure.ended(call.session());
+                told.shutdown.on_call_ended(call.session());
             }
         });
         observed.confirm(move |orphan| {
@@ -176,9 +176,9 @@ impl Cluster {
             + 'static,
         S::Future: Send,
     {
-        let departure = self.shared.router.departure.follow();
+        let shutdown = self.shared.router.shutdown.follow();
         let listener = peers::watched(listener);
-        peers::serve(listener, app, self.shared.gate.clone(), departure).await;
+        peers::serve(listener, app, self.shared.gate.clone(), shutdown).await;
     }
 
     /// Leaves the cluster, and loses no call that is shorter than `limit`. Call it when the public listener closes, and take the
@@ -223,16 +223,16 @@ impl Cluster {
         let until = Instant::now().checked_add(limit);
         // Also if this is dropped.
         let heartbeat_ends = EndsHeartbeat(&router.heartbeat);
-        let leaving = router.departure.begin();
-        leaving.hands_over(limit, until).await;
-        leaving.is_gone();
-        let cancelled = leaving.drains(until).await;
+        let leaving = router.shutdown.begin();
+        leaving.transfer_sessions(limit, until).await;
+        leaving.stop_serving();
+        let cancelled = leaving.drain(until).await;
         drop(heartbeat_ends);
         if let Some(beating) = self.shared.beating() {
             // It ends when the lease is given up. If it panicked, the lease ends by itself.
             let _ended = beating.await;
         }
-        leaving.closes().await;
+        leaving.close().await;
         cancelled
     }
 }
@@ -245,8 +245,8 @@ impl Cluster {
         listener: impl crate::network::Listener,
         app: S,
     ) {
-        let departure = self.shared.router.departure.follow();
-        peers::serve(listener, app, self.shared.gate.clone(), departure).await;
+        let shutdown = self.shared.router.shutdown.follow();
+        peers::serve(listener, app, self.shared.gate.clone(), shutdown).await;
     }
 
     pub(crate) fn router(&self) -> &Router {
@@ -273,7 +273,7 @@ impl Cluster {
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
-        // Whoever asks does not have it. If another service of this instance does, it must not be brought to life twice.
+        // Whoever asks does not have it. If another service of this instance does, it must not be restored twice.
         if self.shared.session_closers.has_session(session_id).await {
             return Ok(None);
         }
@@ -376,7 +376,7 @@ pub(crate) fn join_over(
     let (sessions, relinquished) = Sessions::new(me.incarnation);
     let session_closers = SessionClosers::default();
     let turned_away = Arc::new(TurnedAway::new(options.client_backoff));
-    let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
+    let (pending_restores, answers) = (PendingRestores::default(), Answers::new(directory.clone()));
     let heartbeat = Heartbeat::new(
         me,
         directory.clone(),
@@ -392,9 +392,9 @@ pub(crate) fn join_over(
         turned_away,
         heartbeat: heartbeat.clone(),
         sessions: sessions.clone(),
-        departure: Departure::new(sessions.clone(), arrivals.clone(), answers.clone()),
-        arrivals,
-        lives: Arc::new(Lives::new(me.incarnation)),
+        shutdown: Shutdown::new(sessions.clone(), pending_restores.clone(), answers.clone()),
+        restores: pending_restores,
+        generations: Arc::new(Generations::new(me.incarnation)),
         directory: directory.clone(),
     });
     info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins");

@@ -19,10 +19,10 @@ use tower_service::Service;
 use crate::{
     drain_gate::InFlightGuard,
     fields::Fields,
-    resume::Localized,
+    resume::RewriteOutcome,
     router::Router,
-    serving::{from_peer, search, serve, unless_relinquished},
-    way::Step,
+    routing_plan::Action,
+    serving::{serve, serve_peer, serve_remote, unless_relinquished},
     wire::{self, FromPeer},
 };
 
@@ -73,14 +73,14 @@ pin_project! {
 pin_project! {
     #[project = KindProjected]
     enum Kind<F, E> {
-        Here { #[pin] future: F, guard: Option<InFlightGuard>, router: Arc<Router> },
+        Local { #[pin] future: F, guard: Option<InFlightGuard>, router: Arc<Router> },
         /// What comes of it may be a new session.
         Opening { #[pin] future: F, router: Arc<Router> },
-        Elsewhere { future: Elsewhere<E> },
+        Remote { future: RemoteFuture<E> },
     }
 }
 
-type Elsewhere<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+type RemoteFuture<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
 // === impl ClusterLayer ===
 
@@ -125,34 +125,34 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         if request.extensions().get::<FromPeer>().is_some() {
             let (router, mut inner) = (self.router.clone(), self.inner.clone());
-            return ClusterFuture::elsewhere(async move {
-                from_peer(&router, &mut inner, request).await
-            });
+            return ClusterFuture::remote(
+                async move { serve_peer(&router, &mut inner, request).await },
+            );
         }
         let fields = Fields::of(request.headers());
-        let (step, guard) = self.router.arrive(fields.session);
+        let (action, guard) = self.router.classify(fields.session);
         let has_session = fields.session.is_some();
         if fields.has_internal {
             wire::strip(request.headers_mut());
         }
-        if step != Step::Serve {
+        if action != Action::Serve {
             let (router, mut inner) = (self.router.clone(), self.inner.clone());
-            return ClusterFuture::elsewhere(
-                async move { search(&router, &mut inner, request).await },
-            );
+            return ClusterFuture::remote(async move {
+                serve_remote(&router, &mut inner, request).await
+            });
         }
         if !has_session {
             let future = self.inner.call(request);
             return ClusterFuture::opening(future, self.router.clone());
         }
-        match self.router.localize(&mut request) {
-            Localized::Nothing => {
-                ClusterFuture::here(self.inner.call(request), guard, self.router.clone())
+        match self.router.rewrite_event_id(&mut request) {
+            RewriteOutcome::Unchanged => {
+                ClusterFuture::local(self.inner.call(request), guard, self.router.clone())
             }
-            localized => {
+            rewritten => {
                 let (router, mut inner) = (self.router.clone(), self.inner.clone());
-                ClusterFuture::elsewhere(async move {
-                    serve(&router, &mut inner, request, localized, guard).await
+                ClusterFuture::remote(async move {
+                    serve(&router, &mut inner, request, rewritten, guard).await
                 })
             }
         }
@@ -170,8 +170,8 @@ impl<S: fmt::Debug> fmt::Debug for ClusterService<S> {
 // === impl ClusterFuture ===
 
 impl<F, E> ClusterFuture<F, E> {
-    fn here(future: F, guard: Option<InFlightGuard>, router: Arc<Router>) -> Self {
-        let kind = Kind::Here {
+    fn local(future: F, guard: Option<InFlightGuard>, router: Arc<Router>) -> Self {
+        let kind = Kind::Local {
             future,
             guard,
             router,
@@ -184,9 +184,9 @@ impl<F, E> ClusterFuture<F, E> {
         Self { kind }
     }
 
-    fn elsewhere(future: impl Future<Output = Result<Response<Body>, E>> + Send + 'static) -> Self {
+    fn remote(future: impl Future<Output = Result<Response<Body>, E>> + Send + 'static) -> Self {
         let future = Box::pin(future);
-        let kind = Kind::Elsewhere { future };
+        let kind = Kind::Remote { future };
         Self { kind }
     }
 }
@@ -200,7 +200,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().kind.project() {
-            KindProjected::Here {
+            KindProjected::Local {
                 future,
                 guard,
                 router,
@@ -212,7 +212,7 @@ where
                 let response = ready!(future.poll(cx))?;
                 Poll::Ready(Ok(router.admit_new_session(response.into_response())))
             }
-            KindProjected::Elsewhere { future } => future.as_mut().poll(cx),
+            KindProjected::Remote { future } => future.as_mut().poll(cx),
         }
     }
 }

@@ -10,24 +10,24 @@
 struct Readme;
 
 mod answers;
-mod arrivals;
-mod asked;
 mod body_idle;
 mod builder;
 mod cluster;
-mod departure;
+mod continue_body;
 mod directory;
 mod drain_gate;
-mod errand;
 mod fields;
 mod filter;
 mod heartbeat;
-mod held;
 mod ids;
+mod pending_restores;
+mod replayable_request;
+mod request_kind;
 mod session_closers;
+mod shutdown;
 
+mod generations;
 mod layer;
-mod lives;
 mod log;
 mod manager;
 mod meter;
@@ -42,6 +42,7 @@ mod resume;
 mod resumed;
 mod routed;
 mod router;
+mod routing_plan;
 mod serving;
 mod sessions;
 mod store;
@@ -49,7 +50,6 @@ mod store;
 mod tests;
 mod turned_away;
 mod warn_rarely;
-mod way;
 mod wire;
 
 pub use self::{

@@ -1,6 +1,6 @@
 //! The session manager that says whose events are: the outermost, around the one that knows the calls.
 //!
-//! 1. An event id leaves as `<plain>~<life of the session>~<number of the call>~<request id>`, and the layer has cut it back before
+//! 1. An event id leaves as `<plain>~<generation of the session>~<number of the call>~<request id>`, and the layer has cut it back before
 //!    anything inside reads it. So two instances never mean different events by the same id, nor two calls by the same request id.
 //! 2. What it changes of an event is its id alone.
 
@@ -38,9 +38,9 @@ use tracing::warn;
 use crate::{
     answers::{Answers, Call, Gone, Remembers},
     drain_gate::InFlightGuard,
+    generations::Generations,
     heartbeat::Heartbeat,
     ids::Incarnation,
-    lives::Lives,
     resumed::resumed_call,
     sessions::Sessions,
 };
@@ -50,7 +50,7 @@ use crate::{
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     keeper: Arc<Keeper>,
-    lives: Arc<Lives>,
+    generations: Arc<Generations>,
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
     /// Whether its service was seen to have a session store, or said to have none.
@@ -93,7 +93,7 @@ pin_project! {
 struct Watched {
     keeper: Arc<Keeper>,
     /// The one of its session.
-    life: Incarnation,
+    generation: Incarnation,
     call: Option<Call>,
     /// What stands behind the ids of its events.
     signature: String,
@@ -113,21 +113,22 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
         answers: Arc<Answers>,
-        lives: Arc<Lives>,
+        generations: Arc<Generations>,
         heartbeat: Arc<Heartbeat>,
     ) -> (Self, Weak<dyn CloseSession>) {
-        let (of_sessions, their_lives, listed) = (answers.clone(), lives.clone(), sessions.clone());
+        let (of_sessions, their_generations, listed) =
+            (answers.clone(), generations.clone(), sessions.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
             SessionEvent::Opened {
                 session, restored, ..
             } => {
-                their_lives.begin(session, *restored);
+                their_generations.begin(session, *restored);
                 listed.opened(session);
             }
             SessionEvent::Closed { session, .. } => {
                 listed.closed(session);
                 of_sessions.closed(session);
-                their_lives.end(session);
+                their_generations.end(session);
             }
             _ => {}
         }));
@@ -138,7 +139,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
             Self {
                 inner,
                 keeper,
-                lives,
+                generations,
                 sessions,
                 heartbeat,
                 is_checked: AtomicBool::new(false),
@@ -160,11 +161,11 @@ impl<M: SessionManager> ClusterSessionManager<M> {
 
     /// `event` is the one that its client has seen last.
     fn sign<S>(&self, events: S, session: &str, call: Option<Call>, event: String) -> Signed<S> {
-        let life = self.lives.of(session);
+        let generation = self.generations.of(session);
         let watched = Watched {
             keeper: self.keeper.clone(),
-            life,
-            signature: Answers::signature(life, call.as_ref()),
+            generation,
+            signature: Answers::signature(generation, call.as_ref()),
             _guard: call.as_ref().and_then(|_| self.sessions.enter(session)),
             call,
             event,
@@ -378,7 +379,7 @@ impl Drop for Watched {
         {
             self.keeper.answers.gone(Gone {
                 call,
-                life: self.life,
+                generation: self.generation,
                 event: mem::take(&mut self.event),
                 memory: self.keeper.memory.clone(),
             });

@@ -8,7 +8,7 @@
 //! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, because the directory could not say that they may be |
 //! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims of sessions whose lease is over or that were given up |
 
-use crate::way::{Claimed, Failure, Known};
+use crate::routing_plan::{Claimed, Failure, Known};
 
 /// Describes the metrics to the recorder that is installed at this time.
 pub(crate) fn describe() {
@@ -56,7 +56,7 @@ pub(crate) fn looked_up(known: Known) {
         "mcp_cluster_lookups_total",
         match known {
             Known::Owner(_) => "owner",
-            Known::Nobody => "nobody",
+            Known::Unowned => "nobody",
             Known::NoAnswer => "no_answer",
         },
     );
@@ -91,7 +91,7 @@ pub(crate) fn claimed(claimed: Claimed) {
         match claimed {
             Claimed::Won => "won",
             Claimed::Lost(_) => "lost",
-            Claimed::Nobody => "nobody",
+            Claimed::Unowned => "nobody",
             Claimed::NoAnswer => "no_answer",
         },
     );

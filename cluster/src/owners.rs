@@ -71,7 +71,7 @@ type Lookup = BoxFuture<'static, Result<Look, Arc<DirectoryError>>>;
 pub(crate) enum Found {
     Owner(Ownership),
     /// No instance owns it, as this look has it.
-    Nobody(Look),
+    Unowned(Look),
 }
 
 /// A look-up's place in the list of those under way.
@@ -196,7 +196,7 @@ impl From<Look> for Found {
     fn from(look: Look) -> Self {
         match look.record {
             Some(Record::Owned(ownership)) => Self::Owner(ownership),
-            Some(Record::Deleted(_)) | None => Self::Nobody(look),
+            Some(Record::Deleted(_)) | None => Self::Unowned(look),
         }
     }
 }
@@ -209,7 +209,7 @@ impl Learned {
         if let Some(ownership) = self.owners.get(session, now) {
             return Some(Found::Owner(*ownership));
         }
-        self.nobody.get(session, now).cloned().map(Found::Nobody)
+        self.nobody.get(session, now).cloned().map(Found::Unowned)
     }
 
     fn forget(&mut self, session: SessionHash) {
@@ -225,7 +225,7 @@ impl Learned {
                 self.nobody.remove(session);
                 self.owners.insert(session, ownership, now);
             }
-            Found::Nobody(look) => {
+            Found::Unowned(look) => {
                 self.owners.remove(session);
                 self.nobody.insert(session, look, now);
             }

@@ -21,10 +21,10 @@ use tower_service::Service;
 use tracing::{debug, warn};
 
 use crate::{
-    departure::Stage,
     filter::PeersFilter,
     ids::Incarnation,
     network::{Accepted, Listener},
+    shutdown::ShutdownStage,
     warn_rarely::WarnRarely,
     wire::{self, FromPeer, Secret},
 };
@@ -114,15 +114,15 @@ pub(crate) fn watched(listener: TcpListener) -> WatchedListener {
     WatchedListener::new(listener)
 }
 
-/// Serves peers until `departure` says so or is dropped.
+/// Serves peers until `shutdown` says so or is dropped.
 pub(crate) async fn serve(
     listener: impl Listener,
     app: impl App,
     gate: Arc<Gate>,
-    mut departure: watch::Receiver<Stage>,
+    mut shutdown: watch::Receiver<ShutdownStage>,
 ) {
     let mut connections = JoinSet::new();
-    let mut closed = pin!(departure.wait_for(|stage| *stage == Stage::Closed));
+    let mut closed = pin!(shutdown.wait_for(|stage| *stage == ShutdownStage::Closed));
     loop {
         tokio::select! {
             // First: who has connected before it closes is answered.

@@ -22,12 +22,12 @@ use crate::{
     ids::{Incarnation, Record, SessionHash},
     meter,
     router::Router,
-    turned_away::NOTED_WITHIN,
+    turned_away::MAX_RECORD_DELAY,
 };
 
 /// A heartbeat may lack clients that arrived in this time before it was written: 1.25 s. It was composed for its way to the directory, and
 /// may have been [`LIMIT`] on it.
-const UNNOTED: Duration = NOTED_WITHIN.saturating_add(LIMIT);
+const UNNOTED: Duration = MAX_RECORD_DELAY.saturating_add(LIMIT);
 
 /// How long after a heartbeat is due it is looked for: 100 ms.
 const AFTER_DUE: Duration = Duration::from_millis(100);

@@ -39,15 +39,15 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use crate::{
-    asked::Asked,
     body_idle::is_stalled,
+    continue_body::ContinueSignal,
     filter::PeersFilter,
-    held::Held,
     ids::Owner,
     network::{Network, Stream},
     peers::MAX_FIELDS,
+    replayable_request::ReplayableRequest,
+    routing_plan::{Failure, Refusal},
     warn_rarely::WarnRarely,
-    way::{Failure, Refusal},
     wire::{Answerer, Secret},
 };
 
@@ -141,17 +141,17 @@ impl Relay {
     /// # Errors
     ///
     /// The body cannot be read, or the head has more fields than a peer takes.
-    pub(crate) async fn prepare(&self, held: &mut Held) -> Result<(), Refusal> {
-        if held.head.headers.len() + MAX_ADDED > MAX_FIELDS {
+    pub(crate) async fn prepare(&self, replayable: &mut ReplayableRequest) -> Result<(), Refusal> {
+        if replayable.head.headers.len() + MAX_ADDED > MAX_FIELDS {
             return Err(Refusal::TooManyFields);
         }
-        held.read().await
+        replayable.read().await
     }
 
-    /// Sends a request to an owner. After a failure `held` knows whether the request is still whole.
+    /// Sends a request to an owner. After a failure `replayable` knows whether the request is still whole.
     pub(crate) async fn send(
         &self,
-        held: &mut Held,
+        replayable: &mut ReplayableRequest,
         owner: Owner,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
@@ -162,22 +162,23 @@ impl Relay {
             return Err(Failure::Unreachable);
         }
         let stream = self.connect(owner.address).await?;
-        let Some(body) = held.lend() else {
+        let Some(body) = replayable.body_for_attempt() else {
             return Err(Failure::Broken);
         };
-        let is_call = held.head.method == Method::POST;
-        let mut request = self.letter(&held.head, body);
-        let asked = (is_call && !request.body().is_end_stream()).then(|| wait(&mut request));
-        let gone = gone(&held.head.extensions);
-        let answered = self.answered(stream, request, gone, owner, asked.as_ref());
+        let is_call = replayable.head.method == Method::POST;
+        let mut request = self.letter(&replayable.head, body);
+        let signal =
+            (is_call && !request.body().is_end_stream()).then(|| expect_continue(&mut request));
+        let gone = gone(&replayable.head.extensions);
+        let answered = self.answered(stream, request, gone, owner, signal.as_ref());
         let failure = match answered.await {
             Ok(response) => return Ok(response),
             Err(failure) => failure,
         };
-        let unsent = asked.and_then(|asked| asked.take_back());
+        let unsent = signal.and_then(|signal| signal.take_back());
         let is_unsent = unsent.is_some();
         if let Some(body) = unsent {
-            held.give_back(body);
+            replayable.restore_body(body);
         }
         Err(match failure {
             Failure::Broken if is_unsent => Failure::Unreachable,
@@ -209,12 +210,12 @@ impl Relay {
         request: Request<Body>,
         gone: Option<Gone>,
         owner: Owner,
-        asked: Option<&Asked>,
+        signal: Option<&ContinueSignal>,
     ) -> Result<Response<Body>, Failure> {
         let mut answered = pin!(exchange(stream, request, gone));
         let mut response = match timeout(HEAD_TIMEOUT, &mut answered).await {
             Ok(answered) => answered?,
-            Err(_) if asked.is_some_and(Asked::is_asked) => answered.await?,
+            Err(_) if signal.is_some_and(ContinueSignal::is_signalled) => answered.await?,
             Err(_) => return Err(Failure::Silent),
         };
         let answerer = Answerer::take(response.headers_mut());
@@ -268,18 +269,18 @@ impl Relay {
 }
 
 /// Has the body of a request wait until the peer asks for it.
-fn wait(request: &mut Request<Body>) -> Asked {
-    let (asked, body) = Asked::wait(std::mem::take(request.body_mut()));
+fn expect_continue(request: &mut Request<Body>) -> ContinueSignal {
+    let (signal, body) = ContinueSignal::defer(std::mem::take(request.body_mut()));
     *request.body_mut() = body;
     let waits = HeaderValue::from_static("100-continue");
     request.headers_mut().insert(header::EXPECT, waits);
-    let asks = asked.clone();
+    let continues = signal.clone();
     ext::on_informational(request, move |said| {
         if said.status() == StatusCode::CONTINUE {
-            asks.ask();
+            continues.send();
         }
     });
-    asked
+    signal
 }
 
 /// Writes a request and waits for the head of its response.

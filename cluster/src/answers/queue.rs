@@ -76,8 +76,8 @@ pub(super) struct AnswerQueue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct AnswerKey {
     pub(super) session: SessionHash,
-    /// The life of the session.
-    pub(super) life: Incarnation,
+    /// The generation of the session.
+    pub(super) generation: Incarnation,
     pub(super) call: CallNumber,
 }
 

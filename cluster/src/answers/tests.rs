@@ -32,7 +32,7 @@ impl Remembers for Memory {
 struct Instance {
     cluster: Cluster,
     directory: Faulty,
-    life: Incarnation,
+    generation: Incarnation,
     memory: Arc<dyn Remembers>,
 }
 
@@ -50,7 +50,7 @@ impl Instance {
                 Options::default(),
             ),
             directory,
-            life: me.incarnation,
+            generation: me.incarnation,
             memory: Arc::new(Memory(length)),
         }
     }
@@ -61,7 +61,7 @@ impl Instance {
             let request = NumberOrString::Number(1);
             self.cluster.answers().gone(Gone {
                 call: Call::new(session.into(), &request, CallNumber::new(number)),
-                life: self.life,
+                generation: self.generation,
                 event: "0/0".into(),
                 memory: Arc::downgrade(&self.memory),
             });
@@ -73,7 +73,11 @@ impl Instance {
         let (mut calls, mut bytes) = (Vec::new(), 0);
         for number in numbers {
             let (session, call) = (SessionHash::of(session), CallNumber::new(number));
-            let answer = self.directory.memory.answer(session, self.life, call).await;
+            let answer = self
+                .directory
+                .memory
+                .answer(session, self.generation, call)
+                .await;
             if let Some(answer) = answer.unwrap() {
                 calls.push(number);
                 bytes += answer.len();

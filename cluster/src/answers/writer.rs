@@ -137,17 +137,21 @@ impl AnswerWriter {
     async fn carry_out(&self, operation: Operation) -> (Operation, Result<(), DirectoryError>) {
         let AnswerKey {
             session,
-            life,
+            generation,
             call,
         } = operation.key;
         let result = match operation.text.clone() {
             Some(text) => {
-                let kept = self
-                    .directory
-                    .keep_answer(session, life, call, text, operation.time);
+                let kept =
+                    self.directory
+                        .keep_answer(session, generation, call, text, operation.time);
                 kept.await
             }
-            None => self.directory.remove_answer(session, life, call).await,
+            None => {
+                self.directory
+                    .remove_answer(session, generation, call)
+                    .await
+            }
         };
         (operation, result)
     }

@@ -29,16 +29,16 @@ pub(crate) fn session(id: &str) -> Registration {
 /// All that follows, on directories that begin empty.
 pub(super) async fn holds<D: Directory>(directory: D) {
     let directory = Arc::new(directory);
-    who_enters_a_session_owns_it(&*directory).await;
-    a_session_is_entered_over_an_older_record_only(&*directory).await;
-    an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(&*directory).await;
+    who_registers_a_session_owns_it(&*directory).await;
+    a_session_is_registered_over_an_older_record_only(&*directory).await;
+    an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(&*directory).await;
     a_claim_changes_the_owner_once(&*directory).await;
     a_claim_is_won_only_on_what_was_read_since_the_last(&*directory).await;
     a_session_that_nobody_knows_cannot_be_claimed(&*directory).await;
     of_all_who_claim_at_once_one_wins(&directory).await;
-    of_all_who_enter_at_once_one_owns(&directory).await;
+    of_all_who_register_at_once_one_owns(&directory).await;
     parameters_outlive_their_owner(&*directory).await;
-    a_deleted_session_is_entered_by_no_former_owner(&*directory).await;
+    a_deleted_session_is_registered_by_no_former_owner(&*directory).await;
     an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
     kept::a_beat_makes_no_lease(&*directory).await;
     kept::a_lease_has_what_its_instance_wrote(&*directory).await;
@@ -87,7 +87,7 @@ fn owned(owner: Owner, of: &Registration) -> Record {
     Record::Owned(Ownership { owner, epoch })
 }
 
-async fn who_enters_a_session_owns_it(directory: &impl Directory) {
+async fn who_registers_a_session_owns_it(directory: &impl Directory) {
     let me = instance(1);
     let sessions = [session("enter 1"), session("enter 2")];
     assert_eq!(owner_of(directory, sessions[0].session).await, None);
@@ -101,7 +101,7 @@ async fn who_enters_a_session_owns_it(directory: &impl Directory) {
     );
 }
 
-async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directory) {
+async fn a_session_is_registered_over_an_older_record_only(directory: &impl Directory) {
     let (first, second) = (instance(1), instance(2));
     let (taken, free) = (session("taken"), session("free"));
     let later = Registration {
@@ -142,7 +142,7 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
     }
 }
 
-async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
+async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     directory: &impl Directory,
 ) {
     let (me, other) = (instance(1), instance(2));
@@ -154,9 +154,9 @@ async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
     let its = ownership(directory, taken.session).await.unwrap();
     // Later than that of the other.
     let renewed = its.epoch.next();
-    let renews = both.map(|entered| Registration {
+    let renews = both.map(|registered| Registration {
         renewed: Some(renewed),
-        ..entered
+        ..registered
     });
     let left = directory.register(me, &renews).await.unwrap();
     assert_eq!(left, [(taken.session, Record::Owned(its))]);
@@ -217,17 +217,17 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
 async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Directory) {
     let (owner, late) = (instance(1), instance(2));
     let taken = session("taken once more");
-    let enters = async |epoch| {
-        let entered = Registration {
+    let registers = async |epoch| {
+        let registered = Registration {
             epoch,
             ..taken.clone()
         };
-        let entered = directory.register(owner, &[entered]).await;
-        assert_eq!(entered.unwrap(), []);
+        let registered = directory.register(owner, &[registered]).await;
+        assert_eq!(registered.unwrap(), []);
     };
-    enters(taken.epoch).await;
+    registers(taken.epoch).await;
     let read = ownership(directory, taken.session).await.unwrap();
-    enters(taken.epoch).await;
+    registers(taken.epoch).await;
     assert_eq!(
         ownership(directory, taken.session).await,
         Some(read),
@@ -244,7 +244,7 @@ async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Di
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
     // Also if it was written again with a later epoch.
-    enters(now.epoch.next()).await;
+    registers(now.epoch.next()).await;
     let wanted = now.claimed_by(late);
     let claimed = directory.claim(taken.session, now, wanted).await.unwrap();
     assert!(matches!(claimed, Claim::Lost(Record::Owned(is)) if is.owner == owner && is != now));
@@ -293,20 +293,20 @@ async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
     }
 }
 
-async fn of_all_who_enter_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
+async fn of_all_who_register_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
     let wanted = session("entered at once");
     let rivals: Vec<Owner> = (10..18).map(instance).collect();
-    let entered = rivals.iter().map(|rival| {
+    let registered = rivals.iter().map(|rival| {
         let (directory, rival, wanted) = (directory.clone(), *rival, wanted.clone());
         tokio::spawn(async move { directory.register(rival, &[wanted]).await.unwrap() })
     });
-    let entered = join_all(entered).await.into_iter().map(Result::unwrap);
+    let registered = join_all(registered).await.into_iter().map(Result::unwrap);
     let largest = rivals
         .iter()
         .max_by_key(|rival| rival.incarnation.to_string());
     let owner = owner_of(&**directory, wanted.session).await;
     assert_eq!(owner.as_ref(), largest);
-    assert!(entered.filter(Vec::is_empty).count() >= 1);
+    assert!(registered.filter(Vec::is_empty).count() >= 1);
     for rival in rivals {
         let left = directory
             .register(rival, std::slice::from_ref(&wanted))
@@ -334,7 +334,7 @@ async fn parameters_outlive_their_owner(directory: &impl Directory) {
     );
 }
 
-async fn a_deleted_session_is_entered_by_no_former_owner(directory: &impl Directory) {
+async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Directory) {
     let (former, owner, late) = (instance(1), instance(2), instance(3));
     let deleted = session("deleted");
     let hash = deleted.session;

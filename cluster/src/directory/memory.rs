@@ -26,7 +26,7 @@ const ANSWER_OVERHEAD: usize = 256;
 /// A directory of owners in memory, for several instances in one process: tests, demonstrations, a server with one runtime a
 /// core. Clones are the same directory.
 ///
-/// It knows a session for an hour after its owner last entered it, and an answer for ten minutes after its call ended, as the real
+/// It knows a session for an hour after its owner last registered it, and an answer for ten minutes after its call ended, as the real
 /// one does.
 ///
 /// ```
@@ -153,20 +153,20 @@ impl Directory for MemoryDirectory {
         let mut state = self.state();
         let now = Instant::now();
         let mut left = Vec::new();
-        for entered in sessions {
-            let (session, epoch) = (entered.session, entered.epoch);
+        for registered in sessions {
+            let (session, epoch) = (registered.session, registered.epoch);
             match state.session(session, now) {
                 Some(known) if !known.record.yields_to(&Ownership { owner, epoch }) => {
                     left.push((session, known.record));
                 }
                 known => {
                     let ownership = match known.map(|known| known.record) {
-                        Some(Record::Owned(is)) if is.owner == owner => entered.ownership(owner),
+                        Some(Record::Owned(is)) if is.owner == owner => registered.ownership(owner),
                         _ => Ownership { owner, epoch },
                     };
-                    let params = Bytes::copy_from_slice(&entered.params);
+                    let params = Bytes::copy_from_slice(&registered.params);
                     state.write(session, Record::Owned(ownership), params, now);
-                    if ownership != entered.ownership(owner) {
+                    if ownership != registered.ownership(owner) {
                         left.push((session, Record::Owned(ownership)));
                     }
                 }

@@ -4,12 +4,12 @@
 //!    [`register`](Directory::register) overwrites an older record, as a directory has it that was restored from a snapshot. A higher epoch
 //!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if there is another by then; or
 //!    with `register`, over the record of the same owner only ([`Registration::renewed`]).
-//! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner enters it again.
+//! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner registers it again.
 //! 3. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
 //! 4. That the directory does not know something proves little: it may have come back empty a moment ago. So each look has
 //!    the leases of that moment with it ([`Leases`]), each with "all of mine is written, in this run of the directory".
 //!    [`Heartbeat`](crate::heartbeat::Heartbeat) decides whether that proves anything.
-//! 5. An instance first has its lease, then enters sessions. A lease that lapsed is not renewed but made anew, after the
+//! 5. An instance first has its lease, then registers sessions. A lease that lapsed is not renewed but made anew, after the
 //!    instance took note of the gap: so an instance that finds its own lease knows that nothing was lost since it last looked.
 //! 6. No caller waits longer than [`LIMIT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
 //!    written and removed within [`ANSWERS_LIMIT`], apart from all else, so that they delay nothing.

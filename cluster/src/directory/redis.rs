@@ -221,13 +221,13 @@ impl Directory for RedisDirectory {
         let mut write = pipe();
         // An engine that was started again does not know it any more.
         write.load_script(&self.scripts.register).ignore();
-        for entered in sessions {
-            let mut register = self.scripts.register.key(session_key(entered.session));
-            register.arg(entered.ownership(owner).to_string());
+        for registered in sessions {
+            let mut register = self.scripts.register.key(session_key(registered.session));
+            register.arg(registered.ownership(owner).to_string());
             register.arg(owner.incarnation.to_string());
-            register.arg(entered.epoch.to_string());
-            register.arg(&*entered.params).arg(millis(KEPT));
-            let epoch = entered.epoch;
+            register.arg(registered.epoch.to_string());
+            register.arg(&*registered.params).arg(millis(KEPT));
+            let epoch = registered.epoch;
             register.arg(Ownership { owner, epoch }.to_string());
             write.invoke_script(register.arg(format!("{owner} ")));
         }
@@ -238,10 +238,10 @@ impl Directory for RedisDirectory {
             ));
         }
         let mut left = Vec::new();
-        for (entered, text) in sessions.iter().zip(records) {
-            match read_record(entered.session, &text) {
-                Ok(record) if record == Record::Owned(entered.ownership(owner)) => {}
-                Ok(record) => left.push((entered.session, record)),
+        for (registered, text) in sessions.iter().zip(records) {
+            match read_record(registered.session, &text) {
+                Ok(record) if record == Record::Owned(registered.ownership(owner)) => {}
+                Ok(record) => left.push((registered.session, record)),
                 // One such record does not keep the others waiting.
                 Err(error) => self.unreadable.warn(&format_args!("{error}")),
             }

@@ -37,7 +37,7 @@ pub(crate) struct Ownership {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Record {
     Owned(Ownership),
-    /// Its client ended it. The record outlives the session, so that no former owner can enter it again. As text
+    /// Its client ended it. The record outlives the session, so that no former owner can register it again. As text
     /// `- <incarnation> <epoch>`.
     Deleted(Tombstone),
 }

@@ -16,13 +16,13 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Owners as an instance sees them, and its way to the directory, in which another one has the session "a".
 async fn owners() -> (Owners, Faulty, Ownership) {
     let directory = Faulty::new(MemoryDirectory::default());
-    let other = entered(&directory, instance(2), "a").await;
+    let other = registered(&directory, instance(2), "a").await;
     let owners = Owners::new(instance(1).incarnation, Limited::new(directory.clone()));
     (owners, directory, other)
 }
 
-/// Enters a session, and gives the ownership.
-async fn entered(directory: &Faulty, owner: Owner, id: &str) -> Ownership {
+/// Registers a session, and gives the ownership.
+async fn registered(directory: &Faulty, owner: Owner, id: &str) -> Ownership {
     let memory = &directory.memory;
     memory.register(owner, &[session(id)]).await.unwrap();
     ownership(memory, hash(id)).await.unwrap()
@@ -35,7 +35,7 @@ fn hash(id: &str) -> SessionHash {
 async fn found(owners: &Owners, id: &str) -> Option<Ownership> {
     match owners.find(hash(id)).await.unwrap() {
         Found::Owner(ownership) => Some(ownership),
-        Found::Nobody(_) => None,
+        Found::Unowned(_) => None,
     }
 }
 
@@ -183,7 +183,7 @@ async fn what_this_instance_owns_is_asked_for_each_time() {
     };
     owners.learn(hash("a"), Ownership::begin(me));
     assert_eq!(found(&owners, "a").await, Some(other));
-    let mine = entered(&directory, me, "c").await;
+    let mine = registered(&directory, me, "c").await;
     for asked in 2..4 {
         assert_eq!(found(&owners, "c").await, Some(mine));
         assert_eq!(directory.asked("look"), asked);

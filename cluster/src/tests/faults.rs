@@ -373,7 +373,7 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
     b.settles().await;
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "ended").await;
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     a.witness.release("ended");
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 2).await, 2);

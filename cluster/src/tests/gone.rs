@@ -21,8 +21,8 @@ use crate::{
     heartbeat::HEARTBEAT_INTERVAL,
     ids::Owner,
     relay::UNBEGUN_TIMEOUT,
-    router::STILL_OWNER,
-    way::Step,
+    router::OWNER_RECHECK_INTERVAL,
+    routing_plan::Action,
 };
 
 /// The text is the id, too: calls of one session that are under way at the same time need different ones.
@@ -75,9 +75,9 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
     let mcp = owner.session(&b).await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hangs = owner.request().await;
-    pass(2 * STILL_OWNER).await;
+    pass(2 * OWNER_RECHECK_INTERVAL).await;
     contract::claim_from(&directory.memory, hash(&mcp), owner.me, nobody()).await;
-    pass(STILL_OWNER).await;
+    pass(OWNER_RECHECK_INTERVAL).await;
     assert_eq!(call.head().await.status, 502);
     hangs.closed().await;
 }
@@ -136,7 +136,7 @@ async fn a_call_that_has_not_begun_goes_to_the_new_owner() {
         let mcp = owner.session(&b).await;
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
         let unasked = owner.head().await;
-        pass(STILL_OWNER - 50 * Duration::from_millis(1)).await;
+        pass(OWNER_RECHECK_INTERVAL - 50 * Duration::from_millis(1)).await;
         contract::claim_from(&directory.memory, hash(&mcp), owner.me, b.me).await;
         // Both limits end in this time, a millisecond apart.
         sleep(100 * Duration::from_millis(1)).await;
@@ -496,10 +496,10 @@ async fn a_session_that_is_being_taken_is_here_to_peers() {
     let request = request.body(Body::empty()).unwrap();
     let look = async {
         entered.notified().await;
-        assert_eq!(b.routing().arrive_from_peer(Some(id)).0, Step::Serve);
+        assert_eq!(b.routing().classify_from_peer(Some(id)).0, Action::Serve);
         go.notify_one();
     };
     let (response, ()) = join(ask(&b, app, request), look).await;
     assert_eq!(response.status(), 200);
-    assert_eq!(b.routing().arrive_from_peer(Some(id)).0, Step::Moved);
+    assert_eq!(b.routing().classify_from_peer(Some(id)).0, Action::Moved);
 }

@@ -92,7 +92,7 @@ async fn of_two_that_wait_for_a_session_one_has_it() {
         let mcp = a.session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
         let mut first = held(&a, &mcp, 1, "first").await;
-        let _leaving = a.routing().departure.begin();
+        let _leaving = a.routing().shutdown.begin();
         let both = join(echo(&at_b, 2), echo(&at_c, 3));
         let released = async {
             all_else().await;
@@ -131,7 +131,7 @@ async fn a_call_that_was_let_in_ends_where_it_is() {
         }
         begun += usize::from(response.is_none());
         let routing = a.cluster.router();
-        let _leaving = routing.departure.begin();
+        let _leaving = routing.shutdown.begin();
         let first = async {
             let response = match response {
                 Some(response) => response,
@@ -158,7 +158,7 @@ async fn a_client_that_listens_goes_with_its_session() {
     let mcp = a.session().await;
     let mut listening = mcp.listen().await;
     assert_eq!(listening.head().await.status, 200);
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     assert_eq!(echo(&mcp, 1).await, 1);
     assert!(a.has(&mcp));
 
@@ -177,7 +177,7 @@ async fn a_stream_of_a_session_without_calls_is_opened_where_it_stays() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     let mut listening = b.client_of(&mcp).listen().await;
     assert_eq!(listening.head().await.status, 200);
     assert!(b.has(&mcp) && !a.has(&mcp));
@@ -190,7 +190,7 @@ async fn a_long_call_is_served_where_its_session_still_is() {
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     for length in [70_000, 1_000_000] {
         let text = "x".repeat(length);
         let mut call = at_b.call(length, "echo", json!({ "text": text })).await;
@@ -285,7 +285,7 @@ async fn a_session_is_not_given_up_before_its_answers_are_kept() {
     while a.calls.detached() == 0 {
         yield_now().await;
     }
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     directory.set(Fault::FailsAt("keep_answer"));
     a.witness.release("first");
     while directory.asked("keep_answer") == 0 || !a.calls.is_empty() {
@@ -316,7 +316,7 @@ async fn an_answer_is_kept_before_its_session_is_given_up() {
             && let Some(cluster) = told.get()
         {
             let session = call.session().unwrap();
-            cluster.router().departure.try_hand_over(session);
+            cluster.router().shutdown.try_transfer(session);
             let is_here = cluster.router().sessions.has(session);
             leaves.set((is_here, cluster.noted())).unwrap();
         }
@@ -330,7 +330,7 @@ async fn an_answer_is_kept_before_its_session_is_given_up() {
     b.settles().await;
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "a").await;
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     cluster.set(a.cluster.clone()).unwrap();
     a.witness.release("a");
 

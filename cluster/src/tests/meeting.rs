@@ -33,10 +33,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 async fn no_session_begins_on_an_instance_that_is_gone() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
-    let leaving = a.routing().departure.begin();
+    let leaving = a.routing().shutdown.begin();
     // One is under way in this moment.
     let before = a.session().await;
-    leaving.is_gone();
+    leaving.stop_serving();
     let mut refused = a.initialize().await;
     assert_eq!(within("a head", refused.head()).await.status, 503);
     all_else().await;
@@ -54,7 +54,7 @@ async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
     let [a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
     a.detach(&mcp, 1, "first").await;
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     let mut second = b
         .client_of(&mcp)
         .call(2, "echo", json!({ "text": "x" }))
@@ -80,7 +80,7 @@ async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
     let at_b = b.client_of(&mcp);
     let message = json!({ "jsonrpc": "2.0", "method": "notifications/roots/list_changed" });
     let cluster = b.cluster.clone();
-    let _leaving = cluster.router().departure.begin();
+    let _leaving = cluster.router().shutdown.begin();
     let mut waited = 0;
     for polls in 0..40 {
         let mut first = Box::pin(b.app.call(post(&at_b, &message)));
@@ -93,7 +93,7 @@ async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
         let routing = b.cluster.router();
         let session = at_b.session_id().unwrap();
         if let Some(gate) = routing.sessions.gate(session) {
-            let is_idle = || !routing.arrivals.has(hash(&at_b));
+            let is_idle = || !routing.restores.contains(hash(&at_b));
             let mut empty = Box::pin(gate.until_idle(is_idle));
             let waits = (&mut empty).now_or_never().is_none();
             drop(first);

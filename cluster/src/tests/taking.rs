@@ -71,9 +71,9 @@ async fn a_departure_does_not_wait_for_a_claim_that_comes_to_nothing() {
         directory.set(Fault::None);
         assert_eq!(status(&at_b, 2).await, 200);
         let routing = b.cluster.router();
-        let _leaving = routing.departure.begin();
+        let _leaving = routing.shutdown.begin();
         let gate = routing.sessions.gate(at_b.session_id().unwrap()).unwrap();
-        let is_idle = || !routing.arrivals.has(hash(&at_b));
+        let is_idle = || !routing.restores.contains(hash(&at_b));
         let mut empty = Box::pin(gate.until_idle(is_idle));
         assert!((&mut empty).now_or_never().is_none());
         if hangs_up {
@@ -116,7 +116,7 @@ async fn a_call_that_waited_does_not_bring_a_session_that_others_are_about_to() 
         let mcp = a.session().await;
         a.detach(&mcp, 1, "first").await;
         let cluster = a.cluster.clone();
-        let _leaving = cluster.router().departure.begin();
+        let _leaving = cluster.router().shutdown.begin();
         let at_b = b.client_of(&mcp);
         let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
         all_else().await;
@@ -183,11 +183,11 @@ async fn half_a_body_locks_no_session() {
             a.public.as_ref().unwrap().addr
         };
         // The session is on its way, or a peer would be told that it is not here.
-        let expected = a.routing().arrivals.expect(hash(&mcp));
+        let expected = a.routing().restores.add(hash(&mcp));
         let mut slow = Connection::open(to).await;
         slow.send_cut(&half, length).await;
         let beside = async {
-            while a.routing().arrivals.requests(hash(&mcp)) < 2 {
+            while a.routing().restores.requests(hash(&mcp)) < 2 {
                 yield_now().await;
             }
         };
@@ -197,7 +197,7 @@ async fn half_a_body_locks_no_session() {
         pass(BODY_IDLE_TIMEOUT).await;
         assert_eq!(slow.head().await.status, 408, "{is_from_peer} {length}");
         all_else().await;
-        assert!(a.routing().arrivals.are_none());
+        assert!(a.routing().restores.is_empty());
     }
 }
 
@@ -208,7 +208,7 @@ async fn half_a_body_is_waited_for_for_a_while_only() {
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     let peer = mcp.header("mcp-cluster", SECRET);
     let halves = [
         (b.public.as_ref().unwrap().addr, &at_b, 1_000),
@@ -260,7 +260,7 @@ async fn a_session_that_was_given_up_and_came_back_is_brought_to_life_again() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
     assert!(b.has(&mcp) && !a.has(&mcp));
     is_closed(&b, &mcp).await;
@@ -310,15 +310,15 @@ async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
     let (routing, id) = (a.routing(), mcp.session_id().unwrap());
-    routing.is_over(id);
+    routing.on_request_done(id);
     assert!(a.has(&mcp), "it is open");
     is_closed(&a, &mcp).await;
     routing.sessions.loaded(id, Epoch::now(), (*b"{}").into());
-    let other = routing.arrivals.expect(hash(&mcp));
-    routing.is_over(id);
+    let other = routing.restores.add(hash(&mcp));
+    routing.on_request_done(id);
     assert!(a.has(&mcp), "another request brings it");
     drop(other);
-    routing.is_over(id);
+    routing.on_request_done(id);
     assert!(!a.has(&mcp));
     assert_eq!(status(&mcp, 1).await, 200);
 }

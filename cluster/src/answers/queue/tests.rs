@@ -5,7 +5,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn key(session: &str, call: u64) -> AnswerKey {
     AnswerKey {
         session: SessionHash::of(session),
-        life: "0123456789abcdef".parse().unwrap(),
+        generation: "0123456789abcdef".parse().unwrap(),
         call: CallNumber::new(call),
     }
 }

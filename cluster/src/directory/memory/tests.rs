@@ -14,7 +14,7 @@ async fn the_memory_does_what_every_directory_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_nobody_enters_again_is_known_for_an_hour() {
+async fn a_session_that_is_not_registered_again_is_known_for_an_hour() {
     let directory = MemoryDirectory::default();
     directory
         .register(instance(1), &[session("a")])

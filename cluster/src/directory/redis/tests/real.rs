@@ -348,10 +348,11 @@ async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
 async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 1).await;
-    let (session, life, directory) = (session("a").session, one.me.incarnation, &one.directory);
+    let (session, generation, directory) =
+        (session("a").session, one.me.incarnation, &one.directory);
     let keep = async |call, answer: Bytes| {
         let call = CallNumber::new(call);
-        let kept = directory.keep_answer(session, life, call, answer, KEPT_ANSWER);
+        let kept = directory.keep_answer(session, generation, call, answer, KEPT_ANSWER);
         kept.await
     };
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);
@@ -380,7 +381,10 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     assert!(error.to_string().contains("OOM"), "{error}");
     for call in [0, 1] {
         let call = CallNumber::new(call);
-        directory.remove_answer(session, life, call).await.unwrap();
+        directory
+            .remove_answer(session, generation, call)
+            .await
+            .unwrap();
     }
     let () = server.ask("CONFIG SET maxmemory 0").await;
     keep(2, large).await.unwrap();

@@ -1,7 +1,7 @@
-//! A request that is held until somebody has taken it.
+//! A request that is kept until an instance has taken it, and can be sent again until then.
 //!
 //! 1. Nothing of the body is read before it is to be sent.
-//! 2. Then a body of at most [`KEPT`] is read whole, and can be sent again as it came. Of a longer body only the beginning is read.
+//! 2. Then a body of at most [`MAX_REPLAY`] is read whole, and can be sent again as it came. Of a longer body only the beginning is read.
 //!    A longer body is sent once, frame by frame.
 //! 3. A request that was not sent is whole, whatever its length.
 //! 4. A body that stalls fails ([`limit_idle`]), also while it is sent.
@@ -15,34 +15,34 @@ use http_body_util::BodyExt as _;
 
 use crate::{
     body_idle::{is_stalled, limit_idle},
-    way::Refusal,
+    routing_plan::Refusal,
 };
 
 /// Maximum length of a body that can be sent again: 64 KiB. What clients send in a session is far shorter, but for large arguments.
-const KEPT: usize = 64 * 1024;
+const MAX_REPLAY: usize = 64 * 1024;
 
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct ReplayableRequest {
     pub(crate) head: Parts,
-    body: HeldBody,
+    body: ReplayableBody,
 }
 
 #[derive(Debug)]
-enum HeldBody {
+enum ReplayableBody {
     Unread(Body),
     Whole(Bytes),
     /// It is too long to be kept.
     Long(Body),
-    /// A long one, which is on its way.
-    Lent,
+    /// A long one, which is being sent.
+    Sent,
 }
 
-// === impl Held ===
+// === impl ReplayableRequest ===
 
-impl Held {
+impl ReplayableRequest {
     pub(crate) fn new(request: Request<Body>) -> Self {
         let (head, body) = request.into_parts();
-        let body = HeldBody::Unread(limit_idle(body));
+        let body = ReplayableBody::Unread(limit_idle(body));
         Self { head, body }
     }
 
@@ -52,9 +52,9 @@ impl Held {
     ///
     /// The client broke off in the middle of its request, or stalled.
     pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
-        self.body = match std::mem::replace(&mut self.body, HeldBody::Lent) {
-            HeldBody::Unread(body) if is_long(&body) => HeldBody::Long(body),
-            HeldBody::Unread(body) => HeldBody::read(body, KEPT).await?,
+        self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
+            ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
+            ReplayableBody::Unread(body) => ReplayableBody::read(body, MAX_REPLAY).await?,
             read => read,
         };
         Ok(())
@@ -66,8 +66,10 @@ impl Held {
     ///
     /// The client broke off in the middle of its request, or stalled.
     pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
-        self.body = match std::mem::replace(&mut self.body, HeldBody::Lent) {
-            HeldBody::Unread(body) | HeldBody::Long(body) => HeldBody::read(body, limit).await?,
+        self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
+            ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {
+                ReplayableBody::read(body, limit).await?
+            }
             read => read,
         };
         Ok(())
@@ -75,45 +77,45 @@ impl Held {
 
     /// Whether the request can still be sent, or served here, as it came.
     pub(crate) fn is_whole(&self) -> bool {
-        !matches!(self.body, HeldBody::Lent)
+        !matches!(self.body, ReplayableBody::Sent)
     }
 
     /// The body, if it was read and can be sent again.
     pub(crate) fn bytes(&self) -> Option<&Bytes> {
         match &self.body {
-            HeldBody::Whole(bytes) => Some(bytes),
-            HeldBody::Unread(_) | HeldBody::Long(_) | HeldBody::Lent => None,
+            ReplayableBody::Whole(bytes) => Some(bytes),
+            ReplayableBody::Unread(_) | ReplayableBody::Long(_) | ReplayableBody::Sent => None,
         }
     }
 
     /// The body, to be sent; nothing if it has been sent and could not be kept.
-    pub(crate) fn lend(&mut self) -> Option<Body> {
+    pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
-            HeldBody::Whole(bytes) => Some(Body::from(bytes.clone())),
-            long => match std::mem::replace(long, HeldBody::Lent) {
-                HeldBody::Long(body) | HeldBody::Unread(body) => Some(body),
-                HeldBody::Whole(_) | HeldBody::Lent => None,
+            ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
+            long => match std::mem::replace(long, ReplayableBody::Sent) {
+                ReplayableBody::Long(body) | ReplayableBody::Unread(body) => Some(body),
+                ReplayableBody::Whole(_) | ReplayableBody::Sent => None,
             },
         }
     }
 
-    /// Takes a lent body back of which nothing was sent.
-    pub(crate) fn give_back(&mut self, body: Body) {
+    /// Puts a body back of which nothing was sent.
+    pub(crate) fn restore_body(&mut self, body: Body) {
         if !self.is_whole() {
-            self.body = HeldBody::Long(body);
+            self.body = ReplayableBody::Long(body);
         }
     }
 
     /// The request as it came.
     pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
-        let body = self.lend()?;
+        let body = self.body_for_attempt()?;
         Some(Request::from_parts(self.head, body))
     }
 }
 
-// === impl HeldBody ===
+// === impl ReplayableBody ===
 
-impl HeldBody {
+impl ReplayableBody {
     async fn read(mut body: Body, limit: usize) -> Result<Self, Refusal> {
         let mut first = Bytes::new();
         let mut more = BytesMut::new();
@@ -158,7 +160,7 @@ fn unread(error: &axum::Error) -> Refusal {
 
 /// Returns `true` if a body announces that it is too long to be kept.
 fn is_long(body: &Body) -> bool {
-    usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > KEPT)
+    usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }
 
 /// A body that begins with what has been read of it.
@@ -194,42 +196,51 @@ mod tests {
         body.collect().await.unwrap().to_bytes()
     }
 
-    async fn read_of(body: Body) -> Held {
-        let mut held = Held::new(Request::new(body));
-        held.read().await.unwrap();
-        held
+    async fn read_of(body: Body) -> ReplayableRequest {
+        let mut replayable = ReplayableRequest::new(Request::new(body));
+        replayable.read().await.unwrap();
+        replayable
     }
 
     #[tokio::test]
     async fn a_short_body_can_be_sent_as_often_as_need_be() {
-        for pieces in [&[][..], &[1], &[0, 3, 0, 4], &[KEPT], &[KEPT - 1, 1]] {
+        for pieces in [
+            &[][..],
+            &[1],
+            &[0, 3, 0, 4],
+            &[MAX_REPLAY],
+            &[MAX_REPLAY - 1, 1],
+        ] {
             let expected = whole(body(pieces)).await;
-            let mut held = read_of(body(pieces)).await;
+            let mut replayable = read_of(body(pieces)).await;
             for _ in 0..3 {
-                assert_eq!(whole(held.lend().unwrap()).await, expected);
-                assert!(held.is_whole());
+                assert_eq!(
+                    whole(replayable.body_for_attempt().unwrap()).await,
+                    expected
+                );
+                assert!(replayable.is_whole());
             }
-            let request = held.into_request().unwrap();
+            let request = replayable.into_request().unwrap();
             assert_eq!(whole(request.into_body()).await, expected);
         }
     }
 
     #[tokio::test]
-    async fn a_long_body_is_lent_once_and_whole() {
+    async fn a_long_body_is_sent_once_and_whole() {
         for pieces in [
-            &[KEPT + 1][..],
-            &[KEPT, 1],
-            &[1, KEPT],
-            &[9, 0, 7, KEPT, 5, 4],
+            &[MAX_REPLAY + 1][..],
+            &[MAX_REPLAY, 1],
+            &[1, MAX_REPLAY],
+            &[9, 0, 7, MAX_REPLAY, 5, 4],
         ] {
             let expected = whole(body(pieces)).await;
-            let mut held = read_of(body(pieces)).await;
-            assert!(held.is_whole());
-            let lent = held.lend().unwrap();
-            assert!(!held.is_whole());
-            assert!(held.lend().is_none());
-            held.give_back(lent);
-            let request = held.into_request().unwrap();
+            let mut replayable = read_of(body(pieces)).await;
+            assert!(replayable.is_whole());
+            let sent = replayable.body_for_attempt().unwrap();
+            assert!(!replayable.is_whole());
+            assert!(replayable.body_for_attempt().is_none());
+            replayable.restore_body(sent);
+            let request = replayable.into_request().unwrap();
             assert_eq!(whole(request.into_body()).await, expected);
         }
     }
@@ -237,19 +248,19 @@ mod tests {
     #[tokio::test]
     async fn a_long_body_is_read_up_to_a_limit_and_stays_whole() {
         for (pieces, is_read) in [
-            (&[KEPT + 1][..], true),
-            (&[KEPT, KEPT], true),
-            (&[KEPT; 4], false),
+            (&[MAX_REPLAY + 1][..], true),
+            (&[MAX_REPLAY, MAX_REPLAY], true),
+            (&[MAX_REPLAY; 4], false),
         ] {
             let expected = whole(body(pieces)).await;
             for is_begun in [true, false] {
-                let mut held = Held::new(Request::new(body(pieces)));
+                let mut replayable = ReplayableRequest::new(Request::new(body(pieces)));
                 if is_begun {
-                    held.read().await.unwrap();
+                    replayable.read().await.unwrap();
                 }
-                held.read_up_to(2 * KEPT).await.unwrap();
-                assert_eq!(held.bytes().is_some(), is_read);
-                let request = held.into_request().unwrap();
+                replayable.read_up_to(2 * MAX_REPLAY).await.unwrap();
+                assert_eq!(replayable.bytes().is_some(), is_read);
+                let request = replayable.into_request().unwrap();
                 assert_eq!(whole(request.into_body()).await, expected);
             }
         }
@@ -263,17 +274,18 @@ mod tests {
             noted.store(true, Ordering::Relaxed);
             Ok::<_, std::io::Error>(Bytes::from_static(b"body"))
         });
-        let held = Held::new(Request::new(Body::from_stream(body)));
-        let request = held.into_request().unwrap();
+        let replayable = ReplayableRequest::new(Request::new(Body::from_stream(body)));
+        let request = replayable.into_request().unwrap();
         assert!(!polled.load(Ordering::Relaxed));
         assert_eq!(whole(request.into_body()).await, "body");
     }
 
     #[tokio::test]
     async fn a_body_that_says_its_length_is_not_read_if_it_is_long() {
-        let mut held = Held::new(Request::new(Body::from(vec![b'x'; KEPT + 1])));
-        held.read().now_or_never().unwrap().unwrap();
-        assert!(matches!(held.body, HeldBody::Long(_)));
+        let mut replayable =
+            ReplayableRequest::new(Request::new(Body::from(vec![b'x'; MAX_REPLAY + 1])));
+        replayable.read().now_or_never().unwrap().unwrap();
+        assert!(matches!(replayable.body, ReplayableBody::Long(_)));
     }
 
     #[tokio::test]
@@ -282,8 +294,9 @@ mod tests {
             Ok(Bytes::from_static(b"{\"json")),
             Err(std::io::Error::other("reset")),
         ];
-        let mut held = Held::new(Request::new(Body::from_stream(stream::iter(pieces))));
-        assert_eq!(held.read().await, Err(Refusal::BrokeOff));
-        assert!(held.into_request().is_none());
+        let mut replayable =
+            ReplayableRequest::new(Request::new(Body::from_stream(stream::iter(pieces))));
+        assert_eq!(replayable.read().await, Err(Refusal::BrokeOff));
+        assert!(replayable.into_request().is_none());
     }
 }

@@ -1,5 +1,5 @@
-//! The lives of sessions. A session that is restored counts its events from 0 again, also in the same process, so an event is
-//! named by the life that it is of: this incarnation's, or one of its own for what was restored here.
+//! The generations of sessions. A session that is restored counts its events from 0 again, also in the same process, so an event is
+//! named by the generation that it is of: this incarnation's, or one of its own for what was restored here.
 
 use std::{
     collections::HashMap,
@@ -8,17 +8,17 @@ use std::{
 
 use crate::ids::Incarnation;
 
-/// Which life each session is in.
+/// Which generation each session is in.
 #[derive(Debug)]
-pub(crate) struct Lives {
+pub(crate) struct Generations {
     me: Incarnation,
     /// Of the sessions that were restored here.
     restored: RwLock<HashMap<Box<str>, Incarnation>>,
 }
 
-// === impl Lives ===
+// === impl Generations ===
 
-impl Lives {
+impl Generations {
     pub(crate) fn new(me: Incarnation) -> Self {
         Self {
             me,
@@ -38,7 +38,7 @@ impl Lives {
         self.write().remove(session);
     }
 
-    /// The life of a session that is open.
+    /// The generation of a session that is open.
     pub(crate) fn of(&self, session: &str) -> Incarnation {
         self.read().get(session).copied().unwrap_or(self.me)
     }
@@ -59,19 +59,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_session_that_is_restored_has_another_life_each_time() {
+    fn a_session_that_is_restored_has_another_generation_each_time() {
         let me = Incarnation::random();
-        let lives = Lives::new(me);
-        lives.begin("a", false);
-        assert_eq!(lives.of("a"), me);
-        lives.end("a");
-        lives.begin("a", true);
-        let second = lives.of("a");
-        lives.end("a");
-        lives.begin("a", true);
-        assert!(second != me && lives.of("a") != me && lives.of("a") != second);
-        assert_eq!(lives.of("b"), me);
-        lives.end("a");
-        assert!(lives.read().is_empty());
+        let generations = Generations::new(me);
+        generations.begin("a", false);
+        assert_eq!(generations.of("a"), me);
+        generations.end("a");
+        generations.begin("a", true);
+        let second = generations.of("a");
+        generations.end("a");
+        generations.begin("a", true);
+        assert!(second != me && generations.of("a") != me && generations.of("a") != second);
+        assert_eq!(generations.of("b"), me);
+        generations.end("a");
+        assert!(generations.read().is_empty());
     }
 }

@@ -17,57 +17,61 @@ use http_body::{Body as _, Frame, SizeHint};
 
 /// Whether a body was asked for. It is a handle: clones are the same.
 #[derive(Clone)]
-pub(crate) struct Asked(Arc<Waiting>);
+pub(crate) struct ContinueSignal(Arc<Deferred>);
 
-struct Waiting {
-    is_asked: AtomicBool,
+struct Deferred {
+    is_signalled: AtomicBool,
     waker: AtomicWaker,
     /// Until it is sent or taken back.
     body: Mutex<Option<Body>>,
 }
 
 /// The body, as it is sent.
-struct AskedBody {
-    asked: Asked,
+struct ContinueBody {
+    signal: ContinueSignal,
     /// Its length, if that is known.
     length: Option<u64>,
     body: Option<Body>,
 }
 
-// === impl Asked ===
+// === impl ContinueSignal ===
 
-impl Asked {
+impl ContinueSignal {
     /// Has a body wait. The second is what is to be sent.
-    pub(crate) fn wait(body: Body) -> (Self, Body) {
+    pub(crate) fn defer(body: Body) -> (Self, Body) {
         let length = body.size_hint().exact();
-        let asked = Self(Arc::new(Waiting {
-            is_asked: AtomicBool::new(false),
+        let signal = Self(Arc::new(Deferred {
+            is_signalled: AtomicBool::new(false),
             waker: AtomicWaker::new(),
             body: Mutex::new(Some(body)),
         }));
-        let body = AskedBody {
-            asked: asked.clone(),
+        let body = ContinueBody {
+            signal: signal.clone(),
             length,
             body: None,
         };
-        (asked, Body::new(body))
+        (signal, Body::new(body))
     }
 
     /// The peer asks for it.
-    pub(crate) fn ask(&self) {
-        self.0.is_asked.store(true, Ordering::Release);
+    pub(crate) fn send(&self) {
+        self.0.is_signalled.store(true, Ordering::Release);
         self.0.waker.wake();
     }
 
     /// Returns `true` if the peer has asked for the body.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.0.is_asked.load(Ordering::Acquire)
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.0.is_signalled.load(Ordering::Acquire)
     }
 
     /// Takes the body back. Returns `None` if the peer has asked for it.
     pub(crate) fn take_back(&self) -> Option<Body> {
         let mut body = self.body();
-        if self.is_asked() { None } else { body.take() }
+        if self.is_signalled() {
+            None
+        } else {
+            body.take()
+        }
     }
 
     fn body(&self) -> MutexGuard<'_, Option<Body>> {
@@ -75,9 +79,9 @@ impl Asked {
     }
 }
 
-// === impl AskedBody ===
+// === impl ContinueBody ===
 
-impl http_body::Body for AskedBody {
+impl http_body::Body for ContinueBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -87,11 +91,11 @@ impl http_body::Body for AskedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let this = &mut *self;
         if this.body.is_none() {
-            this.asked.0.waker.register(cx.waker());
-            if !this.asked.is_asked() {
+            this.signal.0.waker.register(cx.waker());
+            if !this.signal.is_signalled() {
                 return Poll::Pending;
             }
-            this.body = this.asked.body().take();
+            this.body = this.signal.body().take();
         }
         match &mut this.body {
             Some(body) => Pin::new(body).poll_frame(cx),
@@ -120,24 +124,24 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_is_sent_when_it_is_asked_for() {
-        let (asked, body) = Asked::wait(Body::from("call"));
+        let (signal, body) = ContinueSignal::defer(Body::from("call"));
         assert_eq!(body.size_hint().exact(), Some(4));
         let sent = tokio::spawn(body.collect());
         tokio::task::yield_now().await;
         assert!(!sent.is_finished());
-        assert!(!asked.is_asked());
-        asked.ask();
-        assert!(asked.is_asked());
+        assert!(!signal.is_signalled());
+        signal.send();
+        assert!(signal.is_signalled());
         assert_eq!(sent.await.unwrap().unwrap().to_bytes(), "call");
-        assert!(asked.take_back().is_none());
+        assert!(signal.take_back().is_none());
     }
 
     #[tokio::test]
     async fn a_body_that_nobody_asked_for_comes_back_and_is_not_sent() {
-        let (asked, mut sent) = Asked::wait(Body::from("call"));
+        let (signal, mut sent) = ContinueSignal::defer(Body::from("call"));
         assert!(sent.frame().now_or_never().is_none());
-        let back = asked.take_back().unwrap();
-        asked.ask();
+        let back = signal.take_back().unwrap();
+        signal.send();
         assert!(sent.frame().await.unwrap().is_err());
         assert_eq!(back.collect().await.unwrap().to_bytes(), "call");
     }

@@ -4,36 +4,39 @@ use axum::body::Bytes;
 use http::{HeaderMap, Method};
 use serde_json::Value;
 
-use crate::{held::Held, ids::EventName, resume::LAST_EVENT_ID, way::Refusal};
+use crate::{
+    ids::EventName, replayable_request::ReplayableRequest, resume::LAST_EVENT_ID,
+    routing_plan::Refusal,
+};
 
 /// What a request begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Errand {
+pub(crate) enum RequestKind {
     /// A call. The peer has kept its request, and can send it again.
     Call,
     /// The stream of a session that belongs to no call.
     Stream,
     /// Nothing that the session would outlive: a resume, a notification, an answer to the server's question, a ping, the end
     /// of the session. Or a call that is too long to be sent again.
-    Nothing,
+    Other,
 }
 
-// === impl Errand ===
+// === impl RequestKind ===
 
-impl Errand {
+impl RequestKind {
     /// Reads what a request is for.
     ///
     /// # Errors
     ///
     /// The client broke off in the middle of its request, or stalled.
-    pub(crate) async fn of(held: &mut Held) -> Result<Self, Refusal> {
-        match held.head.method {
-            Method::GET => Ok(Self::of_get(&held.head.headers)),
+    pub(crate) async fn of(replayable: &mut ReplayableRequest) -> Result<Self, Refusal> {
+        match replayable.head.method {
+            Method::GET => Ok(Self::of_get(&replayable.head.headers)),
             Method::POST => {
-                held.read().await?;
-                Ok(held.bytes().map_or(Self::Nothing, Self::of_message))
+                replayable.read().await?;
+                Ok(replayable.bytes().map_or(Self::Other, Self::of_message))
             }
-            _ => Ok(Self::Nothing),
+            _ => Ok(Self::Other),
         }
     }
 
@@ -44,7 +47,7 @@ impl Errand {
         let event = named.to_str().ok().and_then(EventName::read);
         match event {
             Some(event) if event.call.is_none() => Self::Stream,
-            _ => Self::Nothing,
+            _ => Self::Other,
         }
     }
 
@@ -52,9 +55,9 @@ impl Errand {
         let message: Value = serde_json::from_slice(message).unwrap_or_default();
         let has_id = message.get("id").is_some_and(|id| !id.is_null());
         match message.get("method").and_then(Value::as_str) {
-            Some("ping") | None => Self::Nothing,
+            Some("ping") | None => Self::Other,
             Some(_) if has_id => Self::Call,
-            Some(_) => Self::Nothing,
+            Some(_) => Self::Other,
         }
     }
 }
@@ -66,18 +69,22 @@ mod tests {
 
     use super::*;
 
-    async fn post(body: &str) -> Errand {
+    async fn post(body: &str) -> RequestKind {
         let request = Request::post("/mcp").body(Body::from(body.to_owned()));
-        Errand::of(&mut Held::new(request.unwrap())).await.unwrap()
+        RequestKind::of(&mut ReplayableRequest::new(request.unwrap()))
+            .await
+            .unwrap()
     }
 
-    async fn get(last: Option<&str>) -> Errand {
+    async fn get(last: Option<&str>) -> RequestKind {
         let mut request = Request::get("/mcp");
         if let Some(last) = last {
             request = request.header("last-event-id", last);
         }
         let request = request.body(Body::empty());
-        Errand::of(&mut Held::new(request.unwrap())).await.unwrap()
+        RequestKind::of(&mut ReplayableRequest::new(request.unwrap()))
+            .await
+            .unwrap()
     }
 
     #[tokio::test]
@@ -86,7 +93,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#,
             r#"{"method":"tools/list","params":{},"id":"a"}"#,
         ] {
-            assert_eq!(post(call).await, Errand::Call, "{call}");
+            assert_eq!(post(call).await, RequestKind::Call, "{call}");
         }
         for other in [
             r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#,
@@ -99,7 +106,7 @@ mod tests {
             "{",
             "",
         ] {
-            assert_eq!(post(other).await, Errand::Nothing, "{other}");
+            assert_eq!(post(other).await, RequestKind::Other, "{other}");
         }
     }
 
@@ -107,15 +114,21 @@ mod tests {
     async fn what_cannot_be_sent_again_is_begun_where_it_is() {
         let text = "x".repeat(64 * 1024);
         let call = format!(r#"{{"id":1,"method":"tools/call","params":"{text}"}}"#);
-        assert_eq!(post(&call).await, Errand::Nothing);
+        assert_eq!(post(&call).await, RequestKind::Other);
     }
 
     #[tokio::test]
     async fn a_stream_of_no_call_is_told_from_a_resume() {
-        let life = "0123456789abcdef";
-        assert_eq!(get(None).await, Errand::Stream);
-        assert_eq!(get(Some(&format!("3~{life}~~"))).await, Errand::Stream);
-        assert_eq!(get(Some(&format!("3/0~{life}~4~7"))).await, Errand::Nothing);
-        assert_eq!(get(Some("3/0")).await, Errand::Nothing);
+        let generation = "0123456789abcdef";
+        assert_eq!(get(None).await, RequestKind::Stream);
+        assert_eq!(
+            get(Some(&format!("3~{generation}~~"))).await,
+            RequestKind::Stream
+        );
+        assert_eq!(
+            get(Some(&format!("3/0~{generation}~4~7"))).await,
+            RequestKind::Other
+        );
+        assert_eq!(get(Some("3/0")).await, RequestKind::Other);
     }
 }
