@@ -29,12 +29,12 @@ use crate::{
     ids::{Owner, SessionHash},
     layer::ClusterLayer,
     manager::ClusterSessionManager,
-    meter,
+    metrics,
     network::Network,
-    owners::Owners,
-    peers::{self, Gate},
+    orphan_confirmation::{self, OrphanWait},
+    owner_cache::OwnerCache,
+    peers::{self, PeerAuth},
     pending_restores::PendingRestores,
-    proof::{self, Wait},
     relay::Relay,
     router::Router,
     session_closers::SessionClosers,
@@ -72,7 +72,7 @@ pub struct Cluster {
 
 struct Shared {
     router: Arc<Router>,
-    gate: Arc<Gate>,
+    peer_auth: Arc<PeerAuth>,
     store: ClusterStore,
     answers: Arc<Answers>,
     session_closers: SessionClosers,
@@ -147,16 +147,19 @@ impl Cluster {
         let observed = layer.observe_fn(move |event| {
             // Also if it has completed: its answer came by, be it before it was noted.
             if let Event::Ended { call, .. } = event {
-                answers.ended(call);
+                answers.on_call_ended(call);
                 told.shutdown.on_call_ended(call.session());
             }
         });
         observed.confirm(move |orphan| {
             let session = orphan.call().session().map(SessionHash::of);
-            let (router, wait) = (router.clone(), Wait::of(orphan, router.turned_away.backoff));
+            let (router, wait) = (
+                router.clone(),
+                OrphanWait::of(orphan, router.turned_away.backoff),
+            );
             async move {
                 match session {
-                    Some(session) => proof::prove(&router, session, wait).await,
+                    Some(session) => orphan_confirmation::confirm(&router, session, wait).await,
                     // A call without a session is here or nowhere.
                     None => Confirmation::Cancel,
                 }
@@ -178,7 +181,7 @@ impl Cluster {
     {
         let shutdown = self.shared.router.shutdown.follow();
         let listener = peers::watched(listener);
-        peers::serve(listener, app, self.shared.gate.clone(), shutdown).await;
+        peers::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
     /// Leaves the cluster, and loses no call that is shorter than `limit`. Call it when the public listener closes, and take the
@@ -246,7 +249,7 @@ impl Cluster {
         app: S,
     ) {
         let shutdown = self.shared.router.shutdown.follow();
-        peers::serve(listener, app, self.shared.gate.clone(), shutdown).await;
+        peers::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
     pub(crate) fn router(&self) -> &Router {
@@ -258,7 +261,7 @@ impl Cluster {
     }
 
     /// Of how many calls the answers are to be kept.
-    pub(crate) fn noted(&self) -> usize {
+    pub(crate) fn pending_answers(&self) -> usize {
         self.shared.answers.count()
     }
 
@@ -371,7 +374,7 @@ pub(crate) fn join_over(
     secret: Secret,
     options: Options,
 ) -> Cluster {
-    meter::describe();
+    metrics::describe();
     let directory = Limited::new(directory);
     let (sessions, relinquished) = Sessions::new(me.incarnation);
     let session_closers = SessionClosers::default();
@@ -387,7 +390,7 @@ pub(crate) fn join_over(
     );
     let router = Arc::new(Router {
         me,
-        owners: Owners::new(me.incarnation, directory.clone()),
+        owners: OwnerCache::new(me.incarnation, directory.clone()),
         relay: Relay::new(network, filter.clone(), secret.clone()),
         turned_away,
         heartbeat: heartbeat.clone(),
@@ -401,7 +404,7 @@ pub(crate) fn join_over(
     Cluster {
         shared: Arc::new(Shared {
             router,
-            gate: Arc::new(Gate::new(filter, secret)),
+            peer_auth: Arc::new(PeerAuth::new(filter, secret)),
             writing: tokio::spawn(answers.write()),
             answers,
             closing: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),

@@ -4,9 +4,9 @@
 //!    and heartbeats do not wait for them. What is written of one session needs no order, because its records have one ([`Record`](crate::ids::Record)).
 //! 2. It sends a heartbeat every [`HEARTBEAT_INTERVAL`], also while much is to be written; every [`RETRY_INTERVAL`] while the directory does
 //!    not answer.
-//! 3. What is found lost (another run of the engine, a lease that lapsed) is no longer consistent before the lease is made anew.
+//! 3. What is found lost (another run of the backend, a lease that lapsed) is no longer consistent before the lease is made anew.
 //!    So an instance that reads its own lease, and then finds the directory consistent, knows that nothing was lost in between.
-//! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the engine, whether answers of its calls are
+//! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the backend, whether answers of its calls are
 //!    late, and how long ago this instance turned a client away. "Unknown" proves something once all instances have written ([`Heartbeat::proves`]).
 //! 5. A session of which the directory has a record with a higher epoch is *contested*. It serves nothing new. If the owner
 //!    there has its lease, the session is relinquished; if it provably has none, it is claimed back.
@@ -29,13 +29,13 @@ pub(crate) use self::health::SETTLE_PERIOD;
 use self::{health::DirectoryHealth, lane::Lane};
 use crate::{
     answers::Answers,
-    directory::{Claim, Directory, DirectoryError, EngineRun, LIMIT, Leases, Limited, Status},
+    directory::{BackendRunId, Claim, Directory, DirectoryError, LIMIT, Leases, Limited, Status},
     ids::{Owner, Ownership, SessionHash},
     log::log,
-    meter,
+    metrics,
+    rate_limited_warning::RateLimitedWarning,
     sessions::{Sessions, Work},
     turned_away::TurnedAway,
-    warn_rarely::WarnRarely,
 };
 
 mod health;
@@ -67,8 +67,8 @@ pub(crate) struct Heartbeat {
     turned_away: Arc<TurnedAway>,
     answers: Arc<Answers>,
     health: Mutex<DirectoryHealth>,
-    unreachable: WarnRarely,
-    unwritten: WarnRarely,
+    unreachable: RateLimitedWarning,
+    unwritten: RateLimitedWarning,
     leave: Notify,
     /// A heartbeat is due at once.
     heartbeat_due: Notify,
@@ -94,8 +94,8 @@ impl Heartbeat {
             turned_away,
             answers,
             health: Mutex::new(DirectoryHealth::new(requires_lease)),
-            unreachable: WarnRarely::default(),
-            unwritten: WarnRarely::default(),
+            unreachable: RateLimitedWarning::default(),
+            unwritten: RateLimitedWarning::default(),
             leave: Notify::new(),
             heartbeat_due: Notify::new(),
             answers_again: Notify::new(),
@@ -135,7 +135,7 @@ impl Heartbeat {
         self.proves(&leases).then_some(leases)
     }
 
-    /// Whether all instances have written all of their sessions in this run of the engine.
+    /// Whether all instances have written all of their sessions in this run of the backend.
     fn all_have_written(&self, leases: &Leases) -> bool {
         self.health().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
     }
@@ -174,7 +174,7 @@ impl Heartbeat {
         // With when this instance turned a client away.
         let _last = self.directory.heartbeat(self.me, &self.status()).await;
         self.health().on_heartbeat_failed();
-        meter::directory_consistent(false);
+        metrics::directory_consistent(false);
         if let Err(error) = self.directory.leave(self.me).await {
             log(|| tracing::debug!(%error, "the lease of this instance is left to lapse"));
         }
@@ -199,7 +199,7 @@ impl Heartbeat {
                 self.answers_again.notify_one();
             }
             self.sessions.changed();
-            meter::directory_consistent(self.consistent_since().is_some());
+            metrics::directory_consistent(self.consistent_since().is_some());
             let next = if is_unreachable {
                 RETRY_INTERVAL
             } else {
@@ -248,7 +248,7 @@ impl Heartbeat {
 
     /// Whether this instance, whose lease was lost, may take later epochs than the directory has: not while a claim of another may be
     /// lost, which a new epoch would outdo. Then none claims either.
-    async fn may_renew_epochs(&self, run: &EngineRun) -> Result<bool, DirectoryError> {
+    async fn may_renew_epochs(&self, run: &BackendRunId) -> Result<bool, DirectoryError> {
         match self.health().renewal_due() {
             None => return Ok(false),
             Some(before) if before == run => return Ok(true),
@@ -355,7 +355,7 @@ impl Heartbeat {
             // Other instances wait to learn that all is written.
             self.heartbeat_due.notify_one();
         }
-        if is_consistent && self.unreachable.is_over() {
+        if is_consistent && self.unreachable.clear() {
             log(|| {
                 tracing::info!(
                     "the directory answers again, and knows all sessions of this instance"

@@ -30,16 +30,16 @@ mod generations;
 mod layer;
 mod log;
 mod manager;
-mod meter;
+mod metrics;
 mod network;
-mod owners;
+mod orphan_confirmation;
+mod owner_cache;
 mod peers;
-mod proof;
-mod recent;
+mod rate_limited_warning;
 mod refusals;
 mod relay;
 mod resume;
-mod resumed;
+mod resume_context;
 mod routed;
 mod router;
 mod routing_plan;
@@ -48,8 +48,8 @@ mod sessions;
 mod store;
 #[cfg(test)]
 mod tests;
+mod ttl_cache;
 mod turned_away;
-mod warn_rarely;
 mod wire;
 
 pub use self::{

@@ -16,7 +16,7 @@ use std::{
 
 use tokio::{sync, time::Instant};
 
-use crate::{ids::SessionHash, recent::Recent};
+use crate::{ids::SessionHash, ttl_cache::TtlCache};
 
 /// For how long it is remembered that a client aborted the restore: 1 s. rmcp forgets it as soon as a task of its own was run.
 const ABORTED_TTL: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ pub(crate) struct PendingRestores(Arc<Inner>);
 struct Inner {
     restoring: Mutex<HashMap<SessionHash, RestoreStatus>>,
     /// Sessions whose client hung up while they were restored.
-    aborted: Mutex<Recent<()>>,
+    aborted: Mutex<TtlCache<()>>,
     /// How many sessions are about to be restored: nearly always none, and then nobody takes the lock.
     count: AtomicUsize,
 }
@@ -115,7 +115,7 @@ impl PendingRestores {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn aborted(&self) -> MutexGuard<'_, Recent<()>> {
+    fn aborted(&self) -> MutexGuard<'_, TtlCache<()>> {
         let aborted = self.0.aborted.lock();
         aborted.unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,7 +127,7 @@ impl Default for Inner {
     fn default() -> Self {
         Self {
             restoring: Mutex::default(),
-            aborted: Mutex::new(Recent::new(MAX_ABORTED, ABORTED_TTL)),
+            aborted: Mutex::new(TtlCache::new(MAX_ABORTED, ABORTED_TTL)),
             count: AtomicUsize::new(0),
         }
     }

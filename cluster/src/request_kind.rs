@@ -5,7 +5,7 @@ use http::{HeaderMap, Method};
 use serde_json::Value;
 
 use crate::{
-    ids::EventName, replayable_request::ReplayableRequest, resume::LAST_EVENT_ID,
+    ids::ClusterEventId, replayable_request::ReplayableRequest, resume::LAST_EVENT_ID,
     routing_plan::Refusal,
 };
 
@@ -44,7 +44,7 @@ impl RequestKind {
         let Some(named) = headers.get(&LAST_EVENT_ID) else {
             return Self::Stream;
         };
-        let event = named.to_str().ok().and_then(EventName::read);
+        let event = named.to_str().ok().and_then(ClusterEventId::read);
         match event {
             Some(event) if event.call.is_none() => Self::Stream,
             _ => Self::Other,

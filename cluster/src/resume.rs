@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     fields::Fields,
-    ids::{CallNumber, EventName, Incarnation, NamedCall, SessionHash},
+    ids::{CallNumber, ClusterEventId, Incarnation, NamedCall, SessionHash},
 };
 
 /// The field that names the event that a client has seen last.
@@ -23,10 +23,10 @@ pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-even
 const NO_EVENT: &str = "~";
 
 /// The code of the error to calls whose server is gone: JSON-RPC's internal error.
-const GONE: i32 = -32603;
+const INTERNAL_ERROR: i32 = -32603;
 
 /// What a client hears that comes back for a call of which nothing is left, not even its id.
-const NOT_KEPT: &str =
+const NO_ANSWER: &str =
     "Last-Event-ID names an event of a server that is gone, and has left no answer\n";
 
 /// A call that ended with its instance.
@@ -67,7 +67,7 @@ fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<Rewr
         return None;
     };
     let only = only.clone();
-    let event = EventName::read(only.to_str().ok()?)?;
+    let event = ClusterEventId::read(only.to_str().ok()?)?;
     if Some(event.incarnation) == generation {
         let plain = HeaderValue::from_str(event.plain).ok()?;
         headers.insert(&LAST_EVENT_ID, plain);
@@ -107,7 +107,7 @@ impl LostCall {
     /// Puts the answer, or the error, in the place of what the application had to say.
     pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
         let Some(events) = self.events(kept) else {
-            let mut response = Response::new(Body::from(NOT_KEPT));
+            let mut response = Response::new(Body::from(NO_ANSWER));
             *response.status_mut() = StatusCode::BAD_REQUEST;
             return response;
         };
@@ -123,7 +123,7 @@ impl LostCall {
         let Some(answer) = kept else {
             // Alone, without an id: with one, the TypeScript client would come again for ever.
             let error = json!({
-                "code": GONE,
+                "code": INTERNAL_ERROR,
                 "message": "the server that this call ran on is gone, and has left no answer",
             });
             let call = self.request.as_ref()?;
@@ -245,7 +245,7 @@ mod tests {
         let error: Value = serde_json::from_str(data).unwrap();
         assert_eq!(
             (&error["id"], &error["error"]["code"]),
-            (&json!(7), &json!(GONE))
+            (&json!(7), &json!(INTERNAL_ERROR))
         );
 
         let answer = lost

@@ -14,8 +14,8 @@ use crate::{
     generations::Generations,
     heartbeat::Heartbeat,
     ids::{Owner, Ownership, Record, SessionHash},
-    meter,
-    owners::{Found, Owners},
+    metrics,
+    owner_cache::{Found, OwnerCache},
     pending_restores::{PendingRestore, PendingRestores},
     refusals,
     relay::{Relay, UNBEGUN_TIMEOUT},
@@ -46,7 +46,7 @@ pub(crate) struct Router {
     pub(crate) me: Owner,
     pub(crate) directory: Limited,
     pub(crate) heartbeat: Arc<Heartbeat>,
-    pub(crate) owners: Owners,
+    pub(crate) owners: OwnerCache,
     pub(crate) relay: Relay,
     pub(crate) turned_away: Arc<TurnedAway>,
     pub(crate) sessions: Arc<Sessions>,
@@ -259,7 +259,7 @@ impl Router {
             action = match action {
                 Action::LookUp => {
                     let (known, is_consistent) = self.look_up(session).await;
-                    meter::looked_up(known);
+                    metrics::looked_up(known);
                     match known {
                         Known::Owner(Ownership { owner, .. })
                             if owner == self.me && self.shutdown.has_relinquished(&id) =>
@@ -283,12 +283,12 @@ impl Router {
                         return Routed::Answered(refusal.into());
                     }
                     let sent = self.send(&mut replayable, session, is.owner).await;
-                    meter::relayed(sent.as_ref().err().copied());
+                    metrics::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return served(waiting, Routed::Answered(response)),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
-                            self.owners.forget(session, is);
+                            self.owners.invalidate(session, is);
                             // What follows takes time, and its client may hang up meanwhile.
                             waiting = waiting.or_else(|| Some(self.turned_away.wait()));
                             plan.on_relay_failure(is, failure)
@@ -303,7 +303,7 @@ impl Router {
                 Action::Claim(former, cause) => {
                     restore = Some(self.restores.add(session));
                     let (claimed, is_consistent) = self.claim(session, former).await;
-                    meter::claimed(claimed);
+                    metrics::claimed(claimed);
                     if claimed == Claimed::Won {
                         info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
                     }
@@ -424,13 +424,13 @@ impl Router {
         let wanted = former.claimed_by(self.me);
         match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
-                self.owners.is_mine(session);
+                self.owners.mark_own(session);
                 self.sessions.claimed(session, wanted.epoch);
                 self.shutdown.on_reclaimed(session);
                 (Claimed::Won, false)
             }
             Ok(Claim::Lost(Record::Owned(is))) => {
-                self.owners.learn(session, is);
+                self.owners.insert(session, is);
                 (Claimed::Lost(is), false)
             }
             Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Unowned, true),

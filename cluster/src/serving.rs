@@ -14,7 +14,7 @@ use crate::{
     pending_restores::PendingRestore,
     replayable_request::ReplayableRequest,
     resume::{self, RewriteOutcome},
-    resumed::resuming,
+    resume_context::with_resumed_call,
     routed::{Presence, Reclaimed, Routed, TransferOutcome},
     router::Router,
     routing_plan::{Action, Refusal},
@@ -264,7 +264,7 @@ pub(crate) async fn serve<S: Inner>(
             let response = served.await?.into_response();
             Ok(unless_relinquished(router, response, guard.as_ref()))
         }
-        RewriteOutcome::Local(call) => Ok(resuming(call, served).await?.into_response()),
+        RewriteOutcome::Local(call) => Ok(with_resumed_call(call, served).await?.into_response()),
         RewriteOutcome::LostCall(lost) => {
             let response = served.await?.into_response();
             if resume::is_accepted(&response) {

@@ -169,7 +169,7 @@ impl Shutdown {
         // Of an instance that has stopped the last calls are cancelled.
         if self.stage() == ShutdownStage::Transferring {
             // What it has not given to the directory is gone when it is closed.
-            self.answers.keep_ended();
+            self.answers.enqueue_ended();
             lock(&self.relinquished).insert(session);
             self.sessions.relinquish(session);
         }
@@ -183,7 +183,7 @@ impl Shutdown {
     }
 
     pub(crate) fn begin(&self) -> ShutdownGuard<'_> {
-        self.answers.keep_all();
+        self.answers.retain_all();
         self.has_begun.store(true, Ordering::Release);
         self.advance(ShutdownStage::Transferring);
         info!(target: "mcp_cancel_cluster", "this instance hands its sessions over");

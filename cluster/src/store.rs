@@ -16,8 +16,8 @@ use tokio::time::timeout;
 use crate::{
     directory::{Directory, LIMIT, Limited},
     ids::{Incarnation, SessionHash},
+    rate_limited_warning::RateLimitedWarning,
     sessions::Sessions,
-    warn_rarely::WarnRarely,
 };
 
 /// How large the parameters of a session may be, as JSON: 64 KiB. A session with larger ones is found by its clients, and is
@@ -33,7 +33,7 @@ pub(crate) struct ClusterStore {
     me: Incarnation,
     directory: Limited,
     sessions: Arc<Sessions>,
-    too_large: WarnRarely,
+    too_large: RateLimitedWarning,
 }
 
 // === impl ClusterStore ===
@@ -44,7 +44,7 @@ impl ClusterStore {
             me,
             directory,
             sessions,
-            too_large: WarnRarely::default(),
+            too_large: RateLimitedWarning::default(),
         }
     }
 }

@@ -20,7 +20,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A session manager that remembers an answer of this many bytes of text for every call.
 struct Memory(usize);
 
-impl Remembers for Memory {
+impl AnswerSource for Memory {
     fn answer(&self, _session: &str, _event: &str) -> Option<Arc<ServerJsonRpcMessage>> {
         let error = json!({ "code": -1, "message": "x".repeat(self.0) });
         let answer = json!({ "jsonrpc": "2.0", "id": 1, "error": error });
@@ -33,7 +33,7 @@ struct Instance {
     cluster: Cluster,
     directory: Faulty,
     generation: Incarnation,
-    memory: Arc<dyn Remembers>,
+    source: Arc<dyn AnswerSource>,
 }
 
 impl Instance {
@@ -51,7 +51,7 @@ impl Instance {
             ),
             directory,
             generation: me.incarnation,
-            memory: Arc::new(Memory(length)),
+            source: Arc::new(Memory(length)),
         }
     }
 
@@ -59,11 +59,11 @@ impl Instance {
     fn end_calls(&self, session: &str, numbers: Range<u64>) {
         for number in numbers {
             let request = NumberOrString::Number(1);
-            self.cluster.answers().gone(Gone {
+            self.cluster.answers().on_detached(DetachedCall {
                 call: Call::new(session.into(), &request, CallNumber::new(number)),
                 generation: self.generation,
                 event: "0/0".into(),
-                memory: Arc::downgrade(&self.memory),
+                source: Arc::downgrade(&self.source),
             });
         }
     }
@@ -200,7 +200,7 @@ async fn a_session_that_closes_loses_no_answer_of_a_call_that_has_ended() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::Fails);
     instance.end_calls("a", 0..300);
-    instance.cluster.answers().closed("a");
+    instance.cluster.answers().on_session_closed("a");
     sleep(20 * SECOND).await;
     instance.directory.set(Fault::None);
     sleep(SECOND).await;

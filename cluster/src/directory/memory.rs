@@ -12,8 +12,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Claim, Directory, DirectoryError, EngineRun, Entry, HeartbeatReply, KEPT, LEASE, Lease, Leases,
-    Look, Registration, Status,
+    BackendRunId, Claim, Directory, DirectoryError, Entry, HeartbeatReply, LEASE, Lease, Leases,
+    Look, RECORD_TTL, Registration, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -65,7 +65,7 @@ struct Known {
 #[cfg_attr(test, derive(Clone))]
 struct Held {
     renewed: Instant,
-    written_in: Option<EngineRun>,
+    written_in: Option<BackendRunId>,
     is_settled: bool,
     has_late_answers: bool,
 }
@@ -85,7 +85,7 @@ impl MemoryDirectory {
             .count()
     }
 
-    /// Comes back empty, as an engine does that keeps nothing on a disk.
+    /// Comes back empty, as a backend does that keeps nothing on a disk.
     #[cfg(test)]
     pub(crate) fn restart(&self) {
         let mut state = self.state();
@@ -190,7 +190,7 @@ impl Directory for MemoryDirectory {
             return Ok(Claim::Lost(known.record));
         }
         known.record = Record::Owned(wanted);
-        known.until = now + KEPT;
+        known.until = now + RECORD_TTL;
         Ok(Claim::Won)
     }
 
@@ -279,8 +279,8 @@ impl Directory for MemoryDirectory {
 // === impl State ===
 
 impl State {
-    fn run(&self) -> EngineRun {
-        EngineRun::new(&self.starts.to_string())
+    fn run(&self) -> BackendRunId {
+        BackendRunId::new(&self.starts.to_string())
     }
 
     fn session(&mut self, session: SessionHash, now: Instant) -> Option<&mut Known> {
@@ -290,7 +290,7 @@ impl State {
     }
 
     fn write(&mut self, session: SessionHash, record: Record, params: Bytes, now: Instant) {
-        let until = now + KEPT;
+        let until = now + RECORD_TTL;
         let known = Known {
             record,
             params,

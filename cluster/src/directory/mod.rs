@@ -5,7 +5,7 @@
 //!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if there is another by then; or
 //!    with `register`, over the record of the same owner only ([`Registration::renewed`]).
 //! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner registers it again.
-//! 3. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
+//! 3. What is compared and set is one key, and the backend does both at once. Nothing relies on two keys together.
 //! 4. That the directory does not know something proves little: it may have come back empty a moment ago. So each look has
 //!    the leases of that moment with it ([`Leases`]), each with "all of mine is written, in this run of the directory".
 //!    [`Heartbeat`](crate::heartbeat::Heartbeat) decides whether that proves anything.
@@ -14,7 +14,7 @@
 //! 6. No caller waits longer than [`LIMIT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
 //!    written and removed within [`ANSWERS_LIMIT`], apart from all else, so that they delay nothing.
 //!
-//! The engine is what answers: a Redis, a Valkey, or the memory of this process.
+//! The backend is what answers: a Redis, a Valkey, or the memory of this process.
 
 #[cfg(test)]
 pub(crate) mod contract;
@@ -44,7 +44,7 @@ use crate::ids::{
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
 
 /// How long the directory keeps a record that its owner does not write again: 1 h.
-pub(crate) const KEPT: Duration = Duration::from_secs(60 * 60);
+pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// How long an answer is kept after the end of its call: 10 minutes. Chosen because clients that resume do so within minutes, and
 /// answers are the largest part of what the directory holds.
@@ -66,7 +66,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
     /// Writes sessions of this owner, each unless its record has a higher epoch than the owner knows of. Returns the records that it
-    /// left as they are. Each record that was written is kept for [`KEPT`] from now.
+    /// left as they are. Each record that was written is kept for [`RECORD_TTL`] from now.
     async fn register(
         &self,
         owner: Owner,
@@ -83,7 +83,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     ) -> Result<Claim, DirectoryError>;
 
     /// Replaces the record of a session by a tombstone, unless another owner has it at a higher epoch. The tombstone is kept
-    /// for [`KEPT`].
+    /// for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
     /// Renews the lease if it has not lapsed. It makes none.
@@ -149,7 +149,7 @@ pub(crate) struct Look {
 /// The instances that have a lease, as the directory has them at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leases {
-    pub(crate) run: EngineRun,
+    pub(crate) run: BackendRunId,
     pub(crate) all: Vec<Lease>,
     /// How long ago any instance last turned a client away, also one that has no lease any more.
     pub(crate) turned_away: Option<Duration>,
@@ -161,19 +161,19 @@ pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
     /// How long ago it was renewed.
     pub(crate) age: Duration,
-    /// In which run of the engine all sessions of the instance are written.
-    pub(crate) written_in: Option<EngineRun>,
+    /// In which run of the backend all sessions of the instance are written.
+    pub(crate) written_in: Option<BackendRunId>,
     /// In that run the directory was consistent for the instance for a lease's time: an instance that has not written since has no lease.
     pub(crate) is_settled: bool,
-    /// Answers of its calls are to be written once more, because that failed or because the engine lost them.
+    /// Answers of its calls are to be written once more, because that failed or because the backend lost them.
     pub(crate) has_late_answers: bool,
 }
 
 /// What an instance writes with its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// In which run of the engine all its sessions are written.
-    pub(crate) written_in: Option<EngineRun>,
+    /// In which run of the backend all its sessions are written.
+    pub(crate) written_in: Option<BackendRunId>,
     /// As in [`Lease`].
     pub(crate) is_settled: bool,
     /// As in [`Lease`].
@@ -182,9 +182,9 @@ pub(crate) struct Status {
     pub(crate) turned_away: Option<Duration>,
 }
 
-/// One start of an engine. Another one may have lost what this one knew.
+/// One start of a backend. Another one may have lost what this one knew.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct EngineRun(Arc<str>);
+pub(crate) struct BackendRunId(Arc<str>);
 
 /// What is needed to restore a session.
 #[derive(Clone, PartialEq, Eq)]
@@ -207,8 +207,8 @@ pub(crate) enum Claim {
 /// A heartbeat that was answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeartbeatReply {
-    pub(crate) run: EngineRun,
-    /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the engine lost what it knew.
+    pub(crate) run: BackendRunId,
+    /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the backend lost what it knew.
     pub(crate) was_alive: bool,
 }
 
@@ -220,7 +220,7 @@ impl Leases {
         all.find(|lease| lease.incarnation == incarnation)
     }
 
-    /// Whether each living instance but `asker` has written all its sessions in this run of the engine.
+    /// Whether each living instance but `asker` has written all its sessions in this run of the backend.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
         let others = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
@@ -232,7 +232,7 @@ impl Leases {
         self.all.iter().any(|lease| lease.has_late_answers)
     }
 
-    /// Whether an instance has settled in this run of the engine: an instance that has not written in it has no lease.
+    /// Whether an instance has settled in this run of the backend: an instance that has not written in it has no lease.
     pub(crate) fn has_settled(&self) -> bool {
         let is_settled =
             |lease: &Lease| lease.is_settled && lease.written_in.as_ref() == Some(&self.run);
@@ -250,9 +250,9 @@ impl Registration {
     }
 }
 
-// === impl EngineRun ===
+// === impl BackendRunId ===
 
-impl EngineRun {
+impl BackendRunId {
     pub(crate) fn new(id: &str) -> Self {
         Self(id.into())
     }

@@ -6,11 +6,11 @@
 //! | `mcp:i` | hash: a field an instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
-//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <turned away> <run> <address>`: two times of the engine in
+//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <turned away> <run> <address>`: two times of the backend in
 //! milliseconds (`-` if it turned no client away), and the run in which all sessions of the instance are written, or `-`. It
 //! lasts for 6 s. All leases are in one key, so whatever loses one loses all, and each instance sees that at its next heartbeat.
 //!
-//! What is compared and set is done by scripts of one key each. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset
+//! What is compared and set is done by scripts of one key each. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset
 //! +hdel +hgetall +pexpire +set +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
 
 use std::{
@@ -39,12 +39,12 @@ use self::{
     scripts::Scripts,
 };
 use super::{
-    Claim, Directory, DirectoryError, EngineRun, Entry, HeartbeatReply, KEPT, LEASE, LIMIT, Leases,
-    Look, Registration, Status,
+    BackendRunId, Claim, Directory, DirectoryError, Entry, HeartbeatReply, LEASE, LIMIT, Leases,
+    Look, RECORD_TTL, Registration, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
-    warn_rarely::WarnRarely,
+    rate_limited_warning::RateLimitedWarning,
 };
 
 mod address;
@@ -55,7 +55,7 @@ mod reply;
 mod scripts;
 mod source;
 
-/// How long the leases are kept that no heartbeat renews: a day. Long, so that an engine that evicts by remaining time takes
+/// How long the leases are kept that no heartbeat renews: a day. Long, so that a backend that evicts by remaining time takes
 /// them last.
 const LEASES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -63,7 +63,7 @@ const LEASES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) struct RedisDirectory {
     connections: Connections,
     inspection: Inspection,
-    unreadable: WarnRarely,
+    unreadable: RateLimitedWarning,
     scripts: Scripts,
 }
 
@@ -78,15 +78,15 @@ impl RedisDirectory {
         Ok(Self {
             connections: Connections::new(address.source()?),
             inspection: Inspection::default(),
-            unreadable: WarnRarely::default(),
+            unreadable: RateLimitedWarning::default(),
             scripts: Scripts::default(),
         })
     }
 
-    /// Inspects the engine, if it answers within [`LIMIT`]. Otherwise the first heartbeat that is answered does.
+    /// Inspects the backend, if it answers within [`LIMIT`]. Otherwise the first heartbeat that is answered does.
     ///
     /// # Errors
-    /// The engine cannot be a directory.
+    /// The backend cannot be a directory.
     pub(crate) async fn inspect(&self) -> Result<(), DirectoryError> {
         let kind = async {
             let mut connection = self.connections.source().connect_once().await?;
@@ -109,7 +109,7 @@ impl RedisDirectory {
 
     fn lease_of(&self, owner: Owner, status: &Status, how: &str) -> ScriptInvocation<'_> {
         let turned_away = status.turned_away.map(|ago| millis(ago).to_string());
-        let run = status.written_in.as_ref().map(EngineRun::as_str);
+        let run = status.written_in.as_ref().map(BackendRunId::as_str);
         let marks = [
             status.is_settled.then_some(SETTLED),
             status.has_late_answers.then_some(LATE_ANSWERS),
@@ -138,7 +138,7 @@ impl RedisDirectory {
         heartbeat.cmd("INFO").arg("server");
         let answer = heartbeat.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
-            // It may have become a replica, and another engine has its name. Or it refuses the connection, which does not try again then.
+            // It may have become a replica, and another backend has its name. Or it refuses the connection, which does not try again then.
             if !error.is_io_error() {
                 self.connections.renew();
             }
@@ -155,7 +155,7 @@ impl RedisDirectory {
         let mut connection = self.connections.for_answers().await?;
         let done = command.exec_async(&mut connection).await;
         Ok(done.inspect_err(|error| {
-            // What else the engine refuses, such as a write when its memory is full, it refuses on every connection.
+            // What else the backend refuses, such as a write when its memory is full, it refuses on every connection.
             if matches!(
                 error.kind(),
                 ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed
@@ -219,14 +219,14 @@ impl Directory for RedisDirectory {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
-        // An engine that was started again does not know it any more.
+        // A backend that was started again does not know it any more.
         write.load_script(&self.scripts.register).ignore();
         for registered in sessions {
             let mut register = self.scripts.register.key(session_key(registered.session));
             register.arg(registered.ownership(owner).to_string());
             register.arg(owner.incarnation.to_string());
             register.arg(registered.epoch.to_string());
-            register.arg(&*registered.params).arg(millis(KEPT));
+            register.arg(&*registered.params).arg(millis(RECORD_TTL));
             let epoch = registered.epoch;
             register.arg(Ownership { owner, epoch }.to_string());
             write.invoke_script(register.arg(format!("{owner} ")));
@@ -257,7 +257,7 @@ impl Directory for RedisDirectory {
     ) -> Result<Claim, DirectoryError> {
         let mut claim = self.scripts.claim.key(session_key(session));
         claim.arg(former.to_string()).arg(wanted.to_string());
-        claim.arg(millis(KEPT));
+        claim.arg(millis(RECORD_TTL));
         let is: Option<Vec<u8>> = claim.invoke_async(&mut self.connection().await?).await?;
         let is = is.map(|is| read_record(session, &is)).transpose()?;
         Ok(match is {
@@ -270,7 +270,7 @@ impl Directory for RedisDirectory {
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
         let mut delete = self.scripts.delete.key(session_key(session));
         delete.arg(by.by.to_string()).arg(by.epoch.to_string());
-        delete.arg(millis(KEPT));
+        delete.arg(millis(RECORD_TTL));
         let () = delete.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }

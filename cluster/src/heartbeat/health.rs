@@ -1,9 +1,9 @@
 //! Whether the directory is consistent, decided from heartbeats, without clock and without input or output.
 //!
 //! 1. It is consistent from when an answered heartbeat found everything as it was left, and all sessions of this instance were
-//!    written, until a heartbeat is not answered, or finds another start of the engine or no lease.
+//!    written, until a heartbeat is not answered, or finds another start of the backend or no lease.
 //! 2. After each of these everything is written again before it is consistent again. What was written meanwhile counts, unless
-//!    there is a new reason: an engine that answers every second time comes to an end with it.
+//!    there is a new reason: a backend that answers every second time comes to an end with it.
 //! 3. If the lease was lost, each session is written at a new epoch, after the lease was made anew: an instance that saw that there
 //!    was none, and claims a session only then, claims it in vain. That waits while a later claim of another instance may be lost:
 //!    then no instance proves anything, and none claims.
@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::{
-    directory::{EngineRun, LEASE},
+    directory::{BackendRunId, LEASE},
     sessions::Lapse,
 };
 
@@ -33,14 +33,14 @@ pub(crate) const SETTLE_PERIOD: Duration = LEASE;
 #[derive(Debug)]
 pub(super) struct DirectoryHealth {
     phase: Phase,
-    /// Which engine answered last.
-    run: Option<EngineRun>,
+    /// Which backend answered last.
+    run: Option<BackendRunId>,
     /// When the last heartbeat began that was answered.
     last_heartbeat: Option<Instant>,
     /// A heartbeat found no lease, and none was answered since one was made.
     has_no_lease: bool,
-    /// Each session is to take a new epoch, because others may have seen that there was no lease. The run of the engine before that.
-    renewal_due: Option<EngineRun>,
+    /// Each session is to take a new epoch, because others may have seen that there was no lease. The run of the backend before that.
+    renewal_due: Option<BackendRunId>,
     /// When the next heartbeat is so late that the lease may have lapsed. `None` before the first.
     late_from: Option<Instant>,
     /// `None` if no other instance can have claimed a session.
@@ -129,8 +129,8 @@ impl DirectoryHealth {
         self.renewal_due = self.renewal_due.take().or_else(|| self.run.clone());
     }
 
-    /// The run of the engine since which each session is to take a new epoch, if it is to.
-    pub(super) fn renewal_due(&self) -> Option<&EngineRun> {
+    /// The run of the backend since which each session is to take a new epoch, if it is to.
+    pub(super) fn renewal_due(&self) -> Option<&BackendRunId> {
         self.renewal_due.as_ref()
     }
 
@@ -140,7 +140,11 @@ impl DirectoryHealth {
     }
 
     /// A heartbeat that began then was answered, and there is a lease.
-    pub(super) fn on_heartbeat_answered(&mut self, begun: Instant, run: EngineRun) -> RequiredWork {
+    pub(super) fn on_heartbeat_answered(
+        &mut self,
+        begun: Instant,
+        run: BackendRunId,
+    ) -> RequiredWork {
         let is_same_run = self.run.as_ref() == Some(&run);
         let is_in_time = self.is_fresh(begun);
         let was_alive = !std::mem::take(&mut self.has_no_lease);
@@ -206,12 +210,12 @@ impl DirectoryHealth {
         }
     }
 
-    pub(super) fn run(&self) -> Option<&EngineRun> {
+    pub(super) fn run(&self) -> Option<&BackendRunId> {
         self.run.as_ref()
     }
 
-    /// In which run of the engine all sessions of this instance are written.
-    pub(super) fn written_in(&self, now: Instant) -> Option<&EngineRun> {
+    /// In which run of the backend all sessions of this instance are written.
+    pub(super) fn written_in(&self, now: Instant) -> Option<&BackendRunId> {
         self.consistent_since(now)?;
         self.run()
     }

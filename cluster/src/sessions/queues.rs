@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tokio::time::Instant;
 
 use crate::{
-    directory::{KEPT, Registration},
+    directory::{RECORD_TTL, Registration},
     ids::{Epoch, SessionHash, Tombstone},
 };
 
@@ -74,7 +74,7 @@ impl Queues {
         let now = Instant::now();
         self.tombstones.push_back((now, session, epoch));
         while self.tombstones.len() > MAX_DELETED
-            || (self.tombstones.front()).is_some_and(|(since, ..)| now - *since >= KEPT)
+            || (self.tombstones.front()).is_some_and(|(since, ..)| now - *since >= RECORD_TTL)
         {
             self.tombstones.pop_front();
         }

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     drain_gate::{DrainGate, InFlightGuard},
     ids::{Epoch, Incarnation, Owner, SessionHash},
-    recent::Recent,
+    ttl_cache::TtlCache,
 };
 
 /// Over how many locks the sessions are spread: 64.
@@ -43,7 +43,7 @@ pub(crate) struct Sessions {
     pub(super) shards: Box<[Mutex<HashMap<SessionHash, LocalSession>>]>,
     pub(super) me: Incarnation,
     /// How often sessions were to be restored that are not.
-    restores: Mutex<Recent<u32>>,
+    restores: Mutex<TtlCache<u32>>,
     pub(super) work: Mutex<Queues>,
     /// How many sessions are contested: nearly always none.
     pub(super) contested: Arc<AtomicUsize>,
@@ -68,7 +68,7 @@ impl Sessions {
             session_index: SessionIndex::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             me,
-            restores: Mutex::new(Recent::new(MAX_RESTORES, RESTORES_TTL)),
+            restores: Mutex::new(TtlCache::new(MAX_RESTORES, RESTORES_TTL)),
             work: Mutex::default(),
             contested: Arc::default(),
             unconfirmed: Arc::default(),

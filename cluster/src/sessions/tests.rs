@@ -317,7 +317,7 @@ async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it
         assert_eq!(deletions(&sessions), [hash("a")]);
         sessions.on_deletion_result(hash("a"), true);
     }
-    tokio::time::advance(crate::directory::KEPT).await;
+    tokio::time::advance(crate::directory::RECORD_TTL).await;
     end("b");
     sessions.write_all_again();
     assert_eq!(deletions(&sessions), [hash("b")]);

@@ -19,7 +19,7 @@ use crate::{
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// How long after it was written a session is written again: 1 min. So a record that the engine evicted is missing for 70 s at most.
+/// How long after it was written a session is written again: 1 min. So a record that the backend evicted is missing for 70 s at most.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===

@@ -314,7 +314,7 @@ async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
     leaving.abort();
 }
 
-/// An engine that was flushed has the run of before, and an evicted record has no owner.
+/// A backend that was flushed has the run of before, and an evicted record has no owner.
 #[tokio::test]
 async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_more() {
     for is_flushed in [true, false] {

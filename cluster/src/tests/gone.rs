@@ -82,7 +82,7 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
     hangs.closed().await;
 }
 
-/// The engine has evicted the record, and the owner writes it again later.
+/// The backend has evicted the record, and the owner writes it again later.
 #[tokio::test]
 async fn a_call_waits_for_a_living_owner_that_the_directory_has_forgotten() {
     let directory = directory();

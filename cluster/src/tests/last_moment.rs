@@ -83,7 +83,7 @@ async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
             incarnation: a.me.incarnation,
         };
         let owners = &b.routing().owners;
-        owners.learn(hash(&mcp), Ownership::begin(owner));
+        owners.insert(hash(&mcp), Ownership::begin(owner));
         pass(GRACE - 50 * MS).await;
         let _waiting = b.client_of(&mcp).resume(&named).await;
         let _relay = silent.accept().await.unwrap();

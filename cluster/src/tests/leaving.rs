@@ -318,7 +318,7 @@ async fn an_answer_is_kept_before_its_session_is_given_up() {
             let session = call.session().unwrap();
             cluster.router().shutdown.try_transfer(session);
             let is_here = cluster.router().sessions.has(session);
-            leaves.set((is_here, cluster.noted())).unwrap();
+            leaves.set((is_here, cluster.pending_answers())).unwrap();
         }
     };
     let setup = Setup {

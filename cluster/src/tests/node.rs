@@ -25,7 +25,7 @@ use crate::{
     directory::{LEASE, faulty::Faulty},
     filter::PeersFilter,
     heartbeat::SETTLE_PERIOD,
-    ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
+    ids::{CallNumber, ClusterEventId, Incarnation, Owner, SessionHash},
     router::Router as Routing,
     wire::Secret,
 };
@@ -255,7 +255,7 @@ pub(super) async fn pass(time: Duration) {
 
 /// The call on whose stream an event was.
 pub(super) fn number(named: &str) -> CallNumber {
-    EventName::read(named).unwrap().call.unwrap().number
+    ClusterEventId::read(named).unwrap().call.unwrap().number
 }
 
 /// Sends a request into an application without a connection.

@@ -451,5 +451,5 @@ async fn a_call_that_has_ended_is_noted_no_more() {
     let [mut a] = Node::several(&directory).await;
     let mcp = a.session().await;
     unread_answer(&mut a, &mcp).await;
-    assert_eq!(a.cluster.noted(), 0);
+    assert_eq!(a.cluster.pending_answers(), 0);
 }

@@ -123,7 +123,7 @@ async fn a_client_that_was_turned_away_for_want_of_a_look_up_keeps_its_call() {
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
 }
 
-/// The engine evicts the leases, and with them that an instance turned the client away, at any time between two heartbeats.
+/// The backend evicts the leases, and with them that an instance turned the client away, at any time between two heartbeats.
 #[tokio::test]
 async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     for phase in 0..4 {
@@ -172,7 +172,7 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
     };
     b.routing()
         .owners
-        .learn(hash(&mcp), Ownership::begin(owner));
+        .insert(hash(&mcp), Ownership::begin(owner));
     let waiting = b.client_of(&mcp).resume(&named).await;
     let (relay, _) = silent.accept().await.unwrap();
     // Less than a relay may wait for a head.

@@ -20,7 +20,7 @@ async fn a_session_that_is_not_registered_again_is_known_for_an_hour() {
         .register(instance(1), &[session("a")])
         .await
         .unwrap();
-    sleep(KEPT - Duration::from_secs(1)).await;
+    sleep(RECORD_TTL - Duration::from_secs(1)).await;
     assert_eq!(directory.sessions(), 1);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(directory.load(session("a").session).await.unwrap(), None);

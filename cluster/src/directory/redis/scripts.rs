@@ -1,4 +1,4 @@
-//! The scripts of the directory. Each compares and sets one key, in the language of the engine (Lua).
+//! The scripts of the directory. Each compares and sets one key, in the language of the backend (Lua).
 
 use redis::Script;
 
@@ -79,7 +79,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[9])
 return was_alive
 ";
 
-/// The scripts, each with its hash, by which the engine knows it.
+/// The scripts, each with its hash, by which the backend knows it.
 pub(super) struct Scripts {
     pub(super) register: Script,
     pub(super) claim: Script,

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 
 use crate::directory::LIMIT;
 
-/// Timeout of a new connection: 1 s. Chosen because TLS takes four round trips, to an engine that is 200 ms away. Commands do not wait
+/// Timeout of a new connection: 1 s. Chosen because TLS takes four round trips, to a backend that is 200 ms away. Commands do not wait
 /// longer than their own limit.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 

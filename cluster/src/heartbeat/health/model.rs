@@ -82,7 +82,7 @@ proptest! {
                         health.on_lease_missing();
                         prop_assert!(health.is_unreachable());
                     }
-                    let todo = health.on_heartbeat_answered(now, EngineRun::new(&run.to_string()));
+                    let todo = health.on_heartbeat_answered(now, BackendRunId::new(&run.to_string()));
                     let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < LEASE) && was_alive;
                     let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
                     let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);

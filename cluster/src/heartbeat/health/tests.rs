@@ -4,12 +4,12 @@ use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A health, some time after a heartbeat in a run of the engine that found everything as it was left.
+/// A health, some time after a heartbeat in a run of the backend that found everything as it was left.
 fn after(time: Duration) -> (DirectoryHealth, Instant) {
     let (mut health, begun) = (DirectoryHealth::new(false), Instant::now());
     health.on_heartbeat_begun(begun);
     health.on_lease_missing();
-    health.on_heartbeat_answered(begun, EngineRun::new("run"));
+    health.on_heartbeat_answered(begun, BackendRunId::new("run"));
     health.on_all_written(begun);
     assert_eq!((health.lapse(begun), health.renewal_due()), (None, None));
     (health, begun + time)
@@ -21,7 +21,7 @@ fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_a
     if !was_alive {
         health.on_lease_missing();
     }
-    health.on_heartbeat_answered(now, EngineRun::new(run));
+    health.on_heartbeat_answered(now, BackendRunId::new(run));
     health.on_all_written(now);
 }
 
@@ -41,7 +41,7 @@ fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
         for later in 1..4 {
             let now = stopped + later * SECOND;
             assert_eq!(health.lapse(now), Some(Lapse::by_stall(stopped)));
-            assert_eq!(health.renewal_due(), Some(&EngineRun::new("run")));
+            assert_eq!(health.renewal_due(), Some(&BackendRunId::new("run")));
             answer_heartbeat(&mut health, now, run, true);
         }
         health.on_epochs_renewed();
@@ -56,7 +56,7 @@ fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch
     let (mut health, stopped) = after(2 * LEASE);
     health.on_heartbeat_begun(stopped);
     health.on_lease_missing();
-    health.on_heartbeat_answered(stopped, EngineRun::new("run"));
+    health.on_heartbeat_answered(stopped, BackendRunId::new("run"));
     health.on_epochs_renewed();
     for later in 1..4 {
         let now = stopped + later * SECOND;
@@ -65,7 +65,7 @@ fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch
             health.on_heartbeat_failed();
             continue;
         }
-        health.on_heartbeat_answered(now, EngineRun::new("run"));
+        health.on_heartbeat_answered(now, BackendRunId::new("run"));
         assert_eq!(health.lapse(now), Some(Lapse::by_stall(stopped)));
     }
     health.on_all_written(stopped + 4 * SECOND);
@@ -78,7 +78,7 @@ fn after_a_stop_a_lease_in_another_run_proves_nothing() {
     let (mut health, stopped) = after(2 * LEASE);
     answer_heartbeat(&mut health, stopped, "another run", true);
     assert_eq!(health.lapse(stopped), Some(Lapse::by_stall(stopped)));
-    assert_eq!(health.renewal_due(), Some(&EngineRun::new("run")));
+    assert_eq!(health.renewal_due(), Some(&BackendRunId::new("run")));
 }
 
 /// There availability has precedence.
@@ -93,7 +93,7 @@ fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
     }
     health.on_heartbeat_begun(now);
     health.on_lease_missing();
-    health.on_heartbeat_answered(now, EngineRun::new("another run"));
+    health.on_heartbeat_answered(now, BackendRunId::new("another run"));
     assert_eq!(health.lapse(now), Some(Lapse::by_failures(now)));
     health.on_all_written(now);
     assert_eq!(health.lapse(now), None);

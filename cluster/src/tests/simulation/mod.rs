@@ -12,7 +12,7 @@
 //! | `SIMULATION_ALL` | every failing seed is reported in one line each, and none ends the test |
 //!
 //! Two of them are only chosen by name, because the README states them as limits: the fault `EvictSession` (a record that the
-//! engine evicts is missing for up to a minute), and the check `SentAnswer` (an answer that was sent as its client hung up, and
+//! backend evicts is missing for up to a minute), and the check `SentAnswer` (an answer that was sent as its client hung up, and
 //! whose instance died then, is lost).
 //!
 //! A build with `CARGO_PROFILE_DEV_OPT_LEVEL=1` and a target folder of its own runs ten times as fast.

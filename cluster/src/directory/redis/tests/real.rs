@@ -13,7 +13,7 @@ use crate::{
     },
     heartbeat::{HEARTBEAT_INTERVAL, Heartbeat, SETTLE_PERIOD},
     ids::Epoch,
-    owners::Owners,
+    owner_cache::OwnerCache,
     sessions::Sessions,
     turned_away::TurnedAway,
 };
@@ -146,7 +146,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
     assert_eq!(is.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_KEPT, KEPT]) {
+    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_KEPT, RECORD_TTL]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
@@ -222,7 +222,7 @@ async fn a_redis_that_is_away_is_seen_again_soon() {
 async fn nobody_waits_for_a_redis_that_stands_still() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 10).await;
-    let owners = Owners::new(one.me.incarnation, one.directory.clone());
+    let owners = OwnerCache::new(one.me.incarnation, one.directory.clone());
     server.stop();
     let begun = Instant::now();
     let (me, any) = (instance(3), session("any"));
@@ -422,7 +422,7 @@ async fn who_leaves_is_not_alive_at_once() {
     assert_eq!(leases, 0);
 }
 
-/// The clock of the engine was ahead when an instance turned a client away, and was set back.
+/// The clock of the backend was ahead when an instance turned a client away, and was set back.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_client_that_was_turned_away_in_the_future_counts_from_now() {

@@ -61,7 +61,7 @@ impl Group {
         eventually("the instance uses the new primary", async || {
             let leases = one.directory.leases().await;
             one.heartbeat.consistent_since().is_some()
-                && leases.is_ok_and(|leases| leases.run == EngineRun::new(&id))
+                && leases.is_ok_and(|leases| leases.run == BackendRunId::new(&id))
         })
         .await;
         let after = failed_over.elapsed();
@@ -108,7 +108,7 @@ async fn a_primary_that_stands_still_is_left_and_not_used_when_it_is_back() {
     one.until_consistent().await;
     let id = group.replica.info("server", "run_id").await;
     let leases = one.directory.leases().await.unwrap();
-    assert_eq!(leases.run, EngineRun::new(&id));
+    assert_eq!(leases.run, BackendRunId::new(&id));
 }
 
 #[tokio::test]

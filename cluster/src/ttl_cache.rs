@@ -1,4 +1,4 @@
-//! A memory of what was learned lately: so many entries, each for so long.
+//! A cache whose entries expire, with a maximum number of entries.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,29 +11,29 @@ use crate::ids::SessionHash;
 
 /// Entries that are all kept for the same time. When there is no room the oldest goes.
 #[derive(Debug)]
-pub(crate) struct Recent<V> {
-    most: usize,
-    kept_for: Duration,
-    entries: HashMap<SessionHash, Known<V>>,
+pub(crate) struct TtlCache<V> {
+    capacity: usize,
+    ttl: Duration,
+    entries: HashMap<SessionHash, CacheEntry<V>>,
     /// The numbers under which entries were made, the oldest first. Those of entries that are gone may be among them.
     order: VecDeque<(u64, SessionHash)>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Known<V> {
+struct CacheEntry<V> {
     value: V,
     number: u64,
-    until: Instant,
+    expires: Instant,
 }
 
-// === impl Recent ===
+// === impl TtlCache ===
 
-impl<V> Recent<V> {
-    pub(crate) fn new(most: usize, kept_for: Duration) -> Self {
+impl<V> TtlCache<V> {
+    pub(crate) fn new(capacity: usize, ttl: Duration) -> Self {
         Self {
-            most,
-            kept_for,
+            capacity,
+            ttl,
             entries: HashMap::new(),
             order: VecDeque::new(),
             next: 0,
@@ -41,27 +41,27 @@ impl<V> Recent<V> {
     }
 
     pub(crate) fn get(&self, session: SessionHash, now: Instant) -> Option<&V> {
-        let known = self.entries.get(&session)?;
-        (known.until > now).then_some(&known.value)
+        let entry = self.entries.get(&session)?;
+        (entry.expires > now).then_some(&entry.value)
     }
 
     pub(crate) fn insert(&mut self, session: SessionHash, value: V, now: Instant) {
         let number = self.next;
         self.next += 1;
-        let until = now + self.kept_for;
+        let expires = now + self.ttl;
         self.entries.insert(
             session,
-            Known {
+            CacheEntry {
                 value,
                 number,
-                until,
+                expires,
             },
         );
         self.order.push_back((number, session));
         while let Some((number, oldest)) = self.order.front().copied() {
             let is_over = match self.entries.get(&oldest) {
-                Some(known) if known.number == number => {
-                    known.until <= now || self.entries.len() > self.most
+                Some(entry) if entry.number == number => {
+                    entry.expires <= now || self.entries.len() > self.capacity
                 }
                 // It is gone, or another one stands further behind.
                 _ => {
@@ -75,19 +75,19 @@ impl<V> Recent<V> {
             self.entries.remove(&oldest);
             self.order.pop_front();
         }
-        if self.order.len() > 2 * self.most {
+        if self.order.len() > 2 * self.capacity {
             let entries = &self.entries;
             let is_there = |(number, session): &(u64, SessionHash)| {
                 entries
                     .get(session)
-                    .is_some_and(|known| known.number == *number)
+                    .is_some_and(|entry| entry.number == *number)
             };
             self.order.retain(is_there);
         }
     }
 
     pub(crate) fn remove(&mut self, session: SessionHash) -> Option<V> {
-        self.entries.remove(&session).map(|known| known.value)
+        self.entries.remove(&session).map(|entry| entry.value)
     }
 
     #[cfg(test)]
@@ -111,31 +111,31 @@ mod tests {
         #[test]
         fn what_is_known_was_learned_last_and_lately(steps in vec((0..4_u8, 0..8_u8, 0..4_u64), 0..80)) {
             const MOST: usize = 3;
-            const KEPT: u64 = 10;
+            const RECORD_TTL: u64 = 10;
             let start = Instant::now();
-            let mut recent = Recent::new(MOST, Duration::from_secs(KEPT));
+            let mut cache = TtlCache::new(MOST, Duration::from_secs(RECORD_TTL));
             let mut learned: Vec<(u8, usize, u64)> = Vec::new();
             let mut time = 0;
             for (at, (what, key, passed)) in steps.into_iter().enumerate() {
                 time += passed;
                 let now = start + Duration::from_secs(time);
-                learned.retain(|(_, _, since)| since + KEPT > time);
+                learned.retain(|(_, _, since)| since + RECORD_TTL > time);
                 if what == 0 {
-                    recent.remove(session(key));
-                    learned.retain(|(known, _, _)| *known != key);
+                    cache.remove(session(key));
+                    learned.retain(|(entry, _, _)| *entry != key);
                 } else {
-                    recent.insert(session(key), at, now);
-                    learned.retain(|(known, _, _)| *known != key);
+                    cache.insert(session(key), at, now);
+                    learned.retain(|(entry, _, _)| *entry != key);
                     learned.push((key, at, time));
                     if learned.len() > MOST {
                         learned.remove(0);
                     }
                 }
                 for key in 0..8 {
-                    let expected = learned.iter().find(|(known, _, _)| *known == key).map(|(_, at, _)| at);
-                    prop_assert_eq!(recent.get(session(key), now), expected);
+                    let expected = learned.iter().find(|(entry, _, _)| *entry == key).map(|(_, at, _)| at);
+                    prop_assert_eq!(cache.get(session(key), now), expected);
                 }
-                prop_assert!(recent.len() <= MOST && recent.order.len() <= 2 * MOST);
+                prop_assert!(cache.len() <= MOST && cache.order.len() <= 2 * MOST);
             }
         }
     }

@@ -12,22 +12,22 @@ use tokio::time::Instant;
 use crate::log::log;
 
 /// How often one warning is logged: once a minute.
-const EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// One warning, and when it was last logged.
 #[derive(Debug, Default)]
-pub(crate) struct WarnRarely(Mutex<State>);
+pub(crate) struct RateLimitedWarning(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     logged: Option<Instant>,
     /// It was logged, and nobody said since that it is over.
-    goes_on: bool,
+    is_active: bool,
 }
 
-// === impl WarnRarely ===
+// === impl RateLimitedWarning ===
 
-impl WarnRarely {
+impl RateLimitedWarning {
     /// Logs the warning, unless it was logged less than a minute ago.
     pub(crate) fn warn(&self, what: &dyn Display) {
         if self.is_due(Instant::now()) {
@@ -43,18 +43,18 @@ impl WarnRarely {
     }
 
     /// What was warned of is over. Says whether it was warned of since the last time.
-    pub(crate) fn is_over(&self) -> bool {
-        mem::take(&mut self.state().goes_on)
+    pub(crate) fn clear(&self) -> bool {
+        mem::take(&mut self.state().is_active)
     }
 
     fn is_due(&self, now: Instant) -> bool {
         let mut state = self.state();
         let is_due = state
             .logged
-            .is_none_or(|logged| now.duration_since(logged) >= EVERY);
+            .is_none_or(|logged| now.duration_since(logged) >= LOG_INTERVAL);
         if is_due {
             state.logged = Some(now);
-            state.goes_on = true;
+            state.is_active = true;
         }
         is_due
     }
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_warning_is_due_once_a_minute() {
-        let warning = WarnRarely::default();
+        let warning = RateLimitedWarning::default();
         let start = Instant::now();
         let due = |seconds| warning.is_due(start + Duration::from_secs(seconds));
         assert_eq!(
@@ -80,11 +80,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_warned_of_is_over_once() {
-        let warning = WarnRarely::default();
-        assert!(!warning.is_over());
+    fn a_warning_is_cleared_once() {
+        let warning = RateLimitedWarning::default();
+        assert!(!warning.clear());
         warning.warn(&"it rains");
-        assert!(warning.is_over());
-        assert!(!warning.is_over());
+        assert!(warning.clear());
+        assert!(!warning.clear());
     }
 }

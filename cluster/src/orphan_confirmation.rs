@@ -20,21 +20,21 @@ use crate::{
     directory::{Directory as _, LIMIT, Lease, Leases},
     heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::{Incarnation, Record, SessionHash},
-    meter,
+    metrics,
     router::Router,
     turned_away::MAX_RECORD_DELAY,
 };
 
 /// A heartbeat may lack clients that arrived in this time before it was written: 1.25 s. It was composed for its way to the directory, and
 /// may have been [`LIMIT`] on it.
-const UNNOTED: Duration = MAX_RECORD_DELAY.saturating_add(LIMIT);
+const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(LIMIT);
 
 /// How long after a heartbeat is due it is looked for: 100 ms.
-const AFTER_DUE: Duration = Duration::from_millis(100);
+const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
 /// How long a call has waited for its client.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wait {
+pub(crate) struct OrphanWait {
     grace: Duration,
     /// Since its last stream ended.
     lasted: Duration,
@@ -42,9 +42,9 @@ pub(crate) struct Wait {
     backoff: Duration,
 }
 
-// === impl Wait ===
+// === impl OrphanWait ===
 
-impl Wait {
+impl OrphanWait {
     pub(crate) fn of(orphan: &Orphan<'_>, backoff: Duration) -> Self {
         Self {
             backoff,
@@ -54,43 +54,53 @@ impl Wait {
     }
 
     /// For how much longer the call must wait, because of what is in the leases. `None` if not.
-    fn longer(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
+    fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
         let others = leases.all.iter().filter(|lease| lease.incarnation != me);
-        let heartbeats = others.filter_map(|lease| self.longer_for(lease)).max();
-        heartbeats.max(leases.turned_away.and_then(|away| self.longer_since(away)))
+        let heartbeats = others.filter_map(|lease| self.remaining_for(lease)).max();
+        heartbeats.max(
+            leases
+                .turned_away
+                .and_then(|away| self.remaining_since(away)),
+        )
     }
 
     /// The same, until an instance has sent a heartbeat that lacks no client which arrived before the grace ended.
-    fn longer_for(self, lease: &Lease) -> Option<Duration> {
+    fn remaining_for(self, lease: &Lease) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
-        let is_early = lease.age + UNNOTED > since_grace;
-        let missing = UNNOTED.saturating_sub(since_grace);
+        let is_early = lease.age + UNRECORDED_WINDOW > since_grace;
+        let missing = UNRECORDED_WINDOW.saturating_sub(since_grace);
         let mut next = HEARTBEAT_INTERVAL.saturating_sub(lease.age);
         while next < missing {
             next += HEARTBEAT_INTERVAL;
         }
-        is_early.then_some(next + AFTER_DUE)
+        is_early.then_some(next + HEARTBEAT_MARGIN)
     }
 
     /// The same, because an instance turned a client away so long ago.
-    fn longer_since(self, away: Duration) -> Option<Duration> {
+    fn remaining_since(self, away: Duration) -> Option<Duration> {
         // Also before this call lost its client: that may have been noticed late. The next heartbeat may carry a later time.
-        let backoff = self.backoff.saturating_add(HEARTBEAT_INTERVAL + UNNOTED);
+        let backoff = self
+            .backoff
+            .saturating_add(HEARTBEAT_INTERVAL + UNRECORDED_WINDOW);
         let left = backoff.saturating_sub(away);
         (!left.is_zero()).then_some(left)
     }
 }
 
 /// Whether a call of a session may be cancelled that waited for its client for a grace.
-pub(crate) async fn prove(router: &Router, session: SessionHash, wait: Wait) -> Confirmation {
-    let confirmation = judge(router, session, wait).await;
+pub(crate) async fn confirm(
+    router: &Router,
+    session: SessionHash,
+    wait: OrphanWait,
+) -> Confirmation {
+    let confirmation = decide(router, session, wait).await;
     if let Confirmation::Postpone(_) = confirmation {
-        meter::put_off();
+        metrics::confirmation_postponed();
     }
     confirmation
 }
 
-async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmation {
+async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Confirmation {
     let (grace, me) = (wait.grace, router.me.incarnation);
     let Some(since) = router.heartbeat.consistent_since() else {
         return Confirmation::Postpone(grace);
@@ -110,9 +120,9 @@ async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmatio
         return Confirmation::Postpone(grace);
     };
     let here = router.turned_away.age(Instant::now());
-    let longer = wait.longer(&look.leases, me);
-    if let Some(longer) = longer.max(here.and_then(|away| wait.longer_since(away))) {
-        return Confirmation::Postpone(longer);
+    let remaining = wait.remaining(&look.leases, me);
+    if let Some(remaining) = remaining.max(here.and_then(|away| wait.remaining_since(away))) {
+        return Confirmation::Postpone(remaining);
     }
     match look.record {
         Some(Record::Owned(is)) if is.owner == router.me => Confirmation::Cancel,
@@ -134,12 +144,12 @@ async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmatio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::directory::EngineRun;
+    use crate::directory::BackendRunId;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     /// For how much longer a call waits whose grace of 20 s ended 3 s ago.
-    fn longer(age: u32, turned_away: Option<u32>) -> Option<Duration> {
+    fn remaining(age: u32, turned_away: Option<u32>) -> Option<Duration> {
         let [me, other] = [(); 2].map(|()| Incarnation::random());
         let lease = |incarnation, age: u32| Lease {
             incarnation,
@@ -149,27 +159,27 @@ mod tests {
             has_late_answers: false,
         };
         let leases = Leases {
-            run: EngineRun::new("run"),
+            run: BackendRunId::new("run"),
             all: vec![lease(me, 5), lease(other, age)],
             turned_away: turned_away.map(|ago| ago * SECOND),
         };
-        let wait = Wait {
+        let wait = OrphanWait {
             grace: 20 * SECOND,
             lasted: 23 * SECOND,
             backoff: 40 * SECOND,
         };
-        wait.longer(&leases, me)
+        wait.remaining(&leases, me)
     }
 
     #[test]
     fn a_heartbeat_from_before_the_end_of_the_grace_is_waited_for() {
-        assert_eq!(longer(4, None), Some(AFTER_DUE), "it is late");
+        assert_eq!(remaining(4, None), Some(HEARTBEAT_MARGIN), "it is late");
         assert_eq!(
-            longer(2, None),
-            Some(AFTER_DUE),
+            remaining(2, None),
+            Some(HEARTBEAT_MARGIN),
             "it may lack the last moment"
         );
-        assert_eq!(longer(1, None), None);
+        assert_eq!(remaining(1, None), None);
     }
 
     #[test]
@@ -181,7 +191,7 @@ mod tests {
             (1_500, 1_000, 1_000),
         ] {
             let [since_grace, age, next] = [since_grace, age, next].map(Duration::from_millis);
-            let wait = Wait {
+            let wait = OrphanWait {
                 grace: 20 * SECOND,
                 lasted: 20 * SECOND + since_grace,
                 backoff: 40 * SECOND,
@@ -193,28 +203,28 @@ mod tests {
                 is_settled: false,
                 has_late_answers: false,
             };
-            assert_eq!(wait.longer_for(&lease), Some(next + AFTER_DUE));
+            assert_eq!(wait.remaining_for(&lease), Some(next + HEARTBEAT_MARGIN));
         }
     }
 
     #[test]
     fn a_client_that_was_turned_away_is_waited_for_also_if_its_call_lost_it_later() {
-        let longest = 40 * SECOND + HEARTBEAT_INTERVAL + UNNOTED;
+        let longest = 40 * SECOND + HEARTBEAT_INTERVAL + UNRECORDED_WINDOW;
         for away in [0, 23, 25] {
-            assert_eq!(longer(1, Some(away)), Some(longest - away * SECOND));
+            assert_eq!(remaining(1, Some(away)), Some(longest - away * SECOND));
         }
-        assert_eq!(longer(1, Some(44)), None, "it has given up");
+        assert_eq!(remaining(1, Some(44)), None, "it has given up");
     }
 
     #[test]
     fn a_backoff_may_be_of_any_length() {
         for backoff in [Duration::ZERO, Duration::MAX] {
-            let wait = Wait {
+            let wait = OrphanWait {
                 grace: SECOND,
                 lasted: SECOND,
                 backoff,
             };
-            assert!(wait.longer_since(Duration::ZERO) > Some(backoff.min(SECOND)));
+            assert!(wait.remaining_since(Duration::ZERO) > Some(backoff.min(SECOND)));
         }
     }
 }

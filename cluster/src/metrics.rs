@@ -43,7 +43,7 @@ pub(crate) fn describe() {
     }
 }
 
-/// Notes whether the directory is consistent.
+/// Records whether the directory is consistent.
 pub(crate) fn directory_consistent(is_consistent: bool) {
     #[cfg(feature = "metrics")]
     metrics::gauge!("mcp_cluster_sound").set(f64::from(u8::from(is_consistent)));
@@ -80,7 +80,7 @@ pub(crate) fn relayed(failure: Option<Failure>) {
 }
 
 /// Counts an abandoned call that was not cancelled yet.
-pub(crate) fn put_off() {
+pub(crate) fn confirmation_postponed() {
     #[cfg(feature = "metrics")]
     metrics::counter!("mcp_calls_put_off_total").increment(1);
 }

@@ -14,10 +14,10 @@ use crate::ids::Owner;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Owners as an instance sees them, and its way to the directory, in which another one has the session "a".
-async fn owners() -> (Owners, Faulty, Ownership) {
+async fn owners() -> (OwnerCache, Faulty, Ownership) {
     let directory = Faulty::new(MemoryDirectory::default());
     let other = registered(&directory, instance(2), "a").await;
-    let owners = Owners::new(instance(1).incarnation, Limited::new(directory.clone()));
+    let owners = OwnerCache::new(instance(1).incarnation, Limited::new(directory.clone()));
     (owners, directory, other)
 }
 
@@ -32,7 +32,7 @@ fn hash(id: &str) -> SessionHash {
     SessionHash::of(id)
 }
 
-async fn found(owners: &Owners, id: &str) -> Option<Ownership> {
+async fn found(owners: &OwnerCache, id: &str) -> Option<Ownership> {
     match owners.find(hash(id)).await.unwrap() {
         Found::Owner(ownership) => Some(ownership),
         Found::Unowned(_) => None,
@@ -40,7 +40,7 @@ async fn found(owners: &Owners, id: &str) -> Option<Ownership> {
 }
 
 /// Somebody else who asks.
-fn ask(owners: &Owners, id: &str) -> JoinHandle<Result<Found, Arc<DirectoryError>>> {
+fn ask(owners: &OwnerCache, id: &str) -> JoinHandle<Result<Found, Arc<DirectoryError>>> {
     let (owners, session) = (owners.clone(), hash(id));
     tokio::spawn(async move { owners.find(session).await })
 }
@@ -115,13 +115,13 @@ async fn a_look_up_for_which_nobody_waits_leaves_nothing() {
     directory.set(Fault::Stopped);
     let asked: Vec<_> = (0..100).map(|id| ask(&owners, &id.to_string())).collect();
     settle().await;
-    assert_eq!(owners.0.known().lookups.len(), 100);
+    assert_eq!(owners.0.state().lookups.len(), 100);
     for answer in asked {
         answer.abort();
     }
     settle().await;
-    assert_eq!(owners.0.known().lookups.len(), 0);
-    assert_eq!(owners.0.places.available_permits(), MAX_LOOKUPS);
+    assert_eq!(owners.0.state().lookups.len(), 0);
+    assert_eq!(owners.0.lookup_permits.available_permits(), MAX_LOOKUPS);
     directory.set(Fault::None);
     assert_eq!(found(&owners, "a").await, Some(other));
 }
@@ -145,7 +145,7 @@ async fn a_thousand_are_looked_up_at_once_and_nobody_waits_longer_than_the_limit
         "{:?}",
         begun.elapsed()
     );
-    assert_eq!(owners.0.known().lookups.len(), 0);
+    assert_eq!(owners.0.state().lookups.len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,7 +168,7 @@ async fn what_was_learned_during_a_look_up_is_newer_than_what_that_finds() {
     let late = ask(&owners, "a");
     settle().await;
     let winner = Ownership::begin(instance(3));
-    owners.learn(hash("a"), winner);
+    owners.insert(hash("a"), winner);
     directory.set(Fault::None);
     assert_eq!(late.await.unwrap().unwrap(), Found::Owner(other));
     assert_eq!(found(&owners, "a").await, Some(winner));
@@ -181,7 +181,7 @@ async fn what_this_instance_owns_is_asked_for_each_time() {
         incarnation: owners.0.me,
         ..instance(3)
     };
-    owners.learn(hash("a"), Ownership::begin(me));
+    owners.insert(hash("a"), Ownership::begin(me));
     assert_eq!(found(&owners, "a").await, Some(other));
     let mine = registered(&directory, me, "c").await;
     for asked in 2..4 {
@@ -194,10 +194,10 @@ async fn what_this_instance_owns_is_asked_for_each_time() {
 async fn only_the_owner_that_was_meant_is_forgotten() {
     let (owners, directory, other) = owners().await;
     let winner = Ownership::begin(instance(3));
-    owners.learn(hash("a"), winner);
-    owners.forget(hash("a"), other);
+    owners.insert(hash("a"), winner);
+    owners.invalidate(hash("a"), other);
     assert_eq!(found(&owners, "a").await, Some(winner));
-    owners.forget(hash("a"), winner);
+    owners.invalidate(hash("a"), winner);
     assert_eq!(
         found(&owners, "a").await,
         Some(other),
@@ -210,12 +210,12 @@ async fn only_the_owner_that_was_meant_is_forgotten() {
 async fn ids_that_somebody_makes_up_push_no_owner_out() {
     let (owners, directory, other) = owners().await;
     assert_eq!(found(&owners, "a").await, Some(other));
-    for id in 0..MAX_KNOWN + 1 {
+    for id in 0..MAX_OWNERS + 1 {
         assert_eq!(found(&owners, &id.to_string()).await, None);
     }
     let asked = directory.asked("look");
     assert_eq!(found(&owners, "a").await, Some(other));
     assert_eq!(directory.asked("look"), asked);
-    let known = owners.0.known();
-    assert!(known.nobody.len() <= MAX_UNKNOWN && known.owners.len() == 1);
+    let state = owners.0.state();
+    assert!(state.unowned.len() <= MAX_UNOWNED && state.owners.len() == 1);
 }

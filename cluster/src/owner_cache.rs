@@ -2,7 +2,7 @@
 //!
 //! 1. What is kept is bounded, and what nobody owns is kept apart: ids that somebody makes up push no owner out.
 //! 2. A session is looked up once at a time, for all who ask. At most [`MAX_LOOKUPS`] are, and none for longer than [`LIMIT`], in
-//!    which the wait for a place counts.
+//!    which the wait for a permit counts.
 //! 3. That a session is this instance's is not kept: what lives here is known without asking, and of what does not, another may
 //!    be the owner by now.
 //! 4. A look-up lives as long as somebody waits for it. What it finds is kept only if nothing newer was learned meanwhile.
@@ -26,20 +26,20 @@ use tokio::{
 use crate::{
     directory::{Directory, DirectoryError, LIMIT, Limited, Look},
     ids::{Incarnation, Ownership, Record, SessionHash},
-    recent::Recent,
+    ttl_cache::TtlCache,
 };
 
 /// How many owners are known at most: 16,384.
-const MAX_KNOWN: usize = 16 * 1024;
+const MAX_OWNERS: usize = 16 * 1024;
 
 /// How long an owner is known: 60 s.
-const KNOWN_FOR: Duration = Duration::from_secs(60);
+const OWNER_TTL: Duration = Duration::from_secs(60);
 
 /// How many sessions are known to have no owner at most: 4,096.
-const MAX_UNKNOWN: usize = 4 * 1024;
+const MAX_UNOWNED: usize = 4 * 1024;
 
 /// How long a session is known to have no owner: 1 s.
-const UNKNOWN_FOR: Duration = Duration::from_secs(1);
+const UNOWNED_TTL: Duration = Duration::from_secs(1);
 
 /// Maximum number of look-ups at once: 1,024. They share one connection, on which none waits for another. A directory 300 ms away
 /// then tells hundreds of clients that return at once in time.
@@ -47,19 +47,19 @@ const MAX_LOOKUPS: usize = 1024;
 
 /// Who owns which session, as far as it was learned. It is a handle: clones are the same.
 #[derive(Clone)]
-pub(crate) struct Owners(Arc<Inner>);
+pub(crate) struct OwnerCache(Arc<Inner>);
 
 struct Inner {
     me: Incarnation,
     directory: Limited,
-    places: Semaphore,
-    known: Mutex<Learned>,
+    lookup_permits: Semaphore,
+    state: Mutex<CacheState>,
 }
 
-struct Learned {
-    owners: Recent<Ownership>,
+struct CacheState {
+    owners: TtlCache<Ownership>,
     /// Sessions that no instance owns, and the look that said so.
-    nobody: Recent<Look>,
+    unowned: TtlCache<Look>,
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
     next: u64,
 }
@@ -74,24 +74,24 @@ pub(crate) enum Found {
     Unowned(Look),
 }
 
-/// A look-up's place in the list of those under way.
-struct UnderWay {
-    owners: Arc<Inner>,
+/// A look-up that is in progress, until it is dropped.
+struct PendingLookup {
+    cache: Arc<Inner>,
     session: SessionHash,
     number: u64,
 }
 
-// === impl Owners ===
+// === impl OwnerCache ===
 
-impl Owners {
+impl OwnerCache {
     pub(crate) fn new(me: Incarnation, directory: Limited) -> Self {
         Self(Arc::new(Inner {
             me,
             directory,
-            places: Semaphore::new(MAX_LOOKUPS),
-            known: Mutex::new(Learned {
-                owners: Recent::new(MAX_KNOWN, KNOWN_FOR),
-                nobody: Recent::new(MAX_UNKNOWN, UNKNOWN_FOR),
+            lookup_permits: Semaphore::new(MAX_LOOKUPS),
+            state: Mutex::new(CacheState {
+                owners: TtlCache::new(MAX_OWNERS, OWNER_TTL),
+                unowned: TtlCache::new(MAX_UNOWNED, UNOWNED_TTL),
                 lookups: HashMap::new(),
                 next: 0,
             }),
@@ -104,65 +104,65 @@ impl Owners {
     /// The directory did not answer in time.
     pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
         let lookup = {
-            let mut known = self.0.known();
-            if let Some(found) = known.found(session) {
+            let mut state = self.0.state();
+            if let Some(found) = state.found(session) {
                 return Ok(found);
             }
-            self.join(&mut known, session)
+            self.join(&mut state, session)
         };
         lookup.await.map(Found::from)
     }
 
     /// This is who owns a session now.
-    pub(crate) fn learn(&self, session: SessionHash, ownership: Ownership) {
-        let mut known = self.0.known();
-        known.lookups.remove(&session);
-        known.keep(session, Found::Owner(ownership), self.0.me);
+    pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {
+        let mut state = self.0.state();
+        state.lookups.remove(&session);
+        state.store(session, Found::Owner(ownership), self.0.me);
     }
 
     /// This instance owns a session now.
-    pub(crate) fn is_mine(&self, session: SessionHash) {
-        let mut known = self.0.known();
-        known.lookups.remove(&session);
-        known.forget(session);
+    pub(crate) fn mark_own(&self, session: SessionHash) {
+        let mut state = self.0.state();
+        state.lookups.remove(&session);
+        state.forget(session);
     }
 
     /// This is not who owns a session, or not any more.
-    pub(crate) fn forget(&self, session: SessionHash, ownership: Ownership) {
-        let mut known = self.0.known();
-        known.lookups.remove(&session);
-        if known.owners.get(session, Instant::now()) == Some(&ownership) {
-            known.owners.remove(session);
+    pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
+        let mut state = self.0.state();
+        state.lookups.remove(&session);
+        if state.owners.get(session, Instant::now()) == Some(&ownership) {
+            state.owners.remove(session);
         }
     }
 
     /// The look-up of a session that is under way, or a new one.
-    fn join(&self, known: &mut Learned, session: SessionHash) -> Shared<Lookup> {
-        if let Some(lookup) = known
+    fn join(&self, state: &mut CacheState, session: SessionHash) -> Shared<Lookup> {
+        if let Some(lookup) = state
             .lookups
             .get(&session)
             .and_then(|(_, lookup)| lookup.upgrade())
         {
             return lookup;
         }
-        let number = known.next;
-        known.next += 1;
-        let place = UnderWay {
-            owners: self.0.clone(),
+        let number = state.next;
+        state.next += 1;
+        let pending = PendingLookup {
+            cache: self.0.clone(),
             session,
             number,
         };
-        let lookup = place.look_up().boxed().shared();
+        let lookup = pending.look_up().boxed().shared();
         if let Some(weak) = lookup.downgrade() {
-            known.lookups.insert(session, (number, weak));
+            state.lookups.insert(session, (number, weak));
         }
         lookup
     }
 }
 
-impl Debug for Owners {
+impl Debug for OwnerCache {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Owners")
+        f.debug_struct("OwnerCache")
             .field("me", &self.0.me)
             .finish_non_exhaustive()
     }
@@ -171,22 +171,22 @@ impl Debug for Owners {
 // === impl Inner ===
 
 impl Inner {
-    async fn ask(&self, session: SessionHash) -> Result<Look, DirectoryError> {
-        let asked = async {
-            let _place = self
-                .places
+    async fn query(&self, session: SessionHash) -> Result<Look, DirectoryError> {
+        let look = async {
+            let _permit = self
+                .lookup_permits
                 .acquire()
                 .await
                 .map_err(DirectoryError::failed)?;
             self.directory.look(session).await
         };
-        timeout(LIMIT, asked)
+        timeout(LIMIT, look)
             .await
             .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
     }
 
-    fn known(&self) -> MutexGuard<'_, Learned> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, CacheState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -201,61 +201,61 @@ impl From<Look> for Found {
     }
 }
 
-// === impl Learned ===
+// === impl CacheState ===
 
-impl Learned {
+impl CacheState {
     fn found(&self, session: SessionHash) -> Option<Found> {
         let now = Instant::now();
         if let Some(ownership) = self.owners.get(session, now) {
             return Some(Found::Owner(*ownership));
         }
-        self.nobody.get(session, now).cloned().map(Found::Unowned)
+        self.unowned.get(session, now).cloned().map(Found::Unowned)
     }
 
     fn forget(&mut self, session: SessionHash) {
-        self.nobody.remove(session);
+        self.unowned.remove(session);
         self.owners.remove(session);
     }
 
-    fn keep(&mut self, session: SessionHash, found: Found, me: Incarnation) {
+    fn store(&mut self, session: SessionHash, found: Found, me: Incarnation) {
         let now = Instant::now();
         match found {
             Found::Owner(is) if is.owner.incarnation == me => self.forget(session),
             Found::Owner(ownership) => {
-                self.nobody.remove(session);
+                self.unowned.remove(session);
                 self.owners.insert(session, ownership, now);
             }
             Found::Unowned(look) => {
                 self.owners.remove(session);
-                self.nobody.insert(session, look, now);
+                self.unowned.insert(session, look, now);
             }
         }
     }
 }
 
-// === impl UnderWay ===
+// === impl PendingLookup ===
 
-impl UnderWay {
+impl PendingLookup {
     async fn look_up(self) -> Result<Look, Arc<DirectoryError>> {
-        let look = self.owners.ask(self.session).await;
+        let look = self.cache.query(self.session).await;
         if let Ok(look) = &look {
-            let mut known = self.owners.known();
-            if known
+            let mut state = self.cache.state();
+            if state
                 .lookups
                 .get(&self.session)
                 .is_some_and(|(number, _)| *number == self.number)
             {
-                known.keep(self.session, Found::from(look.clone()), self.owners.me);
+                state.store(self.session, Found::from(look.clone()), self.cache.me);
             }
         }
         look.map_err(Arc::new)
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for PendingLookup {
     fn drop(&mut self) {
-        let mut known = self.owners.known();
-        if let Slot::Occupied(lookup) = known.lookups.entry(self.session)
+        let mut state = self.cache.state();
+        if let Slot::Occupied(lookup) = state.lookups.entry(self.session)
             && lookup.get().0 == self.number
         {
             lookup.remove();

@@ -12,7 +12,7 @@ task_local! {
 }
 
 /// Serves a resume that named an event of this call.
-pub(crate) async fn resuming<F: Future>(call: Option<NamedCall>, served: F) -> F::Output {
+pub(crate) async fn with_resumed_call<F: Future>(call: Option<NamedCall>, served: F) -> F::Output {
     CALL.scope(call, served).await
 }
 

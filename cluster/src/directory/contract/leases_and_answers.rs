@@ -28,7 +28,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
     let all = [
         Status::default(),
         Status {
-            written_in: Some(EngineRun::new("another")),
+            written_in: Some(BackendRunId::new("another")),
             is_settled: true,
             has_late_answers: true,
             turned_away: Some(Duration::from_secs(10)),
