@@ -153,7 +153,7 @@ async fn an_answer_that_came_in_a_long_outage_is_kept_after_it() {
 
 /// Issue 29, 12.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_came_in_a_long_outage_is_kept_by_a_later_departure() {
+async fn an_answer_that_came_in_a_long_outage_is_kept_by_a_later_shutdown() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::FailsAt("keep_answer"));
     instance.end_calls("a", 0..1);

@@ -40,7 +40,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     parameters_outlive_their_owner(&*directory).await;
     a_deleted_session_is_registered_by_no_former_owner(&*directory).await;
     an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
-    leases_and_answers::a_beat_makes_no_lease(&*directory).await;
+    leases_and_answers::a_heartbeat_makes_no_lease(&*directory).await;
     leases_and_answers::a_lease_has_what_its_instance_wrote(&*directory).await;
     leases_and_answers::an_answer_is_found_under_its_own_names_only(&*directory).await;
     leases_and_answers::an_answer_that_was_removed_is_not_found(&*directory).await;

@@ -23,7 +23,7 @@ struct Instance {
     me: Owner,
     link: Faulty,
     sessions: Arc<Sessions>,
-    lost: UnboundedReceiver<Relinquished>,
+    relinquished_sessions: UnboundedReceiver<Relinquished>,
     heartbeat: Arc<Heartbeat>,
     task: JoinHandle<()>,
 }
@@ -32,7 +32,7 @@ impl Instance {
     fn new(number: u8, memory: &MemoryDirectory) -> Self {
         let me = instance(number);
         let link = Faulty::new(memory.clone());
-        let (sessions, lost) = Sessions::new(me.incarnation);
+        let (sessions, relinquished_sessions) = Sessions::new(me.incarnation);
         let turned_away = Arc::new(TurnedAway::new(Duration::ZERO));
         let directory = Limited::new(link.clone());
         let answers = Answers::new(directory.clone());
@@ -43,7 +43,7 @@ impl Instance {
             me,
             link,
             sessions,
-            lost,
+            relinquished_sessions,
             heartbeat,
             task,
         }
@@ -102,7 +102,7 @@ async fn owned(memory: &MemoryDirectory, id: &str) -> Option<Owner> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_has_its_lease_for_as_long_as_its_heart_beats() {
+async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
     for _ in 0..60 {
@@ -116,7 +116,7 @@ async fn an_instance_has_its_lease_for_as_long_as_its_heart_beats() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_session_is_written_without_waiting_for_a_beat() {
+async fn a_new_session_is_written_without_waiting_for_a_heartbeat() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
     one.sessions.begin("a", session("a").params);
@@ -163,7 +163,9 @@ async fn a_session_that_is_deleted_while_the_directory_is_away_is_removed_when_i
 }
 
 /// Whatever happens to the directory: before it is consistent again, all sessions are in it.
-async fn all_is_written_before_it_is_sound(happens: impl AsyncFnOnce(&MemoryDirectory, &Faulty)) {
+async fn all_is_written_before_it_is_consistent(
+    happens: impl AsyncFnOnce(&MemoryDirectory, &Faulty),
+) {
     let memory = MemoryDirectory::default();
     let ids: Vec<String> = (0..500).map(|id| id.to_string()).collect();
     let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -186,18 +188,18 @@ async fn all_is_written_before_it_is_sound(happens: impl AsyncFnOnce(&MemoryDire
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_all_is_written_before_it_is_sound() {
-    all_is_written_before_it_is_sound(async |memory, _| memory.restart()).await;
+async fn after_a_restart_all_is_written_before_it_is_consistent() {
+    all_is_written_before_it_is_consistent(async |memory, _| memory.restart()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_flush_all_is_written_before_it_is_sound() {
-    all_is_written_before_it_is_sound(async |memory, _| memory.flush()).await;
+async fn after_a_flush_all_is_written_before_it_is_consistent() {
+    all_is_written_before_it_is_consistent(async |memory, _| memory.flush()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_while_it_is_away_all_is_written_before_it_is_sound() {
-    all_is_written_before_it_is_sound(async |memory, link| {
+async fn after_a_restart_while_it_is_away_all_is_written_before_it_is_consistent() {
+    all_is_written_before_it_is_consistent(async |memory, link| {
         link.set(Fault::Fails);
         sleep(3 * SECOND).await;
         memory.restart();
@@ -208,8 +210,8 @@ async fn after_a_restart_while_it_is_away_all_is_written_before_it_is_sound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_stop_all_is_written_before_it_is_sound() {
-    all_is_written_before_it_is_sound(async |memory, link| {
+async fn after_a_stop_all_is_written_before_it_is_consistent() {
+    all_is_written_before_it_is_consistent(async |memory, link| {
         link.set(Fault::Stopped);
         sleep(10 * SECOND).await;
         memory.flush();
@@ -219,7 +221,7 @@ async fn after_a_stop_all_is_written_before_it_is_sound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reconnect_that_no_beat_survived_has_all_written_again() {
+async fn a_reconnect_that_no_heartbeat_survived_has_all_written_again() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
     one.link.set(Fault::Fails);
@@ -233,7 +235,7 @@ async fn a_reconnect_that_no_beat_survived_has_all_written_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_does_not_answer_is_not_sound_within_a_beat_and_its_limit() {
+async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_and_its_limit() {
     for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
         let memory = MemoryDirectory::default();
         let one = Instance::with(1, &memory, &["a"]).await;
@@ -340,7 +342,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     assert_eq!(claim, Claim::Lost(Record::Owned(is)));
     assert!(is.owner == one.me && is.epoch > read.epoch);
     sleep(10 * SECOND).await;
-    assert!(one.sessions.is_local(wanted) && one.lost.try_recv().is_err());
+    assert!(one.sessions.is_local(wanted) && one.relinquished_sessions.try_recv().is_err());
 }
 
 /// The one that has claimed the session since the snapshot has not written it again.
@@ -363,9 +365,9 @@ async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
     two.link.set(Fault::None);
     sleep(2 * SETTLE_PERIOD).await;
     assert_eq!(owned(&memory, "a").await, Some(two.me));
-    assert!(two.lost.try_recv().is_err());
+    assert!(two.relinquished_sessions.try_recv().is_err());
     assert_eq!(
-        one.lost.try_recv().unwrap().to,
+        one.relinquished_sessions.try_recv().unwrap().to,
         RelinquishedTo::Owner(two.me)
     );
 }
@@ -391,7 +393,7 @@ async fn a_lease_that_was_made_without_an_answer_was_lost_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
+async fn a_session_that_was_claimed_meanwhile_is_relinquished() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["claimed", "kept"]).await;
     let two = instance(2);
@@ -403,12 +405,12 @@ async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
     assert_eq!(claim, Claim::Won);
     one.link.set(Fault::None);
     one.until_consistent().await;
-    let lost = one.lost.recv().await.unwrap();
+    let relinquished = one.relinquished_sessions.recv().await.unwrap();
     assert_eq!(
-        (&*lost.id, lost.to),
+        (&*relinquished.id, relinquished.to),
         ("claimed", RelinquishedTo::Owner(two))
     );
-    assert!(one.lost.try_recv().is_err());
+    assert!(one.relinquished_sessions.try_recv().is_err());
     assert!(
         !one.sessions.is_local(session("claimed").session)
             && one.sessions.is_local(session("kept").session)
@@ -431,8 +433,9 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     sleep(5 * SECOND).await;
     assert!(one.is_consistent() && two.is_consistent());
     let here = [&one, &two].map(|instance| instance.sessions.is_local(session("a").session));
-    let told = [&mut one, &mut two].map(|instance| instance.lost.try_recv().is_ok());
-    assert_eq!(here.map(|here| !here), told);
+    let relinquished =
+        [&mut one, &mut two].map(|instance| instance.relinquished_sessions.try_recv().is_ok());
+    assert_eq!(here.map(|here| !here), relinquished);
     let owner = owned(&memory, "a").await;
     assert_eq!(
         here,
@@ -495,7 +498,7 @@ async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_gives_up_its_lease_and_is_not_sound() {
+async fn who_leaves_gives_up_its_lease_and_is_not_consistent() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     one.heartbeat.leave();
@@ -525,6 +528,6 @@ async fn a_session_that_is_said_to_be_this_instances_own_is_not_lost() {
     one.link.set(Fault::Lies(one.me));
     memory.restart();
     sleep(5 * SECOND).await;
-    assert!(one.is_consistent() && one.lost.try_recv().is_err());
+    assert!(one.is_consistent() && one.relinquished_sessions.try_recv().is_err());
     assert!(one.sessions.is_local(session("a").session));
 }

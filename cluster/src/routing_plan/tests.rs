@@ -60,7 +60,7 @@ fn a_head_decides_at_once_or_asks_for_the_owner() {
 }
 
 #[test]
-fn what_is_not_known_does_not_exist_only_if_the_directory_is_sound() {
+fn what_is_not_known_does_not_exist_only_if_the_directory_is_consistent() {
     let refused = Action::Refuse(Refusal::NotSound);
     let rows = [
         (Known::Owner(owner(1)), true, Action::Reclaim),

@@ -1,6 +1,6 @@
 //! Contested sessions: those of which the directory has a record with a higher epoch, of another owner.
 //!
-//! A contested session serves nothing new, and its calls go on, until the heartbeat task has decided whose it is: the session is lost if that
+//! A contested session serves nothing new, and its calls go on, until the heartbeat task has decided whose it is: the session is relinquished if that
 //! owner has its lease, and claimed back if it provably has none.
 
 use std::sync::atomic::Ordering;

@@ -69,18 +69,18 @@ fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
 
 /// Some that are open, initialized and written.
 fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished>) {
-    let (sessions, lost) = Sessions::new(me());
+    let (sessions, relinquished_sessions) = Sessions::new(me());
     for id in ids {
         sessions.opened(id);
         sessions.begin(id, params());
     }
     assert_eq!(next_names(&sessions).len(), ids.len());
-    (sessions, lost)
+    (sessions, relinquished_sessions)
 }
 
 #[test]
 fn a_session_lives_here_until_it_is_closed() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     assert!(!sessions.is_local(hash("a")));
     sessions.opened("a");
     assert!(sessions.is_local(hash("a")) && !sessions.is_local(hash("b")));
@@ -91,7 +91,7 @@ fn a_session_lives_here_until_it_is_closed() {
 
 #[test]
 fn a_session_is_written_once_its_parameters_are_known() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     sessions.opened("a");
     assert_eq!(next_names(&sessions), []);
     sessions.initialized("a", params());
@@ -101,7 +101,7 @@ fn a_session_is_written_once_its_parameters_are_known() {
 
 #[test]
 fn a_session_that_could_not_be_written_comes_again() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     sessions.begin("a", params());
     for _ in 0..2 {
         let batch = next(&sessions).unwrap();
@@ -113,7 +113,7 @@ fn a_session_that_could_not_be_written_comes_again() {
 
 #[test]
 fn a_session_that_was_closed_meanwhile_is_not_written_again() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     sessions.begin("a", params());
     let batch = next(&sessions).unwrap();
     sessions.closed("a");
@@ -123,7 +123,7 @@ fn a_session_that_was_closed_meanwhile_is_not_written_again() {
 
 #[test]
 fn new_sessions_come_before_those_that_are_written_again() {
-    let (sessions, _lost) = written(&["old"]);
+    let (sessions, _relinquished) = written(&["old"]);
     sessions.write_all_again();
     sessions.begin("new", params());
     assert_eq!(next_names(&sessions), [hash("new")]);
@@ -140,7 +140,7 @@ fn new_sessions_come_before_those_that_are_written_again() {
 
 #[test]
 fn all_are_written_again_once_however_often_that_is_asked() {
-    let (sessions, _lost) = written(&["a", "b"]);
+    let (sessions, _relinquished) = written(&["a", "b"]);
     sessions.write_all_again();
     sessions.write_all_again();
     assert_eq!(next_names(&sessions).len(), 2);
@@ -149,7 +149,7 @@ fn all_are_written_again_once_however_often_that_is_asked() {
 
 #[test]
 fn a_batch_is_bounded_by_number_and_by_size() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     for id in 0..300 {
         sessions.begin(&id.to_string(), params());
     }
@@ -163,7 +163,7 @@ fn a_batch_is_bounded_by_number_and_by_size() {
 
 #[test]
 fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_whose_it_is() {
-    let (sessions, mut lost) = written(&["a", "b", "c"]);
+    let (sessions, mut relinquished_sessions) = written(&["a", "b", "c"]);
     let other = Ownership::begin(other());
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
@@ -174,19 +174,19 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_wh
     assert_eq!(contested, [(hash("a"), other), (hash("b"), other)]);
     let verified = ["a", "b", "c"].map(|id| sessions.is_verified(hash(id), None));
     assert_eq!(verified, [false, false, true]);
-    assert!(sessions.is_local(hash("a")) && lost.try_recv().is_err());
+    assert!(sessions.is_local(hash("a")) && relinquished_sessions.try_recv().is_err());
 
     sessions.relinquish_to_owner(hash("a"), other.owner);
-    let told = lost.try_recv().unwrap();
+    let relinquished = relinquished_sessions.try_recv().unwrap();
     assert_eq!(
-        (&*told.id, told.to),
+        (&*relinquished.id, relinquished.to),
         ("a", RelinquishedTo::Owner(other.owner))
     );
     sessions.claimed(hash("b"), other.epoch.next());
-    assert!(lost.try_recv().is_err() && !sessions.is_local(hash("a")));
+    assert!(relinquished_sessions.try_recv().is_err() && !sessions.is_local(hash("a")));
     assert!(!sessions.has_contested() && sessions.is_verified(hash("b"), None));
     sessions.relinquish_to_owner(hash("a"), other.owner);
-    assert!(lost.try_recv().is_err(), "it is told once");
+    assert!(relinquished_sessions.try_recv().is_err(), "it is told once");
     // It is written at the epoch of the claim.
     sessions.write_again(hash("b"));
     let batch = next(&sessions).unwrap();
@@ -194,8 +194,8 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_wh
 }
 
 #[test]
-fn a_session_that_was_ended_elsewhere_is_told_as_ended() {
-    let (sessions, mut lost) = written(&["a"]);
+fn a_session_that_was_ended_elsewhere_is_relinquished_as_ended() {
+    let (sessions, mut relinquished_sessions) = written(&["a"]);
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
     let tombstone = Tombstone {
@@ -203,13 +203,16 @@ fn a_session_that_was_ended_elsewhere_is_told_as_ended() {
         epoch: Epoch::now(),
     };
     sessions.on_written(batch, &[(hash("a"), Record::Deleted(tombstone))]);
-    assert_eq!(lost.try_recv().unwrap().to, RelinquishedTo::Ended);
+    assert_eq!(
+        relinquished_sessions.try_recv().unwrap().to,
+        RelinquishedTo::Ended
+    );
     assert!(!sessions.is_local(hash("a")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_to_be_taken() {
-    let (sessions, _lost) = written(&["a"]);
+    let (sessions, _relinquished) = written(&["a"]);
     sessions.opened("without parameters");
     let since = Instant::now() + Duration::from_secs(1);
     sleep(Duration::from_secs(2)).await;
@@ -247,7 +250,7 @@ async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_
 
 #[test]
 fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken() {
-    let (sessions, _lost) = written(&["a"]);
+    let (sessions, _relinquished) = written(&["a"]);
     sessions.renew_all();
     let unanswered = next(&sessions).unwrap();
     let taken = Ownership {
@@ -269,7 +272,7 @@ fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken(
 
 #[test]
 fn a_session_whose_handler_refused_it_is_not_here() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     sessions.opened("refused");
     sessions.closed("refused");
     sessions.initialized("refused", params());
@@ -278,15 +281,15 @@ fn a_session_whose_handler_refused_it_is_not_here() {
 
 #[test]
 fn no_id_is_shown_for_debugging() {
-    let (sessions, mut lost) = written(&["secret"]);
+    let (sessions, mut relinquished_sessions) = written(&["secret"]);
     sessions.relinquish_to_owner(hash("secret"), other());
-    let told = lost.try_recv().unwrap();
-    assert!(!format!("{sessions:?} {told:?}").contains("secret"));
+    let relinquished = relinquished_sessions.try_recv().unwrap();
+    assert!(!format!("{sessions:?} {relinquished:?}").contains("secret"));
 }
 
 #[test]
 fn a_deleted_session_is_told_of_until_it_is_removed() {
-    let (sessions, _lost) = written(&["a"]);
+    let (sessions, _relinquished) = written(&["a"]);
     sessions.write_all_again();
     sessions.deleted("a");
     assert!(!sessions.is_local(hash("a")));
@@ -303,7 +306,7 @@ fn a_deleted_session_is_told_of_until_it_is_removed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it() {
-    let (sessions, _lost) = written(&["a"]);
+    let (sessions, _relinquished) = written(&["a"]);
     let end = |id: &str| {
         sessions.deleted(id);
         assert_eq!(deletions(&sessions), [hash(id)]);
@@ -327,7 +330,7 @@ async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it
 #[test]
 fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
     for first_is_there in [true, false] {
-        let (sessions, _lost) = written(&["a"]);
+        let (sessions, _relinquished) = written(&["a"]);
         sessions.deleted("a");
         sessions.deleted("a");
         let Some(Work::Delete(batch)) = sessions.next_deletions() else {
@@ -343,7 +346,7 @@ fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
 
 #[test]
 fn deleted_sessions_are_bounded() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     for id in 0..MAX_DELETED + 10 {
         sessions.deleted(&id.to_string());
     }
@@ -353,7 +356,7 @@ fn deleted_sessions_are_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_written_again_after_a_minute_and_not_before() {
-    let (sessions, _lost) = written(&["a"]);
+    let (sessions, _relinquished) = written(&["a"]);
     sleep(REFRESH_INTERVAL - Duration::from_millis(1)).await;
     sessions.refresh();
     assert_eq!(next_names(&sessions), []);
@@ -364,7 +367,7 @@ async fn a_session_is_written_again_after_a_minute_and_not_before() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     sessions.loaded("a", Epoch::now(), params());
     sessions.loaded("b", Epoch::now(), params());
     sessions.opened("b");
@@ -380,7 +383,7 @@ async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_a_session_to_be_written_is_told() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     sessions.begin("a", params());
     let second = Duration::from_secs(1);
     let waits = async || {
@@ -398,19 +401,19 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
 
 #[test]
 fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
-    let (sessions, mut lost) = written(&["written"]);
+    let (sessions, mut relinquished_sessions) = written(&["written"]);
     sessions.opened("without parameters");
     for id in ["written", "without parameters", "of nobody"] {
         assert!(sessions.admit_new_session(id), "{id}");
     }
-    assert!(lost.try_recv().is_err());
+    assert!(relinquished_sessions.try_recv().is_err());
 
     sessions.opened("unwritten");
     sessions.begin("unwritten", params());
     assert!(!sessions.admit_new_session("unwritten"));
-    let told = lost.try_recv().unwrap();
+    let relinquished = relinquished_sessions.try_recv().unwrap();
     assert_eq!(
-        (&*told.id, told.to),
+        (&*relinquished.id, relinquished.to),
         ("unwritten", RelinquishedTo::NoClient)
     );
     assert!(!sessions.is_local(hash("unwritten")));
@@ -420,7 +423,7 @@ fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
 #[test]
 fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_there() {
     for is_written in [true, false] {
-        let (sessions, _lost) = Sessions::new(me());
+        let (sessions, _relinquished) = Sessions::new(me());
         sessions.opened("a");
         sessions.begin("a", params());
         let batch = next(&sessions).unwrap();
@@ -438,23 +441,23 @@ fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_t
 }
 
 #[test]
-fn a_session_is_given_up_only_if_its_door_is_shut() {
-    let (sessions, mut lost) = written(&["a"]);
+fn a_session_is_relinquished_only_if_its_gate_is_closed() {
+    let (sessions, mut relinquished_sessions) = written(&["a"]);
     sessions.relinquish(hash("a"));
-    assert!(lost.try_recv().is_err() && sessions.has("a"));
+    assert!(relinquished_sessions.try_recv().is_err() && sessions.has("a"));
     sessions.gate("a").unwrap().close();
     assert!(!sessions.has("a") && sessions.enter("a").is_none());
     sessions.relinquish(hash("a"));
     sessions.relinquish(hash("a"));
-    let given_up = lost.try_recv().unwrap();
+    let given_up = relinquished_sessions.try_recv().unwrap();
     assert_eq!(
         (&*given_up.id, given_up.to),
         ("a", RelinquishedTo::AnyClaimer)
     );
-    assert!(lost.try_recv().is_err());
+    assert!(relinquished_sessions.try_recv().is_err());
 
     // It has come back.
     sessions.opened("a");
     sessions.relinquish(hash("a"));
-    assert!(lost.try_recv().is_err() && sessions.enter("a").is_some());
+    assert!(relinquished_sessions.try_recv().is_err() && sessions.enter("a").is_some());
 }

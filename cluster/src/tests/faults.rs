@@ -24,9 +24,9 @@ use tracing_subscriber::{
 };
 
 use super::{
-    lines::Warnings,
+    log_lines::Warnings,
     node::{Node, Setup, hash, pass},
-    steps::{all_else, directory, echo, status},
+    steps::{directory, echo, run_other_tasks, status},
 };
 use crate::{
     cluster::Options,
@@ -58,15 +58,15 @@ impl Island {
             ..Setup::default()
         };
         let b = island.start(directory).await;
-        a.settles().await;
-        b.settles().await;
+        a.until_settled().await;
+        b.until_settled().await;
         pass(HEARTBEAT_INTERVAL).await;
         Self { a, b, is_reached }
     }
 }
 
 /// A call of this session, which is in flight when this returns.
-async fn held(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
+async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
     let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
     call.head().await;
     node.witness.started(label).await;
@@ -93,12 +93,12 @@ async fn late_body(call: &mut Connection, mcp: &Mcp) {
 }
 
 /// Its heartbeat stands still until its lease is over, and with it what others see of the instance.
-async fn stands_still(node: &Node) {
+async fn stall(node: &Node) {
     node.cluster.stop_heartbeat();
     pass(LEASE + HEARTBEAT_INTERVAL).await;
 }
 
-fn goes_on(node: &Node) -> JoinHandle<()> {
+fn resume_heartbeat(node: &Node) -> JoinHandle<()> {
     spawn(node.routing().heartbeat.clone().run())
 }
 
@@ -107,7 +107,7 @@ async fn an_owner_that_stood_still_begins_nothing_of_a_session_that_another_inst
     let directory = directory();
     let Island { a, b, is_reached } = Island::start(&directory).await;
     let mcp = a.session().await;
-    stands_still(&a).await;
+    stall(&a).await;
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(b.me));
 
@@ -118,7 +118,7 @@ async fn an_owner_that_stood_still_begins_nothing_of_a_session_that_another_inst
     assert_eq!(within("a head", call.head()).await.status, 200);
     b.witness.started("late").await;
     assert_eq!(a.witness.starts("late"), 0);
-    let heartbeat = goes_on(&a);
+    let heartbeat = resume_heartbeat(&a);
     pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(!a.has(&mcp) && b.has(&mcp));
     b.witness.release("late");
@@ -131,10 +131,10 @@ async fn an_owner_that_stood_still_keeps_what_no_other_instance_has_taken() {
     let directory = directory();
     let Island { a, b: _b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
-    let mut call = held(&a, &mcp, 1, "kept").await;
-    stands_still(&a).await;
-    let heartbeat = goes_on(&a);
-    all_else().await;
+    let mut call = running_call(&a, &mcp, 1, "kept").await;
+    stall(&a).await;
+    let heartbeat = resume_heartbeat(&a);
+    run_other_tasks().await;
     assert_eq!(echo(&mcp, 2).await, 2);
     a.witness.release("kept");
     assert_eq!(call.answer().await.unwrap()["id"], 1);
@@ -150,8 +150,8 @@ async fn an_owner_that_stood_still_for_less_than_its_lease_goes_on() {
     let mcp = a.session().await;
     a.cluster.stop_heartbeat();
     pass(LEASE - SECOND / 2).await;
-    let heartbeat = goes_on(&a);
-    all_else().await;
+    let heartbeat = resume_heartbeat(&a);
+    run_other_tasks().await;
     assert!(a.routing().heartbeat.may_serve(mcp.session_id().unwrap()));
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
     heartbeat.abort();
@@ -171,9 +171,9 @@ async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_re
             ..Setup::default()
         };
         let a = setup.start(&directory).await;
-        a.settles().await;
+        a.until_settled().await;
         let mcp = a.session().await;
-        let mut call = held(&a, &mcp, 1, "begun").await;
+        let mut call = running_call(&a, &mcp, 1, "begun").await;
         directory.set(Fault::Fails);
         pass(LEASE - HEARTBEAT_INTERVAL).await;
         assert_eq!(status(&mcp, 2).await, 200);
@@ -193,14 +193,14 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     let directory = directory();
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
-    let _call = held(&a, &mcp, 1, "ended").await;
-    stands_still(&a).await;
+    let _call = running_call(&a, &mcp, 1, "ended").await;
+    stall(&a).await;
     assert_eq!(b.client_of(&mcp).delete().await, 202);
     // It is open at the owner until that has written its sessions again.
     let mut late = mcp.call(4, "hold", json!({ "label": "late" })).await;
     assert_eq!(within("a head", late.head()).await.status, 503);
 
-    let heartbeat = goes_on(&a);
+    let heartbeat = resume_heartbeat(&a);
     pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(a.witness.ended("ended").await.is_cancelled());
     assert_eq!(a.witness.starts("late"), 0);
@@ -220,7 +220,7 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
     let older = directory.memory.take_snapshot();
-    stands_still(&a).await;
+    stall(&a).await;
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 1).await, 1);
     assert_eq!(at_b.delete().await, 202);
@@ -230,7 +230,7 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
     directory.memory.load_snapshot(&older);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
     let mut late = mcp.call(2, "hold", json!({ "label": "late" })).await;
-    let heartbeat = goes_on(&a);
+    let heartbeat = resume_heartbeat(&a);
     pass(2 * SETTLE_PERIOD).await;
     assert_eq!(late.head().await.status, 503);
     assert_eq!(a.witness.starts("late"), 0);
@@ -247,12 +247,12 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
     let mut call = late_head(&a, &mcp).await;
-    stands_still(&a).await;
+    stall(&a).await;
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
 
     late_body(&mut call, &mcp).await;
     pass(SECOND).await;
-    let heartbeat = goes_on(&a);
+    let heartbeat = resume_heartbeat(&a);
     let head = within("a head", call.head()).await;
     assert_eq!((head.status, a.witness.starts("late")), (503, 0));
     // Its client counts as on its way.
@@ -265,14 +265,14 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
 async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_without_a_limit() {
     let directory = directory();
     let a = Node::start(&directory).await;
-    a.settles().await;
+    a.until_settled().await;
     let mcp = a.session().await;
     let mut call = late_head(&a, &mcp).await;
-    stands_still(&a).await;
+    stall(&a).await;
     directory.set(Fault::Fails);
-    let heartbeat = goes_on(&a);
+    let heartbeat = resume_heartbeat(&a);
     late_body(&mut call, &mcp).await;
-    all_else().await;
+    run_other_tasks().await;
     pass(10 * SECOND).await;
     let answer = within("an answer", call.answer()).await.unwrap();
     assert_eq!(
@@ -291,14 +291,14 @@ async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
     let mcp = a.session().await;
     // Until this one ends, the former owner is there.
     let other = a.session().await;
-    let _keeps = held(&a, &other, 1, "keeps").await;
+    let _keeps = running_call(&a, &other, 1, "keeps").await;
     let older = directory.memory.take_snapshot();
     drop(a.public.take());
     let cluster = a.cluster.clone();
     let leaving = spawn(async move { cluster.leave(300 * SECOND).await });
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 2).await, 2);
-    let mut living = held(&b, &at_b, 3, "living").await;
+    let mut living = running_call(&b, &at_b, 3, "living").await;
     pass(10 * SECOND).await;
 
     directory.memory.load_snapshot(&older);
@@ -321,15 +321,15 @@ async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_
         let memory = MemoryDirectory::default();
         let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
         let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-        a.settles().await;
-        b.settles().await;
+        a.until_settled().await;
+        b.until_settled().await;
         let mcp = a.session().await;
         let at_b = b.client_of(&mcp);
         drop(a.public);
         of_a.set(Fault::Fails);
         a.peers.abort();
         pass(2 * LEASE).await;
-        let _living = held(&b, &at_b, 1, "living").await;
+        let _living = running_call(&b, &at_b, 1, "living").await;
         if is_flushed {
             memory.flush();
         } else {
@@ -349,9 +349,9 @@ async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
     let older = directory.memory.take_snapshot();
-    stands_still(&a).await;
+    stall(&a).await;
     let at_b = b.client_of(&mcp);
-    let mut call = held(&b, &at_b, 1, "living").await;
+    let mut call = running_call(&b, &at_b, 1, "living").await;
 
     directory.memory.load_snapshot(&older);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
@@ -369,8 +369,8 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "ended").await;
     let _leaving = a.routing().shutdown.begin();
@@ -422,8 +422,8 @@ async fn what_is_unknown_is_denied_only_when_every_instance_has_written() {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     let mcp = a.session().await;
     of_a.set(Fault::FailsAt("register"));
     memory.restart();

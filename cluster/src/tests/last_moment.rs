@@ -35,7 +35,7 @@ async fn two(is_reached: bool) -> (Faulty, [Node; 2]) {
     };
     let nodes = [a.start(&of_a).await, b.start(&of_b).await];
     for node in &nodes {
-        node.settles().await;
+        node.until_settled().await;
     }
     (of_b, nodes)
 }
@@ -94,23 +94,26 @@ async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
 
 #[tokio::test]
 async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
-    for dies in [false, true] {
+    for kill_and_expire in [false, true] {
         let (_, [a, mut b]) = two(false).await;
         let mcp = a.session().await;
         let named = a.detach(&mcp, 1, "a").await;
         pass(3 * SECOND).await;
         let mut resumed = b.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 503);
-        if dies {
+        if kill_and_expire {
             // Its next heartbeat has been sent.
             pass(HEARTBEAT_INTERVAL + SECOND / 2).await;
-            b.is_killed().await;
+            b.kill().await;
         } else {
             within("the departure", b.cluster.leave(Duration::ZERO)).await;
         }
         pass(30 * SECOND).await;
-        assert!(a.witness.is_running("a"), "{dies}");
+        assert!(a.witness.is_running("a"), "{kill_and_expire}");
         pass(30 * SECOND).await;
-        assert!(a.witness.ended("a").await.is_cancelled(), "{dies}");
+        assert!(
+            a.witness.ended("a").await.is_cancelled(),
+            "{kill_and_expire}"
+        );
     }
 }

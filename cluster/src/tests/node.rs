@@ -19,7 +19,7 @@ use tokio::{
 };
 use tower_service::Service as _;
 
-use super::fake::nobody_at;
+use super::fake_owner::reserve_address;
 use crate::{
     cluster::{Cluster, Options, join},
     directory::{LEASE, faulty::Faulty},
@@ -46,7 +46,7 @@ pub(super) struct Node {
     pub(super) app: Router,
     addr: SocketAddr,
     #[allow(dead_code, reason = "it is only held")]
-    nobody: Option<TcpSocket>,
+    reserved: Option<TcpSocket>,
 }
 
 /// How an instance is set up.
@@ -130,7 +130,7 @@ impl Setup {
             public: Some(public),
             peers,
             seen,
-            nobody: None,
+            reserved: None,
         }
     }
 }
@@ -149,7 +149,7 @@ impl Node {
             nodes.push(Self::start(directory).await);
         }
         for node in &nodes {
-            node.settles().await;
+            node.until_settled().await;
         }
         nodes.try_into().ok().unwrap()
     }
@@ -202,7 +202,7 @@ impl Node {
     }
 
     /// Returns when the directory has been consistent to this instance for long enough.
-    pub(super) async fn settles(&self) {
+    pub(super) async fn until_settled(&self) {
         let heartbeat = &self.routing().heartbeat;
         let is_settled = || {
             let since = heartbeat.consistent_since();
@@ -219,18 +219,18 @@ impl Node {
     }
 
     /// Its process is killed, and its lease lapses.
-    pub(super) async fn dies(&mut self) {
-        self.is_killed().await;
+    pub(super) async fn kill_and_expire(&mut self) {
+        self.kill().await;
         pass(LEASE).await;
     }
 
     /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
-    pub(super) async fn is_killed(&mut self) {
+    pub(super) async fn kill(&mut self) {
         self.cluster.stop_heartbeat();
         drop(self.public.take());
         self.peers.abort();
         assert!((&mut self.peers).await.unwrap_err().is_cancelled());
-        self.nobody = Some(nobody_at(self.me.address));
+        self.reserved = Some(reserve_address(self.me.address));
     }
 }
 

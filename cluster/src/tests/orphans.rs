@@ -31,7 +31,7 @@ async fn with_grace(directory: &Faulty) -> Node {
         ..Setup::default()
     };
     let node = setup.start(directory).await;
-    node.settles().await;
+    node.until_settled().await;
     node
 }
 
@@ -114,7 +114,7 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
         yield_now().await;
     }
     kept(&directory, &a, &mcp, &named).await;
-    a.dies().await;
+    a.kill_and_expire().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answer = resumed.answer().await.unwrap();
@@ -133,8 +133,8 @@ async fn a_directory_that_comes_back_empty_is_given_the_answers_again() {
     directory.memory.restart();
     pass(2 * HEARTBEAT_INTERVAL).await;
     kept(&directory, &a, &mcp, &named).await;
-    a.dies().await;
-    b.settles().await;
+    a.kill_and_expire().await;
+    b.until_settled().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answer = resumed.answer().await.unwrap();

@@ -51,8 +51,8 @@ async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
         ..Setup::default()
     };
     let b = b.start(directory).await;
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     [a, b]
 }
 
@@ -215,8 +215,8 @@ async fn a_client_that_was_turned_away_before_its_hang_up_was_seen_keeps_its_cal
         ..Setup::default()
     };
     let b = b.start(&directory).await;
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
     let mut call = at_b.call(1, "hold", json!({ "label": "a" })).await;
@@ -261,8 +261,8 @@ async fn a_client_that_comes_again_in_time_keeps_its_call() {
             ..Setup::default()
         };
         let b = b.start(&directory).await;
-        a.settles().await;
-        b.settles().await;
+        a.until_settled().await;
+        b.until_settled().await;
         let mcp = a.session().await;
         let named = a.detach(&mcp, 1, "a").await;
         for tries in 0..10 {

@@ -20,17 +20,17 @@
 //! # Why not turmoil
 //!
 //! turmoil polls each of its hosts every tick, a millisecond by default, also where nothing happens: 100 simulated seconds of six
-//! hosts are 600,000 polls. Its hosts can be crashed and the ways between them held, but a host cannot be stopped while time goes
+//! hosts are 600,000 polls. Its hosts can be crashed and the paths between them held, but a host cannot be stopped while time goes
 //! on, which is the fault that the rules of a lease are about. Here a runtime is only polled when something arrives for it, or
 //! every 100 ms, a stopped process is one that is not polled, and its clock jumps when it goes on ([`time`]). The network between
-//! instances is byte streams with hyper on both ends ([`net`]); a client's request goes to the application itself ([`door`]).
+//! instances is byte streams with hyper on both ends ([`net`]); a client's request goes to the application itself ([`ingress`]).
 //!
 //! | module | job |
 //! |---|---|
 //! | [`time`] | runtimes, their clocks, and what passes between them |
 //! | [`net`] | connections between instances |
-//! | [`weather`] | how instances reach the directory |
-//! | [`door`] | connections of clients |
+//! | [`directory_link`] | how instances reach the directory |
+//! | [`ingress`] | connections of clients |
 //! | [`node`], [`handler`] | an instance, and its tool |
 //! | [`client`] | clients |
 //! | [`faults`] | what is drawn from a seed |
@@ -40,15 +40,15 @@
 pub(crate) use self::time::wall_clock;
 
 mod client;
-mod door;
+mod directory_link;
 mod faults;
 mod handler;
+mod ingress;
 mod net;
 mod node;
 mod run;
 mod time;
 mod watcher;
-mod weather;
 
 use std::{
     cell::RefCell,

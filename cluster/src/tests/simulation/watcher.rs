@@ -126,7 +126,7 @@ pub(super) enum Client {
 /// What a directory lacks that is as good as away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lack {
-    Way,
+    Path,
     Memory,
 }
 
@@ -202,8 +202,8 @@ struct Log {
     /// When it evicted an answer last.
     evicted: Option<Ms>,
     directory: Option<MemoryDirectory>,
-    /// When the way between two machines was disturbed.
-    ways: Vec<(Machine, Machine, Ms, Option<Ms>)>,
+    /// When the path between two machines was disturbed.
+    paths: Vec<(Machine, Machine, Ms, Option<Ms>)>,
     requests: usize,
     /// When a client was turned away last.
     last_refusal: Option<Ms>,
@@ -323,16 +323,16 @@ impl Watcher {
         self.log().evicted = Some(now);
     }
 
-    pub(super) fn way(&self, from: Machine, to: Machine, is_disturbed: bool) {
+    pub(super) fn path_changed(&self, from: Machine, to: Machine, is_disturbed: bool) {
         let now = self.post.now();
         let mut log = self.log();
         if is_disturbed {
-            log.ways.push((from, to, now, None));
+            log.paths.push((from, to, now, None));
         } else {
-            let way = log.ways.iter_mut().rev();
-            let mut way = way.filter(|way| (way.0, way.1) == (from, to) && way.3.is_none());
-            if let Some(way) = way.next() {
-                way.3 = Some(now);
+            let path = log.paths.iter_mut().rev();
+            let mut path = path.filter(|path| (path.0, path.1) == (from, to) && path.3.is_none());
+            if let Some(path) = path.next() {
+                path.3 = Some(now);
             }
         }
     }
@@ -546,7 +546,7 @@ impl Watcher {
             let is_gone = session.is_none_or(|session| session.is_deleted || session.is_lost);
             if let (Client::Left { since }, Some((host, _)), None) =
                 (call.client, call.begun, call.ended)
-                && log.lives(host)
+                && log.is_alive(host)
                 && now.saturating_sub(since.max(faults_over)) > limit
                 && log.last_refusal.is_none_or(|at| at + TURNED_AWAY < now)
             {
@@ -600,7 +600,7 @@ impl Log {
         }
     }
 
-    fn lives(&self, host: HostId) -> bool {
+    fn is_alive(&self, host: HostId) -> bool {
         let process = self.processes.get(&host);
         process.is_some_and(|it| it.state == State::Lives)
     }
@@ -662,7 +662,7 @@ impl Log {
             Client::Away { since } | Client::Resumes { away: since, .. } => since,
             _ => return false,
         };
-        // The instance that relays it closes its connection when it runs again and the way is free. The owner reads that when it runs.
+        // The instance that relays it closes its connection when it runs again and the path is free. The owner reads that when it runs.
         let stood_still = |host: HostId| {
             let stops = self.processes.get(&host).map(|process| &process.stops);
             let mut stops = stops.into_iter().flatten();
@@ -681,7 +681,7 @@ impl Log {
     /// Why an instance does not own a session, if it does not.
     fn is_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
         let (owner, since) = self.last_served(session)?;
-        if owner == host || !self.lives(owner) {
+        if owner == host || !self.is_alive(owner) {
             return None;
         }
         let served = &self.sessions.get(session)?.served;
@@ -720,7 +720,7 @@ impl Log {
         }
         match call.client {
             Client::Attached { by, since }
-                if self.lives(by) && !self.is_disturbed(by, host, now) =>
+                if self.is_alive(by) && !self.is_disturbed(by, host, now) =>
             {
                 let why = format!("its client is attached by {by} since {since}");
                 return Some((Check::Attached, why));
@@ -740,7 +740,7 @@ impl Log {
         if let Client::Resumes { away, .. } = call.client
             && at <= away + GRACE
             && now - at < GRACE
-            && self.lives(by)
+            && self.is_alive(by)
         {
             let why = format!("its client was turned away by {by} at {at}");
             return Some((Check::TurnedAway, why));
@@ -748,10 +748,10 @@ impl Log {
         None
     }
 
-    /// Whether the way between two instances is disturbed, or was lately.
+    /// Whether the path between two instances is disturbed, or was lately.
     fn is_disturbed(&self, one: HostId, other: HostId, now: Ms) -> bool {
         let (one, other) = (self.machine(one), self.machine(other));
-        self.ways.iter().any(|(from, to, _, until)| {
+        self.paths.iter().any(|(from, to, _, until)| {
             let between = (Some(*from), Some(*to));
             (between == (one, other) || between == (other, one))
                 && until.is_none_or(|until| until + AFTERMATH >= now)
@@ -797,7 +797,7 @@ impl Log {
                     .last_served(&call.session)
                     .is_some_and(|it| it.0 != host)
                     && self.may_have_lost(host, begun, now);
-                (self.lives(host) && !is_lost).then(|| format!("it runs on {host}"))
+                (self.is_alive(host) && !is_lost).then(|| format!("it runs on {host}"))
             }
             (Answer::Gone, Some(_)) => None,
         }

@@ -164,7 +164,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_comes_back_empty_is_not_sound_before_all_is_written_and_denies_nobody() {
+async fn a_redis_that_comes_back_empty_is_not_consistent_before_all_is_written_and_denies_nobody() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 1_000).await;
     let two = Living::start(&server, 2, 0).await;

@@ -1,7 +1,7 @@
 //! Set-ups: TLS, Sentinel, Redis Cluster, eviction, passwords.
 
 use super::*;
-use crate::{Cluster, tests::lines::Warnings};
+use crate::{Cluster, tests::log_lines::Warnings};
 
 const NAME: &str = "directory";
 
@@ -129,7 +129,7 @@ async fn a_former_primary_that_still_answers_is_left() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn an_instance_whose_sentinels_are_away_joins_and_is_sound_when_they_are_back() {
+async fn an_instance_whose_sentinels_are_away_joins_and_is_consistent_when_they_are_back() {
     let mut group = Group::start().await;
     group.sentinel.kill().await;
     let one = Living::begin(group.directory(), 1, 10);
@@ -141,7 +141,7 @@ async fn an_instance_whose_sentinels_are_away_joins_and_is_sound_when_they_are_b
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_cluster_is_refused_at_connect_and_never_sound_when_it_comes_later() {
+async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_when_it_comes_later() {
     let cluster_port = 10_000 + std::process::id() % 20_000;
     let options = [
         "--cluster-enabled",

@@ -25,8 +25,8 @@ use tower_service::Service as _;
 
 use super::time::{HostId, Post, WORLD};
 
-/// A request at the door of an instance.
-pub(super) struct Knock {
+/// A request that arrives at an instance.
+pub(super) struct IngressRequest {
     request: Request<Body>,
     response: Responder,
     hung_up: oneshot::Receiver<()>,
@@ -34,10 +34,10 @@ pub(super) struct Knock {
 
 /// Where clients reach an instance.
 #[derive(Clone)]
-pub(super) struct Door {
+pub(super) struct Ingress {
     pub(super) host: HostId,
     post: Post,
-    knocks: mpsc::UnboundedSender<Knock>,
+    requests: mpsc::UnboundedSender<IngressRequest>,
     open: Arc<Mutex<Vec<Weak<Mutex<State>>>>>,
 }
 
@@ -72,23 +72,23 @@ struct Responder {
     is_whole: bool,
 }
 
-// === impl Door ===
+// === impl Ingress ===
 
-impl Door {
-    pub(super) fn new(host: HostId, post: Post) -> (Self, mpsc::UnboundedReceiver<Knock>) {
-        let (knocks, knocking) = mpsc::unbounded_channel();
-        let door = Self {
+impl Ingress {
+    pub(super) fn new(host: HostId, post: Post) -> (Self, mpsc::UnboundedReceiver<IngressRequest>) {
+        let (requests, arriving) = mpsc::unbounded_channel();
+        let ingress = Self {
             host,
             post,
-            knocks,
+            requests,
             open: Arc::default(),
         };
-        (door, knocking)
+        (ingress, arriving)
     }
 
     /// Sends a request. `None` if connections are refused.
     pub(super) fn send(&self, request: Request<Body>) -> Option<Exchange> {
-        if self.knocks.is_closed() {
+        if self.requests.is_closed() {
             return None;
         }
         let (hang_up, hung_up) = oneshot::channel();
@@ -103,15 +103,15 @@ impl Door {
             state: state.clone(),
             is_whole: false,
         };
-        let knock = Knock {
+        let arrived = IngressRequest {
             request,
             response,
             hung_up,
         };
-        let knocks = self.knocks.clone();
+        let requests = self.requests.clone();
         self.post.after(self.host, 1, move || {
             // What is dropped here says that the connection broke.
-            let _sent = knocks.send(knock);
+            let _sent = requests.send(arrived);
         });
         Some(Exchange {
             host: self.host,
@@ -137,18 +137,18 @@ impl Door {
 
 /// Serves clients, as long as it is polled.
 #[allow(clippy::disallowed_methods, reason = "each connection is a task")]
-pub(super) async fn serve(app: Router, mut knocking: mpsc::UnboundedReceiver<Knock>) {
-    while let Some(knock) = knocking.recv().await {
-        tokio::spawn(connection(app.clone(), knock));
+pub(super) async fn serve(app: Router, mut arriving: mpsc::UnboundedReceiver<IngressRequest>) {
+    while let Some(arrived) = arriving.recv().await {
+        tokio::spawn(connection(app.clone(), arrived));
     }
 }
 
-async fn connection(mut app: Router, knock: Knock) {
-    let Knock {
+async fn connection(mut app: Router, arrived: IngressRequest) {
+    let IngressRequest {
         request,
         mut response,
         mut hung_up,
-    } = knock;
+    } = arrived;
     let answered = pin!(app.call(request));
     let answer: Result<Response<Body>, Infallible> = select! {
         biased;

@@ -14,7 +14,7 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, hash},
-    steps::{all_else, directory, echo, is_closed, nobody, post, status},
+    steps::{close_session, directory, echo, post, run_other_tasks, status, unreachable_owner},
 };
 use crate::{
     directory::{
@@ -39,7 +39,7 @@ async fn no_session_begins_on_an_instance_that_is_gone() {
     leaving.stop_serving();
     let mut refused = a.initialize().await;
     assert_eq!(within("a head", refused.head()).await.status, 503);
-    all_else().await;
+    run_other_tasks().await;
     assert_eq!(a.routing().sessions.len(), 1);
     assert_eq!(status(&before, 1).await, 503);
     assert_eq!(echo(&b.client_of(&before), 2).await, 2);
@@ -59,7 +59,7 @@ async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
         .client_of(&mcp)
         .call(2, "echo", json!({ "text": "x" }))
         .await;
-    all_else().await;
+    run_other_tasks().await;
     assert!(a.has(&mcp));
     let memory = &directory.memory;
     let claimed = claim_from(memory, hash(&mcp), a.me, c.me).await;
@@ -72,11 +72,11 @@ async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
 
 /// Its client hangs up while a session comes to an instance that leaves.
 #[tokio::test]
-async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
+async fn a_shutdown_does_not_wait_for_a_session_that_does_not_come() {
     let directory = directory();
     let [mut a, mut b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    a.dies().await;
+    a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
     let message = json!({ "jsonrpc": "2.0", "method": "notifications/roots/list_changed" });
     let cluster = b.cluster.clone();
@@ -97,7 +97,7 @@ async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
             let mut empty = Box::pin(gate.until_idle(is_idle));
             let waits = (&mut empty).now_or_never().is_none();
             drop(first);
-            all_else().await;
+            run_other_tasks().await;
             assert!(!waits || empty.now_or_never().is_some(), "{polls}");
             waited += usize::from(waits);
         }
@@ -107,11 +107,11 @@ async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
 
 /// A session is closed where it lived, as an idle one is. Another instance is told so, and is about to claim it.
 #[tokio::test]
-async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_brought_to_life_here() {
+async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_restored_here() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    is_closed(&a, &mcp).await;
+    close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", Duration::from_millis(400)));
     let at_b = b.client_of(&mcp);
     let here = async {
@@ -124,7 +124,7 @@ async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_brought_t
     };
     let (first, mut second) = join(echo(&at_b, 1), here).await;
     assert_eq!(first, 1);
-    all_else().await;
+    run_other_tasks().await;
     assert!(b.has(&mcp));
     assert!(!a.has(&mcp), "it has two owners");
     b.witness.started("second").await;
@@ -139,7 +139,7 @@ async fn a_claim_that_comes_late_takes_no_session_that_lives_again() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let (mcp, memory) = (a.session().await, &directory.memory);
-    is_closed(&a, &mcp).await;
+    close_session(&a, &mcp).await;
     let read_by_b = ownership(memory, hash(&mcp)).await.unwrap();
     directory.set(Fault::FailsAt("claim"));
     assert_eq!(status(&b.client_of(&mcp), 1).await, 503);
@@ -167,7 +167,7 @@ async fn all_requests_that_come_at_once_for_a_session_that_was_closed_are_served
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    is_closed(&a, &mcp).await;
+    close_session(&a, &mcp).await;
     let all = (1..=20).map(|id| echo(&mcp, id));
     let answered = join_all(all).await;
     assert_eq!(answered, Vec::from_iter(1..=20));
@@ -188,7 +188,7 @@ async fn an_instance_that_leaves_keeps_the_answers_of_however_many_calls_end_at_
     directory.set(Fault::SlowAt("keep_answer", Duration::from_millis(100)));
     let leaving = a.cluster.leave(LIMIT);
     let story = async {
-        all_else().await;
+        run_other_tasks().await;
         for id in 1..=CALLS {
             a.witness.release(&id.to_string());
         }
@@ -203,13 +203,13 @@ async fn an_instance_that_leaves_keeps_the_answers_of_however_many_calls_end_at_
     assert_eq!(lost, 0, "of {CALLS}");
 }
 
-/// A session is lost and claimed back before its former copy is closed.
+/// A session is relinquished and claimed back before its former copy is closed.
 #[tokio::test]
 async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_call() {
     let directory = directory();
     let [mut a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let other = nobody();
+    let other = unreachable_owner();
     let (session, memory) = (hash(&mcp), &directory.memory);
     // What closes it is not run before this test waits.
     let claimed = claim_from(memory, session, a.me, other).await;
@@ -220,7 +220,7 @@ async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_ca
     let answered = a.app.call(post(&mcp, &message)).await.unwrap();
     assert_eq!(answered.status(), 200);
     a.witness.started("first").await;
-    all_else().await;
+    run_other_tasks().await;
     assert!(a.witness.is_running("first"), "it was cancelled");
     a.witness.release("first");
     let body = within("the answer", answered.into_body().collect()).await;
@@ -248,7 +248,7 @@ async fn a_client_whose_request_id_is_very_long_does_not_wait_for_a_call_that_is
     while directory.asked("keep_answer") == 0 {
         yield_now().await;
     }
-    a.dies().await;
+    a.kill_and_expire().await;
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answered = within("the answer", resumed.messages()).await;
     assert_eq!(answered.len(), 1, "{answered:?}");

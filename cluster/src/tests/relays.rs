@@ -20,7 +20,7 @@ use tokio::{
 use tower_service::Service as _;
 
 use super::{
-    lines::Warnings,
+    log_lines::Warnings,
     node::{Node, SECRET, Setup},
     steps::{directory, post_echo, status},
 };
@@ -227,7 +227,7 @@ async fn what_a_peer_relays_has_the_connection_of_its_client() {
 async fn a_hang_up_before_the_head_is_one_at_the_owner() {
     let directory = directory();
     let [_, b] = Node::several(&directory).await;
-    let mut owner = super::fake::Fake::new(&directory).await;
+    let mut owner = super::fake_owner::FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     let request = owner.request().await;

@@ -9,9 +9,9 @@ use test_support::{Mcp, within};
 use tokio::{sync::Notify, time::sleep};
 
 use super::{
-    fake::Fake,
+    fake_owner::FakeOwner,
     node::{Node, ask, hash, pass},
-    steps::{all_else, directory, nobody},
+    steps::{directory, run_other_tasks, unreachable_owner},
 };
 use crate::{
     directory::{
@@ -52,13 +52,13 @@ async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
     let [b] = Node::several(&directory).await;
     directory.memory.restart();
     pass(2 * HEARTBEAT_INTERVAL).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let mut early = mcp.call(1, "echo", json!({ "text": "x" })).await;
     owner.head().await.moved(owner.me).await;
     assert_eq!(early.head().await.status, 503);
     assert_eq!(directory.asked("claim"), 0);
-    b.settles().await;
+    b.until_settled().await;
     owner.renew_lease().await;
     let mut call = mcp.call(2, "echo", json!({ "text": "x" })).await;
     owner.head().await.moved(owner.me).await;
@@ -71,12 +71,12 @@ async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
 async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hangs = owner.request().await;
     pass(2 * OWNER_RECHECK_INTERVAL).await;
-    contract::claim_from(&directory.memory, hash(&mcp), owner.me, nobody()).await;
+    contract::claim_from(&directory.memory, hash(&mcp), owner.me, unreachable_owner()).await;
     pass(OWNER_RECHECK_INTERVAL).await;
     assert_eq!(call.head().await.status, 502);
     hangs.closed().await;
@@ -87,7 +87,7 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
 async fn a_call_waits_for_a_living_owner_that_the_directory_has_forgotten() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     let hangs = owner.request().await;
@@ -107,20 +107,20 @@ async fn a_call_that_may_have_begun_is_not_begun_again() {
     for has_ended in [false, true] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
-        let mut owner = Fake::new(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
         let mcp = owner.session(&b).await;
         let mut call = mcp.call(1, "hold", json!({ "label": "twice" })).await;
         // The owner has the whole call by now.
         let mut relayed = owner.request().await;
         assert!(!relayed.body.is_empty());
         if has_ended {
-            owner.ends().await;
+            owner.release_lease().await;
         }
         relayed
             .write("HTTP/1.1 503 Service Unavailable\r\nserver: envoy\r\ncontent-length: 0\r\n\r\n")
             .await;
         let head = within("a head", call.head()).await;
-        all_else().await;
+        run_other_tasks().await;
         answered.push((head.status, b.witness.starts("twice")));
     }
     assert_eq!(answered, [(502, 0), (502, 0)]);
@@ -132,7 +132,7 @@ async fn a_call_that_has_not_begun_goes_to_the_new_owner() {
     for round in 0..20 {
         let directory = directory();
         let [b] = Node::several(&directory).await;
-        let mut owner = Fake::new(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
         let mcp = owner.session(&b).await;
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
         let unasked = owner.head().await;
@@ -158,7 +158,7 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
             (echo(&at_b, "x").await, echo(&at_c, "x").await),
             (json!("x"), json!("x"))
         );
-        a.dies().await;
+        a.kill_and_expire().await;
 
         let answers = join(
             join(echo(&at_b, "first"), echo(&at_c, "second")),
@@ -182,7 +182,7 @@ async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = b.client_of(&a.session().await);
-    a.is_killed().await;
+    a.kill().await;
     for is_call in [true, false] {
         let mut refused = if is_call {
             mcp.call(1, "echo", json!({ "text": "x" })).await
@@ -203,10 +203,10 @@ async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
     for length in [0, 10, 60_000, 70_000, 1_000_000] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
-        let mut owner = Fake::new(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
         let mcp = owner.session(&b).await;
-        owner.closes();
-        owner.ends().await;
+        owner.close();
+        owner.release_lease().await;
         let text = "x".repeat(length);
         assert!(echo(&mcp, &text).await == text, "{length}");
         assert!(b.has(&mcp));
@@ -217,7 +217,7 @@ async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
 async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let (text, relayed) = join(echo(&mcp, "hello"), async {
         let request = owner.request().await;
@@ -237,7 +237,7 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
 async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     for is_asked in [true, false] {
         let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
@@ -246,15 +246,15 @@ async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
         } else {
             owner.head().await
         };
-        request.moved(nobody()).await;
+        request.moved(unreachable_owner()).await;
         let head = call.head().await;
         assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     }
     assert_eq!(directory.asked("claim"), 0);
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 
-    owner.ends().await;
-    let other = async { owner.request().await.moved(nobody()).await };
+    owner.release_lease().await;
+    let other = async { owner.request().await.moved(unreachable_owner()).await };
     let (text, ()) = join(echo(&mcp, "x"), other).await;
     assert_eq!(text, "x");
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
@@ -265,7 +265,7 @@ async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
 async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let text = "x".repeat(100_000);
     let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
@@ -281,7 +281,7 @@ async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
     for length in [10, 100_000] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
-        let mut owner = Fake::new(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
         let text = "x".repeat(length);
         let mcp = owner.session(&b).await;
         let moves = async { owner.head().await.moved(owner.me).await };
@@ -290,7 +290,7 @@ async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
 
         // As a connection ends that was still to be accepted when its listener closed.
         let mcp = owner.session(&b).await;
-        owner.ends().await;
+        owner.release_lease().await;
         let breaks_off = async { drop(owner.head().await) };
         let (answered, ()) = join(echo(&mcp, &text), breaks_off).await;
         assert!(answered == text, "broke off, {length}");
@@ -303,7 +303,7 @@ async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
 async fn a_request_that_is_moved_again_and_again_is_refused() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     directory.set(Fault::Lies(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
@@ -320,7 +320,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
 async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
 
     // He breaks off before the head of an answer.
@@ -335,7 +335,7 @@ async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease()
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 
-    owner.ends().await;
+    owner.release_lease().await;
     let (mut listening, broken) = join(mcp.listen(), owner.request()).await;
     drop(broken);
     assert_eq!(listening.head().await.status, 200);
@@ -346,7 +346,7 @@ async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease()
 async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let (call, waits) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
     let (mut listening, silent) = join(mcp.listen(), owner.request()).await;
@@ -371,7 +371,7 @@ async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
     for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
-        let mut owner = Fake::new(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
         let mcp = owner.session(&b).await;
         let text = "x".repeat(length);
         let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
@@ -400,9 +400,9 @@ async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
 async fn a_post_without_a_body_is_not_sent_again() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
-    owner.ends().await;
+    owner.release_lease().await;
     for hangs in [true, false] {
         let mut call = mcp.send(&mcp.post_request("")).await;
         let request = owner.request().await;
@@ -421,7 +421,7 @@ async fn a_post_without_a_body_is_not_sent_again() {
 async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;
     let incarnation = owner.me.incarnation;
@@ -443,7 +443,7 @@ async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
 }
 
 #[tokio::test]
-async fn what_does_not_exist_is_said_only_by_a_directory_that_is_sound() {
+async fn what_does_not_exist_is_said_only_by_a_directory_that_is_consistent() {
     let directory = directory();
     let young = Node::start(&directory).await;
     let reply = young.client("nobody's").post_raw("{}", &[]).await;
@@ -475,13 +475,13 @@ async fn what_does_not_exist_is_said_only_by_a_directory_that_is_sound() {
 
 /// Between its claim and its restoring a session is nowhere. A peer that was told "not here" then would claim it again.
 #[tokio::test]
-async fn a_session_that_is_being_taken_is_here_to_peers() {
+async fn a_session_that_is_being_reclaimed_is_here_to_peers() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
-    owner.closes();
-    owner.ends().await;
+    owner.close();
+    owner.release_lease().await;
     let id = mcp.session_id().unwrap();
     let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (noted, waits) = (entered.clone(), go.clone());

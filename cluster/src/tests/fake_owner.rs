@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Keeps an address that nobody listens on any more from being given to another test.
-pub(super) fn nobody_at(address: SocketAddr) -> TcpSocket {
+pub(super) fn reserve_address(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
     socket.bind(address).unwrap();
@@ -24,12 +24,12 @@ pub(super) fn nobody_at(address: SocketAddr) -> TcpSocket {
 }
 
 /// The owner of a session that exists nowhere.
-pub(super) struct Fake {
+pub(super) struct FakeOwner {
     pub(super) me: Owner,
     directory: Faulty,
     listener: Option<TcpListener>,
     #[allow(dead_code, reason = "it is only held")]
-    nobody: Option<TcpSocket>,
+    reserved: Option<TcpSocket>,
     number: u32,
 }
 
@@ -40,9 +40,9 @@ pub(super) struct Relayed {
     stream: TcpStream,
 }
 
-// === impl Fake ===
+// === impl FakeOwner ===
 
-impl Fake {
+impl FakeOwner {
     /// One that listens, and has its lease.
     pub(super) async fn new(directory: &Faulty) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -54,7 +54,7 @@ impl Fake {
             me,
             directory: directory.clone(),
             listener: Some(listener),
-            nobody: None,
+            reserved: None,
             number: 0,
         };
         fake.renew_lease().await;
@@ -93,15 +93,15 @@ impl Fake {
         node.client(&id)
     }
 
-    /// Gives up its lease.
-    pub(super) async fn ends(&mut self) {
+    /// Releases its lease.
+    pub(super) async fn release_lease(&mut self) {
         self.directory.memory.leave(self.me).await.unwrap();
     }
 
     /// Nobody listens there any more.
-    pub(super) fn closes(&mut self) {
+    pub(super) fn close(&mut self) {
         self.listener = None;
-        self.nobody = Some(nobody_at(self.me.address));
+        self.reserved = Some(reserve_address(self.me.address));
     }
 
     /// The next request.

@@ -8,7 +8,7 @@ use serde_json::json;
 use test_support::{Connection, Request};
 
 use super::{
-    fake::Fake,
+    fake_owner::FakeOwner,
     node::{Node, SECRET, Setup, ask},
     steps::{directory, status},
 };
@@ -47,7 +47,7 @@ async fn a_client_cannot_pass_for_a_peer() {
 }
 
 #[tokio::test]
-async fn the_door_for_peers_opens_only_to_the_secret() {
+async fn the_listener_for_peers_accepts_only_the_secret() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -137,7 +137,7 @@ async fn a_secret_is_changed_by_rolling_restarts() {
 async fn an_answer_that_is_none_of_a_peers_is_none() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
     for answer in [
         "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
@@ -162,7 +162,7 @@ async fn an_answer_that_is_none_of_a_peers_is_none() {
 #[tokio::test]
 async fn nothing_is_sent_to_an_address_that_no_peer_may_have() {
     let directory = directory();
-    let mut owner = Fake::new(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
     let address = owner.me.address.ip();
     let b = Setup {
         filter: PeersFilter::new(move |other: IpAddr| other != address),

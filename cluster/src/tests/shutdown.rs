@@ -1,4 +1,4 @@
-//! An instance goes in an orderly way.
+//! An instance shuts down in an orderly way.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -16,7 +16,7 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, Setup, pass},
-    steps::{all_else, directory, echo},
+    steps::{directory, echo, run_other_tasks},
 };
 use crate::{
     Cluster,
@@ -27,7 +27,7 @@ use crate::{
 /// More than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-async fn held(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
+async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
     let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
     assert_eq!(call.head().await.status, 200);
     node.witness.started(label).await;
@@ -46,8 +46,8 @@ async fn no_answer_is_lost_when_the_owner_goes() {
     let [mut a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
     let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
-    let mut first = held(&a, &at_b, 1, "first").await;
-    let mut second = held(&a, &at_c, 2, "second").await;
+    let mut first = running_call(&a, &at_b, 1, "first").await;
+    let mut second = running_call(&a, &at_c, 2, "second").await;
     let event = second.event().await.unwrap();
     second.fin();
 
@@ -60,11 +60,11 @@ async fn no_answer_is_lost_when_the_owner_goes() {
         let mut back = at_b.resume(event.id.as_deref().unwrap()).await;
         assert_eq!(back.head().await.status, 200);
         let mut third = at_c.call(3, "echo", json!({ "text": "x" })).await;
-        all_else().await;
+        run_other_tasks().await;
         assert!(a.has(&mcp));
         a.witness.release("first");
         assert_eq!(answers(&mut first).await, 1);
-        all_else().await;
+        run_other_tasks().await;
         assert!(third.head().now_or_never().is_none() && a.has(&mcp));
         a.witness.release("second");
         assert_eq!(back.answer_event().await.unwrap().json()["id"], 2);
@@ -91,11 +91,11 @@ async fn of_two_that_wait_for_a_session_one_has_it() {
         let [a, b, c] = Node::several(&directory).await;
         let mcp = a.session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
-        let mut first = held(&a, &mcp, 1, "first").await;
+        let mut first = running_call(&a, &mcp, 1, "first").await;
         let _leaving = a.routing().shutdown.begin();
         let both = join(echo(&at_b, 2), echo(&at_c, 3));
         let released = async {
-            all_else().await;
+            run_other_tasks().await;
             a.witness.release("first");
             answers(&mut first).await
         };
@@ -211,7 +211,7 @@ async fn what_is_not_over_at_the_limit_is_cancelled_and_what_waits_goes_on_elsew
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
-    let mut first = held(&a, &at_b, 1, "first").await;
+    let mut first = running_call(&a, &at_b, 1, "first").await;
     let leaving = a.cluster.leave(Duration::from_millis(500));
     let (cancelled, second) = within("the departure", join(leaving, echo(&at_b, 2))).await;
     assert_eq!((cancelled, second), (1, json!(2)));
@@ -226,7 +226,7 @@ async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
     let [a, b] = Node::several(&directory).await;
     let leaving = a.cluster.leave(LIMIT);
     let opened = async {
-        all_else().await;
+        run_other_tasks().await;
         let mcp = a.session().await;
         assert_eq!(echo(&mcp, 1).await, 1);
         mcp
@@ -254,14 +254,14 @@ async fn nothing_begins_on_an_instance_that_is_gone() {
 
 /// The answer of a call that its client may not have read is where others find it.
 #[tokio::test]
-async fn an_answer_that_was_not_read_is_there_after_the_departure() {
+async fn an_answer_that_was_not_read_is_there_after_the_shutdown() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let mut call = held(&a, &mcp, 1, "first").await;
+    let mut call = running_call(&a, &mcp, 1, "first").await;
     let event = call.event().await.unwrap().id.unwrap();
     let story = async {
-        all_else().await;
+        run_other_tasks().await;
         a.witness.release("first");
         a.witness.ended("first").await;
     };
@@ -275,11 +275,11 @@ async fn an_answer_that_was_not_read_is_there_after_the_departure() {
 
 /// Whoever is told to claim a session finds its answers, also one that was late.
 #[tokio::test]
-async fn a_session_is_not_given_up_before_its_answers_are_kept() {
+async fn a_session_is_not_relinquished_before_its_answers_are_kept() {
     let directory = directory();
     let [a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let mut call = held(&a, &mcp, 1, "first").await;
+    let mut call = running_call(&a, &mcp, 1, "first").await;
     let named = call.event().await.unwrap().id.unwrap();
     call.fin();
     while a.calls.detached() == 0 {
@@ -304,9 +304,9 @@ async fn a_session_is_not_given_up_before_its_answers_are_kept() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// A call has ended and nobody was told yet. In this moment its session is given up, and is about to be closed.
+/// A call has ended and nobody was told yet. In this moment its session is relinquished, and is about to be closed.
 #[tokio::test]
-async fn an_answer_is_kept_before_its_session_is_given_up() {
+async fn an_answer_is_kept_before_its_session_is_relinquished() {
     let directory = directory();
     let cluster: Arc<OnceLock<Cluster>> = Arc::default();
     let left: Arc<OnceLock<(bool, usize)>> = Arc::default();
@@ -326,8 +326,8 @@ async fn an_answer_is_kept_before_its_session_is_given_up() {
         ..Setup::default()
     };
     let (a, b) = (setup.start(&directory).await, Node::start(&directory).await);
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "a").await;
     let _leaving = a.routing().shutdown.begin();
@@ -346,13 +346,13 @@ async fn an_answer_is_kept_before_its_session_is_given_up() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// A departure that is dropped has happened all the same: whoever waits is told.
+/// A shutdown that is dropped has happened all the same: whoever waits is told.
 #[tokio::test]
-async fn who_waits_for_a_departure_that_is_given_up_goes_on_elsewhere() {
+async fn who_waits_for_a_shutdown_that_is_dropped_goes_on_elsewhere() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let _first = held(&a, &mcp, 1, "first").await;
+    let _first = running_call(&a, &mcp, 1, "first").await;
     let leaving = timeout(Duration::from_millis(300), a.cluster.leave(LIMIT));
     let (leaving, second) = join(leaving, echo(&b.client_of(&mcp), 2)).await;
     assert!(leaving.is_err());
@@ -362,7 +362,7 @@ async fn who_waits_for_a_departure_that_is_given_up_goes_on_elsewhere() {
 
 /// A session that its client ended is not restored when the directory is back.
 #[tokio::test]
-async fn a_departure_waits_until_the_directory_knows_which_sessions_have_ended() {
+async fn a_shutdown_waits_until_the_directory_knows_which_sessions_have_ended() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -380,7 +380,7 @@ async fn a_departure_waits_until_the_directory_knows_which_sessions_have_ended()
 }
 
 #[tokio::test]
-async fn a_departure_that_is_dropped_gives_up_its_sessions() {
+async fn a_shutdown_that_is_dropped_relinquishes_its_sessions() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let at_b = b.client_of(&a.session().await);

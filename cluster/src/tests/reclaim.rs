@@ -21,7 +21,7 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, SECRET, hash, pass},
-    steps::{all_else, directory, is_closed, nobody, post_echo, status},
+    steps::{close_session, directory, post_echo, run_other_tasks, status, unreachable_owner},
 };
 use crate::{
     body_idle::BODY_IDLE_TIMEOUT,
@@ -55,12 +55,12 @@ async fn until_asked(directory: &Faulty, what: &str, times: usize) {
 /// Two requests claim a session of an owner who is gone. One has brought it, and the other one's client hangs up, or the directory
 /// does not answer it.
 #[tokio::test]
-async fn a_departure_does_not_wait_for_a_claim_that_comes_to_nothing() {
+async fn a_shutdown_does_not_wait_for_a_claim_that_comes_to_nothing() {
     for hangs_up in [true, false] {
         let directory = directory();
         let [mut a, mut b] = Node::several(&directory).await;
         let mcp = a.session().await;
-        a.dies().await;
+        a.kill_and_expire().await;
         let at_b = b.client_of(&mcp);
         directory.set(Fault::SlowAt("claim", TOO_SLOW));
         let mut late = Box::pin(b.app.call(post_echo(&at_b, 1)));
@@ -81,18 +81,18 @@ async fn a_departure_does_not_wait_for_a_claim_that_comes_to_nothing() {
         } else {
             assert_eq!(late.await.unwrap().status(), 503);
         }
-        all_else().await;
+        run_other_tasks().await;
         assert!(empty.now_or_never().is_some(), "{hangs_up}");
     }
 }
 
 /// Its sessions are others' from then on: what it begins would be lost.
 #[tokio::test]
-async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_taken_the_session() {
+async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_reclaimed_the_session() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    is_closed(&a, &mcp).await;
+    close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", SLOW));
     let mut call = mcp.call(1, "hold", json!({ "label": "first" })).await;
     until_asked(&directory, "claim", 1).await;
@@ -106,10 +106,10 @@ async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_taken_the_sess
     assert!(b.has(&mcp) && !a.has(&mcp));
 }
 
-/// A peer's call waits for those before it, and the session is closed meanwhile. A client of the instance itself is about to bring
+/// A peer's call waits for those before it, and the session is closed meanwhile. A client of the instance itself is about to restore
 /// it back, and another peer claims it before.
 #[tokio::test]
-async fn a_call_that_waited_does_not_bring_a_session_that_others_are_about_to() {
+async fn a_call_that_waited_does_not_restore_a_session_that_others_are_about_to() {
     for is_claimed in [false, true] {
         let directory = directory();
         let [mut a, b, c] = Node::several(&directory).await;
@@ -119,19 +119,19 @@ async fn a_call_that_waited_does_not_bring_a_session_that_others_are_about_to() 
         let _leaving = cluster.router().shutdown.begin();
         let at_b = b.client_of(&mcp);
         let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
-        all_else().await;
+        run_other_tasks().await;
         assert!(a.has(&mcp));
         directory.set(Fault::SlowAt("claim", SLOW));
         cluster
             .router()
             .sessions
-            .relinquish_to_owner(hash(&mcp), nobody());
+            .relinquish_to_owner(hash(&mcp), unreachable_owner());
         let mut third = Box::pin(a.app.call(post_echo(&mcp, 3)));
         assert!((&mut third).now_or_never().is_none());
         let third = async {
             let (third, ()) = join(third, async {
                 until_asked(&directory, "claim", 1).await;
-                all_else().await;
+                run_other_tasks().await;
                 if is_claimed {
                     let memory = &directory.memory;
                     let claimed = claim_from(memory, hash(&mcp), a.me, c.me).await;
@@ -175,14 +175,14 @@ async fn half_a_body_locks_no_session() {
         let directory = directory();
         let [a] = Node::several(&directory).await;
         let mcp = a.session().await;
-        is_closed(&a, &mcp).await;
+        close_session(&a, &mcp).await;
         let half = mcp.post_request("{").header("mcp-cluster", SECRET);
         let to = if is_from_peer {
             a.me.address
         } else {
             a.public.as_ref().unwrap().addr
         };
-        // The session is on its way, or a peer would be told that it is not here.
+        // The session is being restored, or a peer would be told that it is not here.
         let expected = a.routing().restores.add(hash(&mcp));
         let mut slow = Connection::open(to).await;
         slow.send_cut(&half, length).await;
@@ -196,7 +196,7 @@ async fn half_a_body_locks_no_session() {
         assert_eq!(within("a status", status(&mcp, 1)).await, 200);
         pass(BODY_IDLE_TIMEOUT).await;
         assert_eq!(slow.head().await.status, 408, "{is_from_peer} {length}");
-        all_else().await;
+        run_other_tasks().await;
         assert!(a.routing().restores.is_empty());
     }
 }
@@ -218,7 +218,7 @@ async fn half_a_body_is_waited_for_for_a_while_only() {
     for (to, mcp, length) in halves {
         let mut slow = Connection::open(to).await;
         slow.send_cut(&mcp.post_request("{"), length).await;
-        all_else().await;
+        run_other_tasks().await;
         pass(BODY_IDLE_TIMEOUT + Duration::from_secs(1)).await;
         let head = within("a head", slow.head()).await;
         assert_eq!(head.status, 408, "{to} {length}");
@@ -234,7 +234,7 @@ async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
     let [a, b, c, d] = Node::several(&directory).await;
     let mcp = a.session().await;
     let at_d = d.client_of(&mcp);
-    is_closed(&a, &mcp).await;
+    close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", SLOW));
     let first = at_d.call(1, "echo", json!({ "text": "x" })).await;
     until_asked(&directory, "claim", 1).await;
@@ -256,17 +256,17 @@ async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
 
 /// An instance that leaves gives a session up, and it comes back: nobody else is about to claim it from then on.
 #[tokio::test]
-async fn a_session_that_was_given_up_and_came_back_is_brought_to_life_again() {
+async fn a_session_that_was_relinquished_and_came_back_is_restored_again() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
     let _leaving = a.routing().shutdown.begin();
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
     assert!(b.has(&mcp) && !a.has(&mcp));
-    is_closed(&b, &mcp).await;
+    close_session(&b, &mcp).await;
     assert_eq!(status(&mcp, 2).await, 200);
     assert!(a.has(&mcp));
-    is_closed(&a, &mcp).await;
+    close_session(&a, &mcp).await;
     assert_eq!(status(&mcp, 3).await, 200);
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
@@ -279,7 +279,7 @@ async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
         let directory = directory();
         let [mut a] = Node::several(&directory).await;
         let mcp = a.session().await;
-        is_closed(&a, &mcp).await;
+        close_session(&a, &mcp).await;
         directory.set(Fault::SlowAt("load", SLOW));
         let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
         while directory.asked("load") == 0 {
@@ -303,7 +303,7 @@ async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
     }
 }
 
-/// Whoever comes next brings it in its turn, as if nobody had before.
+/// The next request restores it in its turn, as if none had before.
 #[tokio::test]
 async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
     let directory = directory();
@@ -312,7 +312,7 @@ async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
     let (routing, id) = (a.routing(), mcp.session_id().unwrap());
     routing.on_request_done(id);
     assert!(a.has(&mcp), "it is open");
-    is_closed(&a, &mcp).await;
+    close_session(&a, &mcp).await;
     routing.sessions.loaded(id, Epoch::now(), (*b"{}").into());
     let other = routing.restores.add(hash(&mcp));
     routing.on_request_done(id);
@@ -331,7 +331,7 @@ async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
     let mcp = a.session().await;
     let memory = &directory.memory;
     memory.evict(hash(&mcp));
-    is_closed(&a, &mcp).await;
+    close_session(&a, &mcp).await;
     assert_eq!(status(&mcp, 1).await, 404);
     directory.set(Fault::FailsAt("load"));
     assert_eq!(status(&mcp, 2).await, 503);
@@ -411,7 +411,13 @@ async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
     let directory = directory();
     let secret = Secret::new(SECRET).unwrap();
     let (filter, options) = (PeersFilter::default(), Options::default());
-    let cluster = cluster::join(nobody(), directory.clone(), filter, secret, options);
+    let cluster = cluster::join(
+        unreachable_owner(),
+        directory.clone(),
+        filter,
+        secret,
+        options,
+    );
     let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
     let mut config = Mode::Session.config();
     config.session_store = Some(Arc::new(cluster.clone()));
@@ -429,7 +435,9 @@ async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
 
     handler.0.lock().unwrap().extend(troubles);
     let router = cluster.router();
-    router.sessions.relinquish_to_owner(hash(&mcp), nobody());
+    router
+        .sessions
+        .relinquish_to_owner(hash(&mcp), unreachable_owner());
     router.sessions.relinquished.until_closed(hash(&mcp)).await;
     assert!(!router.sessions.has(mcp.session_id().unwrap()));
     let mut answered = [0; 4];

@@ -23,23 +23,23 @@ use crate::directory::{
 };
 
 /// Requests that a directory without memory refuses.
-const WRITES: [&str; 5] = ["register", "claim", "lease", "knock", "keep_answer"];
+const WRITES: [&str; 4] = ["register", "claim", "lease", "keep_answer"];
 
 /// How the directory is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sky {
-    Clear,
+pub(super) enum LinkState {
+    Up,
     /// It refuses connections.
-    Away,
+    Refused,
     /// It stands still. What was asked is done when it goes on.
-    Frozen,
+    Stalled,
     /// Each request takes so long.
     Slow(Ms),
 }
 
 /// How all instances reach the directory. Clones are the same.
 #[derive(Clone)]
-pub(super) struct Weather {
+pub(super) struct DirectoryLink {
     post: Post,
     world: Handle,
     state: Arc<Mutex<State>>,
@@ -47,29 +47,29 @@ pub(super) struct Weather {
 
 struct State {
     dice: Dice,
-    over_all: Sky,
-    over: HashMap<Machine, Sky>,
+    of_all: LinkState,
+    of_machine: HashMap<Machine, LinkState>,
     has_no_memory: bool,
     /// What was asked of a directory that stands still.
-    held: Vec<Box<dyn FnOnce() + Send>>,
+    queued: Vec<Box<dyn FnOnce() + Send>>,
 }
 
-struct Way {
-    weather: Weather,
+struct InstanceLink {
+    directory_link: DirectoryLink,
     host: HostId,
     machine: Machine,
 }
 
-// === impl Weather ===
+// === impl DirectoryLink ===
 
-impl Weather {
+impl DirectoryLink {
     pub(super) fn new(post: Post, world: Handle, dice: Dice) -> Self {
         let state = State {
             dice,
-            over_all: Sky::Clear,
-            over: HashMap::new(),
+            of_all: LinkState::Up,
+            of_machine: HashMap::new(),
             has_no_memory: false,
-            held: Vec::new(),
+            queued: Vec::new(),
         };
         Self {
             post,
@@ -78,47 +78,51 @@ impl Weather {
         }
     }
 
-    /// The way of a process to the directory.
-    pub(super) fn way(&self, host: HostId, machine: Machine) -> impl Gate + use<> {
-        Way {
-            weather: self.clone(),
+    /// The link of a process to the directory.
+    pub(super) fn of_instance(&self, host: HostId, machine: Machine) -> impl Gate + use<> {
+        InstanceLink {
+            directory_link: self.clone(),
             host,
             machine,
         }
     }
 
-    pub(super) fn set_all(&self, sky: Sky) {
-        let held = {
+    pub(super) fn set_all(&self, link_state: LinkState) {
+        let queued = {
             let mut state = self.state();
-            state.over_all = sky;
-            if sky == Sky::Frozen {
+            state.of_all = link_state;
+            if link_state == LinkState::Stalled {
                 return;
             }
-            std::mem::take(&mut state.held)
+            std::mem::take(&mut state.queued)
         };
-        for work in held {
+        for work in queued {
             self.post.after(WORLD, 1, work);
         }
     }
 
-    pub(super) fn set(&self, machine: Machine, sky: Sky) {
-        self.state().over.insert(machine, sky);
+    pub(super) fn set(&self, machine: Machine, link_state: LinkState) {
+        self.state().of_machine.insert(machine, link_state);
     }
 
     pub(super) fn set_no_memory(&self, has_no_memory: bool) {
         self.state().has_no_memory = has_no_memory;
     }
 
-    fn sky(&self, machine: Machine) -> Sky {
+    fn link_state(&self, machine: Machine) -> LinkState {
         let state = self.state();
-        match state.over_all {
-            Sky::Clear => state.over.get(&machine).copied().unwrap_or(Sky::Clear),
-            sky => sky,
+        match state.of_all {
+            LinkState::Up => state
+                .of_machine
+                .get(&machine)
+                .copied()
+                .unwrap_or(LinkState::Up),
+            link_state => link_state,
         }
     }
 
-    fn is_frozen(&self) -> bool {
-        self.state().over_all == Sky::Frozen
+    fn is_stalled(&self) -> bool {
+        self.state().of_all == LinkState::Stalled
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -126,7 +130,7 @@ impl Weather {
     }
 
     /// Does the work of a request at the directory, and has its answer travel back.
-    fn arrives(
+    fn execute(
         self,
         what: &'static str,
         work: Work,
@@ -134,10 +138,10 @@ impl Weather {
         back: Ms,
         answer: oneshot::Sender<<Work as Future>::Output>,
     ) {
-        if self.is_frozen() {
-            let weather = self.clone();
-            let later = move || weather.arrives(what, work, host, back, answer);
-            self.state().held.push(Box::new(later));
+        if self.is_stalled() {
+            let directory_link = self.clone();
+            let later = move || directory_link.execute(what, work, host, back, answer);
+            self.state().queued.push(Box::new(later));
             return;
         }
         let is_refused = self.state().has_no_memory && WRITES.contains(&what);
@@ -155,29 +159,31 @@ impl Weather {
     }
 }
 
-// === impl Way ===
+// === impl InstanceLink ===
 
-impl Gate for Way {
+impl Gate for InstanceLink {
     fn pass(&self, what: &'static str, work: Work) -> Work {
         let Self {
-            weather,
+            directory_link,
             host,
             machine,
         } = self;
-        let (weather, host, machine) = (weather.clone(), *host, *machine);
+        let (directory_link, host, machine) = (directory_link.clone(), *host, *machine);
         Box::pin(async move {
-            let (there, back) = match weather.sky(machine) {
-                Sky::Away => {
-                    weather.post.pause(host, 1).await;
+            let (there, back) = match directory_link.link_state(machine) {
+                LinkState::Refused => {
+                    directory_link.post.pause(host, 1).await;
                     return Err(DirectoryError::failed("it is away"));
                 }
-                Sky::Slow(time) => (time / 2, time - time / 2),
-                Sky::Clear | Sky::Frozen => (1, 1 + weather.state().dice.roll() % 2),
+                LinkState::Slow(time) => (time / 2, time - time / 2),
+                LinkState::Up | LinkState::Stalled => {
+                    (1, 1 + directory_link.state().dice.roll() % 2)
+                }
             };
             let (answer, answered) = oneshot::channel();
-            let at = weather.clone();
-            weather.post.after(WORLD, there, move || {
-                at.arrives(what, work, host, back, answer);
+            let at = directory_link.clone();
+            directory_link.post.after(WORLD, there, move || {
+                at.execute(what, work, host, back, answer);
             });
             let lost = |_| Err(DirectoryError::failed("the connection broke"));
             answered.await.unwrap_or_else(lost)
@@ -185,8 +191,8 @@ impl Gate for Way {
     }
 }
 
-impl fmt::Debug for Way {
+impl fmt::Debug for InstanceLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Way").finish_non_exhaustive()
+        f.debug_struct("InstanceLink").finish_non_exhaustive()
     }
 }
