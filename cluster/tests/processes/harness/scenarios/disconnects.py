@@ -11,17 +11,17 @@ AT_A_TIME = 40
 
 async def play(world, short):
     calls = SHORT if short else CALLS
-    world.facts.note("plan", scenario="departures", calls=calls)
+    world.facts.note("plan", scenario="disconnects", calls=calls)
     turns = asyncio.Semaphore(AT_A_TIME)
     await asyncio.gather(*(_leave(world, turns, number) for number in range(calls)))
 
 
 async def _leave(world, turns, number):
     async with turns:
-        owner, other, third = (node.door for node in world.turn(number))
-        way = ["owner", "relay", "back"][number // 3 % 3]
-        call = await world.call("departures", "gone", owner, through=owner if way == "owner" else other)
-        if way == "back":
+        owner, other, third = (node.endpoint for node in world.turn(number))
+        variant = ["owner", "relay", "back"][number // 3 % 3]
+        call = await world.call("disconnects", "gone", owner, through=owner if variant == "owner" else other)
+        if variant == "back":
             call.cut()
             await asyncio.sleep(GRACE / 4)
             await call.back(third)
