@@ -167,7 +167,7 @@ async fn start(name: &'static str, member: ClusterBuilder) -> Result<Instance, F
                 let _sent = sender.send(*outcome);
             }
         });
-    let layer = cluster.guard(layer);
+    let layer = cluster.protect(layer);
     let app = Router::new()
         .nest_service("/mcp", mcp)
         .layer(layer.clone())

@@ -134,12 +134,12 @@ impl Cluster {
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
     ///
     /// let member = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9000");
-    /// let layer = member.connect().await?.guard(CancelOnDisconnectLayer::new());
+    /// let layer = member.connect().await?.protect(CancelOnDisconnectLayer::new());
     /// assert!(format!("{layer:?}").contains("confirm: true"));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
+    pub fn protect(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
         router.shutdown.watch(layer.calls());
@@ -189,7 +189,7 @@ impl Cluster {
     ///
     /// Calls in flight go on, with all that belongs to them. A new call that another instance relays waits until no call of its
     /// session is in flight; then that instance takes the session over. After `limit`, calls of the layers that this
-    /// [guards](Self::guard) are cancelled as a [drain](mcp_cancel_on_disconnect::Calls::drain) does it, which also closes all
+    /// [protects](Self::protect) are cancelled as a [drain](mcp_cancel_on_disconnect::Calls::drain) does it, which also closes all
     /// event streams. Last the listener for peers closes, and [`serve_peers`](Self::serve_peers) returns.
     ///
     /// It takes a second at least, or `limit` if that is shorter, for requests on connections that are open. While the directory does not

@@ -43,7 +43,7 @@ use crate::{
 /// let cluster = member.connect().await?;
 /// let mut app: Router = Router::new()
 ///     .route("/health", get(async || "well"))
-///     .layer(cluster.guard(CancelOnDisconnectLayer::new()))
+///     .layer(cluster.protect(CancelOnDisconnectLayer::new()))
 ///     .layer(cluster.layer());
 /// let response = app.call(Request::get("/health").body(Body::empty())?).await?;
 /// assert_eq!(response.status(), 200, "what has no session is served here");

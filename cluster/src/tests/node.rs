@@ -104,7 +104,7 @@ impl Setup {
             config.session_store = Some(Arc::new(cluster.clone()));
         }
         let service = tools.service_with(config, sessions);
-        let layer = cluster.guard(self.layer.grace(self.grace));
+        let layer = cluster.protect(self.layer.grace(self.grace));
         let calls = layer.calls();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let noted = seen.clone();

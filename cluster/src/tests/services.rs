@@ -55,7 +55,7 @@ async fn a_session_of_one_service_is_not_restored_in_another() {
     let app = Router::new()
         .nest_service("/one", service())
         .nest_service("/two", service())
-        .layer(cluster.guard(CancelOnDisconnectLayer::new()))
+        .layer(cluster.protect(CancelOnDisconnectLayer::new()))
         .layer(cluster.layer());
     let served = serve(app).await;
     let mcp = Mcp::session(served.addr, "/one").await;

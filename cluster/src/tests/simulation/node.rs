@@ -150,6 +150,6 @@ fn app(cluster: &Cluster, host: HostId, watcher: &Watcher) -> Router {
         .keep_alive(KEEP_ALIVE);
     Router::new()
         .nest_service("/mcp", service)
-        .layer(cluster.guard(layer))
+        .layer(cluster.protect(layer))
         .layer(cluster.layer())
 }
