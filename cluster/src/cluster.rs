@@ -80,7 +80,7 @@ struct Shared {
     /// Writes answers, also after the instance has left.
     writing: JoinHandle<()>,
     /// Until the instance leaves.
-    beating: Mutex<Option<JoinHandle<()>>>,
+    heartbeat_task: Mutex<Option<JoinHandle<()>>>,
 }
 
 // === impl Cluster ===
@@ -231,9 +231,9 @@ impl Cluster {
         leaving.stop_serving();
         let cancelled = leaving.drain(until).await;
         drop(heartbeat_ends);
-        if let Some(beating) = self.shared.beating() {
+        if let Some(heartbeat_task) = self.shared.heartbeat_task() {
             // It ends when the lease is given up. If it panicked, the lease ends by itself.
-            let _ended = beating.await;
+            let _ended = heartbeat_task.await;
         }
         leaving.close().await;
         cancelled
@@ -305,21 +305,24 @@ struct EndsHeartbeat<'a>(&'a Heartbeat);
 
 impl Drop for EndsHeartbeat<'_> {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.stop();
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
-    fn beating(&self) -> Option<JoinHandle<()>> {
-        let mut beating = self.beating.lock().unwrap_or_else(PoisonError::into_inner);
-        beating.take()
+    fn heartbeat_task(&self) -> Option<JoinHandle<()>> {
+        let mut heartbeat_task = self
+            .heartbeat_task
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        heartbeat_task.take()
     }
 
     fn stop_heartbeat(&self) {
-        if let Some(beating) = self.beating() {
-            beating.abort();
+        if let Some(heartbeat_task) = self.heartbeat_task() {
+            heartbeat_task.abort();
         }
     }
 }
@@ -410,7 +413,7 @@ pub(crate) fn join_over(
             closing: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),
             session_closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
-            beating: Mutex::new(Some(tokio::spawn(heartbeat.run()))),
+            heartbeat_task: Mutex::new(Some(tokio::spawn(heartbeat.run()))),
         }),
     }
 }

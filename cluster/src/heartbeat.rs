@@ -69,7 +69,7 @@ pub(crate) struct Heartbeat {
     health: Mutex<DirectoryHealth>,
     unreachable: RateLimitedWarning,
     unwritten: RateLimitedWarning,
-    leave: Notify,
+    stop: Notify,
     /// A heartbeat is due at once.
     heartbeat_due: Notify,
     /// The directory answers again.
@@ -96,7 +96,7 @@ impl Heartbeat {
             health: Mutex::new(DirectoryHealth::new(requires_lease)),
             unreachable: RateLimitedWarning::default(),
             unwritten: RateLimitedWarning::default(),
-            leave: Notify::new(),
+            stop: Notify::new(),
             heartbeat_due: Notify::new(),
             answers_again: Notify::new(),
         })
@@ -175,14 +175,14 @@ impl Heartbeat {
         let _last = self.directory.heartbeat(self.me, &self.status()).await;
         self.health().on_heartbeat_failed();
         metrics::directory_consistent(false);
-        if let Err(error) = self.directory.leave(self.me).await {
+        if let Err(error) = self.directory.release_lease(self.me).await {
             log(|| tracing::debug!(%error, "the lease of this instance is left to lapse"));
         }
     }
 
     /// Ends [`run`](Self::run): the lease is given up, so that others claim what lives here without delay.
-    pub(crate) fn leave(&self) {
-        self.leave.notify_one();
+    pub(crate) fn stop(&self) {
+        self.stop.notify_one();
     }
 
     async fn send_heartbeats(&self) {
@@ -207,7 +207,7 @@ impl Heartbeat {
             };
             select! {
                 biased;
-                () = self.leave.notified() => return,
+                () = self.stop.notified() => return,
                 () = sleep_until(begun + next) => {}
                 () = self.heartbeat_due.notified() => {}
             }
@@ -230,7 +230,7 @@ impl Heartbeat {
             let mut status = self.status();
             // A new instance holds up no proof of another.
             status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
-            self.directory.lease(self.me, &status).await?;
+            self.directory.acquire_lease(self.me, &status).await?;
         }
         let renews_epochs = self.may_renew_epochs(&reply.run).await?;
         let required = self.health().on_heartbeat_answered(begun, reply.run);

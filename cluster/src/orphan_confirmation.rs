@@ -119,9 +119,9 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
     let Some(look) = look.ok().filter(|look| look.leases.of(me).is_some()) else {
         return Confirmation::Postpone(grace);
     };
-    let here = router.turned_away.age(Instant::now());
+    let own = router.turned_away.age(Instant::now());
     let remaining = wait.remaining(&look.leases, me);
-    if let Some(remaining) = remaining.max(here.and_then(|away| wait.remaining_since(away))) {
+    if let Some(remaining) = remaining.max(own.and_then(|away| wait.remaining_since(away))) {
         return Confirmation::Postpone(remaining);
     }
     match look.record {

@@ -124,7 +124,7 @@ impl OwnerCache {
     pub(crate) fn mark_own(&self, session: SessionHash) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
-        state.forget(session);
+        state.remove(session);
     }
 
     /// This is not who owns a session, or not any more.
@@ -212,7 +212,7 @@ impl CacheState {
         self.unowned.get(session, now).cloned().map(Found::Unowned)
     }
 
-    fn forget(&mut self, session: SessionHash) {
+    fn remove(&mut self, session: SessionHash) {
         self.unowned.remove(session);
         self.owners.remove(session);
     }
@@ -220,7 +220,7 @@ impl CacheState {
     fn store(&mut self, session: SessionHash, found: Found, me: Incarnation) {
         let now = Instant::now();
         match found {
-            Found::Owner(is) if is.owner.incarnation == me => self.forget(session),
+            Found::Owner(is) if is.owner.incarnation == me => self.remove(session),
             Found::Owner(ownership) => {
                 self.unowned.remove(session);
                 self.owners.insert(session, ownership, now);

@@ -269,9 +269,9 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_read_of_a_body_that_nobody_sends() {
         let polled = Arc::new(AtomicBool::new(false));
-        let noted = polled.clone();
+        let recorded = polled.clone();
         let body = stream::once(async move {
-            noted.store(true, Ordering::Relaxed);
+            recorded.store(true, Ordering::Relaxed);
             Ok::<_, std::io::Error>(Bytes::from_static(b"body"))
         });
         let replayable = ReplayableRequest::new(Request::new(Body::from_stream(body)));

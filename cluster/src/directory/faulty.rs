@@ -235,16 +235,21 @@ impl Directory for Faulty {
         .await
     }
 
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (memory, status) = (self.memory.clone(), status.clone());
-        self.answer_to("lease", async move { memory.lease(owner, &status).await })
-            .await
+        self.answer_to("acquire_lease", async move {
+            memory.acquire_lease(owner, &status).await
+        })
+        .await
     }
 
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("leave", async move { memory.leave(owner).await })
-            .await
+        self.answer_to(
+            "release_lease",
+            async move { memory.release_lease(owner).await },
+        )
+        .await
     }
 
     async fn keep_answer(

@@ -92,12 +92,12 @@ impl Directory for Limited {
         limited(self.0.heartbeat(owner, status)).await
     }
 
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
-        limited(self.0.lease(owner, status)).await
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+        limited(self.0.acquire_lease(owner, status)).await
     }
 
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
-        limited(self.0.leave(owner)).await
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
+        limited(self.0.release_lease(owner)).await
     }
 
     async fn keep_answer(

@@ -45,7 +45,7 @@ struct State {
     /// How often it was started again.
     starts: u64,
     sessions: HashMap<SessionHash, Known>,
-    leases: HashMap<Incarnation, Held>,
+    leases: HashMap<Incarnation, StoredLease>,
     /// When an instance last turned a client away.
     turned_away: Option<Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
@@ -63,7 +63,7 @@ struct Known {
 
 /// A lease, and what its instance wrote with it.
 #[cfg_attr(test, derive(Clone))]
-struct Held {
+struct StoredLease {
     renewed: Instant,
     written_in: Option<BackendRunId>,
     is_settled: bool,
@@ -216,7 +216,7 @@ impl Directory for MemoryDirectory {
         let lease = state.leases.get_mut(&owner.incarnation);
         let was_alive = lease.is_some();
         if let Some(lease) = lease {
-            *lease = Held::new(status, now);
+            *lease = StoredLease::new(status, now);
         }
         Ok(HeartbeatReply {
             run: state.run(),
@@ -224,15 +224,15 @@ impl Directory for MemoryDirectory {
         })
     }
 
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (mut state, now) = (self.state(), Instant::now());
         state.note_turned_away(status, now);
-        let lease = Held::new(status, now);
+        let lease = StoredLease::new(status, now);
         state.leases.insert(owner.incarnation, lease);
         Ok(())
     }
 
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
         self.state().leases.remove(&owner.incarnation);
         Ok(())
     }
@@ -300,13 +300,13 @@ impl State {
     }
 
     fn leases(&self, now: Instant) -> Leases {
-        let living = self.leases.iter().filter(|(_, held)| held.lasts(now));
-        let all = living.map(|(incarnation, held)| Lease {
+        let living = self.leases.iter().filter(|(_, lease)| lease.lasts(now));
+        let all = living.map(|(incarnation, lease)| Lease {
             incarnation: *incarnation,
-            age: now - held.renewed,
-            written_in: held.written_in.clone(),
-            is_settled: held.is_settled,
-            has_late_answers: held.has_late_answers,
+            age: now - lease.renewed,
+            written_in: lease.written_in.clone(),
+            is_settled: lease.is_settled,
+            has_late_answers: lease.has_late_answers,
         });
         Leases {
             run: self.run(),
@@ -346,7 +346,7 @@ impl State {
 
     /// Forgets what is over. Every heartbeat of every instance comes here.
     fn sweep(&mut self, now: Instant) {
-        self.leases.retain(|_, held| held.lasts(now));
+        self.leases.retain(|_, lease| lease.lasts(now));
         self.sessions.retain(|_, known| known.until > now);
         while let Some(oldest) = self.oldest.front()
             && self
@@ -359,9 +359,9 @@ impl State {
     }
 }
 
-// === impl Held ===
+// === impl StoredLease ===
 
-impl Held {
+impl StoredLease {
     fn new(status: &Status, now: Instant) -> Self {
         Self {
             renewed: now,

@@ -94,10 +94,10 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     ) -> Result<HeartbeatReply, DirectoryError>;
 
     /// Makes the lease, or renews it.
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
 
     /// Gives up the lease.
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError>;
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError>;
 
     /// Keeps the answer of a call of that incarnation for `time`. An answer of more than [`MAX_ANSWER`] is an error.
     async fn keep_answer(

@@ -93,7 +93,7 @@ impl RedisDirectory {
             Kind::read(&mut connection).await
         };
         match timeout(LIMIT, kind).await {
-            Ok(Ok(kind)) => self.inspection.judge(kind),
+            Ok(Ok(kind)) => self.inspection.evaluate(kind),
             // Heartbeats try again, and see only that no answer was in time.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
@@ -291,13 +291,13 @@ impl Directory for RedisDirectory {
         Ok(heartbeat)
     }
 
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let lease = self.lease_of(owner, status, "make");
         let _was_alive: bool = lease.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }
 
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
         let mut leave = cmd("HDEL");
         leave.arg(LEASES).arg(owner.incarnation.to_string());
         Ok(leave.exec_async(&mut self.connection().await?).await?)

@@ -265,8 +265,8 @@ async fn what_an_empty_directory_does_not_know_is_not_denied() {
     let two = Instance::with(2, &memory, &[]).await;
     sleep(SETTLE_PERIOD).await;
     assert!(two.would_deny(session("unknown").session).await);
-    for lose in [MemoryDirectory::restart, MemoryDirectory::flush] {
-        lose(&memory);
+    for lose_all in [MemoryDirectory::restart, MemoryDirectory::flush] {
+        lose_all(&memory);
         let begun = Instant::now();
         while begun.elapsed() < 10 * SECOND {
             assert!(!two.would_deny(session("living").session).await);
@@ -380,8 +380,8 @@ async fn a_lease_that_was_made_without_an_answer_was_lost_all_the_same() {
     let _settled = Instance::with(2, &memory, &[]).await;
     sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
     let read = memory.load(session("a").session).await.unwrap().unwrap();
-    memory.leave(one.me).await.unwrap();
-    one.link.set(Fault::MuteAt("lease"));
+    memory.release_lease(one.me).await.unwrap();
+    one.link.set(Fault::MuteAt("acquire_lease"));
     one.until_not_consistent().await;
     while !is_alive(&memory, one.me).await {
         sleep(STEP).await;
@@ -400,7 +400,7 @@ async fn a_session_that_was_claimed_meanwhile_is_relinquished() {
     one.link.set(Fault::Stopped);
     sleep(10 * SECOND).await;
     assert!(!is_alive(&memory, one.me).await);
-    memory.lease(two, &Status::default()).await.unwrap();
+    memory.acquire_lease(two, &Status::default()).await.unwrap();
     let claim = claim_from(&memory, session("claimed").session, one.me, two).await;
     assert_eq!(claim, Claim::Won);
     one.link.set(Fault::None);
@@ -432,13 +432,13 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     one.link.set(Fault::None);
     sleep(5 * SECOND).await;
     assert!(one.is_consistent() && two.is_consistent());
-    let here = [&one, &two].map(|instance| instance.sessions.is_local(session("a").session));
+    let are_local = [&one, &two].map(|instance| instance.sessions.is_local(session("a").session));
     let relinquished =
         [&mut one, &mut two].map(|instance| instance.relinquished_sessions.try_recv().is_ok());
-    assert_eq!(here.map(|here| !here), relinquished);
+    assert_eq!(are_local.map(|are_local| !are_local), relinquished);
     let owner = owned(&memory, "a").await;
     assert_eq!(
-        here,
+        are_local,
         [one.me, two.me].map(|me| owner == Some(me)),
         "exactly the owner has it"
     );
@@ -501,7 +501,7 @@ async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
 async fn who_leaves_gives_up_its_lease_and_is_not_consistent() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
-    one.heartbeat.leave();
+    one.heartbeat.stop();
     timeout(SECOND, &mut one.task).await.unwrap().unwrap();
     assert!(!is_alive(&memory, one.me).await && !one.is_consistent());
     assert_eq!(
@@ -517,7 +517,7 @@ async fn who_leaves_a_directory_that_is_away_does_not_wait_for_it() {
     let mut one = Instance::with(1, &memory, &[]).await;
     one.link.set(Fault::Stopped);
     sleep(3 * SECOND).await;
-    one.heartbeat.leave();
+    one.heartbeat.stop();
     timeout(3 * LIMIT, &mut one.task).await.unwrap().unwrap();
 }
 

@@ -449,9 +449,9 @@ fn a_session_is_relinquished_only_if_its_gate_is_closed() {
     assert!(!sessions.has("a") && sessions.enter("a").is_none());
     sessions.relinquish(hash("a"));
     sessions.relinquish(hash("a"));
-    let given_up = relinquished_sessions.try_recv().unwrap();
+    let relinquished = relinquished_sessions.try_recv().unwrap();
     assert_eq!(
-        (&*given_up.id, given_up.to),
+        (&*relinquished.id, relinquished.to),
         ("a", RelinquishedTo::AnyClaimer)
     );
     assert!(relinquished_sessions.try_recv().is_err());

@@ -114,7 +114,7 @@ async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_restored_
     close_session(&a, &mcp).await;
     directory.set(Fault::SlowAt("claim", Duration::from_millis(400)));
     let at_b = b.client_of(&mcp);
-    let here = async {
+    let restore = async {
         while directory.asked("claim") == 0 {
             yield_now().await;
         }
@@ -122,7 +122,7 @@ async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_restored_
         within("a head", call.head()).await;
         call
     };
-    let (first, mut second) = join(echo(&at_b, 1), here).await;
+    let (first, mut second) = join(echo(&at_b, 1), restore).await;
     assert_eq!(first, 1);
     run_other_tasks().await;
     assert!(b.has(&mcp));

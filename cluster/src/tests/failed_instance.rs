@@ -484,11 +484,11 @@ async fn a_session_that_is_being_reclaimed_is_here_to_peers() {
     owner.release_lease().await;
     let id = mcp.session_id().unwrap();
     let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (noted, waits) = (entered.clone(), go.clone());
+    let (recorded, waits) = (entered.clone(), go.clone());
     let app = Router::new().route(
         "/mcp",
         any(async move || {
-            noted.notify_one();
+            recorded.notify_one();
             waits.notified().await;
         }),
     );

@@ -68,7 +68,11 @@ impl FakeOwner {
             written_in: Some(run),
             ..Status::default()
         };
-        self.directory.memory.lease(self.me, &status).await.unwrap();
+        self.directory
+            .memory
+            .acquire_lease(self.me, &status)
+            .await
+            .unwrap();
     }
 
     /// A client, at an instance, of a new session of this owner.
@@ -95,7 +99,7 @@ impl FakeOwner {
 
     /// Releases its lease.
     pub(super) async fn release_lease(&mut self) {
-        self.directory.memory.leave(self.me).await.unwrap();
+        self.directory.memory.release_lease(self.me).await.unwrap();
     }
 
     /// Nobody listens there any more.

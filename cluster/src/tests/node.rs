@@ -107,9 +107,9 @@ impl Setup {
         let layer = cluster.protect(self.layer.grace(self.grace));
         let calls = layer.calls();
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let noted = seen.clone();
+        let recorded = seen.clone();
         let look = middleware::map_request(move |request: Request| {
-            noted.lock().unwrap().push(request.headers().clone());
+            recorded.lock().unwrap().push(request.headers().clone());
             async { request }
         });
         let app = router(service)

@@ -183,7 +183,7 @@ async fn what_a_peer_relays_has_the_connection_of_its_client() {
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
     let (gone, has_gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let (noted, waits) = (has_gone.clone(), gone.clone());
+    let (recorded, waits) = (has_gone.clone(), gone.clone());
     let handler = async move |ConnectInfo(addr): ConnectInfo<SocketAddr>,
                               ConnectInfo(peer): ConnectInfo<Peer>,
                               request: Request| {
@@ -192,7 +192,7 @@ async fn what_a_peer_relays_has_the_connection_of_its_client() {
         if request.method() == http::Method::DELETE {
             waits.notify_one();
             peer.closed().await;
-            noted.notify_one();
+            recorded.notify_one();
         }
         said
     };

@@ -9,10 +9,10 @@ pub(super) async fn a_heartbeat_makes_no_lease(directory: &impl Directory) {
     let heartbeat = async || directory.heartbeat(me, &status).await.unwrap().was_alive;
     assert!(!heartbeat().await);
     assert!(!is_alive(directory, me).await);
-    directory.lease(me, &status).await.unwrap();
+    directory.acquire_lease(me, &status).await.unwrap();
     assert!(is_alive(directory, me).await);
     assert!(heartbeat().await);
-    directory.leave(me).await.unwrap();
+    directory.release_lease(me).await.unwrap();
     assert!(!is_alive(directory, me).await);
     assert!(!heartbeat().await);
 }
@@ -49,7 +49,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
     // That of any instance counts, and outlives its lease.
     let mut latest = None;
     for status in all {
-        directory.lease(me, &status).await.unwrap();
+        directory.acquire_lease(me, &status).await.unwrap();
         let Look { record, leases } = directory.look(unknown).await.unwrap();
         assert_eq!((record, &leases.run), (None, &run));
         let lease = leases.of(me.incarnation).unwrap();
@@ -65,7 +65,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
         assert_eq!(lease.has_late_answers, status.has_late_answers);
         assert_eq!(leases.have_late_answers(), status.has_late_answers);
     }
-    directory.leave(me).await.unwrap();
+    directory.release_lease(me).await.unwrap();
     let leases = directory.leases().await.unwrap();
     assert!(leases.of(me.incarnation).is_none());
     assert_is_since(leases.turned_away, latest);

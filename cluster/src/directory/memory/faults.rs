@@ -78,7 +78,7 @@ impl MemoryDirectory {
     pub(crate) fn living(&self) -> Vec<Incarnation> {
         let now = Instant::now();
         let state = self.state();
-        let lasting = state.leases.iter().filter(|(_, held)| held.lasts(now));
+        let lasting = state.leases.iter().filter(|(_, lease)| lease.lasts(now));
         lasting.map(|(incarnation, _)| *incarnation).collect()
     }
 

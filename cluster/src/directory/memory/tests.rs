@@ -32,7 +32,7 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
     let directory = MemoryDirectory::default();
     let me = instance(1);
     let status = Status::default();
-    directory.lease(me, &status).await.unwrap();
+    directory.acquire_lease(me, &status).await.unwrap();
     sleep(LEASE - Duration::from_millis(1)).await;
     assert!(directory.heartbeat(me, &status).await.unwrap().was_alive);
     sleep(LEASE).await;

@@ -38,7 +38,7 @@ impl Inspection {
     /// Inspects the backend on this connection, unless it was found usable. Logs an error once a minute if it is not.
     ///
     /// # Errors
-    /// It cannot be a directory. A backend that does not answer is not judged.
+    /// It cannot be a directory. A backend that does not answer is not evaluated.
     pub(super) async fn inspect(
         &self,
         connection: &mut impl ConnectionLike,
@@ -48,15 +48,15 @@ impl Inspection {
         }
         match Kind::read(connection).await {
             Ok(kind) => {
-                let judged = self.judge(kind);
-                judged.inspect_err(|error| self.cluster.error(error))
+                let evaluated = self.evaluate(kind);
+                evaluated.inspect_err(|error| self.cluster.error(error))
             }
             Err(_) => Ok(()),
         }
     }
 
     /// Decides whether a backend can be a directory, and warns if it may lose what it is given.
-    pub(super) fn judge(&self, kind: Kind) -> Result<(), DirectoryError> {
+    pub(super) fn evaluate(&self, kind: Kind) -> Result<(), DirectoryError> {
         if kind.is_cluster {
             return Err(DirectoryError::unusable(IS_A_CLUSTER));
         }
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backend_is_judged_by_what_it_answers() {
+    fn a_backend_is_evaluated_by_what_it_answers() {
         let kind = |info: &str| Kind::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
         let limited = "maxmemory:104857600\r\nmaxmemory_policy:";
         let usual = kind("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");
@@ -134,17 +134,17 @@ mod tests {
     }
 
     #[test]
-    fn each_backend_is_judged_once_and_a_cluster_each_time() {
+    fn each_backend_is_evaluated_once_and_a_cluster_each_time() {
         let inspection = Inspection::default();
         let kind = |run: &str, rest: &str| Kind::of(&format!("run_id:{run}\r\n{rest}"));
         for _ in 0..2 {
             let error = inspection
-                .judge(kind("1", "cluster_enabled:1"))
+                .evaluate(kind("1", "cluster_enabled:1"))
                 .unwrap_err();
             assert!(error.to_string().contains("cluster_enabled:1"));
             assert!(inspection.usable().is_none());
         }
-        inspection.judge(kind("1", "")).unwrap();
+        inspection.evaluate(kind("1", "")).unwrap();
         inspection.answered(&BackendRunId::new("1"));
         assert!(inspection.usable().is_some());
         inspection.answered(&BackendRunId::new("2"));

@@ -23,7 +23,7 @@ use crate::directory::{
 };
 
 /// Requests that a directory without memory refuses.
-const WRITES: [&str; 4] = ["register", "claim", "lease", "keep_answer"];
+const WRITES: [&str; 4] = ["register", "claim", "acquire_lease", "keep_answer"];
 
 /// How the directory is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -165,7 +165,7 @@ impl Net {
         if path == PathState::Silent {
             let net = self.clone();
             self.post
-                .after(WORLD, DEAD_AFTER, move || net.give_up(from, to));
+                .after(WORLD, DEAD_AFTER, move || net.time_out(from, to));
         }
         let released = {
             let mut state = self.state();
@@ -188,7 +188,7 @@ impl Net {
     }
 
     /// The kernels give up the connections of a path that is still silent.
-    fn give_up(&self, from: Machine, to: Machine) {
+    fn time_out(&self, from: Machine, to: Machine) {
         let now = self.post.now();
         let is_dead = {
             let mut state = self.state();

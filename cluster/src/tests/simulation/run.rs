@@ -40,8 +40,8 @@ const FAULTS_TO: Ms = 30_000;
 const PROBED_AFTER: Ms = 6_000;
 
 /// How long after the faults a run ends, and in some runs: when also what was turned away last is forgotten.
-const SETTLES: Ms = 28_000;
-const SETTLES_LONG: Ms = 90_000;
+const SETTLE_TIME: Ms = 28_000;
+const LONG_SETTLE_TIME: Ms = 90_000;
 
 /// How long an instance may take to leave: 15 s.
 const LEAVE_LIMIT: Duration = Duration::from_secs(15);
@@ -154,13 +154,17 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
             client.run(until).await;
         });
     }
-    let settles = if is_long { SETTLES_LONG } else { SETTLES };
+    let settle_time = if is_long {
+        LONG_SETTLE_TIME
+    } else {
+        SETTLE_TIME
+    };
     run.until(end + PROBED_AFTER);
     for client in &run.clients {
         let client = client.clone();
         run.world.run(async { client.probe() });
     }
-    run.until(end + settles);
+    run.until(end + settle_time);
     if watcher.failures().is_empty() {
         run.settled(end);
     }
@@ -284,8 +288,8 @@ impl Run {
 
     fn apply(&mut self, event: Event) {
         let watcher = self.environment.watcher.clone();
-        let noted = !matches!(event, Event::Heal);
-        if noted {
+        let is_recorded = !matches!(event, Event::Heal);
+        if is_recorded {
             watcher.note(format!("--- {event:?}"));
         }
         match event {

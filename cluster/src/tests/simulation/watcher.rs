@@ -175,7 +175,7 @@ struct Process {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Lives,
+    Alive,
     Stopped,
     Dead { at: Ms },
 }
@@ -254,7 +254,7 @@ impl Watcher {
         let process = Process {
             machine,
             incarnation,
-            state: State::Lives,
+            state: State::Alive,
             stops: Vec::new(),
             leaves: None,
         };
@@ -279,7 +279,7 @@ impl Watcher {
                 process.state = State::Stopped;
                 process.stops.push((now, None));
             } else {
-                process.state = State::Lives;
+                process.state = State::Alive;
                 if let Some(last) = process.stops.last_mut() {
                     last.1 = Some(now);
                 }
@@ -528,7 +528,7 @@ impl Watcher {
         let log = self.log();
         let process = log.processes.get(&host);
         process.is_some_and(|process| {
-            process.state == State::Lives
+            process.state == State::Alive
                 && process
                     .stops
                     .iter()
@@ -577,7 +577,7 @@ impl Watcher {
         let is_known = |owner: HostId, at| match log.processes.get(&owner)?.state {
             State::Dead { at: died } => Some(log.was_consistent(owner, at, died) >= WRITTEN),
             // It had no lease, and another one has claimed the session.
-            State::Lives | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
+            State::Alive | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
         };
         let deleted = log.deleted.iter().filter(|(_, owner, at)| {
             *at > last + 2 * WRITTEN && owner.and_then(|owner| is_known(owner, *at)) == Some(true)
@@ -602,7 +602,7 @@ impl Log {
 
     fn is_alive(&self, host: HostId) -> bool {
         let process = self.processes.get(&host);
-        process.is_some_and(|it| it.state == State::Lives)
+        process.is_some_and(|it| it.state == State::Alive)
     }
 
     fn machine(&self, host: HostId) -> Option<Machine> {
@@ -705,7 +705,7 @@ impl Log {
         let session = self.sessions.get(&call.session)?;
         let process = self.processes.get(&host)?;
         let is_expected = session.is_deleted || session.is_lost || process.leaves.is_some();
-        if is_expected || !matches!(process.state, State::Lives) {
+        if is_expected || !matches!(process.state, State::Alive) {
             return None;
         }
         let begun = call.begun.map_or(now, |(_, at)| at);
@@ -779,10 +779,10 @@ impl Log {
                 let is_here = served.is_none_or(|it| it.0 == host);
                 let died = match self.processes.get(&host)?.state {
                     State::Dead { at } => at,
-                    State::Lives | State::Stopped if is_here => {
+                    State::Alive | State::Stopped if is_here => {
                         return Some(format!("{host} lives, and it ended at {at}"));
                     }
-                    State::Lives | State::Stopped => now,
+                    State::Alive | State::Stopped => now,
                 };
                 let is_evicted = self.evicted.is_some_and(|evicted| evicted >= at);
                 let is_written = !is_evicted
@@ -829,7 +829,7 @@ impl Log {
         let (owner, since) = *known.served.last()?;
         let process = self.processes.get(&owner)?;
         match process.state {
-            State::Lives if process.leaves.is_none() => {
+            State::Alive if process.leaves.is_none() => {
                 let is_lost = self.longest_absence(owner, now.saturating_sub(AFTERMATH), now);
                 (is_lost < LEASE_AT_RISK).then(|| {
                     let why = format!("{owner} lives, and serves it since {since}");
@@ -846,7 +846,7 @@ impl Log {
                         (Check::NotFound, why)
                     })
             }
-            State::Lives | State::Dead { .. } => {
+            State::Alive | State::Dead { .. } => {
                 let is_lost = self.losses.iter().any(|loss| *loss >= known.opened);
                 let was_cut = self
                     .cuts

@@ -115,7 +115,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     let directory = directory(&server);
     let (me, secret) = (instance(1), SessionHash::of("secret"));
     let status = Status::default();
-    directory.lease(me, &status).await.unwrap();
+    directory.acquire_lease(me, &status).await.unwrap();
     let entered = Registration {
         params: Arc::from(*b"{}"),
         ..session("secret")
@@ -272,7 +272,10 @@ async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
         };
         directory.delete(session("b").session, by).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
-        directory.lease(one, &Status::default()).await.unwrap();
+        directory
+            .acquire_lease(one, &Status::default())
+            .await
+            .unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
         directory.heartbeat(one, &Status::default()).await.unwrap();
         let () = server.ask("FLUSHALL").await;
@@ -416,7 +419,7 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
 async fn who_leaves_is_not_alive_at_once() {
     let server = Server::start().await;
     let mut one = Living::start(&server, 1, 1).await;
-    one.heartbeat.leave();
+    one.heartbeat.stop();
     timeout(PATIENCE, &mut one.task).await.unwrap().unwrap();
     let leases: usize = server.ask("HLEN mcp:i").await;
     assert_eq!(leases, 0);

@@ -16,7 +16,10 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
     let former = instance(9);
     let directory = directory(&server);
     // Ten sessions have another owner, whose lease is in the snapshot too.
-    directory.lease(former, &Status::default()).await.unwrap();
+    directory
+        .acquire_lease(former, &Status::default())
+        .await
+        .unwrap();
     let former_ones: Vec<_> = (0..10).map(|id| session(&id.to_string())).collect();
     directory.register(former, &former_ones).await.unwrap();
     sleep(Duration::from_millis(10)).await;
