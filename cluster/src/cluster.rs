@@ -143,12 +143,12 @@ impl Cluster {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
         router.shutdown.watch(layer.calls());
-        let told = router.clone();
+        let observing = router.clone();
         let observed = layer.observe_fn(move |event| {
             // Also if it has completed: its answer came by, be it before it was noted.
             if let Event::Ended { call, .. } = event {
                 answers.on_call_ended(call);
-                told.shutdown.on_call_ended(call.session());
+                observing.shutdown.on_call_ended(call.session());
             }
         });
         observed.confirm(move |orphan| {
@@ -225,12 +225,12 @@ impl Cluster {
         let router = &self.shared.router;
         let until = Instant::now().checked_add(limit);
         // Also if this is dropped.
-        let heartbeat_ends = EndsHeartbeat(&router.heartbeat);
+        let heartbeat_stop = HeartbeatStop(&router.heartbeat);
         let leaving = router.shutdown.begin();
         leaving.transfer_sessions(limit, until).await;
         leaving.stop_serving();
         let cancelled = leaving.drain(until).await;
-        drop(heartbeat_ends);
+        drop(heartbeat_stop);
         if let Some(heartbeat_task) = self.shared.heartbeat_task() {
             // It ends when the lease is given up. If it panicked, the lease ends by itself.
             let _ended = heartbeat_task.await;
@@ -301,9 +301,9 @@ impl fmt::Debug for Cluster {
 }
 
 /// Dropped, it has the lease given up.
-struct EndsHeartbeat<'a>(&'a Heartbeat);
+struct HeartbeatStop<'a>(&'a Heartbeat);
 
-impl Drop for EndsHeartbeat<'_> {
+impl Drop for HeartbeatStop<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }

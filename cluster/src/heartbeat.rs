@@ -29,7 +29,9 @@ pub(crate) use self::health::SETTLE_PERIOD;
 use self::{health::DirectoryHealth, lane::Lane};
 use crate::{
     answers::Answers,
-    directory::{BackendRunId, Claim, Directory, DirectoryError, LIMIT, Leases, Limited, Status},
+    directory::{
+        BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, Leases, Limited, Status,
+    },
     ids::{Owner, Ownership, SessionHash},
     log::log,
     metrics,
@@ -170,7 +172,7 @@ impl Heartbeat {
             never = self.run_contested() => match never {},
         }
         // What was opened last is claimed as everything else is, if the directory knows it.
-        let _not_written = timeout(LIMIT, self.write_all()).await;
+        let _not_written = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
         // With when this instance turned a client away.
         let _last = self.directory.heartbeat(self.me, &self.status()).await;
         self.health().on_heartbeat_failed();
@@ -328,8 +330,8 @@ impl Heartbeat {
             }
             Work::Register(batch) => {
                 match self.directory.register(self.me, &batch.sessions).await {
-                    Ok(left) => {
-                        self.sessions.on_written(batch, &left);
+                    Ok(unchanged) => {
+                        self.sessions.on_written(batch, &unchanged);
                         Ok(())
                     }
                     Err(error) => {

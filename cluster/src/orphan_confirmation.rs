@@ -17,7 +17,7 @@ use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
 
 use crate::{
-    directory::{Directory as _, LIMIT, Lease, Leases},
+    directory::{DIRECTORY_TIMEOUT, Directory as _, Lease, Leases},
     heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::{Incarnation, Record, SessionHash},
     metrics,
@@ -26,8 +26,8 @@ use crate::{
 };
 
 /// A heartbeat may lack clients that arrived in this time before it was written: 1.25 s. It was composed for its way to the directory, and
-/// may have been [`LIMIT`] on it.
-const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(LIMIT);
+/// may have been [`DIRECTORY_TIMEOUT`] on it.
+const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(DIRECTORY_TIMEOUT);
 
 /// How long after a heartbeat is due it is looked for: 100 ms.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
 //! The owners of sessions that do not live here: what was learned lately, and look-ups of the rest.
 //!
 //! 1. What is kept is bounded, and what nobody owns is kept apart: ids that somebody makes up push no owner out.
-//! 2. A session is looked up once at a time, for all who ask. At most [`MAX_LOOKUPS`] are, and none for longer than [`LIMIT`], in
+//! 2. A session is looked up once at a time, for all who ask. At most [`MAX_LOOKUPS`] are, and none for longer than [`DIRECTORY_TIMEOUT`], in
 //!    which the wait for a permit counts.
 //! 3. That a session is this instance's is not kept: what lives here is known without asking, and of what does not, another may
 //!    be the owner by now.
@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use crate::{
-    directory::{Directory, DirectoryError, LIMIT, Limited, Look},
+    directory::{DIRECTORY_TIMEOUT, Directory, DirectoryError, Limited, Look},
     ids::{Incarnation, Ownership, Record, SessionHash},
     ttl_cache::TtlCache,
 };
@@ -180,7 +180,7 @@ impl Inner {
                 .map_err(DirectoryError::failed)?;
             self.directory.look(session).await
         };
-        timeout(LIMIT, look)
+        timeout(DIRECTORY_TIMEOUT, look)
             .await
             .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
     }

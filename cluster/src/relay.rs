@@ -272,11 +272,11 @@ impl Relay {
 fn expect_continue(request: &mut Request<Body>) -> ContinueSignal {
     let (signal, body) = ContinueSignal::defer(std::mem::take(request.body_mut()));
     *request.body_mut() = body;
-    let waits = HeaderValue::from_static("100-continue");
-    request.headers_mut().insert(header::EXPECT, waits);
+    let expectation = HeaderValue::from_static("100-continue");
+    request.headers_mut().insert(header::EXPECT, expectation);
     let continues = signal.clone();
-    ext::on_informational(request, move |said| {
-        if said.status() == StatusCode::CONTINUE {
+    ext::on_informational(request, move |informational| {
+        if informational.status() == StatusCode::CONTINUE {
             continues.send();
         }
     });

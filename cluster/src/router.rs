@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::{
-    directory::{Claim, Directory as _, LIMIT, Limited, Look},
+    directory::{Claim, DIRECTORY_TIMEOUT, Directory as _, Limited, Look},
     drain_gate::InFlightGuard,
     fields::{Fields, SESSION_ID},
     generations::Generations,
@@ -127,7 +127,7 @@ impl Router {
         if self.heartbeat.may_serve(id) {
             return true;
         }
-        let decided = timeout(LIMIT, self.heartbeat.until_decided(id)).await;
+        let decided = timeout(DIRECTORY_TIMEOUT, self.heartbeat.until_decided(id)).await;
         decided.is_ok() && self.sessions.is_local(SessionHash::of(id))
     }
 

@@ -14,7 +14,7 @@ use rmcp::transport::streamable_http_server::session::{
 use tokio::time::timeout;
 
 use crate::{
-    directory::{Directory, LIMIT, Limited},
+    directory::{DIRECTORY_TIMEOUT, Directory, Limited},
     ids::{Incarnation, SessionHash},
     rate_limited_warning::RateLimitedWarning,
     sessions::Sessions,
@@ -24,7 +24,7 @@ use crate::{
 /// not restored when its instance is gone.
 const MAX_PARAMS: usize = 64 * 1024;
 
-/// How long a new session may wait until the directory has it: 2 s, so that a second try of [`LIMIT`] each has its time.
+/// How long a new session may wait until the directory has it: 2 s, so that a second try of [`DIRECTORY_TIMEOUT`] each has its time.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Keeps in the directory what a session needs to be restored.
@@ -99,7 +99,7 @@ impl SessionStore for ClusterStore {
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
         self.sessions.deleted(session_id);
         let removed = self.sessions.until_removed(SessionHash::of(session_id));
-        if timeout(LIMIT, removed).await.is_err() {
+        if timeout(DIRECTORY_TIMEOUT, removed).await.is_err() {
             tracing::debug!("a session ended before the directory forgot it");
         }
         Ok(())

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::directory::LIMIT;
+use crate::directory::DIRECTORY_TIMEOUT;
 
 /// For how long a client that was turned away counts as on its way, if no other time is set: 40 s. It is to come again after 1 s; SDKs
 /// that keep their own time wait 30 s at most before their next try.
@@ -22,7 +22,8 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 pub(crate) const SLOW_RELAY_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// How long after its arrival a client that is not served counts as turned away: 750 ms, a look-up and [`SLOW_RELAY_THRESHOLD`].
-pub(crate) const MAX_RECORD_DELAY: Duration = LIMIT.saturating_add(SLOW_RELAY_THRESHOLD);
+pub(crate) const MAX_RECORD_DELAY: Duration =
+    DIRECTORY_TIMEOUT.saturating_add(SLOW_RELAY_THRESHOLD);
 
 /// When clients were turned away last.
 #[derive(Debug)]

@@ -111,8 +111,8 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     let register =
         async |owner, sessions: &[Registration]| directory.register(owner, sessions).await.unwrap();
     assert_eq!(register(first, std::slice::from_ref(&later)).await, []);
-    let left = register(second, &[free.clone(), taken.clone()]).await;
-    assert_eq!(left, [(taken.session, owned(first, &later))]);
+    let unchanged = register(second, &[free.clone(), taken.clone()]).await;
+    assert_eq!(unchanged, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
     assert_eq!(owner_of(directory, free.session).await, Some(second));
     // As a directory has it that was restored from a snapshot.
@@ -122,8 +122,8 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     };
     assert_eq!(register(second, std::slice::from_ref(&latest)).await, []);
     assert_eq!(owner_of(directory, taken.session).await, Some(second));
-    let left = register(first, &[later]).await;
-    assert_eq!(left, [(taken.session, owned(second, &latest))]);
+    let unchanged = register(first, &[later]).await;
+    assert_eq!(unchanged, [(taken.session, owned(second, &latest))]);
     // Of two with one epoch the larger incarnation has it.
     let [smaller, larger] = {
         let mut both = [instance(3), instance(4)];
@@ -158,8 +158,8 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
         renewed: Some(renewed),
         ..registered
     });
-    let left = directory.register(me, &renews).await.unwrap();
-    assert_eq!(left, [(taken.session, Record::Owned(its))]);
+    let unchanged = directory.register(me, &renews).await.unwrap();
+    assert_eq!(unchanged, [(taken.session, Record::Owned(its))]);
     let now = Ownership {
         owner: me,
         epoch: renewed,
@@ -170,14 +170,14 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
         renewed: Some(renewed),
         ..lost.clone()
     };
-    let left = directory.register(me, &[renews]).await.unwrap();
-    assert_eq!(left, [(lost.session, owned(me, &lost))]);
+    let unchanged = directory.register(me, &[renews]).await.unwrap();
+    assert_eq!(unchanged, [(lost.session, owned(me, &lost))]);
     let wanted = read.claimed_by(other);
     let late = directory.claim(mine.session, read, wanted).await.unwrap();
     assert_eq!(late, Claim::Lost(Record::Owned(now)));
-    let left = directory.register(me, std::slice::from_ref(&mine)).await;
+    let unchanged = directory.register(me, std::slice::from_ref(&mine)).await;
     assert_eq!(
-        left.unwrap(),
+        unchanged.unwrap(),
         [(mine.session, Record::Owned(now))],
         "it is told of an epoch that it took and has not heard of"
     );
@@ -203,12 +203,12 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     assert_eq!(now, wins);
     assert_eq!(claim(loses).await, Claim::Lost(Record::Owned(now)));
     assert_eq!(ownership(directory, claimed.session).await, Some(now));
-    let left = directory
+    let unchanged = directory
         .register(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
     assert_eq!(
-        left,
+        unchanged,
         [(claimed.session, Record::Owned(now))],
         "the former owner is told when it comes back"
     );
@@ -308,11 +308,11 @@ async fn of_all_who_register_at_once_one_owns<D: Directory>(directory: &Arc<D>) 
     assert_eq!(owner.as_ref(), largest);
     assert!(registered.filter(Vec::is_empty).count() >= 1);
     for rival in rivals {
-        let left = directory
+        let unchanged = directory
             .register(rival, std::slice::from_ref(&wanted))
             .await
             .unwrap();
-        assert_eq!(left.is_empty(), Some(rival) == owner);
+        assert_eq!(unchanged.is_empty(), Some(rival) == owner);
     }
 }
 
@@ -363,8 +363,8 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
             ..deleted.clone()
         };
         for (who, of) in [(former, &deleted), (owner, &again)] {
-            let left = directory.register(who, std::slice::from_ref(of)).await;
-            assert_eq!(left.unwrap(), [(hash, expected)]);
+            let unchanged = directory.register(who, std::slice::from_ref(of)).await;
+            assert_eq!(unchanged.unwrap(), [(hash, expected)]);
         }
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
         assert_eq!(claimed.unwrap(), Claim::Lost(expected));

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    BackendRunId, Claim, Directory, DirectoryError, Entry, HeartbeatReply, LEASE, Lease, Leases,
-    Look, RECORD_TTL, Registration, Status,
+    BackendRunId, Claim, Directory, DirectoryError, Entry, HeartbeatReply, LEASE_TTL, Lease,
+    Leases, Look, RECORD_TTL, Registration, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -152,12 +152,12 @@ impl Directory for MemoryDirectory {
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        let mut left = Vec::new();
+        let mut unchanged = Vec::new();
         for registered in sessions {
             let (session, epoch) = (registered.session, registered.epoch);
             match state.session(session, now) {
                 Some(known) if !known.record.yields_to(&Ownership { owner, epoch }) => {
-                    left.push((session, known.record));
+                    unchanged.push((session, known.record));
                 }
                 known => {
                     let ownership = match known.map(|known| known.record) {
@@ -167,12 +167,12 @@ impl Directory for MemoryDirectory {
                     let params = Bytes::copy_from_slice(&registered.params);
                     state.write(session, Record::Owned(ownership), params, now);
                     if ownership != registered.ownership(owner) {
-                        left.push((session, Record::Owned(ownership)));
+                        unchanged.push((session, Record::Owned(ownership)));
                     }
                 }
             }
         }
-        Ok(left)
+        Ok(unchanged)
     }
 
     async fn claim(
@@ -372,7 +372,7 @@ impl StoredLease {
     }
 
     fn lasts(&self, now: Instant) -> bool {
-        now - self.renewed < LEASE
+        now - self.renewed < LEASE_TTL
     }
 }
 

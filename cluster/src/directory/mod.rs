@@ -11,8 +11,8 @@
 //!    [`Heartbeat`](crate::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first has its lease, then registers sessions. A lease that lapsed is not renewed but made anew, after the
 //!    instance took note of the gap: so an instance that finds its own lease knows that nothing was lost since it last looked.
-//! 6. No caller waits longer than [`LIMIT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
-//!    written and removed within [`ANSWERS_LIMIT`], apart from all else, so that they delay nothing.
+//! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
+//!    written and removed within [`ANSWERS_TIMEOUT`], apart from all else, so that they delay nothing.
 //!
 //! The backend is what answers: a Redis, a Valkey, or the memory of this process.
 
@@ -34,14 +34,14 @@ pub use self::memory::MemoryDirectory;
 pub(crate) use self::redis::{RedisAddress, RedisDirectory};
 pub(crate) use self::{
     error::DirectoryError,
-    limited::{ANSWERS_LIMIT, LIMIT, Limited},
+    limited::{ANSWERS_TIMEOUT, DIRECTORY_TIMEOUT, Limited},
 };
 use crate::ids::{
     CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
 };
 
 /// How long a lease lasts: 6 s, three heartbeats.
-pub(crate) const LEASE: Duration = Duration::from_secs(6);
+pub(crate) const LEASE_TTL: Duration = Duration::from_secs(6);
 
 /// How long the directory keeps a record that its owner does not write again: 1 h.
 pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);

@@ -39,8 +39,8 @@ use self::{
     scripts::Scripts,
 };
 use super::{
-    BackendRunId, Claim, Directory, DirectoryError, Entry, HeartbeatReply, LEASE, LIMIT, Leases,
-    Look, RECORD_TTL, Registration, Status,
+    BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, Entry, HeartbeatReply,
+    LEASE_TTL, Leases, Look, RECORD_TTL, Registration, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
@@ -57,7 +57,7 @@ mod source;
 
 /// How long the leases are kept that no heartbeat renews: a day. Long, so that a backend that evicts by remaining time takes
 /// them last.
-const LEASES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A Redis or a Valkey, on two connections, which are made again when they break.
 pub(crate) struct RedisDirectory {
@@ -83,7 +83,7 @@ impl RedisDirectory {
         })
     }
 
-    /// Inspects the backend, if it answers within [`LIMIT`]. Otherwise the first heartbeat that is answered does.
+    /// Inspects the backend, if it answers within [`DIRECTORY_TIMEOUT`]. Otherwise the first heartbeat that is answered does.
     ///
     /// # Errors
     /// The backend cannot be a directory.
@@ -92,7 +92,7 @@ impl RedisDirectory {
             let mut connection = self.connections.source().connect_once().await?;
             Kind::read(&mut connection).await
         };
-        match timeout(LIMIT, kind).await {
+        match timeout(DIRECTORY_TIMEOUT, kind).await {
             Ok(Ok(kind)) => self.inspection.evaluate(kind),
             // Heartbeats try again, and see only that no answer was in time.
             Ok(Err(error)) => {
@@ -121,8 +121,8 @@ impl RedisDirectory {
         lease.arg(run.unwrap_or(NONE));
         lease.arg(if marks.is_empty() { NONE } else { &marks });
         lease.arg(owner.address.to_string());
-        lease.arg(millis(LEASE)).arg(millis(CLOCK_SKEW));
-        lease.arg(how).arg(millis(LEASES_KEPT)).arg(TURNED_AWAY);
+        lease.arg(millis(LEASE_TTL)).arg(millis(CLOCK_SKEW));
+        lease.arg(how).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
         lease
     }
 
@@ -132,11 +132,11 @@ impl RedisDirectory {
         owner: Owner,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
-        let mut heartbeat = pipe();
-        heartbeat.load_script(&self.scripts.lease).ignore();
-        heartbeat.invoke_script(&self.lease_of(owner, status, "renew"));
-        heartbeat.cmd("INFO").arg("server");
-        let answer = heartbeat.query_async(&mut connection).await;
+        let mut pipeline = pipe();
+        pipeline.load_script(&self.scripts.lease).ignore();
+        pipeline.invoke_script(&self.lease_of(owner, status, "renew"));
+        pipeline.cmd("INFO").arg("server");
+        let answer = pipeline.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
             // It may have become a replica, and another backend has its name. Or it refuses the connection, which does not try again then.
             if !error.is_io_error() {
@@ -237,16 +237,16 @@ impl Directory for RedisDirectory {
                 "another number of answers than of questions",
             ));
         }
-        let mut left = Vec::new();
+        let mut unchanged = Vec::new();
         for (registered, text) in sessions.iter().zip(records) {
             match read_record(registered.session, &text) {
                 Ok(record) if record == Record::Owned(registered.ownership(owner)) => {}
-                Ok(record) => left.push((registered.session, record)),
+                Ok(record) => unchanged.push((registered.session, record)),
                 // One such record does not keep the others waiting.
                 Err(error) => self.unreadable.warn(&format_args!("{error}")),
             }
         }
-        Ok(left)
+        Ok(unchanged)
     }
 
     async fn claim(
@@ -285,10 +285,10 @@ impl Directory for RedisDirectory {
         let renewed = self.renew_lease(connection.clone(), owner, status);
         let (renewed, inspected) = join!(renewed, self.inspection.inspect(&mut connection));
         inspected?;
-        let heartbeat = renewed?;
+        let reply = renewed?;
         self.connections.heartbeat_answered();
-        self.inspection.answered(&heartbeat.run);
-        Ok(heartbeat)
+        self.inspection.answered(&reply.run);
+        Ok(reply)
     }
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {

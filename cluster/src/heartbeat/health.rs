@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::{
-    directory::{BackendRunId, LEASE},
+    directory::{BackendRunId, LEASE_TTL},
     sessions::Lapse,
 };
 
@@ -27,7 +27,7 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
 /// For how long the directory must have been consistent for what it does not know to be unknown to all instances: a lease's time. Each
 /// instance that had its lease then has renewed it since, or has lost it.
-pub(crate) const SETTLE_PERIOD: Duration = LEASE;
+pub(crate) const SETTLE_PERIOD: Duration = LEASE_TTL;
 
 /// What heartbeats found of the directory.
 #[derive(Debug)]
@@ -229,7 +229,7 @@ impl DirectoryHealth {
     /// Whether the lease that was renewed last lasts, as far as this side can tell.
     fn is_fresh(&self, now: Instant) -> bool {
         self.last_heartbeat
-            .is_some_and(|last_heartbeat| now.saturating_duration_since(last_heartbeat) < LEASE)
+            .is_some_and(|last_heartbeat| now.saturating_duration_since(last_heartbeat) < LEASE_TTL)
     }
 }
 

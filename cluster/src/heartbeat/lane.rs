@@ -10,10 +10,10 @@ use tokio::{
 
 /// Writes that end with whether the directory took them. A failure pauses the lane.
 pub(super) struct Lane<F> {
-    most: usize,
-    under_way: FuturesUnordered<F>,
+    max: usize,
+    in_flight: FuturesUnordered<F>,
     /// After a failure, when the next one may begin.
-    resumed: Option<Instant>,
+    resumes_at: Option<Instant>,
     /// How long after a failure that is.
     pause: Duration,
 }
@@ -21,33 +21,33 @@ pub(super) struct Lane<F> {
 // === impl Lane ===
 
 impl<F: Future<Output = bool>> Lane<F> {
-    pub(super) fn new(most: usize, pause: Duration) -> Self {
+    pub(super) fn new(max: usize, pause: Duration) -> Self {
         Self {
-            most,
-            under_way: FuturesUnordered::new(),
-            resumed: None,
+            max,
+            in_flight: FuturesUnordered::new(),
+            resumes_at: None,
             pause,
         }
     }
 
     pub(super) fn has_room(&self) -> bool {
-        let is_paused = self.resumed.is_some_and(|at| Instant::now() < at);
-        self.under_way.len() < self.most && !is_paused
+        let is_paused = self.resumes_at.is_some_and(|at| Instant::now() < at);
+        self.in_flight.len() < self.max && !is_paused
     }
 
     pub(super) fn push(&self, write: F) {
-        self.under_way.push(write);
+        self.in_flight.push(write);
     }
 
     /// Returns when there may be room again: a write has ended, or the pause after a failure. Never, if there is nothing of the kind.
     pub(super) async fn next_change(&mut self) {
         let now = Instant::now();
-        let resumed = self.resumed.filter(|at| now < *at);
+        let resumes_at = self.resumes_at.filter(|at| now < *at);
         select! {
-            Some(is_done) = self.under_way.next() => if !is_done {
-                self.resumed = Some(Instant::now() + self.pause);
+            Some(is_done) = self.in_flight.next() => if !is_done {
+                self.resumes_at = Some(Instant::now() + self.pause);
             },
-            () = sleep_until(resumed.unwrap_or(now)), if resumed.is_some() => {}
+            () = sleep_until(resumes_at.unwrap_or(now)), if resumes_at.is_some() => {}
             else => pending().await,
         }
     }

@@ -7,7 +7,7 @@ use tokio::{
 use super::*;
 use crate::{
     directory::{
-        Claim, LEASE, LIMIT, Look, MemoryDirectory,
+        Claim, DIRECTORY_TIMEOUT, LEASE_TTL, Look, MemoryDirectory,
         contract::{claim_from, instance, is_alive, session},
         faulty::{Fault, Faulty},
     },
@@ -110,7 +110,7 @@ async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
         assert!(is_alive(&memory, one.me).await && one.is_consistent());
     }
     one.task.abort();
-    sleep(LEASE).await;
+    sleep(LEASE_TTL).await;
     assert!(!is_alive(&memory, one.me).await);
     assert!(!one.is_consistent(), "nobody asks any more whether it is");
 }
@@ -241,7 +241,7 @@ async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_a
         let one = Instance::with(1, &memory, &["a"]).await;
         one.link.set(fault);
         timeout(
-            HEARTBEAT_INTERVAL + LIMIT + STEP,
+            HEARTBEAT_INTERVAL + DIRECTORY_TIMEOUT + STEP,
             one.until_not_consistent(),
         )
         .await
@@ -353,7 +353,7 @@ async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
     let mut two = Instance::with(2, &memory, &[]).await;
     let snapshot = memory.take_snapshot();
     one.link.set(Fault::Fails);
-    sleep(2 * LEASE).await;
+    sleep(2 * LEASE_TTL).await;
     let claim = claim_from(&memory, session("a").session, one.me, two.me).await;
     assert_eq!(claim, Claim::Won);
     two.sessions.begin("a", session("a").params);
@@ -518,7 +518,10 @@ async fn who_leaves_a_directory_that_is_away_does_not_wait_for_it() {
     one.link.set(Fault::Stopped);
     sleep(3 * SECOND).await;
     one.heartbeat.stop();
-    timeout(3 * LIMIT, &mut one.task).await.unwrap().unwrap();
+    timeout(3 * DIRECTORY_TIMEOUT, &mut one.task)
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -194,8 +194,8 @@ impl Sessions {
     /// A session of this instance was found in the directory, and is to be restored.
     pub(crate) fn record_restore_attempt(&self, session: SessionHash) {
         let (now, mut restores) = (Instant::now(), lock(&self.restores));
-        let tries = restores.get(session, now).copied().unwrap_or_default();
-        restores.insert(session, tries + 1, now);
+        let attempts = restores.get(session, now).copied().unwrap_or_default();
+        restores.insert(session, attempts + 1, now);
     }
 
     /// A request of a session that was restored was served.
@@ -206,8 +206,8 @@ impl Sessions {
     /// Whether it was tried so often to restore a session that it cannot be.
     pub(crate) fn is_unrestorable(&self, id: &str) -> bool {
         let restores = lock(&self.restores);
-        let tries = restores.get(SessionHash::of(id), Instant::now());
-        tries.is_some_and(|tries| *tries >= RESTORE_ATTEMPTS)
+        let attempts = restores.get(SessionHash::of(id), Instant::now());
+        attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
     }
 
     /// A session was opened to be restored, and has no handler that serves it. It is closed unless another request is in flight.

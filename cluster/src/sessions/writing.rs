@@ -154,13 +154,13 @@ impl Sessions {
     }
 
     /// The directory knows these now, but for those whose records it left as they were.
-    pub(crate) fn on_written(&self, batch: Batch, left: &[(SessionHash, Record)]) {
-        let left: HashMap<SessionHash, Record> = left.iter().copied().collect();
+    pub(crate) fn on_written(&self, batch: Batch, unchanged: &[(SessionHash, Record)]) {
+        let unchanged: HashMap<SessionHash, Record> = unchanged.iter().copied().collect();
         for Registration {
             session, renewed, ..
         } in &batch.sessions
         {
-            match left.get(session) {
+            match unchanged.get(session) {
                 Some(record) => self.found(*session, *record),
                 None => {
                     if let Some(local) = self.shard(*session).get_mut(session) {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     directory::{
-        LEASE, contract,
+        LEASE_TTL, contract,
         faulty::{Fault, Faulty},
     },
     heartbeat::HEARTBEAT_INTERVAL,
@@ -193,7 +193,7 @@ async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_
         assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     }
     assert_eq!(directory.asked("claim"), 0);
-    pass(LEASE).await;
+    pass(LEASE_TTL).await;
     assert_eq!(echo(&mcp, "x").await, "x");
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     cluster::Options,
     directory::{
-        LEASE, MemoryDirectory,
+        LEASE_TTL, MemoryDirectory,
         contract::owner_of,
         faulty::{Fault, Faulty},
     },
@@ -95,7 +95,7 @@ async fn late_body(call: &mut Connection, mcp: &Mcp) {
 /// Its heartbeat stands still until its lease is over, and with it what others see of the instance.
 async fn stall(node: &Node) {
     node.cluster.stop_heartbeat();
-    pass(LEASE + HEARTBEAT_INTERVAL).await;
+    pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
 }
 
 fn resume_heartbeat(node: &Node) -> JoinHandle<()> {
@@ -149,7 +149,7 @@ async fn an_owner_that_stood_still_for_less_than_its_lease_goes_on() {
     is_reached.store(true, Ordering::Relaxed);
     let mcp = a.session().await;
     a.cluster.stop_heartbeat();
-    pass(LEASE - SECOND / 2).await;
+    pass(LEASE_TTL - SECOND / 2).await;
     let heartbeat = resume_heartbeat(&a);
     run_other_tasks().await;
     assert!(a.routing().heartbeat.may_serve(mcp.session_id().unwrap()));
@@ -175,7 +175,7 @@ async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_re
         let mcp = a.session().await;
         let mut call = running_call(&a, &mcp, 1, "begun").await;
         directory.set(Fault::Fails);
-        pass(LEASE - HEARTBEAT_INTERVAL).await;
+        pass(LEASE_TTL - HEARTBEAT_INTERVAL).await;
         assert_eq!(status(&mcp, 2).await, 200);
         pass(2 * HEARTBEAT_INTERVAL).await;
         let expected = if requires_lease { 503 } else { 200 };
@@ -328,7 +328,7 @@ async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_
         drop(a.public);
         of_a.set(Fault::Fails);
         a.peers.abort();
-        pass(2 * LEASE).await;
+        pass(2 * LEASE_TTL).await;
         let _living = running_call(&b, &at_b, 1, "living").await;
         if is_flushed {
             memory.flush();
@@ -380,7 +380,7 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
 
     of_a.set(Fault::FailsAt("keep_answer"));
     memory.restart();
-    pass(LEASE + SETTLE_PERIOD).await;
+    pass(LEASE_TTL + SETTLE_PERIOD).await;
     for _ in 0..3 {
         assert_eq!(at_b.resume(&named).await.head().await.status, 503);
         pass(HEARTBEAT_INTERVAL).await;
@@ -404,7 +404,7 @@ async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
     let log = tracing_subscriber::registry().with(panics.with_filter(of_cluster));
     let _broken = tracing::subscriber::set_default(log);
     directory.set(Fault::Fails);
-    pass(LEASE).await;
+    pass(LEASE_TTL).await;
     directory.set(Fault::None);
     pass(2 * SETTLE_PERIOD).await;
     assert_eq!(echo(&kept, 1).await, 1);

@@ -22,7 +22,7 @@ use tower_service::Service as _;
 use super::fake_owner::reserve_address;
 use crate::{
     cluster::{Cluster, Options, join},
-    directory::{LEASE, faulty::Faulty},
+    directory::{LEASE_TTL, faulty::Faulty},
     filter::PeersFilter,
     heartbeat::SETTLE_PERIOD,
     ids::{CallNumber, ClusterEventId, Incarnation, Owner, SessionHash},
@@ -221,7 +221,7 @@ impl Node {
     /// Its process is killed, and its lease lapses.
     pub(super) async fn kill_and_expire(&mut self) {
         self.kill().await;
-        pass(LEASE).await;
+        pass(LEASE_TTL).await;
     }
 
     /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     cluster::Options,
     directory::{
-        LEASE,
+        LEASE_TTL,
         faulty::{Fault, Faulty},
         memory::faults::Kind,
     },
@@ -154,7 +154,7 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     assert!(a.witness.is_running("a"));
 
     // Its lease is over.
-    pass(LEASE + HEARTBEAT_INTERVAL).await;
+    pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 

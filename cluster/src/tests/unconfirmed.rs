@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     directory::{
-        DirectoryError, LEASE, MemoryDirectory,
+        DirectoryError, LEASE_TTL, MemoryDirectory,
         contract::owner_of,
         faulty::{Fault, Faulty, Gate, Work},
     },
@@ -87,7 +87,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     of_b.set(Fault::FailsAt("register"));
     assert_eq!(echo(&at_b, 1).await, 1);
     of_b.set(Fault::Fails);
-    pass(2 * LEASE).await;
+    pass(2 * LEASE_TTL).await;
     assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
     // The directory answers again, and takes 450 ms for everything.

@@ -33,9 +33,9 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
     let me = instance(1);
     let status = Status::default();
     directory.acquire_lease(me, &status).await.unwrap();
-    sleep(LEASE - Duration::from_millis(1)).await;
+    sleep(LEASE_TTL - Duration::from_millis(1)).await;
     assert!(directory.heartbeat(me, &status).await.unwrap().was_alive);
-    sleep(LEASE).await;
+    sleep(LEASE_TTL).await;
     assert!(!directory.heartbeat(me, &status).await.unwrap().was_alive);
     assert!(!is_alive(&directory, me).await);
 }

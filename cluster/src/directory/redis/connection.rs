@@ -16,8 +16,8 @@ use redis::{
 };
 use tokio::{task::JoinHandle, time::sleep};
 
-use super::source::{CONNECT_LIMIT, Sentinels, Source};
-use crate::directory::{ANSWERS_LIMIT, LIMIT};
+use super::source::{CONNECT_TIMEOUT, Sentinels, Source};
+use crate::directory::{ANSWERS_TIMEOUT, DIRECTORY_TIMEOUT};
 
 /// How long the backend is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
 const MAX_DELAY: Duration = Duration::from_millis(500);
@@ -184,17 +184,19 @@ async fn connect(source: Source) -> Result<Pair, RedisError> {
         ConnectionManagerConfig::new()
             .set_max_delay(MAX_DELAY)
             .set_number_of_retries(retries)
-            .set_connection_timeout(Some(CONNECT_LIMIT))
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(limit))
     };
     let all_else = match &source {
         // The first command begins it, and tries again by itself.
-        Source::Fixed(_) => ConnectionManager::new_lazy_with_config(client.clone(), config(LIMIT)),
+        Source::Fixed(_) => {
+            ConnectionManager::new_lazy_with_config(client.clone(), config(DIRECTORY_TIMEOUT))
+        }
         Source::Sentinels(_) => {
-            ConnectionManager::new_with_config(client.clone(), config(LIMIT)).await
+            ConnectionManager::new_with_config(client.clone(), config(DIRECTORY_TIMEOUT)).await
         }
     }?;
-    let answers = ConnectionManager::new_lazy_with_config(client.clone(), config(ANSWERS_LIMIT))?;
+    let answers = ConnectionManager::new_lazy_with_config(client.clone(), config(ANSWERS_TIMEOUT))?;
     Ok(Pair {
         client,
         all_else,

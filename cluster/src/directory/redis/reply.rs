@@ -4,7 +4,7 @@ use std::{fmt::Display, str, time::Duration};
 
 use super::format::{CLOCK_SKEW, LATE_ANSWERS, NONE, SETTLED, TURNED_AWAY, session_key};
 use crate::{
-    directory::{BackendRunId, DirectoryError, LEASE, Lease, Leases},
+    directory::{BackendRunId, DirectoryError, LEASE_TTL, Lease, Leases},
     ids::{Record, SessionHash},
 };
 
@@ -35,7 +35,7 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let marks = parts.next()?;
     let has = |mark| marks.split(',').any(|its| its == mark);
     let age = now.saturating_sub(renewed);
-    let lasts = age < LEASE && renewed.saturating_sub(now) <= CLOCK_SKEW;
+    let lasts = age < LEASE_TTL && renewed.saturating_sub(now) <= CLOCK_SKEW;
     lasts.then_some(Lease {
         incarnation: incarnation.parse().ok()?,
         age,

@@ -27,7 +27,7 @@ fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_a
 
 #[test]
 fn a_stop_that_the_lease_outlived_is_none() {
-    let (mut health, now) = after(LEASE - SECOND / 2);
+    let (mut health, now) = after(LEASE_TTL - SECOND / 2);
     assert_eq!(health.lapse(now), Some(Lapse::by_stall(now)));
     answer_heartbeat(&mut health, now, "run", true);
     assert_eq!((health.lapse(now), health.renewal_due()), (None, None));
@@ -36,7 +36,7 @@ fn a_stop_that_the_lease_outlived_is_none() {
 #[test]
 fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
     for run in ["run", "another run"] {
-        let (mut health, stopped) = after(2 * LEASE);
+        let (mut health, stopped) = after(2 * LEASE_TTL);
         answer_heartbeat(&mut health, stopped, run, false);
         for later in 1..4 {
             let now = stopped + later * SECOND;
@@ -53,7 +53,7 @@ fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
 /// The directory is slow, and there are many.
 #[test]
 fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch() {
-    let (mut health, stopped) = after(2 * LEASE);
+    let (mut health, stopped) = after(2 * LEASE_TTL);
     health.on_heartbeat_begun(stopped);
     health.on_lease_missing();
     health.on_heartbeat_answered(stopped, BackendRunId::new("run"));
@@ -75,7 +75,7 @@ fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch
 /// A snapshot may have the lease.
 #[test]
 fn after_a_stop_a_lease_in_another_run_proves_nothing() {
-    let (mut health, stopped) = after(2 * LEASE);
+    let (mut health, stopped) = after(2 * LEASE_TTL);
     answer_heartbeat(&mut health, stopped, "another run", true);
     assert_eq!(health.lapse(stopped), Some(Lapse::by_stall(stopped)));
     assert_eq!(health.renewal_due(), Some(&BackendRunId::new("run")));

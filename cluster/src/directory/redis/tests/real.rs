@@ -146,7 +146,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
     assert_eq!(is.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_KEPT, RECORD_TTL]) {
+    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_TTL, RECORD_TTL]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
@@ -245,7 +245,7 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
     one.until_not_consistent().await;
     // Long enough for the lease to lapse.
-    sleep(LEASE).await;
+    sleep(LEASE_TTL).await;
     server.go_on();
     let begun = Instant::now();
     one.until_consistent().await;

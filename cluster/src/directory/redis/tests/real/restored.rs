@@ -63,7 +63,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
     .await;
     assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
     // Longer than the lease that was in the snapshot.
-    sleep(LEASE + SECOND).await;
+    sleep(LEASE_TTL + SECOND).await;
     for id in 0..50 {
         let id = id.to_string();
         assert!(one.sessions.is_local(session(&id).session), "{id} is lost");
