@@ -54,14 +54,14 @@ pub(super) struct AnswerQueue {
     answers: BTreeMap<u64, QueuedAnswer>,
     /// What was evicted and may be in the directory. Nothing of it is in flight.
     removals: BTreeMap<u64, Removal>,
-    /// Of `queued`, what is neither written nor in flight.
+    /// Of `answers`, what is neither written nor in flight.
     waiting: BTreeSet<u64>,
-    /// Reserved places, and of `queued` what is not written.
+    /// Reserved places, and of `answers` what is not written.
     unwritten: BTreeSet<u64>,
     /// The place of each key. A key is also here while it is in flight or in `removals`.
     places: HashMap<AnswerKey, u64>,
     sessions: HashMap<SessionHash, OfSession>,
-    /// Of all of `queued`.
+    /// Of all of `answers`.
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,

@@ -107,7 +107,7 @@ async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_reclaimed_the_
 }
 
 /// A peer's call waits for those before it, and the session is closed meanwhile. A client of the instance itself is about to restore
-/// it back, and another peer claims it before.
+/// it, and another peer claims it before.
 #[tokio::test]
 async fn a_call_that_waited_does_not_restore_a_session_that_others_are_about_to() {
     for is_claimed in [false, true] {
