@@ -405,9 +405,9 @@ impl Heartbeat {
                 log(
                     || tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed back: the lease of its owner is over"),
                 );
-                self.sessions.claimed(session, wanted.epoch);
+                self.sessions.on_claimed(session, wanted.epoch);
             }
-            Ok(Claim::Lost(record)) => self.sessions.found(session, record),
+            Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
             // The next heartbeat tries it again.
             Err(_) => {}

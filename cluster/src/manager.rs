@@ -116,19 +116,19 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         generations: Arc<Generations>,
         heartbeat: Arc<Heartbeat>,
     ) -> (Self, Weak<dyn CloseSession>) {
-        let (of_sessions, their_generations, listed) =
+        let (observed_answers, observed_generations, observed_sessions) =
             (answers.clone(), generations.clone(), sessions.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
             SessionEvent::Opened {
                 session, restored, ..
             } => {
-                their_generations.begin(session, *restored);
-                listed.opened(session);
+                observed_generations.begin(session, *restored);
+                observed_sessions.on_opened(session);
             }
             SessionEvent::Closed { session, .. } => {
-                listed.closed(session);
-                of_sessions.on_session_closed(session);
-                their_generations.end(session);
+                observed_sessions.on_closed(session);
+                observed_answers.on_session_closed(session);
+                observed_generations.end(session);
             }
             _ => {}
         }));

@@ -147,7 +147,7 @@ impl Router {
         }
         let session = SessionHash::of(id);
         warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
-        self.sessions.deleted(id);
+        self.sessions.on_deleted(id);
         refusals::no_session()
     }
 
@@ -425,7 +425,7 @@ impl Router {
         match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
                 self.owners.mark_own(session);
-                self.sessions.claimed(session, wanted.epoch);
+                self.sessions.on_claimed(session, wanted.epoch);
                 self.shutdown.on_reclaimed(session);
                 (Claimed::Won, false)
             }

@@ -53,7 +53,7 @@ impl SessionClosers {
             for closer in self.all().iter().filter_map(Weak::upgrade) {
                 close(closer, &relinquished).await;
             }
-            sessions.relinquished.was_closed(&relinquished);
+            sessions.relinquished.on_closed(&relinquished);
         }
     }
 

@@ -73,7 +73,7 @@ impl SessionStore for ClusterStore {
         let state = serde_json::from_slice(&entry.params)?;
         let epoch = entry.ownership.epoch;
         self.sessions
-            .loaded(session_id, epoch, Arc::from(&*entry.params));
+            .on_loaded(session_id, epoch, Arc::from(&*entry.params));
         Ok(Some(state))
     }
 
@@ -88,7 +88,7 @@ impl SessionStore for ClusterStore {
             ));
             params.clear();
         }
-        self.sessions.initialized(session_id, params.into());
+        self.sessions.on_initialized(session_id, params.into());
         let written = self.sessions.until_written(SessionHash::of(session_id));
         if timeout(OPEN_TIMEOUT, written).await.is_err() {
             tracing::debug!("the directory does not know a session that begins");
@@ -97,7 +97,7 @@ impl SessionStore for ClusterStore {
     }
 
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
-        self.sessions.deleted(session_id);
+        self.sessions.on_deleted(session_id);
         let removed = self.sessions.until_removed(SessionHash::of(session_id));
         if timeout(DIRECTORY_TIMEOUT, removed).await.is_err() {
             tracing::debug!("a session ended before the directory forgot it");

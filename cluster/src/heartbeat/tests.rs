@@ -130,7 +130,7 @@ async fn a_new_session_is_written_without_waiting_for_a_heartbeat() {
 async fn a_living_session_is_known_for_as_long_as_it_lives() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["living", "closed"]).await;
-    one.sessions.closed("closed");
+    one.sessions.on_closed("closed");
     sleep(Duration::from_secs(3 * 60 * 60)).await;
     assert_eq!(owned(&memory, "living").await, Some(one.me));
     assert_eq!(owned(&memory, "closed").await, None);
@@ -140,7 +140,7 @@ async fn a_living_session_is_known_for_as_long_as_it_lives() {
 async fn a_deleted_session_is_removed_at_once() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
-    one.sessions.deleted("a");
+    one.sessions.on_deleted("a");
     timeout(STEP, one.sessions.until_removed(session("a").session))
         .await
         .unwrap();
@@ -152,7 +152,7 @@ async fn a_session_that_is_deleted_while_the_directory_is_away_is_removed_when_i
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
     one.link.set(Fault::Fails);
-    one.sessions.deleted("a");
+    one.sessions.on_deleted("a");
     sleep(30 * SECOND).await;
     assert_eq!(owned(&memory, "a").await, Some(one.me));
     one.link.set(Fault::None);
@@ -471,7 +471,7 @@ async fn a_burst_of_deletions_to_a_slow_directory_delays_no_new_session() {
     let one = Instance::with(1, &memory, &ids).await;
     one.link.set(Fault::Slow(300 * Duration::from_millis(1)));
     for id in ids {
-        one.sessions.deleted(id);
+        one.sessions.on_deleted(id);
     }
     let new = session("new");
     one.sessions.begin("new", new.params);

@@ -19,14 +19,14 @@ use crate::ids::{Epoch, Ownership, Record, SessionHash};
 
 impl Sessions {
     /// This instance claimed a session. If it is open here, it is this instance's again.
-    pub(crate) fn claimed(&self, session: SessionHash, epoch: Epoch) {
+    pub(crate) fn on_claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(local) = self.shard(session).get_mut(&session) {
-            local.was_written(Instant::now(), Some(epoch));
+            local.on_written(Instant::now(), Some(epoch));
         }
     }
 
     /// The directory has this record of a session.
-    pub(crate) fn found(&self, session: SessionHash, record: Record) {
+    pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(is) if is.owner.incarnation == self.me => {
                 // It was taken by a write whose answer was lost. If an epoch is to be taken since, that is for the next one. Or there was no

@@ -86,7 +86,7 @@ impl LocalSession {
     }
 
     /// The directory has it since then, at an epoch that was taken with that, if any was.
-    pub(super) fn was_written(&mut self, at: Instant, renewed: Option<Epoch>) {
+    pub(super) fn on_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
         self.contested = None;
         let _confirmed = self.unconfirmed.take_if(|it| it.since <= at);

@@ -65,7 +65,7 @@ impl RelinquishedSessions {
     }
 
     /// A session that was sent is closed.
-    pub(crate) fn was_closed(&self, session: &Relinquished) {
+    pub(crate) fn on_closed(&self, session: &Relinquished) {
         if let Entry::Occupied(mut count) = self.closing().entry(session.session) {
             match count.get().checked_sub(1) {
                 Some(left @ 1..) => *count.get_mut() = left,

@@ -131,7 +131,7 @@ impl Sessions {
     }
 
     /// A session was opened or restored.
-    pub(crate) fn opened(&self, id: &str) {
+    pub(crate) fn on_opened(&self, id: &str) {
         let session = SessionHash::of(id);
         {
             let mut shard = self.shard(session);
@@ -145,7 +145,7 @@ impl Sessions {
 
     /// The client's parameters are known, as JSON, and the directory is to know the session. A session that has closed
     /// meanwhile, because the handler refused it, is not known.
-    pub(crate) fn initialized(&self, id: &str, params: Arc<[u8]>) {
+    pub(crate) fn on_initialized(&self, id: &str, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.loaded = None;
@@ -168,8 +168,8 @@ impl Sessions {
     /// A session was opened, and its client's parameters are known.
     #[cfg(test)]
     pub(crate) fn begin(&self, id: &str, params: Arc<[u8]>) {
-        self.opened(id);
-        self.initialized(id, params);
+        self.on_opened(id);
+        self.on_initialized(id, params);
     }
 
     /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its gate
@@ -219,7 +219,7 @@ impl Sessions {
     }
 
     /// The parameters of a session were read, and it is about to be restored here.
-    pub(crate) fn loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
+    pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
         let local = shard
@@ -239,7 +239,7 @@ impl Sessions {
     }
 
     /// A session was closed. The directory knows it as long as it knows one of which it hears nothing more.
-    pub(crate) fn closed(&self, id: &str) {
+    pub(crate) fn on_closed(&self, id: &str) {
         self.remove(SessionHash::of(id));
     }
 
@@ -249,7 +249,7 @@ impl Sessions {
     }
 
     /// The client ended its session. Nobody is to find it any more.
-    pub(crate) fn deleted(&self, id: &str) {
+    pub(crate) fn on_deleted(&self, id: &str) {
         let session = SessionHash::of(id);
         // Where it has closed already, the record itself has the epoch that ends.
         let epoch = self

@@ -71,7 +71,7 @@ fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
 fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished>) {
     let (sessions, relinquished_sessions) = Sessions::new(me());
     for id in ids {
-        sessions.opened(id);
+        sessions.on_opened(id);
         sessions.begin(id, params());
     }
     assert_eq!(next_names(&sessions).len(), ids.len());
@@ -82,19 +82,19 @@ fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished
 fn a_session_lives_here_until_it_is_closed() {
     let (sessions, _relinquished) = Sessions::new(me());
     assert!(!sessions.is_local(hash("a")));
-    sessions.opened("a");
+    sessions.on_opened("a");
     assert!(sessions.is_local(hash("a")) && !sessions.is_local(hash("b")));
     assert_eq!(sessions.len(), 1);
-    sessions.closed("a");
+    sessions.on_closed("a");
     assert!(!sessions.is_local(hash("a")));
 }
 
 #[test]
 fn a_session_is_written_once_its_parameters_are_known() {
     let (sessions, _relinquished) = Sessions::new(me());
-    sessions.opened("a");
+    sessions.on_opened("a");
     assert_eq!(next_names(&sessions), []);
-    sessions.initialized("a", params());
+    sessions.on_initialized("a", params());
     assert_eq!(next_names(&sessions), [hash("a")]);
     assert_eq!(next_names(&sessions), []);
 }
@@ -116,7 +116,7 @@ fn a_session_that_was_closed_meanwhile_is_not_written_again() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.begin("a", params());
     let batch = next(&sessions).unwrap();
-    sessions.closed("a");
+    sessions.on_closed("a");
     sessions.requeue(batch);
     assert_eq!(next_names(&sessions), []);
 }
@@ -182,7 +182,7 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_wh
         (&*relinquished.id, relinquished.to),
         ("a", RelinquishedTo::Owner(other.owner))
     );
-    sessions.claimed(hash("b"), other.epoch.next());
+    sessions.on_claimed(hash("b"), other.epoch.next());
     assert!(relinquished_sessions.try_recv().is_err() && !sessions.is_local(hash("a")));
     assert!(!sessions.has_contested() && sessions.is_verified(hash("b"), None));
     sessions.relinquish_to_owner(hash("a"), other.owner);
@@ -213,7 +213,7 @@ fn a_session_that_was_ended_elsewhere_is_relinquished_as_ended() {
 #[tokio::test(start_paused = true)]
 async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_to_be_taken() {
     let (sessions, _relinquished) = written(&["a"]);
-    sessions.opened("without parameters");
+    sessions.on_opened("without parameters");
     let since = Instant::now() + Duration::from_secs(1);
     sleep(Duration::from_secs(2)).await;
     let is_verified = |id| sessions.is_verified(hash(id), Some(Lapse::by_failures(since)));
@@ -273,9 +273,9 @@ fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken(
 #[test]
 fn a_session_whose_handler_refused_it_is_not_here() {
     let (sessions, _relinquished) = Sessions::new(me());
-    sessions.opened("refused");
-    sessions.closed("refused");
-    sessions.initialized("refused", params());
+    sessions.on_opened("refused");
+    sessions.on_closed("refused");
+    sessions.on_initialized("refused", params());
     assert!(!sessions.is_local(hash("refused")) && next(&sessions).is_none());
 }
 
@@ -291,7 +291,7 @@ fn no_id_is_shown_for_debugging() {
 fn a_deleted_session_is_told_of_until_it_is_removed() {
     let (sessions, _relinquished) = written(&["a"]);
     sessions.write_all_again();
-    sessions.deleted("a");
+    sessions.on_deleted("a");
     assert!(!sessions.is_local(hash("a")));
     assert_eq!(deletions(&sessions), [hash("a")]);
     assert!(sessions.is_deleted(hash("a")));
@@ -308,7 +308,7 @@ fn a_deleted_session_is_told_of_until_it_is_removed() {
 async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it() {
     let (sessions, _relinquished) = written(&["a"]);
     let end = |id: &str| {
-        sessions.deleted(id);
+        sessions.on_deleted(id);
         assert_eq!(deletions(&sessions), [hash(id)]);
         sessions.on_deletion_result(hash(id), true);
     };
@@ -331,8 +331,8 @@ async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it
 fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
     for first_is_there in [true, false] {
         let (sessions, _relinquished) = written(&["a"]);
-        sessions.deleted("a");
-        sessions.deleted("a");
+        sessions.on_deleted("a");
+        sessions.on_deleted("a");
         let Some(Work::Delete(batch)) = sessions.next_deletions() else {
             panic!("no deletions");
         };
@@ -348,7 +348,7 @@ fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
 fn deleted_sessions_are_bounded() {
     let (sessions, _relinquished) = Sessions::new(me());
     for id in 0..MAX_DELETED + 10 {
-        sessions.deleted(&id.to_string());
+        sessions.on_deleted(&id.to_string());
     }
     assert_eq!(sessions.work().deleted.len(), MAX_DELETED);
     assert_eq!(deletions(&sessions)[0], hash("10"));
@@ -368,9 +368,9 @@ async fn a_session_is_written_again_after_a_minute_and_not_before() {
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
     let (sessions, _relinquished) = Sessions::new(me());
-    sessions.loaded("a", Epoch::now(), params());
-    sessions.loaded("b", Epoch::now(), params());
-    sessions.opened("b");
+    sessions.on_loaded("a", Epoch::now(), params());
+    sessions.on_loaded("b", Epoch::now(), params());
+    sessions.on_opened("b");
     assert_eq!(
         next_names(&sessions),
         [hash("b")],
@@ -395,20 +395,20 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
     let batch = next(&sessions).unwrap();
     let (waited, ()) = tokio::join!(waits(), async { sessions.on_written(batch, &[]) });
     assert!(!waited);
-    sessions.closed("a");
+    sessions.on_closed("a");
     assert!(!waits().await, "nobody waits for a session that is gone");
 }
 
 #[test]
 fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
     let (sessions, mut relinquished_sessions) = written(&["written"]);
-    sessions.opened("without parameters");
+    sessions.on_opened("without parameters");
     for id in ["written", "without parameters", "of nobody"] {
         assert!(sessions.admit_new_session(id), "{id}");
     }
     assert!(relinquished_sessions.try_recv().is_err());
 
-    sessions.opened("unwritten");
+    sessions.on_opened("unwritten");
     sessions.begin("unwritten", params());
     assert!(!sessions.admit_new_session("unwritten"));
     let relinquished = relinquished_sessions.try_recv().unwrap();
@@ -424,7 +424,7 @@ fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
 fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_there() {
     for is_written in [true, false] {
         let (sessions, _relinquished) = Sessions::new(me());
-        sessions.opened("a");
+        sessions.on_opened("a");
         sessions.begin("a", params());
         let batch = next(&sessions).unwrap();
         assert!(!sessions.admit_new_session("a"));
@@ -457,7 +457,7 @@ fn a_session_is_relinquished_only_if_its_gate_is_closed() {
     assert!(relinquished_sessions.try_recv().is_err());
 
     // It has come back.
-    sessions.opened("a");
+    sessions.on_opened("a");
     sessions.relinquish(hash("a"));
     assert!(relinquished_sessions.try_recv().is_err() && sessions.enter("a").is_some());
 }

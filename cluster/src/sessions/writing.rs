@@ -161,10 +161,10 @@ impl Sessions {
         } in &batch.sessions
         {
             match unchanged.get(session) {
-                Some(record) => self.found(*session, *record),
+                Some(record) => self.on_found(*session, *record),
                 None => {
                     if let Some(local) = self.shard(*session).get_mut(session) {
-                        local.was_written(batch.begun, *renewed);
+                        local.on_written(batch.begun, *renewed);
                     }
                 }
             }

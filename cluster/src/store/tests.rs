@@ -30,7 +30,7 @@ struct Instance {
 impl Instance {
     /// A session begins, as rmcp has it begin.
     async fn begins(&self, id: &str, state: &SessionState) {
-        self.sessions.opened(id);
+        self.sessions.on_opened(id);
         self.store.store(id, state).await.unwrap();
     }
 

@@ -94,14 +94,14 @@ async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
 
 #[tokio::test]
 async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
-    for kill_and_expire in [false, true] {
+    for is_killed in [false, true] {
         let (_, [a, mut b]) = two(false).await;
         let mcp = a.session().await;
         let named = a.detach(&mcp, 1, "a").await;
         pass(3 * SECOND).await;
         let mut resumed = b.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 503);
-        if kill_and_expire {
+        if is_killed {
             // Its next heartbeat has been sent.
             pass(HEARTBEAT_INTERVAL + SECOND / 2).await;
             b.kill().await;
@@ -109,11 +109,8 @@ async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
             within("the departure", b.cluster.leave(Duration::ZERO)).await;
         }
         pass(30 * SECOND).await;
-        assert!(a.witness.is_running("a"), "{kill_and_expire}");
+        assert!(a.witness.is_running("a"), "{is_killed}");
         pass(30 * SECOND).await;
-        assert!(
-            a.witness.ended("a").await.is_cancelled(),
-            "{kill_and_expire}"
-        );
+        assert!(a.witness.ended("a").await.is_cancelled(), "{is_killed}");
     }
 }

@@ -313,7 +313,9 @@ async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
     routing.on_request_done(id);
     assert!(a.has(&mcp), "it is open");
     close_session(&a, &mcp).await;
-    routing.sessions.loaded(id, Epoch::now(), (*b"{}").into());
+    routing
+        .sessions
+        .on_loaded(id, Epoch::now(), (*b"{}").into());
     let other = routing.restores.add(hash(&mcp));
     routing.on_request_done(id);
     assert!(a.has(&mcp), "another request brings it");

@@ -112,8 +112,8 @@ impl Node {
         for number in 0..many {
             let id = format!("{number} of {}", self.host.id);
             let sessions = &cluster.router().sessions;
-            sessions.opened(&id);
-            sessions.initialized(&id, params.clone());
+            sessions.on_opened(&id);
+            sessions.on_initialized(&id, params.clone());
         }
     }
 

@@ -36,7 +36,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
         let wanted = is.claimed_by(one.me);
         let claim = directory.claim(claimed, is, wanted).await.unwrap();
         assert_eq!(claim, Claim::Won);
-        one.sessions.claimed(claimed, wanted.epoch);
+        one.sessions.on_claimed(claimed, wanted.epoch);
     }
     let two = Living::start(&server, 2, 0).await;
     for id in 0..50 {
