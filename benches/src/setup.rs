@@ -121,7 +121,7 @@ pub async fn clustered<H: ServerHandler + Clone>(
     let cluster = member.connect().await?;
     config.session_store = Some(Arc::new(cluster.clone()));
     let manager = cluster.sessions(CancellableSessionManager::local(sessions));
-    let served = cluster.guard(layer).layer(mcp(config, handler, manager));
+    let served = cluster.protect(layer).layer(mcp(config, handler, manager));
     Ok(boxed(routed(cluster.layer().layer(served))))
 }
 

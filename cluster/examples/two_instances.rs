@@ -38,7 +38,7 @@ use tokio::{
 };
 
 /// More than enough for everything here.
-const LIMIT: Duration = Duration::from_secs(30);
+const DIRECTORY_TIMEOUT: Duration = Duration::from_secs(30);
 
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -90,7 +90,7 @@ impl ServerHandler for Workshop {}
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match timeout(LIMIT, play()).await {
+    match timeout(DIRECTORY_TIMEOUT, play()).await {
         Ok(Ok(())) => {
             println!("all of it arrived");
             ExitCode::SUCCESS
@@ -167,7 +167,7 @@ async fn start(name: &'static str, member: ClusterBuilder) -> Result<Instance, F
                 let _sent = sender.send(*outcome);
             }
         });
-    let layer = cluster.guard(layer);
+    let layer = cluster.protect(layer);
     let app = Router::new()
         .nest_service("/mcp", mcp)
         .layer(layer.clone())
@@ -263,7 +263,7 @@ async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
     let client = of(&Mcp::session(first.addr, "/mcp").await, second)?;
     let mut call = client.call(7, "work", json!({})).await;
     call.head().await;
-    let leaving = first.cluster.leave(LIMIT);
+    let leaving = first.cluster.leave(DIRECTORY_TIMEOUT);
     let calls = async {
         let mut next = client.call(8, "work", json!({})).await;
         first.done.notify_one();

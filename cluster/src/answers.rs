@@ -1,13 +1,13 @@
 //! Answers of calls that ended without their client, kept in the directory so that they survive this instance.
 //!
-//! 1. A call is noted when a stream of it goes without the answer, and not any more once its client is back. When it ends, its
+//! 1. A call becomes pending when a stream of it ends without the answer, and is not pending any more once its client is back. When it ends, its
 //!    answer is kept as a client would get it here that comes back for this very stream.
-//! 2. It is noted first, and then looked for: one that has ended meanwhile is found by whoever takes the note, and only one does.
-//! 3. A stream that goes late, after its client is back on another one, notes its call too: then an answer is kept that nobody
+//! 2. It is marked pending first, and then looked for: one that has ended meanwhile is found by the thread that takes it, and only one does.
+//! 3. A stream that ends late, after its client is back on another one, marks its call pending too: then an answer is kept that nobody
 //!    misses. One that has brought its answer, and goes before anybody saw that it ended, may not have been read: its answer is
 //!    kept, too. What a client's connection took is not kept, except by an instance that leaves: its memory goes with it.
-//! 4. An answer is kept under the life of its session and the number of its call. Request ids are used again.
-//! 5. As many are noted as may have no client in the library by default. What is beyond is left to this instance's own memory.
+//! 4. An answer is kept under the generation of its session and the number of its call. Request ids are used again.
+//! 5. As many are pending as may have no client in the library by default. What is beyond is left to this instance's own memory.
 //! 6. The answer of a call that has ended is in the [`queue`], whatever becomes of its session. The [`writer`] writes it, and writes
 //!    it again after the directory lost what it knew.
 
@@ -33,14 +33,14 @@ use self::{
 };
 use crate::{
     directory::Limited,
-    ids::{CallNumber, EventName, Incarnation, NamedCall, SessionHash},
+    ids::{CallNumber, ClusterEventId, Incarnation, NamedCall, SessionHash},
 };
 
 mod queue;
 mod writer;
 
-/// How many calls are noted at most: 65,536.
-const MAX_NOTED: usize = 64 * 1024;
+/// Maximum number of pending calls: 65,536.
+const MAX_PENDING: usize = 64 * 1024;
 
 /// A call of this instance: its session, the id of its request, and its number.
 #[derive(Clone)]
@@ -50,34 +50,34 @@ pub(crate) struct Call {
     number: CallNumber,
 }
 
-/// A call whose client has gone.
-pub(crate) struct Gone {
+/// A call whose client has disconnected.
+pub(crate) struct DetachedCall {
     pub(crate) call: Call,
-    /// The life of its session in which it runs.
-    pub(crate) life: Incarnation,
+    /// The generation of its session in which it runs.
+    pub(crate) generation: Incarnation,
     /// An event of its stream, by which its client can come back, as the session manager names it.
     pub(crate) event: String,
-    pub(crate) memory: Weak<dyn Remembers>,
+    pub(crate) source: Weak<dyn AnswerSource>,
 }
 
 /// What knows the answers of calls that have ended: the session manager.
-pub(crate) trait Remembers: Send + Sync {
+pub(crate) trait AnswerSource: Send + Sync {
     /// The answer for a client that comes back with this event.
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
-/// The calls whose clients have gone, and what becomes of their answers.
+/// The calls whose clients have disconnected, and what becomes of their answers.
 pub(crate) struct Answers {
     writer: Arc<AnswerWriter>,
-    noted: Mutex<HashMap<CallId, Gone>>,
+    pending: Mutex<HashMap<CallId, DetachedCall>>,
     /// Of the layers, which say whether a call goes on.
     calls: Mutex<Vec<Calls>>,
-    /// How many are noted: nearly always none, and then nobody takes the lock.
+    /// How many are pending: nearly always none, and then nobody takes the lock.
     count: AtomicUsize,
     /// The number of the next call.
     next: AtomicU64,
     /// Whether also what was read is kept, because the instance leaves.
-    keeps_all: AtomicBool,
+    retains_all: AtomicBool,
 }
 
 // === impl Call ===
@@ -98,7 +98,7 @@ impl Call {
     }
 
     /// As an event id names it.
-    fn name(&self) -> NamedCall {
+    fn named(&self) -> NamedCall {
         let request = match &self.request {
             RequestId::Number(number) => number.to_string(),
             RequestId::String(string) => serde_json::Value::from(string.as_ref()).to_string(),
@@ -138,11 +138,11 @@ impl Answers {
     pub(crate) fn new(directory: Limited) -> Arc<Self> {
         Arc::new(Self {
             writer: AnswerWriter::new(directory),
-            noted: Mutex::default(),
+            pending: Mutex::default(),
             calls: Mutex::default(),
             count: AtomicUsize::new(0),
             next: AtomicU64::new(0),
-            keeps_all: AtomicBool::new(false),
+            retains_all: AtomicBool::new(false),
         })
     }
 
@@ -157,21 +157,23 @@ impl Answers {
     }
 
     /// Whether answers are still to be written that the directory has refused, or may have lost.
-    pub(crate) fn are_owed(&self) -> bool {
+    pub(crate) fn are_late(&self) -> bool {
         self.writer.is_late()
     }
 
     /// A number for a new call.
-    pub(crate) fn number(&self) -> CallNumber {
+    pub(crate) fn next_number(&self) -> CallNumber {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What stands behind the ids of the events of a stream: of which life of its session it is, and of which call.
-    pub(crate) fn signature(life: Incarnation, call: Option<&Call>) -> String {
+    /// The suffix of the ids of the events of a stream: of which generation of its session it is, and of which call.
+    pub(crate) fn event_suffix(generation: Incarnation, call: Option<&Call>) -> String {
         match call.map(|call| (call.numbers(), call)) {
-            None => EventName::behind(life, None),
-            Some((Some(numbers), _)) => EventName::behind(life, Some(numbers)),
-            Some((None, call)) => EventName::new("", life, Some(call.name())).to_string(),
+            None => ClusterEventId::suffix(generation, None),
+            Some((Some(numbers), _)) => ClusterEventId::suffix(generation, Some(numbers)),
+            Some((None, call)) => {
+                ClusterEventId::new("", generation, Some(call.named())).to_string()
+            }
         }
     }
 
@@ -180,54 +182,56 @@ impl Answers {
         lock(&self.calls).push(calls);
     }
 
-    /// A stream of a call has gone, and its client may not have read the answer.
-    pub(crate) fn gone(&self, gone: Gone) {
-        let Some(id) = self.in_flight(&gone.call) else {
-            return keep(gone, self.writer.reserve());
+    /// A stream of a call has ended, and its client may not have read the answer.
+    pub(crate) fn on_detached(&self, detached: DetachedCall) {
+        let Some(id) = self.in_flight(&detached.call) else {
+            return enqueue(detached, self.writer.reserve());
         };
-        let call = gone.call.clone();
-        if let Some(not_noted) = self.note(id, gone) {
-            keep(not_noted, self.writer.reserve());
+        let call = detached.call.clone();
+        if let Some(rejected) = self.mark_pending(id, detached) {
+            enqueue(rejected, self.writer.reserve());
         }
-        // It may have ended before it was noted. Otherwise it is told when it does.
-        self.keep_if_ended(id, &call);
+        // It may have ended before it was marked pending. Otherwise it is told when it does.
+        self.enqueue_if_ended(id, &call);
     }
 
-    /// Keeps the answers of the calls that have ended and were not told of yet. Those that have not stay noted.
-    pub(crate) fn keep_ended(&self) {
-        let noted: Vec<_> = {
-            let noted = self.noted();
-            let calls = noted.iter().map(|(id, gone)| (*id, gone.call.clone()));
+    /// Keeps the answers of the calls that have ended and were not told of yet. Those that have not stay pending.
+    pub(crate) fn enqueue_ended(&self) {
+        let pending: Vec<_> = {
+            let pending = self.pending();
+            let calls = pending
+                .iter()
+                .map(|(id, detached)| (*id, detached.call.clone()));
             calls.collect()
         };
-        for (id, call) in noted {
-            self.keep_if_ended(id, &call);
+        for (id, call) in pending {
+            self.enqueue_if_ended(id, &call);
         }
     }
 
-    fn keep_if_ended(&self, id: CallId, call: &Call) {
+    fn enqueue_if_ended(&self, id: CallId, call: &Call) {
         if self.in_flight(call) != Some(id)
-            && let Some((gone, place)) = self.take(id, Some(call.number))
+            && let Some((detached, place)) = self.take_pending(id, Some(call.number))
         {
-            keep(gone, place);
+            enqueue(detached, place);
         }
     }
 
     /// The client of a call is back.
-    pub(crate) fn back(&self, call: &Call) {
-        if self.are_there()
+    pub(crate) fn on_resumed(&self, call: &Call) {
+        if self.has_pending()
             && let Some(id) = self.in_flight(call)
         {
-            self.take(id, Some(call.number));
+            self.take_pending(id, Some(call.number));
         }
     }
 
     /// A call has ended.
-    pub(crate) fn ended(&self, call: &CallInfo) {
-        if self.are_there()
-            && let Some((gone, place)) = self.take(call.id(), None)
+    pub(crate) fn on_call_ended(&self, call: &CallInfo) {
+        if self.has_pending()
+            && let Some((detached, place)) = self.take_pending(call.id(), None)
         {
-            keep(gone, place);
+            enqueue(detached, place);
         }
     }
 
@@ -241,70 +245,74 @@ impl Answers {
     }
 
     /// A session has closed. Of its calls only those have answers that have ended.
-    pub(crate) fn closed(&self, session: &str) {
-        if self.are_there() {
-            let mut noted = self.noted();
-            noted.retain(|_, gone| *gone.call.session != *session);
-            self.count.store(noted.len(), Ordering::Release);
+    pub(crate) fn on_session_closed(&self, session: &str) {
+        if self.has_pending() {
+            let mut pending = self.pending();
+            pending.retain(|_, detached| *detached.call.session != *session);
+            self.count.store(pending.len(), Ordering::Release);
         }
     }
 
     /// From now on every answer is kept.
-    pub(crate) fn keep_all(&self) {
-        self.keeps_all.store(true, Ordering::Release);
+    pub(crate) fn retain_all(&self) {
+        self.retains_all.store(true, Ordering::Release);
     }
 
     /// Whether also the answers are kept that clients have read.
-    pub(crate) fn keeps_all(&self) -> bool {
-        self.keeps_all.load(Ordering::Acquire)
+    pub(crate) fn retains_all(&self) -> bool {
+        self.retains_all.load(Ordering::Acquire)
     }
 
     /// Returns when the answers of all calls that have ended are written, or at `until`, and whether they are.
     pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
-        self.keep_ended();
+        self.enqueue_ended();
         self.writer.flush(until).await
     }
 
-    /// Notes a call. Of two that had one request id the later is in flight: the other is returned, or this one if there is no room.
-    fn note(&self, id: CallId, gone: Gone) -> Option<Gone> {
-        let mut noted = self.noted();
-        let has_room = noted.len() < MAX_NOTED;
-        let not_noted = match noted.entry(id) {
+    /// Marks a call pending. Of two that had one request id the later is in flight: the other is returned, or this one if there is no room.
+    fn mark_pending(&self, id: CallId, detached: DetachedCall) -> Option<DetachedCall> {
+        let mut pending = self.pending();
+        let has_room = pending.len() < MAX_PENDING;
+        let rejected = match pending.entry(id) {
             Entry::Vacant(entry) if has_room => {
-                entry.insert(gone);
+                entry.insert(detached);
                 None
             }
-            Entry::Occupied(mut entry) if entry.get().call.number <= gone.call.number => {
-                Some(entry.insert(gone))
+            Entry::Occupied(mut entry) if entry.get().call.number <= detached.call.number => {
+                Some(entry.insert(detached))
             }
-            Entry::Vacant(_) | Entry::Occupied(_) => Some(gone),
+            Entry::Vacant(_) | Entry::Occupied(_) => Some(detached),
         };
-        self.count.store(noted.len(), Ordering::Release);
-        not_noted
+        self.count.store(pending.len(), Ordering::Release);
+        rejected
     }
 
-    /// Notes a call no more: this one, or whichever is noted.
-    fn take(&self, id: CallId, number: Option<CallNumber>) -> Option<(Gone, ReservedPlace)> {
-        let mut noted = self.noted();
-        let its = noted.get(&id).map(|gone| gone.call.number);
+    /// Takes a pending call: this one, or whichever is pending.
+    fn take_pending(
+        &self,
+        id: CallId,
+        number: Option<CallNumber>,
+    ) -> Option<(DetachedCall, ReservedPlace)> {
+        let mut pending = self.pending();
+        let its = pending.get(&id).map(|detached| detached.call.number);
         let is_it = number.is_none_or(|number| its == Some(number));
-        let gone = is_it.then(|| noted.remove(&id)).flatten();
-        self.count.store(noted.len(), Ordering::Release);
-        // Under the lock of `noted`, so that `flush` finds a call noted, or its place reserved.
-        gone.map(|gone| (gone, self.writer.reserve()))
+        let detached = is_it.then(|| pending.remove(&id)).flatten();
+        self.count.store(pending.len(), Ordering::Release);
+        // Under the lock of `pending`, so that `flush` finds a call pending, or its place reserved.
+        detached.map(|detached| (detached, self.writer.reserve()))
     }
 
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
-        self.noted().len()
+        self.pending().len()
     }
 
-    fn are_there(&self) -> bool {
+    fn has_pending(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    fn noted(&self) -> MutexGuard<'_, HashMap<CallId, Gone>> {
-        lock(&self.noted)
+    fn pending(&self) -> MutexGuard<'_, HashMap<CallId, DetachedCall>> {
+        lock(&self.pending)
     }
 }
 
@@ -317,18 +325,18 @@ impl fmt::Debug for Answers {
 }
 
 /// Keeps the answer of a call that has ended, if it has one.
-fn keep(gone: Gone, place: ReservedPlace) {
-    let Gone {
+fn enqueue(detached: DetachedCall, place: ReservedPlace) {
+    let DetachedCall {
         call,
-        life,
+        generation,
         event,
-        memory,
-    } = gone;
-    let memory = memory.upgrade();
-    if let Some(answer) = memory.and_then(|memory| memory.answer(&call.session, &event)) {
+        source,
+    } = detached;
+    let source = source.upgrade();
+    if let Some(answer) = source.and_then(|source| source.answer(&call.session, &event)) {
         let key = AnswerKey {
             session: SessionHash::of(&call.session),
-            life,
+            generation,
             call: call.number,
         };
         place.put(key, &answer);

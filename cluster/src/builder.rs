@@ -19,7 +19,7 @@ use crate::{
 #[derive(Clone)]
 #[must_use = "nothing happens before `connect`"]
 pub struct ClusterBuilder {
-    engine: Engine,
+    backend: Backend,
     advertised: Option<String>,
     secret: Option<String>,
     also_accepted: Option<String>,
@@ -29,7 +29,7 @@ pub struct ClusterBuilder {
 
 /// Where the directory is.
 #[derive(Clone)]
-enum Engine {
+enum Backend {
     Memory(MemoryDirectory),
     Redis(RedisAddress),
 }
@@ -37,15 +37,15 @@ enum Engine {
 /// Why an instance cannot be a member.
 #[derive(Debug)]
 pub struct ConnectError {
-    what: What,
+    kind: ConnectErrorKind,
 }
 
 #[derive(Debug)]
-enum What {
-    Engine(DirectoryError),
+enum ConnectErrorKind {
+    Backend(DirectoryError),
     NotAdvertised,
     NotAnAddress(String),
-    NotAPeer(IpAddr),
+    NotAdmitted(IpAddr),
     Secret,
 }
 
@@ -57,12 +57,12 @@ impl Cluster {
     /// `rediss://` is TLS and needs the feature `tls`. Behind Sentinels the host is the name of the primary, see
     /// [`sentinels`](ClusterBuilder::sentinels).
     pub fn redis(url: impl Into<String>) -> ClusterBuilder {
-        ClusterBuilder::new(Engine::Redis(RedisAddress::new(url.into())))
+        ClusterBuilder::new(Backend::Redis(RedisAddress::new(url.into())))
     }
 
     /// A cluster whose instances are all in this process.
     pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
-        ClusterBuilder::new(Engine::Memory(directory.clone()))
+        ClusterBuilder::new(Backend::Memory(directory.clone()))
     }
 }
 
@@ -79,9 +79,9 @@ impl fmt::Debug for ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    fn new(engine: Engine) -> Self {
+    fn new(backend: Backend) -> Self {
         Self {
-            engine,
+            backend,
             advertised: None,
             secret: None,
             also_accepted: None,
@@ -111,7 +111,7 @@ impl ClusterBuilder {
     /// # }
     /// ```
     pub fn sentinels(mut self, urls: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        if let Engine::Redis(address) = &mut self.engine {
+        if let Backend::Redis(address) = &mut self.backend {
             address.sentinels = urls.into_iter().map(Into::into).collect();
         }
         self
@@ -139,7 +139,7 @@ impl ClusterBuilder {
     /// ```
     #[cfg(feature = "tls")]
     pub fn tls_root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        if let Engine::Redis(address) = &mut self.engine {
+        if let Backend::Redis(address) = &mut self.backend {
             address.root_certificate = Some(pem.into());
         }
         self
@@ -288,13 +288,16 @@ impl ClusterBuilder {
             address: self.address()?,
             incarnation: Incarnation::random(),
         };
-        let secret = self.accepted().map_err(|_| What::Secret)?;
+        let secret = self.accepted().map_err(|_| ConnectErrorKind::Secret)?;
         let options = self.options;
-        match self.engine {
-            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret, options)),
-            Engine::Redis(address) => {
-                let directory = RedisDirectory::new(&address).map_err(What::Engine)?;
-                directory.inspect().await.map_err(What::Engine)?;
+        match self.backend {
+            Backend::Memory(directory) => Ok(join(me, directory, self.filter, secret, options)),
+            Backend::Redis(address) => {
+                let directory = RedisDirectory::new(&address).map_err(ConnectErrorKind::Backend)?;
+                directory
+                    .inspect()
+                    .await
+                    .map_err(ConnectErrorKind::Backend)?;
                 Ok(join(me, directory, self.filter, secret, options))
             }
         }
@@ -311,17 +314,20 @@ impl ClusterBuilder {
         }
     }
 
-    fn address(&self) -> Result<SocketAddr, What> {
-        let text = self.advertised.as_deref().ok_or(What::NotAdvertised)?;
+    fn address(&self) -> Result<SocketAddr, ConnectErrorKind> {
+        let text = self
+            .advertised
+            .as_deref()
+            .ok_or(ConnectErrorKind::NotAdvertised)?;
         let address: SocketAddr = text
             .parse()
-            .map_err(|_| What::NotAnAddress(text.to_owned()))?;
+            .map_err(|_| ConnectErrorKind::NotAnAddress(text.to_owned()))?;
         if address.port() == 0 || address.ip().is_unspecified() {
-            return Err(What::NotAnAddress(text.to_owned()));
+            return Err(ConnectErrorKind::NotAnAddress(text.to_owned()));
         }
         // The others, which have the same filter, would never come.
         if !self.filter.admits(address.ip()) {
-            return Err(What::NotAPeer(address.ip()));
+            return Err(ConnectErrorKind::NotAdmitted(address.ip()));
         }
         Ok(address)
     }
@@ -329,28 +335,30 @@ impl ClusterBuilder {
 
 // === impl ConnectError ===
 
-impl From<What> for ConnectError {
-    fn from(what: What) -> Self {
-        Self { what }
+impl From<ConnectErrorKind> for ConnectError {
+    fn from(kind: ConnectErrorKind) -> Self {
+        Self { kind }
     }
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.what {
-            What::Engine(error) => write!(f, "the directory cannot be used: {error}"),
-            What::NotAdvertised => f.write_str("no address to advertise to the other instances"),
-            What::NotAnAddress(text) => {
+        match &self.kind {
+            ConnectErrorKind::Backend(error) => write!(f, "the directory cannot be used: {error}"),
+            ConnectErrorKind::NotAdvertised => {
+                f.write_str("no address to advertise to the other instances")
+            }
+            ConnectErrorKind::NotAnAddress(text) => {
                 write!(
                     f,
                     "not an address that other instances can reach, such as 10.0.0.7:9000: {text}"
                 )
             }
-            What::NotAPeer(ip) => write!(
+            ConnectErrorKind::NotAdmitted(ip) => write!(
                 f,
                 "the filter of peers does not admit the advertised address {ip}"
             ),
-            What::Secret => {
+            ConnectErrorKind::Secret => {
                 f.write_str("a secret is empty, or has characters that a header field cannot have")
             }
         }
@@ -359,8 +367,8 @@ impl fmt::Display for ConnectError {
 
 impl Error for ConnectError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match &self.what {
-            What::Engine(error) => error.source(),
+        match &self.kind {
+            ConnectErrorKind::Backend(error) => error.source(),
             _ => None,
         }
     }

@@ -22,24 +22,24 @@ use tracing::info;
 
 use crate::{
     answers::Answers,
-    arrivals::Arrivals,
-    closers::Closers,
-    departure::Departure,
     directory::{Directory, Limited},
     filter::PeersFilter,
-    heart::Heart,
+    generations::Generations,
+    heartbeat::Heartbeat,
     ids::{Owner, SessionHash},
     layer::ClusterLayer,
-    lives::Lives,
     manager::ClusterSessionManager,
-    meter,
+    metrics,
     network::Network,
-    owners::Owners,
-    peers::{self, Gate},
-    proof::{self, Wait},
+    orphan_confirmation::{self, OrphanWait},
+    owner_cache::OwnerCache,
+    peers::{self, PeerAuth},
+    pending_restores::PendingRestores,
     relay::Relay,
     router::Router,
+    session_closers::SessionClosers,
     sessions::Sessions,
+    shutdown::Shutdown,
     store::ClusterStore,
     turned_away::{CLIENT_BACKOFF, TurnedAway},
     wire::Secret,
@@ -72,15 +72,15 @@ pub struct Cluster {
 
 struct Shared {
     router: Arc<Router>,
-    gate: Arc<Gate>,
+    peer_auth: Arc<PeerAuth>,
     store: ClusterStore,
     answers: Arc<Answers>,
-    closers: Closers,
+    session_closers: SessionClosers,
     closing: JoinHandle<()>,
     /// Writes answers, also after the instance has left.
     writing: JoinHandle<()>,
     /// Until the instance leaves.
-    beating: Mutex<Option<JoinHandle<()>>>,
+    heartbeat_task: Mutex<Option<JoinHandle<()>>>,
 }
 
 // === impl Cluster ===
@@ -114,13 +114,13 @@ impl Cluster {
     ) -> ClusterSessionManager<M> {
         let sessions = self.shared.router.sessions.clone();
         let answers = self.shared.answers.clone();
-        let (lives, heart) = (
-            self.shared.router.lives.clone(),
-            self.shared.router.heart.clone(),
+        let (generations, heartbeat) = (
+            self.shared.router.generations.clone(),
+            self.shared.router.heartbeat.clone(),
         );
-        let (manager, closes) =
-            ClusterSessionManager::new(manager, sessions, answers, lives, heart);
-        self.shared.closers.add(closes);
+        let (manager, closer) =
+            ClusterSessionManager::new(manager, sessions, answers, generations, heartbeat);
+        self.shared.session_closers.add(closer);
         manager
     }
 
@@ -134,29 +134,32 @@ impl Cluster {
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
     ///
     /// let member = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9000");
-    /// let layer = member.connect().await?.guard(CancelOnDisconnectLayer::new());
+    /// let layer = member.connect().await?.protect(CancelOnDisconnectLayer::new());
     /// assert!(format!("{layer:?}").contains("confirm: true"));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
+    pub fn protect(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
-        router.departure.watch(layer.calls());
-        let told = router.clone();
+        router.shutdown.watch(layer.calls());
+        let observing = router.clone();
         let observed = layer.observe_fn(move |event| {
             // Also if it has completed: its answer came by, be it before it was noted.
             if let Event::Ended { call, .. } = event {
-                answers.ended(call);
-                told.departure.ended(call.session());
+                answers.on_call_ended(call);
+                observing.shutdown.on_call_ended(call.session());
             }
         });
         observed.confirm(move |orphan| {
             let session = orphan.call().session().map(SessionHash::of);
-            let (router, wait) = (router.clone(), Wait::of(orphan, router.turned_away.backoff));
+            let (router, wait) = (
+                router.clone(),
+                OrphanWait::of(orphan, router.turned_away.backoff),
+            );
             async move {
                 match session {
-                    Some(session) => proof::prove(&router, session, wait).await,
+                    Some(session) => orphan_confirmation::confirm(&router, session, wait).await,
                     // A call without a session is here or nowhere.
                     None => Confirmation::Cancel,
                 }
@@ -176,9 +179,9 @@ impl Cluster {
             + 'static,
         S::Future: Send,
     {
-        let departure = self.shared.router.departure.follow();
+        let shutdown = self.shared.router.shutdown.follow();
         let listener = peers::watched(listener);
-        peers::serve(listener, app, self.shared.gate.clone(), departure).await;
+        peers::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
     /// Leaves the cluster, and loses no call that is shorter than `limit`. Call it when the public listener closes, and take the
@@ -186,7 +189,7 @@ impl Cluster {
     ///
     /// Calls in flight go on, with all that belongs to them. A new call that another instance relays waits until no call of its
     /// session is in flight; then that instance takes the session over. After `limit`, calls of the layers that this
-    /// [guards](Self::guard) are cancelled as a [drain](mcp_cancel_on_disconnect::Calls::drain) does it, which also closes all
+    /// [protects](Self::protect) are cancelled as a [drain](mcp_cancel_on_disconnect::Calls::drain) does it, which also closes all
     /// event streams. Last the listener for peers closes, and [`serve_peers`](Self::serve_peers) returns.
     ///
     /// It takes a second at least, or `limit` if that is shorter, for requests on connections that are open. While the directory does not
@@ -222,17 +225,17 @@ impl Cluster {
         let router = &self.shared.router;
         let until = Instant::now().checked_add(limit);
         // Also if this is dropped.
-        let heart_ends = EndsHeart(&router.heart);
-        let leaving = router.departure.begin();
-        leaving.hands_over(limit, until).await;
-        leaving.is_gone();
-        let cancelled = leaving.drains(until).await;
-        drop(heart_ends);
-        if let Some(beating) = self.shared.beating() {
+        let heartbeat_stop = HeartbeatStop(&router.heartbeat);
+        let leaving = router.shutdown.begin();
+        leaving.transfer_sessions(limit, until).await;
+        leaving.stop_serving();
+        let cancelled = leaving.drain(until).await;
+        drop(heartbeat_stop);
+        if let Some(heartbeat_task) = self.shared.heartbeat_task() {
             // It ends when the lease is given up. If it panicked, the lease ends by itself.
-            let _ended = beating.await;
+            let _ended = heartbeat_task.await;
         }
-        leaving.closes().await;
+        leaving.close().await;
         cancelled
     }
 }
@@ -245,8 +248,8 @@ impl Cluster {
         listener: impl crate::network::Listener,
         app: S,
     ) {
-        let departure = self.shared.router.departure.follow();
-        peers::serve(listener, app, self.shared.gate.clone(), departure).await;
+        let shutdown = self.shared.router.shutdown.follow();
+        peers::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
     pub(crate) fn router(&self) -> &Router {
@@ -258,13 +261,13 @@ impl Cluster {
     }
 
     /// Of how many calls the answers are to be kept.
-    pub(crate) fn noted(&self) -> usize {
+    pub(crate) fn pending_answers(&self) -> usize {
         self.shared.answers.count()
     }
 
     /// As when the process ends, but that the lease stays until it lapses.
-    pub(crate) fn stop_heart(&self) {
-        self.shared.stop_heart();
+    pub(crate) fn stop_heartbeat(&self) {
+        self.shared.stop_heartbeat();
         self.shared.writing.abort();
     }
 }
@@ -273,8 +276,8 @@ impl Cluster {
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
-        // Whoever asks does not have it. If another service of this instance does, it must not be brought to life twice.
-        if self.shared.closers.have(session_id).await {
+        // Whoever asks does not have it. If another service of this instance does, it must not be restored twice.
+        if self.shared.session_closers.has_session(session_id).await {
             return Ok(None);
         }
         self.shared.store.load(session_id).await
@@ -298,32 +301,35 @@ impl fmt::Debug for Cluster {
 }
 
 /// Dropped, it has the lease given up.
-struct EndsHeart<'a>(&'a Heart);
+struct HeartbeatStop<'a>(&'a Heartbeat);
 
-impl Drop for EndsHeart<'_> {
+impl Drop for HeartbeatStop<'_> {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.stop();
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
-    fn beating(&self) -> Option<JoinHandle<()>> {
-        let mut beating = self.beating.lock().unwrap_or_else(PoisonError::into_inner);
-        beating.take()
+    fn heartbeat_task(&self) -> Option<JoinHandle<()>> {
+        let mut heartbeat_task = self
+            .heartbeat_task
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        heartbeat_task.take()
     }
 
-    fn stop_heart(&self) {
-        if let Some(beating) = self.beating() {
-            beating.abort();
+    fn stop_heartbeat(&self) {
+        if let Some(heartbeat_task) = self.heartbeat_task() {
+            heartbeat_task.abort();
         }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.stop_heart();
+        self.stop_heartbeat();
         self.closing.abort();
         self.writing.abort();
     }
@@ -359,7 +365,10 @@ pub(crate) fn join(
 }
 
 /// [`join`] over any network.
-#[allow(clippy::disallowed_methods, reason = "the heart beats on its own")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the heartbeat is a task of its own"
+)]
 pub(crate) fn join_over(
     network: Network,
     me: Owner,
@@ -368,13 +377,13 @@ pub(crate) fn join_over(
     secret: Secret,
     options: Options,
 ) -> Cluster {
-    meter::describe();
+    metrics::describe();
     let directory = Limited::new(directory);
-    let (sessions, lost) = Sessions::new(me.incarnation);
-    let closers = Closers::default();
+    let (sessions, relinquished) = Sessions::new(me.incarnation);
+    let session_closers = SessionClosers::default();
     let turned_away = Arc::new(TurnedAway::new(options.client_backoff));
-    let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
-    let heart = Heart::new(
+    let (pending_restores, answers) = (PendingRestores::default(), Answers::new(directory.clone()));
+    let heartbeat = Heartbeat::new(
         me,
         directory.clone(),
         sessions.clone(),
@@ -384,27 +393,27 @@ pub(crate) fn join_over(
     );
     let router = Arc::new(Router {
         me,
-        owners: Owners::new(me.incarnation, directory.clone()),
+        owners: OwnerCache::new(me.incarnation, directory.clone()),
         relay: Relay::new(network, filter.clone(), secret.clone()),
         turned_away,
-        heart: heart.clone(),
+        heartbeat: heartbeat.clone(),
         sessions: sessions.clone(),
-        departure: Departure::new(sessions.clone(), arrivals.clone(), answers.clone()),
-        arrivals,
-        lives: Arc::new(Lives::new(me.incarnation)),
+        shutdown: Shutdown::new(sessions.clone(), pending_restores.clone(), answers.clone()),
+        restores: pending_restores,
+        generations: Arc::new(Generations::new(me.incarnation)),
         directory: directory.clone(),
     });
     info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins");
     Cluster {
         shared: Arc::new(Shared {
             router,
-            gate: Arc::new(Gate::new(filter, secret)),
+            peer_auth: Arc::new(PeerAuth::new(filter, secret)),
             writing: tokio::spawn(answers.write()),
             answers,
-            closing: tokio::spawn(closers.clone().run(lost, sessions.clone())),
-            closers,
+            closing: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),
+            session_closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
-            beating: Mutex::new(Some(tokio::spawn(heart.run()))),
+            heartbeat_task: Mutex::new(Some(tokio::spawn(heartbeat.run()))),
         }),
     }
 }

@@ -20,13 +20,13 @@ pub(crate) use self::ownership::{Epoch, Owner, Ownership, Record, Tombstone};
 mod ownership;
 
 /// How long a request id may be, as JSON, to stand in an event id: 256 bytes. Event ids come back in a header.
-const MAX_CALL: usize = 256;
+const MAX_REQUEST_ID: usize = 256;
 
 /// How many digits a number has at most: 20.
 const MAX_DIGITS: usize = 20;
 
-/// How long what stands behind a plain id is at most, if the id of the request is a number: 59 bytes.
-const MAX_BEHIND: usize = 3 + 16 + 2 * MAX_DIGITS;
+/// Maximum length of the suffix of a plain id, if the id of the request is a number: 59 bytes.
+const MAX_SUFFIX: usize = 3 + 16 + 2 * MAX_DIGITS;
 
 /// Those of hexadecimal numbers.
 const DIGITS: [u8; 16] = *b"0123456789abcdef";
@@ -59,7 +59,7 @@ pub(crate) struct NamedCall {
 /// The request id is JSON text (so `7` and `"7"` differ), percent-encoded. It is left out where it would be too long. An event
 /// of no call has neither.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct EventName<'a> {
+pub(crate) struct ClusterEventId<'a> {
     /// The id that the session manager inside gave.
     pub(crate) plain: &'a str,
     pub(crate) incarnation: Incarnation,
@@ -67,9 +67,9 @@ pub(crate) struct EventName<'a> {
     pub(crate) call: Option<NamedCall>,
 }
 
-/// A text is no name of the kind that was read.
+/// A text is no id of the kind that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NoName;
+pub(crate) struct ParseIdError;
 
 // === impl Incarnation ===
 
@@ -101,9 +101,9 @@ impl Debug for Incarnation {
 }
 
 impl FromStr for Incarnation {
-    type Err = NoName;
+    type Err = ParseIdError;
 
-    fn from_str(text: &str) -> Result<Self, NoName> {
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
         read_digits(text).map(Self)
     }
 }
@@ -113,10 +113,10 @@ fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-fn read_digits(text: &str) -> Result<u64, NoName> {
+fn read_digits(text: &str) -> Result<u64, ParseIdError> {
     let is_one = text.len() == 16 && text.bytes().all(is_digit);
     let number = is_one.then(|| u64::from_str_radix(text, 16).ok()).flatten();
-    number.ok_or(NoName)
+    number.ok_or(ParseIdError)
 }
 
 /// As [`Display`] writes them: `from_str_radix` would take capitals and signs, too.
@@ -165,17 +165,19 @@ impl Display for CallNumber {
 }
 
 impl FromStr for CallNumber {
-    type Err = NoName;
+    type Err = ParseIdError;
 
-    fn from_str(text: &str) -> Result<Self, NoName> {
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
         read_number(text).map(Self)
     }
 }
 
-fn read_number(text: &str) -> Result<u64, NoName> {
-    let number: u64 = text.parse().map_err(|_| NoName)?;
+fn read_number(text: &str) -> Result<u64, ParseIdError> {
+    let number: u64 = text.parse().map_err(|_| ParseIdError)?;
     // `parse` would take a sign, and zeros in front.
-    (number.to_string() == text).then_some(number).ok_or(NoName)
+    (number.to_string() == text)
+        .then_some(number)
+        .ok_or(ParseIdError)
 }
 
 fn hash(text: &str) -> [u8; 16] {
@@ -187,12 +189,14 @@ fn hash(text: &str) -> [u8; 16] {
     half
 }
 
-// === impl EventName ===
+// === impl ClusterEventId ===
 
-impl<'a> EventName<'a> {
+impl<'a> ClusterEventId<'a> {
     pub(crate) fn new(plain: &'a str, incarnation: Incarnation, call: Option<NamedCall>) -> Self {
         let call = call.map(|call| NamedCall {
-            request: call.request.filter(|request| request.len() <= MAX_CALL),
+            request: call
+                .request
+                .filter(|request| request.len() <= MAX_REQUEST_ID),
             ..call
         });
         Self {
@@ -202,20 +206,20 @@ impl<'a> EventName<'a> {
         }
     }
 
-    /// What stands behind the plain ids of all events on the stream of a call whose request id is a number, or of no call.
+    /// The suffix of the plain ids of all events on the stream of a call whose request id is a number, or of no call.
     ///
     /// The same as [`Display`] has it, at a tenth of the price: every call pays it.
-    pub(crate) fn behind(incarnation: Incarnation, call: Option<(CallNumber, u64)>) -> String {
-        let mut text = Vec::with_capacity(MAX_BEHIND);
+    pub(crate) fn suffix(incarnation: Incarnation, call: Option<(CallNumber, u64)>) -> String {
+        let mut text = Vec::with_capacity(MAX_SUFFIX);
         text.push(SEPARATOR as u8);
         text.extend_from_slice(&incarnation.digits());
         text.push(SEPARATOR as u8);
         if let Some((number, _)) = call {
-            put_number(&mut text, number.0);
+            push_number(&mut text, number.0);
         }
         text.push(SEPARATOR as u8);
         if let Some((_, request)) = call {
-            put_number(&mut text, request);
+            push_number(&mut text, request);
         }
         String::from_utf8(text).unwrap_or_default()
     }
@@ -232,8 +236,8 @@ impl<'a> EventName<'a> {
         let request = Some(request).filter(|request| !request.is_empty());
         let call = match number.parse() {
             Ok(number) => Some(NamedCall { number, request }),
-            Err(NoName) if number.is_empty() && request.is_none() => None,
-            Err(NoName) => return None,
+            Err(ParseIdError) if number.is_empty() && request.is_none() => None,
+            Err(ParseIdError) => return None,
         };
         Some(Self {
             plain,
@@ -244,7 +248,7 @@ impl<'a> EventName<'a> {
 }
 
 /// As its `Display` has it, without what that can do besides.
-fn put_number(text: &mut Vec<u8>, mut number: u64) {
+fn push_number(text: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0; MAX_DIGITS];
     let mut unused = MAX_DIGITS;
     for digit in digits.iter_mut().rev() {
@@ -258,7 +262,7 @@ fn put_number(text: &mut Vec<u8>, mut number: u64) {
     text.extend_from_slice(digits.get(unused..).unwrap_or_default());
 }
 
-impl Display for EventName<'_> {
+impl Display for ClusterEventId<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -276,15 +280,15 @@ impl Display for EventName<'_> {
     }
 }
 
-// === impl NoName ===
+// === impl ParseIdError ===
 
-impl Display for NoName {
+impl Display for ParseIdError {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str("not a name of this kind")
     }
 }
 
-impl Error for NoName {}
+impl Error for ParseIdError {}
 
 #[cfg(test)]
 mod tests {
@@ -320,12 +324,12 @@ mod tests {
             "0123456789abcdef0",
             "0123456789abcde~",
         ] {
-            assert_eq!(text.parse::<Incarnation>(), Err(NoName), "{text}");
+            assert_eq!(text.parse::<Incarnation>(), Err(ParseIdError), "{text}");
         }
     }
 
     #[test]
-    fn an_event_that_no_instance_named_is_none() {
+    fn an_event_id_that_no_instance_gave_is_none() {
         for text in [
             "",
             "0/1",
@@ -339,7 +343,7 @@ mod tests {
             "0/1~0123456789abcdef~18446744073709551616~7",
             "0/1~0123456789abcdef~3~%FF",
         ] {
-            assert_eq!(EventName::read(text), None, "{text}");
+            assert_eq!(ClusterEventId::read(text), None, "{text}");
         }
     }
 
@@ -352,33 +356,38 @@ mod tests {
     #[test]
     fn a_call_whose_request_id_is_too_long_for_a_header_is_named_by_its_number() {
         let incarnation = Incarnation::random();
-        let long = format!("\"{}\"", "x".repeat(MAX_CALL));
-        let name = EventName::new("0/1", incarnation, call(3, &long)).to_string();
+        let long = format!("\"{}\"", "x".repeat(MAX_REQUEST_ID));
+        let name = ClusterEventId::new("0/1", incarnation, call(3, &long)).to_string();
         assert_eq!(name, format!("0/1~{incarnation}~3~"));
-        let read = EventName::read(&name).and_then(|name| name.call).unwrap();
+        let read = ClusterEventId::read(&name)
+            .and_then(|name| name.call)
+            .unwrap();
         assert_eq!((read.number, read.request), (CallNumber(3), None));
     }
 
     #[test]
-    fn what_stands_behind_an_id_is_what_its_name_has() {
+    fn the_suffix_of_an_id_is_what_its_display_has() {
         let incarnation = Incarnation::random();
         for numbers in [None, Some((0, 0)), Some((3, 7)), Some((u64::MAX, u64::MAX))] {
             let named = numbers.and_then(|(number, request)| call(number, &request.to_string()));
             let numbers = numbers.map(|(number, request)| (CallNumber(number), request));
-            let behind = EventName::behind(incarnation, numbers);
-            assert_eq!(behind, EventName::new("", incarnation, named).to_string());
+            let suffix = ClusterEventId::suffix(incarnation, numbers);
+            assert_eq!(
+                suffix,
+                ClusterEventId::new("", incarnation, named).to_string()
+            );
         }
     }
 
     proptest! {
         #[test]
-        fn event_names_read_back_as_they_were_written(
+        fn event_ids_read_back_as_they_were_written(
             plain: String, incarnation: u64, number: u64, request in "(?s).{1,60}", is_of_a_call: bool,
         ) {
             let call = call(number, &request).filter(|_| is_of_a_call);
-            let name = EventName::new(&plain, Incarnation(incarnation), call);
+            let name = ClusterEventId::new(&plain, Incarnation(incarnation), call);
             let text = name.to_string();
-            prop_assert_eq!(EventName::read(&text), Some(name.clone()));
+            prop_assert_eq!(ClusterEventId::read(&text), Some(name.clone()));
             let encoded = text.strip_prefix(plain.as_str()).unwrap();
             prop_assert!(encoded.bytes().all(|byte| byte.is_ascii_graphic()), "safe in a header: {}", encoded);
         }

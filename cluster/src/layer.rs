@@ -17,12 +17,12 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
-    door::Visit,
+    drain_gate::InFlightGuard,
     fields::Fields,
-    resume::Localized,
+    resume::RewriteOutcome,
     router::Router,
-    serving::{from_peer, search, serve, unless_lost},
-    way::Step,
+    routing_plan::Action,
+    serving::{serve, serve_peer, serve_remote, unless_relinquished},
     wire::{self, FromPeer},
 };
 
@@ -43,7 +43,7 @@ use crate::{
 /// let cluster = member.connect().await?;
 /// let mut app: Router = Router::new()
 ///     .route("/health", get(async || "well"))
-///     .layer(cluster.guard(CancelOnDisconnectLayer::new()))
+///     .layer(cluster.protect(CancelOnDisconnectLayer::new()))
 ///     .layer(cluster.layer());
 /// let response = app.call(Request::get("/health").body(Body::empty())?).await?;
 /// assert_eq!(response.status(), 200, "what has no session is served here");
@@ -73,14 +73,14 @@ pin_project! {
 pin_project! {
     #[project = KindProjected]
     enum Kind<F, E> {
-        Here { #[pin] future: F, visit: Option<Visit>, router: Arc<Router> },
+        Local { #[pin] future: F, guard: Option<InFlightGuard>, router: Arc<Router> },
         /// What comes of it may be a new session.
         Opening { #[pin] future: F, router: Arc<Router> },
-        Elsewhere { future: Elsewhere<E> },
+        Remote { future: RemoteFuture<E> },
     }
 }
 
-type Elsewhere<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+type RemoteFuture<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
 // === impl ClusterLayer ===
 
@@ -125,34 +125,34 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         if request.extensions().get::<FromPeer>().is_some() {
             let (router, mut inner) = (self.router.clone(), self.inner.clone());
-            return ClusterFuture::elsewhere(async move {
-                from_peer(&router, &mut inner, request).await
-            });
+            return ClusterFuture::remote(
+                async move { serve_peer(&router, &mut inner, request).await },
+            );
         }
         let fields = Fields::of(request.headers());
-        let (step, visit) = self.router.arrive(fields.session);
+        let (action, guard) = self.router.classify(fields.session);
         let has_session = fields.session.is_some();
         if fields.has_internal {
             wire::strip(request.headers_mut());
         }
-        if step != Step::Serve {
+        if action != Action::Serve {
             let (router, mut inner) = (self.router.clone(), self.inner.clone());
-            return ClusterFuture::elsewhere(
-                async move { search(&router, &mut inner, request).await },
-            );
+            return ClusterFuture::remote(async move {
+                serve_remote(&router, &mut inner, request).await
+            });
         }
         if !has_session {
             let future = self.inner.call(request);
             return ClusterFuture::opening(future, self.router.clone());
         }
-        match self.router.localize(&mut request) {
-            Localized::Nothing => {
-                ClusterFuture::here(self.inner.call(request), visit, self.router.clone())
+        match self.router.rewrite_event_id(&mut request) {
+            RewriteOutcome::Unchanged => {
+                ClusterFuture::local(self.inner.call(request), guard, self.router.clone())
             }
-            localized => {
+            rewritten => {
                 let (router, mut inner) = (self.router.clone(), self.inner.clone());
-                ClusterFuture::elsewhere(async move {
-                    serve(&router, &mut inner, request, localized, visit).await
+                ClusterFuture::remote(async move {
+                    serve(&router, &mut inner, request, rewritten, guard).await
                 })
             }
         }
@@ -170,10 +170,10 @@ impl<S: fmt::Debug> fmt::Debug for ClusterService<S> {
 // === impl ClusterFuture ===
 
 impl<F, E> ClusterFuture<F, E> {
-    fn here(future: F, visit: Option<Visit>, router: Arc<Router>) -> Self {
-        let kind = Kind::Here {
+    fn local(future: F, guard: Option<InFlightGuard>, router: Arc<Router>) -> Self {
+        let kind = Kind::Local {
             future,
-            visit,
+            guard,
             router,
         };
         Self { kind }
@@ -184,9 +184,9 @@ impl<F, E> ClusterFuture<F, E> {
         Self { kind }
     }
 
-    fn elsewhere(future: impl Future<Output = Result<Response<Body>, E>> + Send + 'static) -> Self {
+    fn remote(future: impl Future<Output = Result<Response<Body>, E>> + Send + 'static) -> Self {
         let future = Box::pin(future);
-        let kind = Kind::Elsewhere { future };
+        let kind = Kind::Remote { future };
         Self { kind }
     }
 }
@@ -200,19 +200,19 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().kind.project() {
-            KindProjected::Here {
+            KindProjected::Local {
                 future,
-                visit,
+                guard,
                 router,
             } => {
                 let response = ready!(future.poll(cx))?.into_response();
-                Poll::Ready(Ok(unless_lost(router, response, visit.as_ref())))
+                Poll::Ready(Ok(unless_relinquished(router, response, guard.as_ref())))
             }
             KindProjected::Opening { future, router } => {
                 let response = ready!(future.poll(cx))?;
-                Poll::Ready(Ok(router.hand_out(response.into_response())))
+                Poll::Ready(Ok(router.admit_new_session(response.into_response())))
             }
-            KindProjected::Elsewhere { future } => future.as_mut().poll(cx),
+            KindProjected::Remote { future } => future.as_mut().poll(cx),
         }
     }
 }

@@ -10,46 +10,46 @@
 struct Readme;
 
 mod answers;
-mod arrivals;
-mod asked;
 mod body_idle;
 mod builder;
-mod closers;
 mod cluster;
-mod departure;
+mod continue_body;
 mod directory;
-mod door;
-mod errand;
+mod drain_gate;
 mod fields;
 mod filter;
-mod heart;
-mod held;
+mod heartbeat;
 mod ids;
+mod pending_restores;
+mod replayable_request;
+mod request_kind;
+mod session_closers;
+mod shutdown;
 
+mod generations;
 mod layer;
-mod lives;
 mod log;
 mod manager;
-mod meter;
+mod metrics;
 mod network;
-mod owners;
+mod orphan_confirmation;
+mod owner_cache;
 mod peers;
-mod proof;
-mod recent;
+mod rate_limited_warning;
 mod refusals;
 mod relay;
 mod resume;
-mod resumed;
+mod resume_context;
 mod routed;
 mod router;
+mod routing_plan;
 mod serving;
 mod sessions;
 mod store;
 #[cfg(test)]
 mod tests;
+mod ttl_cache;
 mod turned_away;
-mod warn_rarely;
-mod way;
 mod wire;
 
 pub use self::{

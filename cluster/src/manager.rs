@@ -1,6 +1,6 @@
 //! The session manager that says whose events are: the outermost, around the one that knows the calls.
 //!
-//! 1. An event id leaves as `<plain>~<life of the session>~<number of the call>~<request id>`, and the layer has cut it back before
+//! 1. An event id leaves as `<plain>~<generation of the session>~<number of the call>~<request id>`, and the layer has cut it back before
 //!    anything inside reads it. So two instances never mean different events by the same id, nor two calls by the same request id.
 //! 2. What it changes of an event is its id alone.
 
@@ -36,12 +36,12 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::{
-    answers::{Answers, Call, Gone, Remembers},
-    door::Visit,
-    heart::Heart,
+    answers::{AnswerSource, Answers, Call, DetachedCall},
+    drain_gate::InFlightGuard,
+    generations::Generations,
+    heartbeat::Heartbeat,
     ids::Incarnation,
-    lives::Lives,
-    resumed::resumed_call,
+    resume_context::resumed_call,
     sessions::Sessions,
 };
 
@@ -49,23 +49,23 @@ use crate::{
 /// has an example.
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
-    keeper: Arc<Keeper>,
-    lives: Arc<Lives>,
+    recorder: Arc<AnswerRecorder>,
+    generations: Arc<Generations>,
     sessions: Arc<Sessions>,
-    heart: Arc<Heart>,
+    heartbeat: Arc<Heartbeat>,
     /// Whether its service was seen to have a session store, or said to have none.
     is_checked: AtomicBool,
 }
 
 /// What the streams of a session manager need to have answers kept.
-struct Keeper {
+struct AnswerRecorder {
     answers: Arc<Answers>,
-    memory: Weak<dyn Remembers>,
+    source: Weak<dyn AnswerSource>,
 }
 
 /// What can close a session that does not live here any more.
 #[async_trait]
-pub(crate) trait Closes: Send + Sync {
+pub(crate) trait CloseSession: Send + Sync {
     /// Whether it has the session.
     async fn has(&self, session: &str) -> bool;
 
@@ -82,68 +82,69 @@ const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {
     /// A stream of which the events say whose they are.
-    struct Signed<S> {
+    struct TaggedStream<S> {
         #[pin]
         events: S,
-        watched: Watched,
+        tracked: TrackedStream,
     }
 }
 
 /// A stream, and what it has brought. Dropped before its end or without the answer of its call, its client may not have that.
-struct Watched {
-    keeper: Arc<Keeper>,
+struct TrackedStream {
+    recorder: Arc<AnswerRecorder>,
     /// The one of its session.
-    life: Incarnation,
+    generation: Incarnation,
     call: Option<Call>,
-    /// What stands behind the ids of its events.
-    signature: String,
+    /// The suffix of the ids of its events.
+    event_suffix: String,
     /// The last event before the answer, as the manager inside names it. Without one nobody can come back.
     event: String,
     is_answered: bool,
-    is_at_its_end: bool,
-    /// As long as a stream of a call is open, somebody is inside of its session.
-    _visit: Option<Visit>,
+    has_ended: bool,
+    /// As long as a stream of a call is open, the gate of its session counts it as in flight.
+    _guard: Option<InFlightGuard>,
 }
 
 // === impl ClusterSessionManager ===
 
 impl<M: SessionManager> ClusterSessionManager<M> {
-    /// Has `sessions` know of all sessions of `manager`. Also returns what closes those that are lost.
+    /// Has `sessions` know of all sessions of `manager`. Also returns what closes those that are relinquished.
     pub(crate) fn new(
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
         answers: Arc<Answers>,
-        lives: Arc<Lives>,
-        heart: Arc<Heart>,
-    ) -> (Self, Weak<dyn Closes>) {
-        let (of_sessions, their_lives, listed) = (answers.clone(), lives.clone(), sessions.clone());
+        generations: Arc<Generations>,
+        heartbeat: Arc<Heartbeat>,
+    ) -> (Self, Weak<dyn CloseSession>) {
+        let (observed_answers, observed_generations, observed_sessions) =
+            (answers.clone(), generations.clone(), sessions.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
             SessionEvent::Opened {
                 session, restored, ..
             } => {
-                their_lives.begin(session, *restored);
-                listed.opened(session);
+                observed_generations.begin(session, *restored);
+                observed_sessions.on_opened(session);
             }
             SessionEvent::Closed { session, .. } => {
-                listed.closed(session);
-                of_sessions.closed(session);
-                their_lives.end(session);
+                observed_sessions.on_closed(session);
+                observed_answers.on_session_closed(session);
+                observed_generations.end(session);
             }
             _ => {}
         }));
-        let closes: Weak<dyn Closes> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
-        let memory: Weak<dyn Remembers> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
-        let keeper = Arc::new(Keeper { answers, memory });
+        let closer: Weak<dyn CloseSession> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
+        let source: Weak<dyn AnswerSource> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
+        let recorder = Arc::new(AnswerRecorder { answers, source });
         (
             Self {
                 inner,
-                keeper,
-                lives,
+                recorder,
+                generations,
                 sessions,
-                heart,
+                heartbeat,
                 is_checked: AtomicBool::new(false),
             },
-            closes,
+            closer,
         )
     }
 
@@ -159,19 +160,25 @@ impl<M: SessionManager> ClusterSessionManager<M> {
     }
 
     /// `event` is the one that its client has seen last.
-    fn sign<S>(&self, events: S, session: &str, call: Option<Call>, event: String) -> Signed<S> {
-        let life = self.lives.of(session);
-        let watched = Watched {
-            keeper: self.keeper.clone(),
-            life,
-            signature: Answers::signature(life, call.as_ref()),
-            _visit: call.as_ref().and_then(|_| self.sessions.enter(session)),
+    fn tag<S>(
+        &self,
+        events: S,
+        session: &str,
+        call: Option<Call>,
+        event: String,
+    ) -> TaggedStream<S> {
+        let generation = self.generations.of(session);
+        let tracked = TrackedStream {
+            recorder: self.recorder.clone(),
+            generation,
+            event_suffix: Answers::event_suffix(generation, call.as_ref()),
+            _guard: call.as_ref().and_then(|_| self.sessions.enter(session)),
             call,
             event,
             is_answered: false,
-            is_at_its_end: false,
+            has_ended: false,
         };
-        Signed { events, watched }
+        TaggedStream { events, tracked }
     }
 }
 
@@ -222,16 +229,16 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             self.check_store(id);
         }
         let call = request.map(|request| {
-            let number = self.keeper.answers.number();
+            let number = self.recorder.answers.next_number();
             Call::new(id.clone(), request, number)
         });
         // This process may have stood still while rmcp read the body.
-        let created = if self.heart.may_serve(id) {
+        let created = if self.heartbeat.may_serve(id) {
             let created = self.inner.create_stream(id, message);
             Either::Left(created.map_ok(Either::Left))
         } else {
             Either::Right(Box::pin(async move {
-                let decided = timeout(UNDECIDED_TIMEOUT, self.heart.until_decided(id));
+                let decided = timeout(UNDECIDED_TIMEOUT, self.heartbeat.until_decided(id));
                 if decided.await.is_err() {
                     return Ok(Either::Right(stream::once(ready(not_begun(&message)))));
                 }
@@ -239,7 +246,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
                 Ok(Either::Left(created))
             }))
         };
-        created.map_ok(|events| self.sign(events, id, call, String::new()))
+        created.map_ok(|events| self.tag(events, id, call, String::new()))
     }
 
     fn accept_message(
@@ -257,7 +264,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let opened = self.inner.create_standalone_stream(id);
-        opened.map_ok(|events| self.sign(events, id, None, String::new()))
+        opened.map_ok(|events| self.tag(events, id, None, String::new()))
     }
 
     fn resume(
@@ -271,9 +278,9 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         let resumed = self.inner.resume(id, last_event_id.clone());
         resumed.map_ok(move |events| {
             if let Some(call) = &call {
-                self.keeper.answers.back(call);
+                self.recorder.answers.on_resumed(call);
             }
-            self.sign(events, id, call, last_event_id)
+            self.tag(events, id, call, last_event_id)
         })
     }
 
@@ -308,7 +315,7 @@ fn not_begun(message: &ClientJsonRpcMessage) -> ServerSseMessage {
 }
 
 #[async_trait]
-impl<M: SessionManager> Closes for CancellableSessionManager<M> {
+impl<M: SessionManager> CloseSession for CancellableSessionManager<M> {
     async fn has(&self, session: &str) -> bool {
         matches!(self.has_session(&session.into()).await, Ok(true))
     }
@@ -323,24 +330,24 @@ impl<M: SessionManager> Closes for CancellableSessionManager<M> {
     }
 }
 
-impl<M: SessionManager> Remembers for CancellableSessionManager<M> {
+impl<M: SessionManager> AnswerSource for CancellableSessionManager<M> {
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>> {
         self.kept_answer(session, event)
     }
 }
 
-// === impl Signed ===
+// === impl TaggedStream ===
 
-impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
+impl<S: Stream<Item = ServerSseMessage>> Stream for TaggedStream<S> {
     type Item = ServerSseMessage;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
         let this = self.project();
         let Some(mut event) = task::ready!(this.events.poll_next(cx)) else {
-            this.watched.is_at_its_end = true;
+            this.tracked.has_ended = true;
             return Poll::Ready(None);
         };
-        this.watched.sign(&mut event);
+        this.tracked.tag(&mut event);
         Poll::Ready(Some(event))
     }
 
@@ -349,19 +356,19 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
     }
 }
 
-// === impl Watched ===
+// === impl TrackedStream ===
 
-impl Watched {
+impl TrackedStream {
     /// An event comes by with the id that the manager inside gave it, and goes on with the one that clients see.
-    fn sign(&mut self, event: &mut ServerSseMessage) {
+    fn tag(&mut self, event: &mut ServerSseMessage) {
         if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
             self.is_answered |= call.is_answered(message);
         }
         if let Some(id) = &mut event.event_id {
-            let mut signed = String::with_capacity(id.len() + self.signature.len());
-            signed.push_str(id);
-            signed.push_str(&self.signature);
-            let plain = mem::replace(id, signed);
+            let mut tagged = String::with_capacity(id.len() + self.event_suffix.len());
+            tagged.push_str(id);
+            tagged.push_str(&self.event_suffix);
+            let plain = mem::replace(id, tagged);
             if !self.is_answered {
                 self.event = plain;
             }
@@ -369,18 +376,18 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for TrackedStream {
     fn drop(&mut self) {
-        let is_read = self.is_answered && self.is_at_its_end;
+        let is_read = self.is_answered && self.has_ended;
         if let Some(call) = self.call.take()
-            && (!is_read || self.keeper.answers.keeps_all())
+            && (!is_read || self.recorder.answers.retains_all())
             && !self.event.is_empty()
         {
-            self.keeper.answers.gone(Gone {
+            self.recorder.answers.on_detached(DetachedCall {
                 call,
-                life: self.life,
+                generation: self.generation,
                 event: mem::take(&mut self.event),
-                memory: self.keeper.memory.clone(),
+                source: self.recorder.source.clone(),
             });
         }
     }

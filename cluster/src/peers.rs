@@ -21,37 +21,37 @@ use tower_service::Service;
 use tracing::{debug, warn};
 
 use crate::{
-    departure::Stage,
     filter::PeersFilter,
     ids::Incarnation,
     network::{Accepted, Listener},
-    warn_rarely::WarnRarely,
+    rate_limited_warning::RateLimitedWarning,
+    shutdown::ShutdownStage,
     wire::{self, FromPeer, Secret},
 };
 
 /// How long the head of a request may take to come: 10 s.
-const HEAD_WITHIN: Duration = Duration::from_secs(10);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of fields of a head: 512. By default hyper takes 100 of a client over HTTP/1.1, and over HTTP/2 as many as fit into
 /// 16 KiB, which counts 32 bytes for each field beside its name and value.
 pub(crate) const MAX_FIELDS: usize = 512;
 
 /// How long connections may take to end what they are at when the instance leaves: 5 s.
-const END_WITHIN: Duration = Duration::from_secs(5);
+const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How much of a request that is sent back is read: 64 KiB. A connection that is closed on unread bytes may lose its answer.
-const DRAINED: usize = 64 * 1024;
+const MAX_DRAINED: usize = 64 * 1024;
 
 /// How long that may take: 1 s.
-const DRAIN_WITHIN: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Who may come in.
+/// Which connections and requests are accepted.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct PeerAuth {
     filter: PeersFilter,
     secret: Secret,
-    strange_address: WarnRarely,
-    strange_request: WarnRarely,
+    untrusted_address: RateLimitedWarning,
+    untrusted_request: RateLimitedWarning,
 }
 
 /// The application, as it is served to peers.
@@ -71,15 +71,15 @@ impl<S> App for S where
 {
 }
 
-// === impl Gate ===
+// === impl PeerAuth ===
 
-impl Gate {
+impl PeerAuth {
     pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
         Self {
             filter,
             secret,
-            strange_address: WarnRarely::default(),
-            strange_request: WarnRarely::default(),
+            untrusted_address: RateLimitedWarning::default(),
+            untrusted_request: RateLimitedWarning::default(),
         }
     }
 
@@ -87,7 +87,7 @@ impl Gate {
         let admits = self.filter.admits(address.ip());
         if !admits {
             let what = "an address that no peer may have connected";
-            self.strange_address
+            self.untrusted_address
                 .warn(&format_args!("{what}: {address}"));
         }
         admits
@@ -96,7 +96,7 @@ impl Gate {
     fn verify(&self, request: &HeaderMap) -> bool {
         let is_peer = self.secret.verify(request);
         if !is_peer {
-            self.strange_request
+            self.untrusted_request
                 .warn(&"a request to the listener for peers is none of a peer's");
         }
         is_peer
@@ -114,22 +114,22 @@ pub(crate) fn watched(listener: TcpListener) -> WatchedListener {
     WatchedListener::new(listener)
 }
 
-/// Serves peers until `departure` says so or is dropped.
+/// Serves peers until `shutdown` says so or is dropped.
 pub(crate) async fn serve(
     listener: impl Listener,
     app: impl App,
-    gate: Arc<Gate>,
-    mut departure: watch::Receiver<Stage>,
+    peer_auth: Arc<PeerAuth>,
+    mut shutdown: watch::Receiver<ShutdownStage>,
 ) {
     let mut connections = JoinSet::new();
-    let mut closed = pin!(departure.wait_for(|stage| *stage == Stage::Closed));
+    let mut closed = pin!(shutdown.wait_for(|stage| *stage == ShutdownStage::Closed));
     loop {
         tokio::select! {
             // First: who has connected before it closes is answered.
             biased;
             (stream, address) = listener.accept() => {
-                if gate.admits(address) {
-                    connections.spawn(connection(stream, app.clone(), gate.clone()));
+                if peer_auth.admits(address) {
+                    connections.spawn(connection(stream, app.clone(), peer_auth.clone()));
                 }
             }
             Some(_ended) = connections.join_next() => {}
@@ -139,7 +139,7 @@ pub(crate) async fn serve(
     }
     drop(listener);
     let all_ended = async { while connections.join_next().await.is_some() {} };
-    if timeout(END_WITHIN, all_ended).await.is_err() {
+    if timeout(CONNECTION_END_TIMEOUT, all_ended).await.is_err() {
         warn!(target: "mcp_cancel_cluster", connections = connections.len(), "relays are cut off");
     }
 }
@@ -148,8 +148,8 @@ pub(crate) async fn serve(
 /// off the connection.
 pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
-        let rest = Limited::new(body, DRAINED).collect();
-        let _whole_or_not = timeout(DRAIN_WITHIN, rest).await;
+        let rest = Limited::new(body, MAX_DRAINED).collect();
+        let _whole_or_not = timeout(DRAIN_TIMEOUT, rest).await;
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
@@ -157,18 +157,18 @@ pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> R
     response
 }
 
-async fn connection(stream: impl Accepted, app: impl App, gate: Arc<Gate>) {
+async fn connection(stream: impl Accepted, app: impl App, peer_auth: Arc<PeerAuth>) {
     let peer = stream.peer();
     let service = service_fn(move |mut request: Request<Incoming>| {
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
         }
-        answer(app.clone(), gate.clone(), request)
+        answer(app.clone(), peer_auth.clone(), request)
     });
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
+        .header_read_timeout(HEAD_TIMEOUT)
         .max_headers(MAX_FIELDS);
     // Without keep-alive there is no need to end idle ones, and none is ended on which a request is on its way.
     let connection = builder
@@ -181,10 +181,10 @@ async fn connection(stream: impl Accepted, app: impl App, gate: Arc<Gate>) {
 
 async fn answer(
     mut app: impl App,
-    gate: Arc<Gate>,
+    peer_auth: Arc<PeerAuth>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    if !gate.verify(request.headers()) {
+    if !peer_auth.verify(request.headers()) {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::FORBIDDEN;
         return Ok(response);

@@ -4,20 +4,20 @@ use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
-use crate::way::Refusal;
+use crate::routing_plan::Refusal;
 
 /// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The code of the error to whoever opens a session: the first of those that are left to servers.
-const NOT_NOW: i32 = -32000;
+const RETRY_LATER: i32 = -32000;
 
 /// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
 pub(crate) fn not_begun() -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
         "id": null,
-        "error": { "code": NOT_NOW, "message": "no session can begin here at the moment" },
+        "error": { "code": RETRY_LATER, "message": "no session can begin here at the moment" },
     });
     let mut response = Response::new(Body::from(error.to_string()));
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;

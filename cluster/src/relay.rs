@@ -39,16 +39,16 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use crate::{
-    asked::Asked,
     body_idle::is_stalled,
+    continue_body::ContinueSignal,
     filter::PeersFilter,
-    held::Held,
     ids::Owner,
     network::{Network, Stream},
     peers::MAX_FIELDS,
-    warn_rarely::WarnRarely,
-    way::{Failure, Refusal},
-    wire::{Answerer, Secret},
+    rate_limited_warning::RateLimitedWarning,
+    replayable_request::ReplayableRequest,
+    routing_plan::{Failure, Refusal},
+    wire::{Responder, Secret},
 };
 
 /// How long a connection to a peer may take: 1 s.
@@ -67,7 +67,7 @@ pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
 const MAX_ADDED: usize = 8;
 
 /// Fields of one connection, beside those that `Connection` names. `Expect` was met here.
-const OF_ONE_CONNECTION: [HeaderName; 9] = [
+const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::EXPECT,
     HeaderName::from_static("keep-alive"),
@@ -106,8 +106,8 @@ pub(crate) struct Relay {
     network: Network,
     filter: PeersFilter,
     secret: Secret,
-    strange_address: WarnRarely,
-    strange_answer: WarnRarely,
+    untrusted_address: RateLimitedWarning,
+    untrusted_answer: RateLimitedWarning,
 }
 
 /// The body of a response, with the connection that it comes on.
@@ -115,13 +115,13 @@ struct HopBody {
     /// The connection first: it is closed before anything else goes.
     connection: Option<HopConnection>,
     incoming: Incoming,
-    gone: Option<Gone>,
+    disconnect: Option<ClientDisconnect>,
 }
 
 type HopConnection = Connection<TokioIo<Stream>, Body>;
 
 /// The end of the client's connection, as the kernel knows it.
-type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
+type ClientDisconnect = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 // === impl Relay ===
 
@@ -131,8 +131,8 @@ impl Relay {
             network,
             filter,
             secret,
-            strange_address: WarnRarely::default(),
-            strange_answer: WarnRarely::default(),
+            untrusted_address: RateLimitedWarning::default(),
+            untrusted_answer: RateLimitedWarning::default(),
         }
     }
 
@@ -141,43 +141,44 @@ impl Relay {
     /// # Errors
     ///
     /// The body cannot be read, or the head has more fields than a peer takes.
-    pub(crate) async fn prepare(&self, held: &mut Held) -> Result<(), Refusal> {
-        if held.head.headers.len() + MAX_ADDED > MAX_FIELDS {
+    pub(crate) async fn prepare(&self, replayable: &mut ReplayableRequest) -> Result<(), Refusal> {
+        if replayable.head.headers.len() + MAX_ADDED > MAX_FIELDS {
             return Err(Refusal::TooManyFields);
         }
-        held.read().await
+        replayable.read().await
     }
 
-    /// Sends a request to an owner. After a failure `held` knows whether the request is still whole.
+    /// Sends a request to an owner. After a failure `replayable` knows whether the request is still whole.
     pub(crate) async fn send(
         &self,
-        held: &mut Held,
+        replayable: &mut ReplayableRequest,
         owner: Owner,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
             let what = "the directory names an address that no peer may have";
             let address = owner.address;
-            self.strange_address
+            self.untrusted_address
                 .warn(&format_args!("{what}: {address}"));
             return Err(Failure::Unreachable);
         }
         let stream = self.connect(owner.address).await?;
-        let Some(body) = held.lend() else {
+        let Some(body) = replayable.body_for_attempt() else {
             return Err(Failure::Broken);
         };
-        let is_call = held.head.method == Method::POST;
-        let mut request = self.letter(&held.head, body);
-        let asked = (is_call && !request.body().is_end_stream()).then(|| wait(&mut request));
-        let gone = gone(&held.head.extensions);
-        let answered = self.answered(stream, request, gone, owner, asked.as_ref());
+        let is_call = replayable.head.method == Method::POST;
+        let mut request = self.peer_request(&replayable.head, body);
+        let signal =
+            (is_call && !request.body().is_end_stream()).then(|| expect_continue(&mut request));
+        let disconnect = client_disconnect(&replayable.head.extensions);
+        let answered = self.answered(stream, request, disconnect, owner, signal.as_ref());
         let failure = match answered.await {
             Ok(response) => return Ok(response),
             Err(failure) => failure,
         };
-        let unsent = asked.and_then(|asked| asked.take_back());
+        let unsent = signal.and_then(|signal| signal.take_back());
         let is_unsent = unsent.is_some();
         if let Some(body) = unsent {
-            held.give_back(body);
+            replayable.restore_body(body);
         }
         Err(match failure {
             Failure::Broken if is_unsent => Failure::Unreachable,
@@ -207,30 +208,30 @@ impl Relay {
         &self,
         stream: Stream,
         request: Request<Body>,
-        gone: Option<Gone>,
+        disconnect: Option<ClientDisconnect>,
         owner: Owner,
-        asked: Option<&Asked>,
+        signal: Option<&ContinueSignal>,
     ) -> Result<Response<Body>, Failure> {
-        let mut answered = pin!(exchange(stream, request, gone));
+        let mut answered = pin!(exchange(stream, request, disconnect));
         let mut response = match timeout(HEAD_TIMEOUT, &mut answered).await {
             Ok(answered) => answered?,
-            Err(_) if asked.is_some_and(Asked::is_asked) => answered.await?,
+            Err(_) if signal.is_some_and(ContinueSignal::is_signalled) => answered.await?,
             Err(_) => return Err(Failure::Silent),
         };
-        let answerer = Answerer::take(response.headers_mut());
-        match answerer {
-            Answerer::Peer(_) => {}
-            Answerer::Moved(by) if response.status() == StatusCode::MISDIRECTED_REQUEST => {
+        let responder = Responder::take(response.headers_mut());
+        match responder {
+            Responder::Peer(_) => {}
+            Responder::Moved(by) if response.status() == StatusCode::MISDIRECTED_REQUEST => {
                 return Err(if by == owner.incarnation {
                     Failure::Moved
                 } else {
                     Failure::Misdirected
                 });
             }
-            Answerer::Moved(_) | Answerer::Stranger => {
+            Responder::Moved(_) | Responder::UnknownPeer => {
                 let what = "what answers there is no peer, or has another secret";
                 let (address, status) = (owner.address, response.status());
-                self.strange_answer
+                self.untrusted_answer
                     .warn(&format_args!("{what}: {address}, {status}"));
                 return Err(Failure::Unreachable);
             }
@@ -241,7 +242,7 @@ impl Relay {
     }
 
     /// The request as it goes to a peer.
-    fn letter(&self, head: &Parts, body: Body) -> Request<Body> {
+    fn peer_request(&self, head: &Parts, body: Body) -> Request<Body> {
         let mut request = Request::new(body);
         *request.method_mut() = head.method.clone();
         *request.uri_mut() = origin_form(head);
@@ -268,32 +269,32 @@ impl Relay {
 }
 
 /// Has the body of a request wait until the peer asks for it.
-fn wait(request: &mut Request<Body>) -> Asked {
-    let (asked, body) = Asked::wait(std::mem::take(request.body_mut()));
+fn expect_continue(request: &mut Request<Body>) -> ContinueSignal {
+    let (signal, body) = ContinueSignal::defer(std::mem::take(request.body_mut()));
     *request.body_mut() = body;
-    let waits = HeaderValue::from_static("100-continue");
-    request.headers_mut().insert(header::EXPECT, waits);
-    let asks = asked.clone();
-    ext::on_informational(request, move |said| {
-        if said.status() == StatusCode::CONTINUE {
-            asks.ask();
+    let expectation = HeaderValue::from_static("100-continue");
+    request.headers_mut().insert(header::EXPECT, expectation);
+    let continues = signal.clone();
+    ext::on_informational(request, move |informational| {
+        if informational.status() == StatusCode::CONTINUE {
+            continues.send();
         }
     });
-    asked
+    signal
 }
 
 /// Writes a request and waits for the head of its response.
 async fn exchange(
     stream: Stream,
     request: Request<Body>,
-    mut gone: Option<Gone>,
+    mut disconnect: Option<ClientDisconnect>,
 ) -> Result<Response<HopBody>, Failure> {
     let handshake = http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|_| Failure::Unreachable)?;
     let mut connection = Some(connection);
     let mut answer = pin!(sender.send_request(request));
     let answered = poll_fn(|cx| {
-        if has_gone(&mut gone, cx) {
+        if is_disconnected(&mut disconnect, cx) {
             return Poll::Ready(None);
         }
         drive(&mut connection, cx);
@@ -303,7 +304,7 @@ async fn exchange(
         Some(Ok(response)) => Ok(response.map(|incoming| HopBody {
             connection,
             incoming,
-            gone,
+            disconnect,
         })),
         Some(Err(error)) => {
             debug!(target: "mcp_cancel_cluster", %error, "no answer");
@@ -331,17 +332,17 @@ fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
 }
 
 /// Whether the client has gone, where a listener lets that be known although hyper does not read.
-fn has_gone(gone: &mut Option<Gone>, cx: &mut Context<'_>) -> bool {
-    let has_gone = gone
+fn is_disconnected(disconnect: &mut Option<ClientDisconnect>, cx: &mut Context<'_>) -> bool {
+    let is_disconnected = disconnect
         .as_mut()
-        .is_some_and(|gone| gone.as_mut().poll(cx).is_ready());
-    if has_gone {
-        *gone = None;
+        .is_some_and(|disconnect| disconnect.as_mut().poll(cx).is_ready());
+    if is_disconnected {
+        *disconnect = None;
     }
-    has_gone
+    is_disconnected
 }
 
-fn gone(extensions: &Extensions) -> Option<Gone> {
+fn client_disconnect(extensions: &Extensions) -> Option<ClientDisconnect> {
     let peer = peer(extensions)?.clone();
     Some(Box::pin(async move { peer.closed().await }))
 }
@@ -388,7 +389,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|name| name.trim().parse().ok())
         .filter(|name| !is_end_to_end(name))
         .collect();
-    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
 }
@@ -409,7 +410,7 @@ impl http_body::Body for HopBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
         let this = &mut *self;
-        if has_gone(&mut this.gone, cx) {
+        if is_disconnected(&mut this.disconnect, cx) {
             this.connection = None;
             return Poll::Ready(Some(Err("the client has gone".into())));
         }
@@ -458,9 +459,9 @@ mod tests {
 
     #[test]
     fn what_is_of_one_connection_stays_here_and_all_else_goes() {
-        let letter = relay().letter(&head("http://host/mcp?a=1"), Body::empty());
-        assert_eq!(letter.uri(), "/mcp?a=1");
-        let headers = letter.headers();
+        let peer_request = relay().peer_request(&head("http://host/mcp?a=1"), Body::empty());
+        assert_eq!(peer_request.uri(), "/mcp?a=1");
+        let headers = peer_request.headers();
         assert_eq!(headers["authorization"], "Bearer token");
         assert_eq!(headers["mcp-session-id"], "a session");
         assert_eq!(headers["connection"], "close");
@@ -504,9 +505,9 @@ mod tests {
         head.extensions.insert(ConnectInfo(client));
         head.headers
             .insert("forwarded", "for=198.51.100.7".parse().unwrap());
-        let letter = relay().letter(&head, Body::empty());
-        assert_eq!(wire::client(letter.headers()), Some(client));
-        let forwarded = letter.headers().get_all("forwarded").iter();
+        let peer_request = relay().peer_request(&head, Body::empty());
+        assert_eq!(wire::client(peer_request.headers()), Some(client));
+        let forwarded = peer_request.headers().get_all("forwarded").iter();
         assert!(forwarded.eq(["for=198.51.100.7", "for=192.0.2.1"]));
     }
 
@@ -536,8 +537,8 @@ mod tests {
             } else {
                 head.extensions.insert(stream.peer());
             }
-            let letter = relay().letter(&head, Body::empty());
-            assert_eq!(wire::client(letter.headers()), Some(address));
+            let peer_request = relay().peer_request(&head, Body::empty());
+            assert_eq!(wire::client(peer_request.headers()), Some(address));
         }
     }
 

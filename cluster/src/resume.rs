@@ -1,7 +1,7 @@
 //! Resumes: the client names an event of this incarnation, or of one whose calls ended with it.
 //!
-//! 1. An event of the present life of a session is named to everything inside by the id that the session manager gave it.
-//! 2. One of another life (of another incarnation, or from before it was restored here) is named to nobody: to the session manager it could look like an event of another call. Its
+//! 1. An event of the present generation of a session is named to everything inside by the id that the session manager gave it.
+//! 2. One of another generation (of another incarnation, or from before it was restored here) is named to nobody: to the session manager it could look like an event of another call. Its
 //!    client gets the answer that was kept, or the error that its server is gone, and the stream ends. It does so only once the
 //!    application has accepted the request: what it asks of clients it asks of these, too.
 //! 3. What no instance named passes as it is.
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     fields::Fields,
-    ids::{CallNumber, EventName, Incarnation, NamedCall, SessionHash},
+    ids::{CallNumber, ClusterEventId, Incarnation, NamedCall, SessionHash},
 };
 
 /// The field that names the event that a client has seen last.
@@ -23,10 +23,10 @@ pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-even
 const NO_EVENT: &str = "~";
 
 /// The code of the error to calls whose server is gone: JSON-RPC's internal error.
-const GONE: i32 = -32603;
+const INTERNAL_ERROR: i32 = -32603;
 
 /// What a client hears that comes back for a call of which nothing is left, not even its id.
-const NOT_KEPT: &str =
+const NO_ANSWER: &str =
     "Last-Event-ID names an event of a server that is gone, and has left no answer\n";
 
 /// A call that ended with its instance.
@@ -43,32 +43,35 @@ pub(crate) struct LostCall {
 
 /// What a client comes back for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Localized {
+pub(crate) enum RewriteOutcome {
     /// Nothing that an instance named.
-    Nothing,
+    Unchanged,
     /// An event of this incarnation, on the stream of this call if it is one's.
-    Here(Option<NamedCall>),
+    Local(Option<NamedCall>),
     /// A call that ended with another incarnation.
-    Lost(LostCall),
+    LostCall(LostCall),
 }
 
-/// Has a head name an event so that this instance understands it. `life` is that of its session, if that lives here.
-pub(crate) fn localize(headers: &mut HeaderMap, life: Option<Incarnation>) -> Localized {
-    read(headers, life).unwrap_or(Localized::Nothing)
+/// Rewrites the event id of a head so that this instance understands it. `generation` is that of its session, if that lives here.
+pub(crate) fn rewrite_event_id(
+    headers: &mut HeaderMap,
+    generation: Option<Incarnation>,
+) -> RewriteOutcome {
+    read(headers, generation).unwrap_or(RewriteOutcome::Unchanged)
 }
 
-fn read(headers: &mut HeaderMap, life: Option<Incarnation>) -> Option<Localized> {
+fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<RewriteOutcome> {
     let session = Fields::of(headers).session.map(SessionHash::of)?;
     let mut named = headers.get_all(&LAST_EVENT_ID).iter();
     let (Some(only), None) = (named.next(), named.next()) else {
         return None;
     };
     let only = only.clone();
-    let event = EventName::read(only.to_str().ok()?)?;
-    if Some(event.incarnation) == life {
+    let event = ClusterEventId::read(only.to_str().ok()?)?;
+    if Some(event.incarnation) == generation {
         let plain = HeaderValue::from_str(event.plain).ok()?;
         headers.insert(&LAST_EVENT_ID, plain);
-        return Some(Localized::Here(event.call));
+        return Some(RewriteOutcome::Local(event.call));
     }
     let Some(call) = event.call else {
         // An event of the stream that belongs to no call. There is a new one here.
@@ -76,7 +79,7 @@ fn read(headers: &mut HeaderMap, life: Option<Incarnation>) -> Option<Localized>
         return None;
     };
     headers.insert(&LAST_EVENT_ID, HeaderValue::from_static(NO_EVENT));
-    Some(Localized::Lost(LostCall {
+    Some(RewriteOutcome::LostCall(LostCall {
         session,
         incarnation: event.incarnation,
         number: call.number,
@@ -104,7 +107,7 @@ impl LostCall {
     /// Puts the answer, or the error, in the place of what the application had to say.
     pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
         let Some(events) = self.events(kept) else {
-            let mut response = Response::new(Body::from(NOT_KEPT));
+            let mut response = Response::new(Body::from(NO_ANSWER));
             *response.status_mut() = StatusCode::BAD_REQUEST;
             return response;
         };
@@ -120,7 +123,7 @@ impl LostCall {
         let Some(answer) = kept else {
             // Alone, without an id: with one, the TypeScript client would come again for ever.
             let error = json!({
-                "code": GONE,
+                "code": INTERNAL_ERROR,
                 "message": "the server that this call ran on is gone, and has left no answer",
             });
             let call = self.request.as_ref()?;
@@ -148,15 +151,15 @@ mod tests {
     const ME: &str = "0123456789abcdef";
     const OTHER: &str = "fedcba9876543210";
 
-    fn localized(named: &[&str]) -> (Option<LostCall>, Vec<String>) {
+    fn rewritten(named: &[&str]) -> (Option<LostCall>, Vec<String>) {
         let mut headers = HeaderMap::new();
         headers.insert("mcp-session-id", HeaderValue::from_static("a session"));
         for value in named {
             headers.append(&LAST_EVENT_ID, value.parse().unwrap());
         }
-        let lost = match localize(&mut headers, ME.parse().ok()) {
-            Localized::Lost(lost) => Some(lost),
-            Localized::Nothing | Localized::Here(_) => None,
+        let lost = match rewrite_event_id(&mut headers, ME.parse().ok()) {
+            RewriteOutcome::LostCall(lost) => Some(lost),
+            RewriteOutcome::Unchanged | RewriteOutcome::Local(_) => None,
         };
         let left = headers.get_all(&LAST_EVENT_ID).iter();
         let left = left.map(|value| value.to_str().unwrap().to_owned());
@@ -170,7 +173,7 @@ mod tests {
     #[test]
     fn an_event_of_this_incarnation_has_its_plain_id() {
         for call in ["4~7", "4~%2222%22", "~"] {
-            let (lost, left) = localized(&[&format!("3/0~{ME}~{call}")]);
+            let (lost, left) = rewritten(&[&format!("3/0~{ME}~{call}")]);
             assert_eq!((lost, left), (None, vec!["3/0".to_owned()]));
         }
     }
@@ -178,7 +181,7 @@ mod tests {
     #[test]
     fn an_event_of_another_incarnation_is_named_to_nobody() {
         for (encoded, call) in [("7", "7"), ("%22a%20b%22", "\"a b\""), ("1%2E0", "1.0")] {
-            let (lost, left) = localized(&[&format!("3/0~{OTHER}~4~{encoded}")]);
+            let (lost, left) = rewritten(&[&format!("3/0~{OTHER}~4~{encoded}")]);
             let lost = lost.unwrap();
             assert_eq!(
                 (lost.request.as_deref(), lost.number, lost.incarnation),
@@ -190,14 +193,14 @@ mod tests {
 
     #[test]
     fn a_stream_of_no_call_begins_anew() {
-        let (lost, left) = localized(&[&format!("12~{OTHER}~~")]);
+        let (lost, left) = rewritten(&[&format!("12~{OTHER}~~")]);
         assert_eq!((lost, left), (None, Vec::new()));
     }
 
     #[test]
     fn a_call_without_its_id_gets_its_answer_and_no_error() {
         for call in ["", "nonsense", "null", "%5B7%5D", "7%0A", "%22%0A%22"] {
-            let (lost, left) = localized(&[&format!("12~{OTHER}~4~{call}")]);
+            let (lost, left) = rewritten(&[&format!("12~{OTHER}~4~{call}")]);
             let lost = lost.unwrap();
             assert_eq!(
                 (lost.number, left),
@@ -224,14 +227,14 @@ mod tests {
             &[""],
             &[&*twice, &*twice],
         ] {
-            let (lost, left) = localized(named);
+            let (lost, left) = rewritten(named);
             assert_eq!((lost, left), (None, strings(named)));
         }
     }
 
     #[test]
     fn the_error_comes_alone_and_the_answer_after_the_id_that_was_named() {
-        let (lost, _) = localized(&[&format!("3/0~{OTHER}~4~7")]);
+        let (lost, _) = rewritten(&[&format!("3/0~{OTHER}~4~7")]);
         let lost = lost.unwrap();
         let error = String::from_utf8(lost.events(None).unwrap()).unwrap();
         let data = error
@@ -242,7 +245,7 @@ mod tests {
         let error: Value = serde_json::from_str(data).unwrap();
         assert_eq!(
             (&error["id"], &error["error"]["code"]),
-            (&json!(7), &json!(GONE))
+            (&json!(7), &json!(INTERNAL_ERROR))
         );
 
         let answer = lost

@@ -3,19 +3,22 @@
 use axum::body::Body;
 use http::{Request, Response};
 
-use crate::{arrivals::Expected, door::Visit, held::Held, way::Refusal};
+use crate::{
+    drain_gate::InFlightGuard, pending_restores::PendingRestore,
+    replayable_request::ReplayableRequest, routing_plan::Refusal, turned_away::Waiting,
+};
 
 /// Where a request came to.
 pub(crate) enum Routed {
-    /// It is to be served here. The session is expected until that has begun.
-    Here(Request<Body>, Option<Expected>),
+    /// It is to be served here. The restore of the session is pending until that has begun.
+    Local(Request<Body>, Option<PendingRestore>),
     Answered(Response<Body>),
 }
 
-/// What becomes of a peer's request while sessions are handed over.
-pub(crate) enum HandedOver {
+/// What becomes of a peer's request while sessions are transferred.
+pub(crate) enum TransferOutcome {
     /// It is served here.
-    Not(Request<Body>, Presence),
+    ServedHere(Request<Body>, Presence),
     /// The peer is to claim the session.
     Moved(Request<Body>),
     Answered(Response<Body>),
@@ -24,28 +27,36 @@ pub(crate) enum HandedOver {
 /// What a peer's request finds of its session.
 #[derive(Default)]
 pub(crate) struct Presence {
-    /// It is on its way here, and the request takes part in that.
-    pub(crate) joined: Option<Expected>,
-    /// It is here, and the request is inside.
-    pub(crate) visit: Option<Visit>,
+    /// It is about to be restored here, and the request takes part in that.
+    pub(crate) restore: Option<PendingRestore>,
+    /// It is here, and the request has entered its gate.
+    pub(crate) guard: Option<InFlightGuard>,
 }
 
-/// Whether a session of this instance can be brought to life here.
-pub(crate) enum Taken {
-    Here,
+/// Whether a session of this instance can be restored here.
+pub(crate) enum Reclaimed {
+    Local,
     /// It is another's by now.
-    Elsewhere,
+    Moved,
     Refused(Refusal),
 }
 
 // === impl Routed ===
 
 impl Routed {
-    pub(crate) fn here(held: Held, expected: Option<Expected>) -> Self {
-        match held.into_request() {
-            Some(request) => Self::Here(request, expected),
-            // `Way` does not serve a request here that is not whole.
+    pub(crate) fn local(replayable: ReplayableRequest, restore: Option<PendingRestore>) -> Self {
+        match replayable.into_request() {
+            Some(request) => Self::Local(request, restore),
+            // `RoutingPlan` does not serve a request here that is not whole.
             None => Self::Answered(Refusal::Again.into()),
         }
     }
+}
+
+/// Its client does not wait for an owner any more.
+pub(crate) fn served(waiting: Option<Waiting>, routed: Routed) -> Routed {
+    if let Some(waiting) = waiting {
+        waiting.served();
+    }
+    routed
 }

@@ -1,4 +1,4 @@
-//! Takes a request to where its session lives: it asks [`Way`] what to do, does it, and tells it what came of that.
+//! Takes a request to where its session lives: it asks [`RoutingPlan`] what to do, does it, and tells it what came of that.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -8,130 +8,133 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use crate::{
-    arrivals::{Arrivals, Expected},
-    departure::{Departure, Stage},
-    directory::{Claim, Directory as _, LIMIT, Limited, Look},
-    door::Visit,
-    errand::Errand,
+    directory::{Claim, DIRECTORY_TIMEOUT, Directory as _, Limited, Look},
+    drain_gate::InFlightGuard,
     fields::{Fields, SESSION_ID},
-    heart::Heart,
-    held::Held,
+    generations::Generations,
+    heartbeat::Heartbeat,
     ids::{Owner, Ownership, Record, SessionHash},
-    lives::Lives,
-    meter,
-    owners::{Found, Owners},
+    metrics,
+    owner_cache::{Found, OwnerCache},
+    pending_restores::{PendingRestore, PendingRestores},
     refusals,
     relay::{Relay, UNBEGUN_TIMEOUT},
-    resume::{self, Localized, LostCall},
-    routed::{HandedOver, Presence, Routed, Taken},
+    replayable_request::ReplayableRequest,
+    request_kind::RequestKind,
+    resume::{self, LostCall, RewriteOutcome},
+    routed::{Presence, Reclaimed, Routed, TransferOutcome, served},
+    routing_plan::{
+        Action, Cause, Claimed, Failure, IncomingRequest, Known, LeaseState, Refusal, RoutingPlan,
+    },
     sessions::Sessions,
-    turned_away::{ON_ITS_WAY, TurnedAway, Waiting},
-    way::{Arrival, Cause, Claimed, Failure, Known, Lease, Refusal, Step, Way},
+    shutdown::{Shutdown, ShutdownStage},
+    turned_away::{SLOW_RELAY_THRESHOLD, TurnedAway},
 };
 
-/// How long after a look-up the next is, for who claims what this instance gave up: 50 ms.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long after a look-up the next is, for who claims what this instance relinquished: 50 ms.
+const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// How often it is asked whether a session is still the owner's that has not answered to a call: every 10 s.
-pub(crate) const STILL_OWNER: Duration = Duration::from_secs(10);
+pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often a session of this instance is taken that somebody else takes at the same time: 3 times.
-const MAX_TAKES: usize = 3;
+/// Maximum number of attempts to reclaim a session that another instance claims at the same time: 3.
+const MAX_RECLAIMS: usize = 3;
 
 /// What of an instance takes part in routing.
 #[derive(Debug)]
 pub(crate) struct Router {
     pub(crate) me: Owner,
     pub(crate) directory: Limited,
-    pub(crate) heart: Arc<Heart>,
-    pub(crate) owners: Owners,
+    pub(crate) heartbeat: Arc<Heartbeat>,
+    pub(crate) owners: OwnerCache,
     pub(crate) relay: Relay,
     pub(crate) turned_away: Arc<TurnedAway>,
     pub(crate) sessions: Arc<Sessions>,
-    pub(crate) arrivals: Arrivals,
-    pub(crate) lives: Arc<Lives>,
-    pub(crate) departure: Departure,
+    pub(crate) restores: PendingRestores,
+    pub(crate) generations: Arc<Generations>,
+    pub(crate) shutdown: Shutdown,
 }
 
 // === impl Router ===
 
 impl Router {
-    /// What is to be done with a client's request that has just come. It is inside of its session, if that is here.
-    pub(crate) fn arrive(&self, session: Option<&str>) -> (Step, Option<Visit>) {
-        let visit = session.and_then(|id| self.sessions.enter(id));
+    /// What is to be done with a client's request that has just arrived. It has entered the gate of its session, if that is here.
+    pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
+        let guard = session.and_then(|id| self.sessions.enter(id));
         // One that is being restored is not here before that is done. One that another instance may have claimed is looked up.
-        let is_here = |id| visit.is_some() && !self.comes(id) && self.heart.may_serve(id);
-        let arrival = Arrival {
+        let is_local =
+            |id| guard.is_some() && !self.is_being_restored(id) && self.heartbeat.may_serve(id);
+        let incoming = IncomingRequest {
             has_session: session.is_some(),
-            is_here: session.is_some_and(is_here),
+            is_local: session.is_some_and(is_local),
             is_from_peer: false,
-            stage: Stage::Here,
+            stage: ShutdownStage::Running,
         };
-        (arrival.step(), visit)
+        (incoming.action(), guard)
     }
 
     /// What is to be done with a peer's request, and what of its session is here.
-    pub(crate) fn arrive_from_peer(&self, session: Option<&str>) -> (Step, Presence) {
+    pub(crate) fn classify_from_peer(&self, session: Option<&str>) -> (Action, Presence) {
         let presence = session.and_then(|id| self.presence(id));
-        let arrival = Arrival {
+        let incoming = IncomingRequest {
             has_session: session.is_some(),
-            is_here: presence.is_some(),
+            is_local: presence.is_some(),
             is_from_peer: true,
-            stage: self.departure.stage(),
+            stage: self.shutdown.stage(),
         };
-        (arrival.step(), presence.unwrap_or_default())
+        (incoming.action(), presence.unwrap_or_default())
     }
 
-    /// What is here of a session that a peer asks for. `None` if the peer is to claim it: not one that comes, and not one that its
+    /// What is here of a session that a peer asks for. `None` if the peer is to claim it: not one that is being restored, and not one that its
     /// client has ended.
     fn presence(&self, id: &str) -> Option<Presence> {
         // First: one that has come since is found below.
-        let joined = self.joins(id);
-        let visit = self.sessions.enter(id);
-        let is_here =
-            joined.is_some() || visit.is_some() || self.sessions.is_deleted(SessionHash::of(id));
-        is_here.then_some(Presence { joined, visit })
+        let restore = self.join_restore(id);
+        let guard = self.sessions.enter(id);
+        let is_local =
+            restore.is_some() || guard.is_some() || self.sessions.is_deleted(SessionHash::of(id));
+        is_local.then_some(Presence { restore, guard })
     }
 
-    /// Whether a session is on its way here.
-    fn comes(&self, id: &str) -> bool {
-        !self.arrivals.are_none() && self.arrivals.has(SessionHash::of(id))
+    /// Whether a session is about to be restored here.
+    fn is_being_restored(&self, id: &str) -> bool {
+        !self.restores.is_empty() && self.restores.contains(SessionHash::of(id))
     }
 
-    /// The arrival that a request of a peer takes part in, if its session is on its way here.
-    fn joins(&self, id: &str) -> Option<Expected> {
-        let is_possible = !self.arrivals.are_none();
-        is_possible.then(|| self.arrivals.join(SessionHash::of(id)))?
+    /// The restore that a request of a peer takes part in, if its session is about to be restored here.
+    fn join_restore(&self, id: &str) -> Option<PendingRestore> {
+        let is_possible = !self.restores.is_empty();
+        is_possible.then(|| self.restores.join(SessionHash::of(id)))?
     }
 
-    /// Nothing of a request brings its session any more.
-    pub(crate) fn is_over(&self, id: &str) {
+    /// A request does not restore its session any more.
+    pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
-        // What was loaded for it and not restored is brought by the next as if it had not been.
-        self.arrivals
-            .unless_coming(session, || self.sessions.forget_unopened(session));
-        self.departure.ended(Some(id));
+        // What was loaded for it and not restored is restored by the next as if it had not been.
+        self.restores
+            .unless_restoring(session, || self.sessions.discard_unopened(session));
+        self.shutdown.on_call_ended(Some(id));
     }
 
-    /// Whether a session lives here. One that is on its way may, or not yet.
-    pub(crate) fn lives_here(&self, session: Option<&str>) -> bool {
+    /// Whether a session lives here. One that is being restored may, or not yet.
+    pub(crate) fn is_open_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
     /// Whether a session that is open here may serve something new, by now or in a moment: after this process stood still, sessions are
     /// written again first.
     pub(crate) async fn is_verified(&self, id: &str) -> bool {
-        if self.heart.may_serve(id) {
+        if self.heartbeat.may_serve(id) {
             return true;
         }
-        let decided = timeout(LIMIT, self.heart.until_decided(id)).await;
-        decided.is_ok() && self.sessions.is_here(SessionHash::of(id))
+        let decided = timeout(DIRECTORY_TIMEOUT, self.heartbeat.until_decided(id)).await;
+        decided.is_ok() && self.sessions.is_local(SessionHash::of(id))
     }
 
-    /// Asks a client to come again.
-    pub(crate) fn turn_away(&self, refusal: Refusal) -> Response<Body> {
+    /// Rejects a request: its client is asked to come again.
+    pub(crate) fn reject(&self, refusal: Refusal) -> Response<Body> {
         if refusal.is_temporary() {
-            self.turned_away.note();
+            self.turned_away.record();
         }
         refusal.into()
     }
@@ -139,49 +142,50 @@ impl Router {
     /// What is answered when a session of this instance could not be restored: that its client should come again, or, after a few tries
     /// that did not fail for the directory, that there is none, so that its client opens a new one.
     pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
-        if !self.sessions.is_beyond_restoring(id) {
-            return self.turn_away(Refusal::NotSound);
+        if !self.sessions.is_unrestorable(id) {
+            return self.reject(Refusal::NotSound);
         }
         let session = SessionHash::of(id);
         warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
-        self.sessions.deleted(id);
+        self.sessions.on_deleted(id);
         refusals::no_session()
     }
 
-    /// Returns when nothing is left of a session that this instance has lost.
+    /// Returns when nothing is left of a session that this instance has relinquished.
     pub(crate) async fn until_closed(&self, id: &str) {
-        self.sessions.losses.until_closed(SessionHash::of(id)).await;
+        let session = SessionHash::of(id);
+        self.sessions.relinquished.until_closed(session).await;
     }
 
-    /// Serves a peer's request, or hands its session over.
-    pub(crate) async fn hand_over(&self, request: Request<Body>) -> HandedOver {
+    /// Serves a peer's request, or transfers its session.
+    pub(crate) async fn transfer(&self, request: Request<Body>) -> TransferOutcome {
         let session = Fields::of(request.headers()).session.map(str::to_owned);
-        let mut held = Held::new(request);
-        let errand = match Errand::of(&mut held).await {
-            Ok(errand) => errand,
-            Err(refusal) => return HandedOver::Answered(refusal.into()),
+        let mut replayable = ReplayableRequest::new(request);
+        let kind = match RequestKind::of(&mut replayable).await {
+            Ok(kind) => kind,
+            Err(refusal) => return TransferOutcome::Answered(refusal.into()),
         };
-        let (Some(request), Some(id)) = (held.into_request(), session) else {
-            return HandedOver::Answered(Refusal::Again.into());
+        let (Some(request), Some(id)) = (replayable.into_request(), session) else {
+            return TransferOutcome::Answered(Refusal::Again.into());
         };
-        if errand == Errand::Call {
-            self.departure.until_idle(&id).await;
+        if kind == RequestKind::Call {
+            self.shutdown.until_idle(&id).await;
         }
-        if matches!(errand, Errand::Call | Errand::Stream) && !self.can_be_claimed(&id).await {
-            return HandedOver::Answered(self.turn_away(Refusal::NotSound));
+        if kind != RequestKind::Other && !self.can_be_claimed(&id).await {
+            return TransferOutcome::Answered(self.reject(Refusal::NotSound));
         }
-        if errand == Errand::Call {
-            self.departure.hand_over(&id).await;
-        } else if errand == Errand::Stream {
-            self.departure.try_hand_over(&id);
+        if kind == RequestKind::Call {
+            self.shutdown.transfer(&id).await;
+        } else if kind == RequestKind::Stream {
+            self.shutdown.try_transfer(&id);
         }
         match self.presence(&id) {
-            Some(presence) => HandedOver::Not(request, presence),
-            None => HandedOver::Moved(request),
+            Some(presence) => TransferOutcome::ServedHere(request, presence),
+            None => TransferOutcome::Moved(request),
         }
     }
 
-    /// Whether the directory has a session as this instance's, so that a peer can claim it once it is given up. If it has lost an open one,
+    /// Whether the directory has a session as this instance's, so that a peer can claim it once it is relinquished. If it has lost an open one,
     /// that is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
@@ -198,23 +202,23 @@ impl Router {
         is_there
     }
 
-    /// Has a request that is served here name its event so that this instance understands it.
-    pub(crate) fn localize(&self, request: &mut Request<Body>) -> Localized {
+    /// Rewrites the event id of a request that is served here so that this instance understands it.
+    pub(crate) fn rewrite_event_id(&self, request: &mut Request<Body>) -> RewriteOutcome {
         if request.method() != Method::GET {
-            return Localized::Nothing;
+            return RewriteOutcome::Unchanged;
         }
         let session = Fields::of(request.headers()).session;
-        let life = session
+        let generation = session
             .filter(|id| self.sessions.has(id))
-            .map(|id| self.lives.of(id));
-        resume::localize(request.headers_mut(), life)
+            .map(|id| self.generations.of(id));
+        resume::rewrite_event_id(request.headers_mut(), generation)
     }
 
     /// Gives a client the session that it has opened, if the response is one that does.
-    pub(crate) fn hand_out(&self, response: Response<Body>) -> Response<Body> {
+    pub(crate) fn admit_new_session(&self, response: Response<Body>) -> Response<Body> {
         let opened = response.headers().get(&SESSION_ID);
         let opened = opened.and_then(|id| id.to_str().ok());
-        if opened.is_none_or(|id| self.sessions.hand_out(id)) {
+        if opened.is_none_or(|id| self.sessions.admit_new_session(id)) {
             response
         } else {
             refusals::not_begun()
@@ -227,100 +231,100 @@ impl Router {
         let find = || directory.answer(session, lost.incarnation, lost.number);
         let mut kept = find().await;
         if matches!(kept, Ok(None)) {
-            if !self.heart.has_all_answers().await {
-                return self.turn_away(Refusal::NotSound);
+            if !self.heartbeat.has_all_answers().await {
+                return self.reject(Refusal::NotSound);
             }
             // Its instance may have written it before it renewed the lease that was just read.
             kept = find().await;
         }
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
-            Err(_) => self.turn_away(Refusal::NotSound),
+            Err(_) => self.reject(Refusal::NotSound),
         }
     }
 
     /// Routes a request whose session does not live here.
     pub(crate) async fn route(&self, request: Request<Body>) -> Routed {
         let Some(id) = Fields::of(request.headers()).session.map(str::to_owned) else {
-            return Routed::Here(request, None);
+            return Routed::Local(request, None);
         };
         let session = SessionHash::of(&id);
         let is_call = request.method() == Method::POST;
-        let mut way = Way::new(self.me.incarnation, is_call);
-        let mut held = Held::new(request);
-        let mut step = Step::LookUp;
+        let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
+        let mut replayable = ReplayableRequest::new(request);
+        let mut action = Action::LookUp;
         // From before it is claimed: peers may learn of the new owner before that one does.
-        let (mut expected, mut waiting) = (None, None);
+        let (mut restore, mut waiting) = (None, None);
         loop {
-            step = match step {
-                Step::LookUp => {
-                    let (known, is_sound) = self.look_up(session).await;
-                    meter::looked_up(known);
+            action = match action {
+                Action::LookUp => {
+                    let (known, is_consistent) = self.look_up(session).await;
+                    metrics::looked_up(known);
                     match known {
                         Known::Owner(Ownership { owner, .. })
-                            if owner == self.me && self.departure.has_given_up(&id) =>
+                            if owner == self.me && self.shutdown.has_relinquished(&id) =>
                         {
-                            way.given_up()
+                            plan.on_relinquished()
                         }
-                        known => way.known(known, is_sound),
+                        known => plan.on_lookup(known, is_consistent),
                     }
                 }
-                Step::LookAgain => {
-                    sleep(LOOK_AGAIN).await;
-                    Step::LookUp
+                Action::LookUpLater => {
+                    sleep(RECHECK_DELAY).await;
+                    Action::LookUp
                 }
-                // Nothing comes to an instance that is gone.
-                Step::Claim(..) | Step::Take if self.departure.stage() >= Stage::Gone => {
-                    Step::Refuse(Refusal::Again)
+                // Nothing is restored on an instance that has stopped.
+                Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
+                    Action::Refuse(Refusal::Again)
                 }
-                Step::Relay(is) => {
-                    expected = None;
-                    if let Err(refusal) = self.relay.prepare(&mut held).await {
+                Action::Relay(is) => {
+                    restore = None;
+                    if let Err(refusal) = self.relay.prepare(&mut replayable).await {
                         return Routed::Answered(refusal.into());
                     }
-                    let sent = self.send(&mut held, session, is.owner).await;
-                    meter::relayed(sent.as_ref().err().copied());
+                    let sent = self.send(&mut replayable, session, is.owner).await;
+                    metrics::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return served(waiting, Routed::Answered(response)),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
-                            self.owners.forget(session, is);
+                            self.owners.invalidate(session, is);
                             // What follows takes time, and its client may hang up meanwhile.
                             waiting = waiting.or_else(|| Some(self.turned_away.wait()));
-                            way.failed(is, failure)
+                            plan.on_relay_failure(is, failure)
                         }
                     }
                 }
                 // Its owner's word may be older than a claim that the directory has lost.
-                Step::Claim(_, Cause::GivenUp) if !self.heart.is_up_to_date().await => {
-                    Step::Refuse(Refusal::NotSound)
+                Action::Claim(_, Cause::Relinquished) if !self.heartbeat.is_up_to_date().await => {
+                    Action::Refuse(Refusal::NotSound)
                 }
-                Step::AskLease(is) => way.lease(is, self.lease(is.owner).await),
-                Step::Claim(former, cause) => {
-                    expected = Some(self.arrivals.expect(session));
-                    let (claimed, is_sound) = self.claim(session, former).await;
-                    meter::claimed(claimed);
+                Action::CheckLease(is) => plan.on_lease(is, self.lease(is.owner).await),
+                Action::Claim(former, cause) => {
+                    restore = Some(self.restores.add(session));
+                    let (claimed, is_consistent) = self.claim(session, former).await;
+                    metrics::claimed(claimed);
                     if claimed == Claimed::Won {
                         info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
                     }
-                    way.claimed(claimed, is_sound, held.is_whole())
+                    plan.on_claim(claimed, is_consistent, replayable.is_whole())
                 }
-                Step::Take => {
-                    let coming = expected.unwrap_or_else(|| self.arrivals.expect(session));
-                    return served(waiting, Routed::here(held, Some(coming)));
+                Action::Reclaim => {
+                    let restore = restore.unwrap_or_else(|| self.restores.add(session));
+                    return served(waiting, Routed::local(replayable, Some(restore)));
                 }
                 // The directory has none. What is open here all the same is not this instance's any more, or is written again.
-                Step::Serve if self.sessions.is_open(session) => {
+                Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
-                    Step::Refuse(Refusal::Again)
+                    Action::Refuse(Refusal::Again)
                 }
-                Step::Serve | Step::HandOver | Step::Moved => {
+                Action::Serve | Action::Transfer | Action::Moved => {
                     self.until_closed(&id).await;
-                    return served(waiting, Routed::here(held, None));
+                    return served(waiting, Routed::local(replayable, None));
                 }
-                Step::Refuse(refusal) => {
+                Action::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
-                    return Routed::Answered(self.turn_away(refusal));
+                    return Routed::Answered(self.reject(refusal));
                 }
             };
         }
@@ -330,19 +334,19 @@ impl Router {
     /// A call waits for as long as the session is the owner's. One that has not begun fails before that is looked up.
     async fn send(
         &self,
-        held: &mut Held,
+        replayable: &mut ReplayableRequest,
         session: SessionHash,
         owner: Owner,
     ) -> Result<Response<Body>, Failure> {
-        let is_call = held.head.method == Method::POST;
-        let mut sent = pin!(self.relay.send(held, owner));
+        let is_call = replayable.head.method == Method::POST;
+        let mut sent = pin!(self.relay.send(replayable, owner));
         if is_call {
             let mut next_look = UNBEGUN_TIMEOUT;
             return loop {
                 if let Ok(sent) = timeout(next_look, &mut sent).await {
                     break sent;
                 }
-                next_look = STILL_OWNER;
+                next_look = OWNER_RECHECK_INTERVAL;
                 let look = self.directory.look(session).await;
                 let is_its = |look: &Look| match look.record {
                     Some(Record::Owned(is)) => is.owner == owner,
@@ -355,7 +359,7 @@ impl Router {
                 }
             };
         }
-        if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
+        if let Ok(sent) = timeout(SLOW_RELAY_THRESHOLD, &mut sent).await {
             return sent;
         }
         let waiting = self.turned_away.wait();
@@ -370,49 +374,49 @@ impl Router {
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(is)) => (Known::Owner(is), false),
-            Ok(Found::Nobody(look)) => (Known::Nobody, self.is_proof(&look)),
+            Ok(Found::Unowned(look)) => (Known::Unowned, self.is_proof(&look)),
             Err(_) => (Known::NoAnswer, false),
         }
     }
 
     /// Whether a look that found no owner proves that there is none.
     pub(crate) fn is_proof(&self, look: &Look) -> bool {
-        matches!(look.record, Some(Record::Deleted(_))) || self.heart.proves(&look.leases)
+        matches!(look.record, Some(Record::Deleted(_))) || self.heartbeat.proves(&look.leases)
     }
 
-    async fn lease(&self, owner: Owner) -> Lease {
+    async fn lease(&self, owner: Owner) -> LeaseState {
         match self.directory.leases().await {
-            Ok(leases) if leases.of(owner.incarnation).is_some() => Lease::Alive,
-            Ok(leases) if self.heart.proves(&leases) => Lease::Gone,
-            Ok(_) | Err(_) => Lease::NoAnswer,
+            Ok(leases) if leases.of(owner.incarnation).is_some() => LeaseState::Alive,
+            Ok(leases) if self.heartbeat.proves(&leases) => LeaseState::Expired,
+            Ok(_) | Err(_) => LeaseState::NoAnswer,
         }
     }
 
-    /// Takes a session of this instance once more, before it is brought to life: who was told before that it is not here claims it
+    /// Reclaims a session of this instance before it is restored: a peer that was told before that it is not here claims it
     /// in vain from now on.
-    pub(crate) async fn take(&self, session: SessionHash) -> Taken {
-        if !self.heart.is_up_to_date().await {
+    pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
+        if !self.heartbeat.is_up_to_date().await {
             // A new epoch would outdo a later claim that the directory has lost.
-            return Taken::Refused(Refusal::NotSound);
+            return Reclaimed::Refused(Refusal::NotSound);
         }
-        let (mut known, mut is_sound) = self.look_up(session).await;
-        for _ in 0..MAX_TAKES {
+        let (mut known, mut is_consistent) = self.look_up(session).await;
+        for _ in 0..MAX_RECLAIMS {
             let mine = match known {
                 Known::Owner(is) if is.owner == self.me => is,
-                Known::Owner(_) => return Taken::Elsewhere,
+                Known::Owner(_) => return Reclaimed::Moved,
                 // The application says that there is no such session.
-                Known::Nobody if is_sound => return Taken::Here,
-                Known::Nobody | Known::NoAnswer => return Taken::Refused(Refusal::NotSound),
+                Known::Unowned if is_consistent => return Reclaimed::Local,
+                Known::Unowned | Known::NoAnswer => return Reclaimed::Refused(Refusal::NotSound),
             };
             let claimed = self.claim(session, mine).await;
-            (known, is_sound) = match claimed {
-                (Claimed::Won, _) => return Taken::Here,
+            (known, is_consistent) = match claimed {
+                (Claimed::Won, _) => return Reclaimed::Local,
                 (Claimed::Lost(is), _) => (Known::Owner(is), false),
-                (Claimed::Nobody, is_sound) => (Known::Nobody, is_sound),
+                (Claimed::Unowned, is_consistent) => (Known::Unowned, is_consistent),
                 (Claimed::NoAnswer, _) => (Known::NoAnswer, false),
             };
         }
-        Taken::Refused(Refusal::Again)
+        Reclaimed::Refused(Refusal::Again)
     }
 
     /// Claims a session. Also says whether it does not exist beyond doubt, if nobody has it.
@@ -420,31 +424,23 @@ impl Router {
         let wanted = former.claimed_by(self.me);
         match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
-                self.owners.is_mine(session);
-                self.sessions.claimed(session, wanted.epoch);
-                self.departure.has_back(session);
+                self.owners.mark_own(session);
+                self.sessions.on_claimed(session, wanted.epoch);
+                self.shutdown.on_reclaimed(session);
                 (Claimed::Won, false)
             }
             Ok(Claim::Lost(Record::Owned(is))) => {
-                self.owners.learn(session, is);
+                self.owners.insert(session, is);
                 (Claimed::Lost(is), false)
             }
-            Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Nobody, true),
+            Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Unowned, true),
             Ok(Claim::Unknown) => match self.look_up(session).await {
-                // Somebody has entered it in between.
+                // An instance has registered it in between.
                 (Known::Owner(is), _) => (Claimed::Lost(is), false),
-                (Known::Nobody, is_sound) => (Claimed::Nobody, is_sound),
+                (Known::Unowned, is_consistent) => (Claimed::Unowned, is_consistent),
                 (Known::NoAnswer, _) => (Claimed::NoAnswer, false),
             },
             Err(_) => (Claimed::NoAnswer, false),
         }
     }
-}
-
-/// Its client does not wait for an owner any more.
-fn served(waiting: Option<Waiting>, routed: Routed) -> Routed {
-    if let Some(waiting) = waiting {
-        waiting.served();
-    }
-    routed
 }

@@ -7,27 +7,26 @@ use http::{Request, Response, StatusCode};
 use tower_service::Service;
 
 use crate::{
-    arrivals::Expected,
-    departure::Stage,
-    door::Visit,
+    drain_gate::InFlightGuard,
     fields::Fields,
-    held::Held,
     ids::SessionHash,
     peers,
-    resume::{self, Localized},
-    resumed::resuming,
-    routed::{HandedOver, Presence, Routed, Taken},
+    pending_restores::PendingRestore,
+    replayable_request::ReplayableRequest,
+    resume::{self, RewriteOutcome},
+    resume_context::with_resumed_call,
+    routed::{Presence, Reclaimed, Routed, TransferOutcome},
     router::Router,
-    way::{Refusal, Step},
+    routing_plan::{Action, Refusal},
     wire,
 };
 
-/// How often the way of a request is looked for, if its session is another's as soon as it was found to be this instance's: 3 times.
-const MAX_SEARCHES: usize = 3;
+/// Maximum number of times that a request is routed, if its session is another's as soon as it was found to be this instance's: 3.
+const MAX_ROUTINGS: usize = 3;
 
 /// Maximum length of a body that is read before its request takes the turn to restore its session: one byte more than rmcp takes by
 /// default (4 MiB). rmcp reads the body first, and restores then.
-const MAX_BROUGHT: usize = 4 * 1024 * 1024 + 1;
+const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
 
 /// The service inside, for what is not served at once.
 pub(crate) trait Inner:
@@ -38,30 +37,30 @@ pub(crate) trait Inner:
 impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
 
 /// Serves a request that another instance relays, or says that its session is not here.
-pub(crate) async fn from_peer<S: Inner>(
+pub(crate) async fn serve_peer<S: Inner>(
     router: &Router,
     inner: &mut S,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, S::Error> {
     let session = session_of(&request);
-    let _over = Over(router, session.as_deref());
-    let (step, mut presence) = router.arrive_from_peer(session.as_deref());
+    let _completion = CompletionGuard(router, session.as_deref());
+    let (action, mut presence) = router.classify_from_peer(session.as_deref());
     if let Some(id) = &session
-        && presence.visit.is_some()
+        && presence.guard.is_some()
         && !router.is_verified(id).await
     {
-        return Ok(again(router));
+        return Ok(retry_later(router));
     }
-    match step {
-        Step::Serve => {}
-        Step::HandOver if presence.joined.is_some() => {}
-        Step::HandOver => {
-            // It is not inside while it waits for those who are.
+    match action {
+        Action::Serve => {}
+        Action::Transfer if presence.restore.is_some() => {}
+        Action::Transfer => {
+            // It is not in flight while it waits for those that are.
             drop(presence);
-            (request, presence) = match router.hand_over(request).await {
-                HandedOver::Not(request, presence) => (request, presence),
-                HandedOver::Moved(request) => return Ok(moved(router, request).await),
-                HandedOver::Answered(mut response) => {
+            (request, presence) = match router.transfer(request).await {
+                TransferOutcome::ServedHere(request, presence) => (request, presence),
+                TransferOutcome::Moved(request) => return Ok(moved(router, request).await),
+                TransferOutcome::Answered(mut response) => {
                     wire::mark(response.headers_mut(), router.me.incarnation);
                     return Ok(response);
                 }
@@ -69,21 +68,21 @@ pub(crate) async fn from_peer<S: Inner>(
         }
         _ => return Ok(moved(router, request).await),
     }
-    let Presence { joined, visit } = presence;
-    let brought = match joined {
-        Some(expected) => bring(router, inner, request, expected).await?,
+    let Presence { restore, guard } = presence;
+    let served = match restore {
+        Some(restore) => restore_and_serve(router, inner, request, restore).await?,
         None => {
-            let localized = router.localize(&mut request);
-            let served = serve(router, inner, request, localized, visit).await?;
-            Brought::Served(served)
+            let rewritten = router.rewrite_event_id(&mut request);
+            let served = serve(router, inner, request, rewritten, guard).await?;
+            Restored::Served(served)
         }
     };
-    match brought {
-        Brought::Served(mut response) => {
+    match served {
+        Restored::Served(mut response) => {
             wire::mark(response.headers_mut(), router.me.incarnation);
             Ok(response)
         }
-        Brought::Elsewhere(request) => Ok(elsewhere(router, request).await),
+        Restored::Moved(request) => Ok(misdirected(router, request).await),
     }
 }
 
@@ -95,44 +94,44 @@ fn session_of(request: &Request<Body>) -> Option<String> {
 /// loses if this instance has taken it since.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let session = session_of(&request);
-    let moved = elsewhere(router, request).await;
-    match router.arrive_from_peer(session.as_deref()).0 {
-        Step::Moved => moved,
-        _ => again(router),
+    let moved = misdirected(router, request).await;
+    match router.classify_from_peer(session.as_deref()).0 {
+        Action::Moved => moved,
+        _ => retry_later(router),
     }
 }
 
 /// Says that a session is not here, whoever else waits for it.
-async fn elsewhere(router: &Router, request: Request<Body>) -> Response<Body> {
+async fn misdirected(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let moved = peers::moved(&head.headers, body, router.me.incarnation).await;
-    if router.departure.settles().await {
+    if router.shutdown.flush_answers().await {
         return moved;
     }
-    again(router)
+    retry_later(router)
 }
 
 /// Says to a peer that its client should come again.
-fn again(router: &Router) -> Response<Body> {
-    let mut again = router.turn_away(Refusal::Again);
-    wire::mark(again.headers_mut(), router.me.incarnation);
-    again
+fn retry_later(router: &Router) -> Response<Body> {
+    let mut retry_later = router.reject(Refusal::Again);
+    wire::mark(retry_later.headers_mut(), router.me.incarnation);
+    retry_later
 }
 
 /// Takes a request to its session, which is not known to live here.
-pub(crate) async fn search<S: Inner>(
+pub(crate) async fn serve_remote<S: Inner>(
     router: &Router,
     inner: &mut S,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, S::Error> {
     let session = session_of(&request);
-    let _over = Over(router, session.as_deref());
-    for _ in 0..MAX_SEARCHES {
+    let _completion = CompletionGuard(router, session.as_deref());
+    for _ in 0..MAX_ROUTINGS {
         request = match router.route(request).await {
             Routed::Answered(response) => return Ok(response),
-            Routed::Here(mut request, None) => {
-                let localized = router.localize(&mut request);
-                let served = serve(router, inner, request, localized, None).await?;
+            Routed::Local(mut request, None) => {
+                let rewritten = router.rewrite_event_id(&mut request);
+                let served = serve(router, inner, request, rewritten, None).await?;
                 let is_not_loaded = served.status() == StatusCode::INTERNAL_SERVER_ERROR;
                 return Ok(unless_failed(
                     router,
@@ -141,66 +140,66 @@ pub(crate) async fn search<S: Inner>(
                     is_not_loaded,
                 ));
             }
-            Routed::Here(request, Some(expected)) => {
-                let brought = bring(router, inner, request, expected).await?;
-                match brought {
-                    Brought::Served(response) => return Ok(response),
-                    Brought::Elsewhere(request) => request,
+            Routed::Local(request, Some(restore)) => {
+                let served = restore_and_serve(router, inner, request, restore).await?;
+                match served {
+                    Restored::Served(response) => return Ok(response),
+                    Restored::Moved(request) => request,
                 }
             }
         };
     }
-    Ok(router.turn_away(Refusal::Again))
+    Ok(router.reject(Refusal::Again))
 }
 
-/// Serves a request whose session comes here with it, unless another one has brought it.
-async fn bring<S: Inner>(
+/// Serves a request that restores its session here, unless another one has restored it.
+async fn restore_and_serve<S: Inner>(
     router: &Router,
     inner: &mut S,
     request: Request<Body>,
-    expected: Expected,
-) -> Result<Brought, S::Error> {
+    restore: PendingRestore,
+) -> Result<Restored, S::Error> {
     let session = session_of(&request);
     // Before the turn is taken: no other request waits for a body that stalls.
-    let mut held = Held::new(request);
-    if let Err(refusal) = held.read_up_to(MAX_BROUGHT).await {
-        return Ok(Brought::Served(refusal.into()));
+    let mut replayable = ReplayableRequest::new(request);
+    if let Err(refusal) = replayable.read_up_to(MAX_RESTORE_BODY).await {
+        return Ok(Restored::Served(refusal.into()));
     }
-    let Some(mut request) = held.into_request() else {
-        return Ok(Brought::Served(Refusal::Again.into()));
+    let Some(mut request) = replayable.into_request() else {
+        return Ok(Restored::Served(Refusal::Again.into()));
     };
-    let turn = expected.turn().await;
-    let turn = (!router.lives_here(session.as_deref())).then_some(turn);
+    let turn = restore.turn().await;
+    let turn = (!router.is_open_here(session.as_deref())).then_some(turn);
     if turn.is_none()
         && let Some(id) = &session
         && !router.is_verified(id).await
     {
-        return Ok(Brought::Served(router.turn_away(Refusal::Again)));
+        return Ok(Restored::Served(router.reject(Refusal::Again)));
     }
     if turn.is_some()
         && let Some(id) = &session
     {
         router.until_closed(id).await;
-        match router.take(SessionHash::of(id)).await {
-            Taken::Here => {}
-            Taken::Elsewhere => return Ok(Brought::Elsewhere(request)),
-            Taken::Refused(refusal) => return Ok(Brought::Served(router.turn_away(refusal))),
+        match router.reclaim(SessionHash::of(id)).await {
+            Reclaimed::Local => {}
+            Reclaimed::Moved => return Ok(Restored::Moved(request)),
+            Reclaimed::Refused(refusal) => return Ok(Restored::Served(router.reject(refusal))),
         }
     }
-    // Nothing begins on an instance that has gone meanwhile.
-    if router.departure.stage() >= Stage::Gone {
-        return Ok(Brought::Elsewhere(request));
+    // Nothing begins on an instance that has stopped meanwhile.
+    if router.shutdown.has_stopped() {
+        return Ok(Restored::Moved(request));
     }
-    let localized = router.localize(&mut request);
-    let bringing = turn.as_ref().map(|_| expected.begin());
-    let served = serve(router, inner, request, localized, None).await?;
-    if let Some(bringing) = bringing {
-        bringing.ends();
+    let rewritten = router.rewrite_event_id(&mut request);
+    let attempt = turn.as_ref().map(|_| restore.begin_attempt());
+    let served = serve(router, inner, request, rewritten, None).await?;
+    if let Some(attempt) = attempt {
+        attempt.complete();
     }
     let has_failed = match served.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
         // rmcp goes by the one before, whose client has hung up.
-        StatusCode::NOT_FOUND => expected.broke_off(),
+        StatusCode::NOT_FOUND => restore.was_aborted(),
         _ => false,
     };
     let has_failed = turn.is_some() && has_failed;
@@ -208,16 +207,16 @@ async fn bring<S: Inner>(
         && let Some(id) = &session
     {
         if served.status().is_success() {
-            router.sessions.is_restored(id);
+            router.sessions.clear_restore_attempts(id);
         } else if has_failed {
-            router.sessions.was_restored_in_vain(id);
+            router.sessions.on_restore_failed(id);
         }
     }
     let response = unless_failed(router, session.as_deref(), served, has_failed);
-    Ok(Brought::Served(response))
+    Ok(Restored::Served(response))
 }
 
-/// A response, or that its client is to come again if rmcp failed to bring its session to life, say, because the directory did not
+/// A response, or that its client is to come again if rmcp failed to restore its session, say, because the directory did not
 /// answer.
 fn unless_failed(
     router: &Router,
@@ -226,46 +225,47 @@ fn unless_failed(
     has_failed: bool,
 ) -> Response<Body> {
     match session {
-        Some(id) if has_failed && !router.lives_here(session) => router.not_restored(id),
+        Some(id) if has_failed && !router.is_open_here(session) => router.not_restored(id),
         _ => served,
     }
 }
 
-/// What became of a request that was to bring its session.
-enum Brought {
+/// What became of a request that was to restore its session.
+enum Restored {
     Served(Response<Body>),
     /// The session is another instance's by now, or soon: this one is gone.
-    Elsewhere(Request<Body>),
+    Moved(Request<Body>),
 }
 
-/// When this is dropped, a session has come, or does not, also if the client hung up before: whoever waits for it hears of that.
-struct Over<'a>(&'a Router, Option<&'a str>);
+/// When this is dropped, a request does not restore its session any more, also if the client hung up before. What waits for that is
+/// woken.
+struct CompletionGuard<'a>(&'a Router, Option<&'a str>);
 
-impl Drop for Over<'_> {
+impl Drop for CompletionGuard<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.1 {
-            self.0.is_over(id);
+            self.0.on_request_done(id);
         }
     }
 }
 
-/// Serves a request here, and answers for a call that is not any more. It is inside of its session until it has a head.
+/// Serves a request here, and answers for a call that is not any more. It is in flight in its session until it has a head.
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
     request: Request<Body>,
-    localized: Localized,
-    visit: Option<Visit>,
+    rewritten: RewriteOutcome,
+    guard: Option<InFlightGuard>,
 ) -> Result<Response<Body>, S::Error> {
     poll_fn(|cx| inner.poll_ready(cx)).await?;
     let served = inner.call(request);
-    match localized {
-        Localized::Nothing => {
+    match rewritten {
+        RewriteOutcome::Unchanged => {
             let response = served.await?.into_response();
-            Ok(unless_lost(router, response, visit.as_ref()))
+            Ok(unless_relinquished(router, response, guard.as_ref()))
         }
-        Localized::Here(call) => Ok(resuming(call, served).await?.into_response()),
-        Localized::Lost(lost) => {
+        RewriteOutcome::Local(call) => Ok(with_resumed_call(call, served).await?.into_response()),
+        RewriteOutcome::LostCall(lost) => {
             let response = served.await?.into_response();
             if resume::is_accepted(&response) {
                 Ok(router.answer(&lost, response).await)
@@ -276,15 +276,15 @@ pub(crate) async fn serve<S: Inner>(
     }
 }
 
-/// A response, or 503 with `Retry-After` if rmcp failed to begin a call because its session was lost meanwhile.
-pub(crate) fn unless_lost(
+/// A response, or 503 with `Retry-After` if rmcp failed to begin a call because its session was relinquished meanwhile.
+pub(crate) fn unless_relinquished(
     router: &Router,
     response: Response<Body>,
-    visit: Option<&Visit>,
+    guard: Option<&InFlightGuard>,
 ) -> Response<Body> {
     let has_failed = response.status() == StatusCode::INTERNAL_SERVER_ERROR;
-    if has_failed && visit.is_some_and(Visit::is_shut) {
-        return router.turn_away(Refusal::Again);
+    if has_failed && guard.is_some_and(InFlightGuard::is_closed) {
+        return router.reject(Refusal::Again);
     }
     response
 }

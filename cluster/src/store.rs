@@ -1,6 +1,6 @@
 //! rmcp's session store, in the directory: what a session needs to be restored on another instance.
 //!
-//! 1. A session that the directory does not know within [`OPEN_TIMEOUT`] does not begin ([`Sessions::hand_out`]); one that has ended
+//! 1. A session that the directory does not know within [`OPEN_TIMEOUT`] does not begin ([`Sessions::admit_new_session`]); one that has ended
 //!    is deleted when it answers again.
 //! 2. Only its owner restores a session. Whoever wants to must have claimed it.
 //! 3. Errors and log lines name no session by its id.
@@ -14,17 +14,17 @@ use rmcp::transport::streamable_http_server::session::{
 use tokio::time::timeout;
 
 use crate::{
-    directory::{Directory, LIMIT, Limited},
+    directory::{DIRECTORY_TIMEOUT, Directory, Limited},
     ids::{Incarnation, SessionHash},
+    rate_limited_warning::RateLimitedWarning,
     sessions::Sessions,
-    warn_rarely::WarnRarely,
 };
 
 /// How large the parameters of a session may be, as JSON: 64 KiB. A session with larger ones is found by its clients, and is
 /// not restored when its instance is gone.
 const MAX_PARAMS: usize = 64 * 1024;
 
-/// How long a new session may wait until the directory has it: 2 s, so that a second try of [`LIMIT`] each has its time.
+/// How long a new session may wait until the directory has it: 2 s, so that a second try of [`DIRECTORY_TIMEOUT`] each has its time.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Keeps in the directory what a session needs to be restored.
@@ -33,7 +33,7 @@ pub(crate) struct ClusterStore {
     me: Incarnation,
     directory: Limited,
     sessions: Arc<Sessions>,
-    too_large: WarnRarely,
+    too_large: RateLimitedWarning,
 }
 
 // === impl ClusterStore ===
@@ -44,7 +44,7 @@ impl ClusterStore {
             me,
             directory,
             sessions,
-            too_large: WarnRarely::default(),
+            too_large: RateLimitedWarning::default(),
         }
     }
 }
@@ -69,11 +69,11 @@ impl SessionStore for ClusterStore {
         if entry.params.is_empty() {
             return Ok(None);
         }
-        self.sessions.is_to_be_restored(session);
+        self.sessions.record_restore_attempt(session);
         let state = serde_json::from_slice(&entry.params)?;
         let epoch = entry.ownership.epoch;
         self.sessions
-            .loaded(session_id, epoch, Arc::from(&*entry.params));
+            .on_loaded(session_id, epoch, Arc::from(&*entry.params));
         Ok(Some(state))
     }
 
@@ -88,7 +88,7 @@ impl SessionStore for ClusterStore {
             ));
             params.clear();
         }
-        self.sessions.initialized(session_id, params.into());
+        self.sessions.on_initialized(session_id, params.into());
         let written = self.sessions.until_written(SessionHash::of(session_id));
         if timeout(OPEN_TIMEOUT, written).await.is_err() {
             tracing::debug!("the directory does not know a session that begins");
@@ -97,9 +97,9 @@ impl SessionStore for ClusterStore {
     }
 
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
-        self.sessions.deleted(session_id);
+        self.sessions.on_deleted(session_id);
         let removed = self.sessions.until_removed(SessionHash::of(session_id));
-        if timeout(LIMIT, removed).await.is_err() {
+        if timeout(DIRECTORY_TIMEOUT, removed).await.is_err() {
             tracing::debug!("a session ended before the directory forgot it");
         }
         Ok(())

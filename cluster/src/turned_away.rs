@@ -12,17 +12,18 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::directory::LIMIT;
+use crate::directory::DIRECTORY_TIMEOUT;
 
 /// For how long a client that was turned away counts as on its way, if no other time is set: 40 s. It is to come again after 1 s; SDKs
 /// that keep their own time wait 30 s at most before their next try.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
-/// How long a resume may be on its way to the owner before its client counts as turned away: 250 ms. Its call's grace may end meanwhile.
-pub(crate) const ON_ITS_WAY: Duration = Duration::from_millis(250);
+/// How long a resume may take to the owner before its client counts as turned away: 250 ms. Its call's grace may end meanwhile.
+pub(crate) const SLOW_RELAY_THRESHOLD: Duration = Duration::from_millis(250);
 
-/// How long after its arrival a client that is not served counts as turned away: 750 ms, a look-up and [`ON_ITS_WAY`].
-pub(crate) const NOTED_WITHIN: Duration = LIMIT.saturating_add(ON_ITS_WAY);
+/// How long after its arrival a client that is not served counts as turned away: 750 ms, a look-up and [`SLOW_RELAY_THRESHOLD`].
+pub(crate) const MAX_RECORD_DELAY: Duration =
+    DIRECTORY_TIMEOUT.saturating_add(SLOW_RELAY_THRESHOLD);
 
 /// When clients were turned away last.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ impl TurnedAway {
     }
 
     /// A client is asked to come again later.
-    pub(crate) fn note(&self) {
+    pub(crate) fn record(&self) {
         self.state().last = Some(Instant::now());
     }
 
@@ -114,7 +115,7 @@ mod tests {
         let turned_away = Arc::new(TurnedAway::new(CLIENT_BACKOFF));
         let age = || turned_away.age(Instant::now());
         assert_eq!(age(), None);
-        turned_away.note();
+        turned_away.record();
         advance(Duration::from_secs(3)).await;
         assert_eq!(age(), Some(Duration::from_secs(3)));
         let waiting = [(); 2].map(|()| turned_away.wait());

@@ -43,13 +43,13 @@ pub(crate) struct InvalidSecret;
 
 /// Who answered a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answerer {
+pub(crate) enum Responder {
     /// An instance, which served it.
     Peer(Incarnation),
     /// An instance that does not have the session. It is the owner's own word only if it is the owner's incarnation.
     Moved(Incarnation),
     /// Nobody of this cluster.
-    Stranger,
+    UnknownPeer,
 }
 
 /// Whether a field is one of these, for those who look through a head anyway: its name behind `mcp-`.
@@ -150,19 +150,19 @@ pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
     }
 }
 
-// === impl Answerer ===
+// === impl Responder ===
 
-impl Answerer {
+impl Responder {
     /// Reads who answered, and removes it from the head.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
-        let said = headers.remove(&CLUSTER);
+        let value = headers.remove(&CLUSTER);
         strip(headers);
-        let said = said.as_ref().and_then(|said| said.to_str().ok());
-        let answerer = said.and_then(|said| match said.strip_prefix(MOVED) {
+        let value = value.as_ref().and_then(|value| value.to_str().ok());
+        let responder = value.and_then(|value| match value.strip_prefix(MOVED) {
             Some(by) => by.parse().ok().map(Self::Moved),
-            None => said.parse().ok().map(Self::Peer),
+            None => value.parse().ok().map(Self::Peer),
         });
-        answerer.unwrap_or(Self::Stranger)
+        responder.unwrap_or(Self::UnknownPeer)
     }
 }
 
@@ -198,8 +198,8 @@ mod tests {
     #[test]
     fn of_two_secrets_the_first_is_sent_and_both_are_accepted() {
         let both = Secret::new("new").unwrap().also_accept("old").unwrap();
-        for (said, is_accepted) in [("new", true), ("old", true), ("newold", false), ("", false)] {
-            assert_eq!(both.verify(&head(&[said])), is_accepted, "{said}");
+        for (value, is_accepted) in [("new", true), ("old", true), ("newold", false), ("", false)] {
+            assert_eq!(both.verify(&head(&[value])), is_accepted, "{value}");
         }
         assert!(!both.verify(&head(&["new", "old"])));
         let mut headers = HeaderMap::new();
@@ -241,13 +241,13 @@ mod tests {
         let me: Incarnation = "0123456789abcdef".parse().unwrap();
         let mut headers = head(&["forged"]);
         mark(&mut headers, me);
-        assert_eq!(Answerer::take(&mut headers), Answerer::Peer(me));
-        assert_eq!(Answerer::take(&mut headers), Answerer::Stranger);
+        assert_eq!(Responder::take(&mut headers), Responder::Peer(me));
+        assert_eq!(Responder::take(&mut headers), Responder::UnknownPeer);
         mark_moved(&mut headers, me);
         assert_eq!(headers[&CLUSTER], "moved 0123456789abcdef");
-        assert_eq!(Answerer::take(&mut headers), Answerer::Moved(me));
-        for said in ["", "relay", "0123", "moved", "moved ", "moved 0123"] {
-            assert_eq!(Answerer::take(&mut head(&[said])), Answerer::Stranger);
+        assert_eq!(Responder::take(&mut headers), Responder::Moved(me));
+        for value in ["", "relay", "0123", "moved", "moved ", "moved 0123"] {
+            assert_eq!(Responder::take(&mut head(&[value])), Responder::UnknownPeer);
         }
     }
 }

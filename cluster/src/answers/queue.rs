@@ -3,7 +3,7 @@
 //! 1. A place is reserved when a call has ended, and orders the queue. An answer keeps its place until [`KEPT_ANSWER`] after the
 //!    end of its call, whether it is written or not. No number of failed writes ends that.
 //! 2. What was or may have been written counts in the bounds, as what waits does: they bound the directory and this memory.
-//! 3. Beyond a bound the oldest answers are given up. One that may have been written is removed from the directory. Removals
+//! 3. Beyond a bound the oldest answers are evicted. One that may have been written is removed from the directory. Removals
 //!    precede writes, so the directory does not exceed the bounds by more than what is in flight.
 //! 4. A failure pauses the queue for [`RETRY_DELAY`].
 //! 5. A written answer stays in memory: a directory that lost what it knew is given all of them again ([`AnswerQueue::write_again`]).
@@ -45,23 +45,23 @@ pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// For how long after the end of its call an answer may be unwritten before it is late: 1 s. Chosen because a write that succeeds
 /// takes less, and so that an instance whose directory takes answers is never late.
-const LATE: Duration = Duration::from_secs(1);
+const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// The answers of one instance, from the ends of their calls until they expire or are given up.
+/// The answers of one instance, from the ends of their calls until they expire or are evicted.
 #[derive(Debug, Default)]
 pub(super) struct AnswerQueue {
     /// Everything that counts in the bounds, the oldest first.
-    kept: BTreeMap<u64, Kept>,
-    /// What was given up and may be in the directory. Nothing of it is in flight.
+    answers: BTreeMap<u64, QueuedAnswer>,
+    /// What was evicted and may be in the directory. Nothing of it is in flight.
     removals: BTreeMap<u64, Removal>,
-    /// Of `kept`, what is neither written nor in flight.
+    /// Of `answers`, what is neither written nor in flight.
     waiting: BTreeSet<u64>,
-    /// Reserved places, and of `kept` what is not written.
+    /// Reserved places, and of `answers` what is not written.
     unwritten: BTreeSet<u64>,
     /// The place of each key. A key is also here while it is in flight or in `removals`.
     places: HashMap<AnswerKey, u64>,
     sessions: HashMap<SessionHash, OfSession>,
-    /// Of all of `kept`.
+    /// Of all of `answers`.
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,
@@ -76,8 +76,8 @@ pub(super) struct AnswerQueue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct AnswerKey {
     pub(super) session: SessionHash,
-    /// The life of the session.
-    pub(super) life: Incarnation,
+    /// The generation of the session.
+    pub(super) generation: Incarnation,
     pub(super) call: CallNumber,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Place {
     expires: Instant,
 }
 
-/// A bound, because of which an answer was given up.
+/// A bound, because of which an answer was evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
     /// [`MAX_OF_SESSION`].
@@ -113,7 +113,7 @@ pub(super) struct Operation {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct QueuedAnswer {
     key: AnswerKey,
     text: Bytes,
     size: usize,
@@ -159,16 +159,16 @@ impl AnswerQueue {
 
     /// Frees a place for which there is no answer.
     pub(super) fn release(&mut self, place: Place) {
-        if !self.kept.contains_key(&place.number) {
+        if !self.answers.contains_key(&place.number) {
             self.unwritten.remove(&place.number);
         }
     }
 
-    /// Puts an answer in its place. Returns the bound because of which an answer was given up.
+    /// Puts an answer in its place. Returns the bound because of which an answer was evicted.
     ///
     /// # Edge cases
     ///
-    /// An answer that has a place already keeps that one. One that is larger than a session may have is itself given up.
+    /// An answer that has a place already keeps that one. One that is larger than a session may have is itself evicted.
     pub(super) fn put(&mut self, place: Place, key: AnswerKey, text: Bytes) -> Option<Bound> {
         let size = text.len() + OVERHEAD;
         if size > MAX_OF_SESSION {
@@ -183,26 +183,26 @@ impl AnswerQueue {
         of_session.places.insert(place.number);
         self.size += size;
         self.waiting.insert(place.number);
-        let kept = Kept {
+        let queued = QueuedAnswer {
             key,
             text,
             size,
             expires: place.expires,
             state: State::New,
         };
-        self.kept.insert(place.number, kept);
+        self.answers.insert(place.number, queued);
         self.enforce_bounds(key.session)
     }
 
     /// Forgets what has expired. Returns `true` if something of it was never written.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let mut has_unwritten = false;
-        while let Some((&number, kept)) = self.kept.first_key_value()
-            && kept.expires <= now
-            && let Some(kept) = self.take_kept(number)
+        while let Some((&number, queued)) = self.answers.first_key_value()
+            && queued.expires <= now
+            && let Some(queued) = self.take_queued(number)
         {
-            has_unwritten |= kept.state != State::Written;
-            self.free(kept.key, number);
+            has_unwritten |= queued.state != State::Written;
+            self.free(queued.key, number);
         }
         while let Some(first) = self.removals.first_entry()
             && first.get().expires <= now
@@ -236,20 +236,20 @@ impl AnswerQueue {
 
     fn next_write(&mut self, now: Instant) -> Option<Operation> {
         let number = *self.waiting.first()?;
-        let kept = self.kept.get_mut(&number)?;
-        let text = kept.text.clone();
+        let queued = self.answers.get_mut(&number)?;
+        let text = queued.text.clone();
         if self.bytes_in_flight + text.len() > MAX_BYTES_IN_FLIGHT {
             return None;
         }
-        kept.state = State::InFlight;
+        queued.state = State::InFlight;
         self.waiting.remove(&number);
         Some(Operation {
-            key: kept.key,
+            key: queued.key,
             text: Some(text),
-            time: kept.expires - now,
+            time: queued.expires - now,
             place: Place {
                 number,
-                expires: kept.expires,
+                expires: queued.expires,
             },
             losses: self.losses,
         })
@@ -258,9 +258,9 @@ impl AnswerQueue {
     /// Has everything that was written, or is in flight, written again.
     pub(super) fn write_again(&mut self) {
         self.losses += 1;
-        for (number, kept) in &mut self.kept {
-            if kept.state == State::Written {
-                kept.state = State::Failed;
+        for (number, queued) in &mut self.answers {
+            if queued.state == State::Written {
+                queued.state = State::Failed;
                 self.waiting.insert(*number);
                 self.unwritten.insert(*number);
             }
@@ -283,16 +283,16 @@ impl AnswerQueue {
         } = operation;
         let number = place.number;
         let is_write = text.is_some();
-        match self.kept.get_mut(&number).filter(|_| is_write) {
-            Some(kept) if is_done && losses == self.losses => {
-                kept.state = State::Written;
+        match self.answers.get_mut(&number).filter(|_| is_write) {
+            Some(queued) if is_done && losses == self.losses => {
+                queued.state = State::Written;
                 self.unwritten.remove(&number);
             }
-            Some(kept) => {
-                kept.state = State::Failed;
+            Some(queued) => {
+                queued.state = State::Failed;
                 self.waiting.insert(number);
             }
-            // The answer was given up while it was written, or is still to be removed, or has expired.
+            // The answer was evicted while it was written, or is still to be removed, or has expired.
             _ if (is_write || !is_done) && place.expires > now => {
                 let expires = place.expires;
                 self.removals.insert(number, Removal { key, expires });
@@ -303,9 +303,12 @@ impl AnswerQueue {
 
     /// When there is something to do, if nothing else happens before.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let kept = self.kept.first_key_value().map(|(_, kept)| kept.expires);
+        let queued = self
+            .answers
+            .first_key_value()
+            .map(|(_, queued)| queued.expires);
         let removal = self.removals.first_key_value();
-        let expires = kept.into_iter().chain(removal.map(|(_, it)| it.expires));
+        let expires = queued.into_iter().chain(removal.map(|(_, it)| it.expires));
         expires.chain(self.paused_until).min()
     }
 
@@ -322,8 +325,10 @@ impl AnswerQueue {
     /// Returns `true` if an answer is not written that should be by now: the directory refuses it, or has lost it.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
-        let first = unwritten.find_map(|number| self.kept.get(number));
-        first.is_some_and(|kept| kept.expires.saturating_duration_since(now) < KEPT_ANSWER - LATE)
+        let first = unwritten.find_map(|number| self.answers.get(number));
+        first.is_some_and(|queued| {
+            queued.expires.saturating_duration_since(now) < KEPT_ANSWER - LATE_THRESHOLD
+        })
     }
 
     fn enforce_bounds(&mut self, session: SessionHash) -> Option<Bound> {
@@ -332,28 +337,28 @@ impl AnswerQueue {
             && of_session.size > MAX_OF_SESSION
             && let Some(&oldest) = of_session.places.first()
         {
-            self.give_up(oldest);
+            self.evict(oldest);
             exceeded = Some(Bound::OfSession);
         }
         while self.size > MAX_IN_ALL
-            && let Some((&oldest, _)) = self.kept.first_key_value()
+            && let Some((&oldest, _)) = self.answers.first_key_value()
         {
-            self.give_up(oldest);
+            self.evict(oldest);
             exceeded = Some(Bound::InAll);
         }
         exceeded
     }
 
-    fn give_up(&mut self, number: u64) {
-        let Some(kept) = self.take_kept(number) else {
+    fn evict(&mut self, number: u64) {
+        let Some(queued) = self.take_queued(number) else {
             return;
         };
-        let Kept {
+        let QueuedAnswer {
             key,
             expires,
             state,
             ..
-        } = kept;
+        } = queued;
         match state {
             State::New => self.free(key, number),
             // It is removed after its write.
@@ -365,19 +370,19 @@ impl AnswerQueue {
     }
 
     /// Takes an answer out of all that counts it. Its key is not free yet.
-    fn take_kept(&mut self, number: u64) -> Option<Kept> {
-        let kept = self.kept.remove(&number)?;
+    fn take_queued(&mut self, number: u64) -> Option<QueuedAnswer> {
+        let queued = self.answers.remove(&number)?;
         self.waiting.remove(&number);
         self.unwritten.remove(&number);
-        self.size -= kept.size;
-        if let Slot::Occupied(mut of_session) = self.sessions.entry(kept.key.session) {
-            of_session.get_mut().size -= kept.size;
+        self.size -= queued.size;
+        if let Slot::Occupied(mut of_session) = self.sessions.entry(queued.key.session) {
+            of_session.get_mut().size -= queued.size;
             of_session.get_mut().places.remove(&number);
             if of_session.get().places.is_empty() {
                 of_session.remove();
             }
         }
-        Some(kept)
+        Some(queued)
     }
 
     /// Frees a key, unless it has another place by now.

@@ -20,7 +20,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A session manager that remembers an answer of this many bytes of text for every call.
 struct Memory(usize);
 
-impl Remembers for Memory {
+impl AnswerSource for Memory {
     fn answer(&self, _session: &str, _event: &str) -> Option<Arc<ServerJsonRpcMessage>> {
         let error = json!({ "code": -1, "message": "x".repeat(self.0) });
         let answer = json!({ "jsonrpc": "2.0", "id": 1, "error": error });
@@ -32,8 +32,8 @@ impl Remembers for Memory {
 struct Instance {
     cluster: Cluster,
     directory: Faulty,
-    life: Incarnation,
-    memory: Arc<dyn Remembers>,
+    generation: Incarnation,
+    source: Arc<dyn AnswerSource>,
 }
 
 impl Instance {
@@ -50,8 +50,8 @@ impl Instance {
                 Options::default(),
             ),
             directory,
-            life: me.incarnation,
-            memory: Arc::new(Memory(length)),
+            generation: me.incarnation,
+            source: Arc::new(Memory(length)),
         }
     }
 
@@ -59,11 +59,11 @@ impl Instance {
     fn end_calls(&self, session: &str, numbers: Range<u64>) {
         for number in numbers {
             let request = NumberOrString::Number(1);
-            self.cluster.answers().gone(Gone {
+            self.cluster.answers().on_detached(DetachedCall {
                 call: Call::new(session.into(), &request, CallNumber::new(number)),
-                life: self.life,
+                generation: self.generation,
                 event: "0/0".into(),
-                memory: Arc::downgrade(&self.memory),
+                source: Arc::downgrade(&self.source),
             });
         }
     }
@@ -73,7 +73,11 @@ impl Instance {
         let (mut calls, mut bytes) = (Vec::new(), 0);
         for number in numbers {
             let (session, call) = (SessionHash::of(session), CallNumber::new(number));
-            let answer = self.directory.memory.answer(session, self.life, call).await;
+            let answer = self
+                .directory
+                .memory
+                .answer(session, self.generation, call)
+                .await;
             if let Some(answer) = answer.unwrap() {
                 calls.push(number);
                 bytes += answer.len();
@@ -149,7 +153,7 @@ async fn an_answer_that_came_in_a_long_outage_is_kept_after_it() {
 
 /// Issue 29, 12.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_came_in_a_long_outage_is_kept_by_a_later_departure() {
+async fn an_answer_that_came_in_a_long_outage_is_kept_by_a_later_shutdown() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::FailsAt("keep_answer"));
     instance.end_calls("a", 0..1);
@@ -196,7 +200,7 @@ async fn a_session_that_closes_loses_no_answer_of_a_call_that_has_ended() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::Fails);
     instance.end_calls("a", 0..300);
-    instance.cluster.answers().closed("a");
+    instance.cluster.answers().on_session_closed("a");
     sleep(20 * SECOND).await;
     instance.directory.set(Fault::None);
     sleep(SECOND).await;
@@ -214,9 +218,9 @@ async fn a_cluster_that_is_dropped_writes_no_more() {
     drop(cluster);
     sleep(SECOND).await;
     assert!(answers.upgrade().is_none());
-    let asked = directory.asked("beat");
+    let asked = directory.asked("heartbeat");
     sleep(60 * SECOND).await;
-    assert_eq!(directory.asked("beat"), asked);
+    assert_eq!(directory.asked("heartbeat"), asked);
 }
 
 /// A stream may be dropped where there is no runtime.

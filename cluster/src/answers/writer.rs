@@ -16,7 +16,7 @@ use tokio::{
 use super::queue::{AnswerKey, AnswerQueue, Bound, Operation, Place};
 use crate::{
     directory::{Directory as _, DirectoryError, Limited},
-    warn_rarely::WarnRarely,
+    rate_limited_warning::RateLimitedWarning,
 };
 
 /// Writes the answers of ended calls to the directory, in the order in which the calls ended.
@@ -28,8 +28,8 @@ pub(super) struct AnswerWriter {
     has_work: Notify,
     /// Wakes [`flush`](Self::flush).
     progress: Notify,
-    given_up: [WarnRarely; 3],
-    failing: WarnRarely,
+    evicted: [RateLimitedWarning; 3],
+    failing: RateLimitedWarning,
 }
 
 /// A reserved place for the answer of a call that has ended. Dropped, it is free.
@@ -48,8 +48,8 @@ impl AnswerWriter {
             queue: Mutex::default(),
             has_work: Notify::new(),
             progress: Notify::new(),
-            given_up: Default::default(),
-            failing: WarnRarely::default(),
+            evicted: Default::default(),
+            failing: RateLimitedWarning::default(),
         })
     }
 
@@ -84,7 +84,7 @@ impl AnswerWriter {
         }
     }
 
-    /// Returns when all that is in the queue at this time is written or given up, or at `until`, and whether it is.
+    /// Returns when all that is in the queue at this time is written or evicted, or at `until`, and whether it is.
     pub(super) async fn flush(&self, until: Option<Instant>) -> bool {
         let end = self.queue().end();
         let all = async {
@@ -137,17 +137,21 @@ impl AnswerWriter {
     async fn carry_out(&self, operation: Operation) -> (Operation, Result<(), DirectoryError>) {
         let AnswerKey {
             session,
-            life,
+            generation,
             call,
         } = operation.key;
         let result = match operation.text.clone() {
             Some(text) => {
-                let kept = self
-                    .directory
-                    .keep_answer(session, life, call, text, operation.time);
+                let kept =
+                    self.directory
+                        .keep_answer(session, generation, call, text, operation.time);
                 kept.await
             }
-            None => self.directory.remove_answer(session, life, call).await,
+            None => {
+                self.directory
+                    .remove_answer(session, generation, call)
+                    .await
+            }
         };
         (operation, result)
     }
@@ -163,7 +167,7 @@ impl AnswerWriter {
     }
 
     fn warn(&self, bound: Bound) {
-        let [of_session, in_all, time] = &self.given_up;
+        let [of_session, in_all, time] = &self.evicted;
         let warning = match bound {
             Bound::OfSession => of_session,
             Bound::InAll => in_all,

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 
 use super::*;
 
-mod kept;
+mod leases_and_answers;
 
 /// An instance of that number.
 pub(crate) fn instance(number: u8) -> Owner {
@@ -29,21 +29,21 @@ pub(crate) fn session(id: &str) -> Registration {
 /// All that follows, on directories that begin empty.
 pub(super) async fn holds<D: Directory>(directory: D) {
     let directory = Arc::new(directory);
-    who_enters_a_session_owns_it(&*directory).await;
-    a_session_is_entered_over_an_older_record_only(&*directory).await;
-    an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(&*directory).await;
+    who_registers_a_session_owns_it(&*directory).await;
+    a_session_is_registered_over_an_older_record_only(&*directory).await;
+    an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(&*directory).await;
     a_claim_changes_the_owner_once(&*directory).await;
     a_claim_is_won_only_on_what_was_read_since_the_last(&*directory).await;
     a_session_that_nobody_knows_cannot_be_claimed(&*directory).await;
     of_all_who_claim_at_once_one_wins(&directory).await;
-    of_all_who_enter_at_once_one_owns(&directory).await;
+    of_all_who_register_at_once_one_owns(&directory).await;
     parameters_outlive_their_owner(&*directory).await;
-    a_deleted_session_is_entered_by_no_former_owner(&*directory).await;
+    a_deleted_session_is_registered_by_no_former_owner(&*directory).await;
     an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
-    kept::a_beat_makes_no_lease(&*directory).await;
-    kept::a_lease_has_what_its_instance_wrote(&*directory).await;
-    kept::an_answer_is_found_under_its_own_names_only(&*directory).await;
-    kept::an_answer_that_was_removed_is_not_found(&*directory).await;
+    leases_and_answers::a_heartbeat_makes_no_lease(&*directory).await;
+    leases_and_answers::a_lease_has_what_its_instance_wrote(&*directory).await;
+    leases_and_answers::an_answer_is_found_under_its_own_names_only(&*directory).await;
+    leases_and_answers::an_answer_that_was_removed_is_not_found(&*directory).await;
 }
 
 /// Who owns a session since when, as a directory has it.
@@ -87,32 +87,32 @@ fn owned(owner: Owner, of: &Registration) -> Record {
     Record::Owned(Ownership { owner, epoch })
 }
 
-async fn who_enters_a_session_owns_it(directory: &impl Directory) {
+async fn who_registers_a_session_owns_it(directory: &impl Directory) {
     let me = instance(1);
     let sessions = [session("enter 1"), session("enter 2")];
     assert_eq!(owner_of(directory, sessions[0].session).await, None);
-    assert_eq!(directory.enter(me, &sessions).await.unwrap(), []);
+    assert_eq!(directory.register(me, &sessions).await.unwrap(), []);
     assert_eq!(owner_of(directory, sessions[0].session).await, Some(me));
     assert_eq!(owner_of(directory, sessions[1].session).await, Some(me));
     assert_eq!(
-        directory.enter(me, &sessions).await.unwrap(),
+        directory.register(me, &sessions).await.unwrap(),
         [],
         "a second time is no harm"
     );
 }
 
-async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directory) {
+async fn a_session_is_registered_over_an_older_record_only(directory: &impl Directory) {
     let (first, second) = (instance(1), instance(2));
     let (taken, free) = (session("taken"), session("free"));
     let later = Registration {
         epoch: taken.epoch.next(),
         ..taken.clone()
     };
-    let enter =
-        async |owner, sessions: &[Registration]| directory.enter(owner, sessions).await.unwrap();
-    assert_eq!(enter(first, std::slice::from_ref(&later)).await, []);
-    let left = enter(second, &[free.clone(), taken.clone()]).await;
-    assert_eq!(left, [(taken.session, owned(first, &later))]);
+    let register =
+        async |owner, sessions: &[Registration]| directory.register(owner, sessions).await.unwrap();
+    assert_eq!(register(first, std::slice::from_ref(&later)).await, []);
+    let unchanged = register(second, &[free.clone(), taken.clone()]).await;
+    assert_eq!(unchanged, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
     assert_eq!(owner_of(directory, free.session).await, Some(second));
     // As a directory has it that was restored from a snapshot.
@@ -120,10 +120,10 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
         epoch: later.epoch.next(),
         ..taken.clone()
     };
-    assert_eq!(enter(second, std::slice::from_ref(&latest)).await, []);
+    assert_eq!(register(second, std::slice::from_ref(&latest)).await, []);
     assert_eq!(owner_of(directory, taken.session).await, Some(second));
-    let left = enter(first, &[later]).await;
-    assert_eq!(left, [(taken.session, owned(second, &latest))]);
+    let unchanged = register(first, &[later]).await;
+    assert_eq!(unchanged, [(taken.session, owned(second, &latest))]);
     // Of two with one epoch the larger incarnation has it.
     let [smaller, larger] = {
         let mut both = [instance(3), instance(4)];
@@ -133,31 +133,33 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
     let even = session("even");
     for (owner, is_taken) in [(larger, true), (smaller, false), (larger, true)] {
         assert_eq!(
-            enter(owner, std::slice::from_ref(&even)).await.is_empty(),
+            register(owner, std::slice::from_ref(&even))
+                .await
+                .is_empty(),
             is_taken
         );
         assert_eq!(owner_of(directory, even.session).await, Some(larger));
     }
 }
 
-async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
+async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     directory: &impl Directory,
 ) {
     let (me, other) = (instance(1), instance(2));
     let [mine, taken, lost] = ["mine", "taken meanwhile", "lost"].map(session);
     let both = [mine.clone(), taken.clone()];
-    assert_eq!(directory.enter(me, &both).await.unwrap(), []);
+    assert_eq!(directory.register(me, &both).await.unwrap(), []);
     let read = ownership(directory, mine.session).await.unwrap();
     claim_from(directory, taken.session, me, other).await;
     let its = ownership(directory, taken.session).await.unwrap();
     // Later than that of the other.
     let renewed = its.epoch.next();
-    let renews = both.map(|entered| Registration {
+    let renews = both.map(|registered| Registration {
         renewed: Some(renewed),
-        ..entered
+        ..registered
     });
-    let left = directory.enter(me, &renews).await.unwrap();
-    assert_eq!(left, [(taken.session, Record::Owned(its))]);
+    let unchanged = directory.register(me, &renews).await.unwrap();
+    assert_eq!(unchanged, [(taken.session, Record::Owned(its))]);
     let now = Ownership {
         owner: me,
         epoch: renewed,
@@ -168,14 +170,14 @@ async fn an_owner_that_takes_a_new_epoch_enters_it_over_its_own_record_only(
         renewed: Some(renewed),
         ..lost.clone()
     };
-    let left = directory.enter(me, &[renews]).await.unwrap();
-    assert_eq!(left, [(lost.session, owned(me, &lost))]);
+    let unchanged = directory.register(me, &[renews]).await.unwrap();
+    assert_eq!(unchanged, [(lost.session, owned(me, &lost))]);
     let wanted = read.claimed_by(other);
     let late = directory.claim(mine.session, read, wanted).await.unwrap();
     assert_eq!(late, Claim::Lost(Record::Owned(now)));
-    let left = directory.enter(me, std::slice::from_ref(&mine)).await;
+    let unchanged = directory.register(me, std::slice::from_ref(&mine)).await;
     assert_eq!(
-        left.unwrap(),
+        unchanged.unwrap(),
         [(mine.session, Record::Owned(now))],
         "it is told of an epoch that it took and has not heard of"
     );
@@ -185,7 +187,7 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     let (former, winner, loser) = (instance(1), instance(2), instance(3));
     let claimed = session("claimed");
     directory
-        .enter(former, std::slice::from_ref(&claimed))
+        .register(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
     let read = ownership(directory, claimed.session).await.unwrap();
@@ -201,12 +203,12 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     assert_eq!(now, wins);
     assert_eq!(claim(loses).await, Claim::Lost(Record::Owned(now)));
     assert_eq!(ownership(directory, claimed.session).await, Some(now));
-    let left = directory
-        .enter(former, std::slice::from_ref(&claimed))
+    let unchanged = directory
+        .register(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
     assert_eq!(
-        left,
+        unchanged,
         [(claimed.session, Record::Owned(now))],
         "the former owner is told when it comes back"
     );
@@ -215,17 +217,17 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
 async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Directory) {
     let (owner, late) = (instance(1), instance(2));
     let taken = session("taken once more");
-    let enters = async |epoch| {
-        let entered = Registration {
+    let registers = async |epoch| {
+        let registered = Registration {
             epoch,
             ..taken.clone()
         };
-        let entered = directory.enter(owner, &[entered]).await;
-        assert_eq!(entered.unwrap(), []);
+        let registered = directory.register(owner, &[registered]).await;
+        assert_eq!(registered.unwrap(), []);
     };
-    enters(taken.epoch).await;
+    registers(taken.epoch).await;
     let read = ownership(directory, taken.session).await.unwrap();
-    enters(taken.epoch).await;
+    registers(taken.epoch).await;
     assert_eq!(
         ownership(directory, taken.session).await,
         Some(read),
@@ -242,7 +244,7 @@ async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Di
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
     // Also if it was written again with a later epoch.
-    enters(now.epoch.next()).await;
+    registers(now.epoch.next()).await;
     let wanted = now.claimed_by(late);
     let claimed = directory.claim(taken.session, now, wanted).await.unwrap();
     assert!(matches!(claimed, Claim::Lost(Record::Owned(is)) if is.owner == owner && is != now));
@@ -261,7 +263,7 @@ async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
         let former = instance(1);
         let wanted = session(&format!("wanted {round}"));
         directory
-            .enter(former, std::slice::from_ref(&wanted))
+            .register(former, std::slice::from_ref(&wanted))
             .await
             .unwrap();
         let read = ownership(&**directory, wanted.session).await.unwrap();
@@ -291,26 +293,26 @@ async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
     }
 }
 
-async fn of_all_who_enter_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
+async fn of_all_who_register_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
     let wanted = session("entered at once");
     let rivals: Vec<Owner> = (10..18).map(instance).collect();
-    let entered = rivals.iter().map(|rival| {
+    let registered = rivals.iter().map(|rival| {
         let (directory, rival, wanted) = (directory.clone(), *rival, wanted.clone());
-        tokio::spawn(async move { directory.enter(rival, &[wanted]).await.unwrap() })
+        tokio::spawn(async move { directory.register(rival, &[wanted]).await.unwrap() })
     });
-    let entered = join_all(entered).await.into_iter().map(Result::unwrap);
+    let registered = join_all(registered).await.into_iter().map(Result::unwrap);
     let largest = rivals
         .iter()
         .max_by_key(|rival| rival.incarnation.to_string());
     let owner = owner_of(&**directory, wanted.session).await;
     assert_eq!(owner.as_ref(), largest);
-    assert!(entered.filter(Vec::is_empty).count() >= 1);
+    assert!(registered.filter(Vec::is_empty).count() >= 1);
     for rival in rivals {
-        let left = directory
-            .enter(rival, std::slice::from_ref(&wanted))
+        let unchanged = directory
+            .register(rival, std::slice::from_ref(&wanted))
             .await
             .unwrap();
-        assert_eq!(left.is_empty(), Some(rival) == owner);
+        assert_eq!(unchanged.is_empty(), Some(rival) == owner);
     }
 }
 
@@ -320,7 +322,7 @@ async fn parameters_outlive_their_owner(directory: &impl Directory) {
     let hash = restored.session;
     assert_eq!(directory.load(hash).await.unwrap(), None);
     directory
-        .enter(former, std::slice::from_ref(&restored))
+        .register(former, std::slice::from_ref(&restored))
         .await
         .unwrap();
     claim_from(directory, hash, former, winner).await;
@@ -332,12 +334,12 @@ async fn parameters_outlive_their_owner(directory: &impl Directory) {
     );
 }
 
-async fn a_deleted_session_is_entered_by_no_former_owner(directory: &impl Directory) {
+async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Directory) {
     let (former, owner, late) = (instance(1), instance(2), instance(3));
     let deleted = session("deleted");
     let hash = deleted.session;
     directory
-        .enter(former, std::slice::from_ref(&deleted))
+        .register(former, std::slice::from_ref(&deleted))
         .await
         .unwrap();
     claim_from(directory, hash, former, owner).await;
@@ -361,8 +363,8 @@ async fn a_deleted_session_is_entered_by_no_former_owner(directory: &impl Direct
             ..deleted.clone()
         };
         for (who, of) in [(former, &deleted), (owner, &again)] {
-            let left = directory.enter(who, std::slice::from_ref(of)).await;
-            assert_eq!(left.unwrap(), [(hash, expected)]);
+            let unchanged = directory.register(who, std::slice::from_ref(of)).await;
+            assert_eq!(unchanged.unwrap(), [(hash, expected)]);
         }
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
         assert_eq!(claimed.unwrap(), Claim::Lost(expected));
@@ -378,7 +380,7 @@ async fn an_owner_that_lost_a_session_does_not_delete_it(directory: &impl Direct
     let (former, owner) = (instance(1), instance(2));
     let kept = session("kept");
     directory
-        .enter(former, std::slice::from_ref(&kept))
+        .register(former, std::slice::from_ref(&kept))
         .await
         .unwrap();
     claim_from(directory, kept.session, former, owner).await;

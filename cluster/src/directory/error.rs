@@ -28,7 +28,7 @@ impl DirectoryError {
         Self { what, source: None }
     }
 
-    /// The engine could not be reached, or refused.
+    /// The backend could not be reached, or refused.
     pub(crate) fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             what: "the directory failed",

@@ -13,8 +13,8 @@ use futures_util::future::BoxFuture;
 use tokio::{sync::watch, time::sleep};
 
 use super::{
-    Beat, Claim, Directory, DirectoryError, Entry, Leases, Look, MemoryDirectory, Registration,
-    Status,
+    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, Look, MemoryDirectory,
+    Registration, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -184,7 +184,7 @@ impl Directory for Faulty {
             .await
     }
 
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
@@ -195,8 +195,10 @@ impl Directory for Faulty {
         }
         let memory = self.memory.clone();
         let sessions = sessions.to_vec();
-        self.answer_to("enter", async move { memory.enter(owner, &sessions).await })
-            .await
+        self.answer_to("register", async move {
+            memory.register(owner, &sessions).await
+        })
+        .await
     }
 
     async fn claim(
@@ -221,22 +223,33 @@ impl Directory for Faulty {
             .await
     }
 
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
         let (memory, status) = (self.memory.clone(), status.clone());
-        self.answer_to("beat", async move { memory.beat(owner, &status).await })
-            .await
+        self.answer_to("heartbeat", async move {
+            memory.heartbeat(owner, &status).await
+        })
+        .await
     }
 
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (memory, status) = (self.memory.clone(), status.clone());
-        self.answer_to("lease", async move { memory.lease(owner, &status).await })
-            .await
+        self.answer_to("acquire_lease", async move {
+            memory.acquire_lease(owner, &status).await
+        })
+        .await
     }
 
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("leave", async move { memory.leave(owner).await })
-            .await
+        self.answer_to(
+            "release_lease",
+            async move { memory.release_lease(owner).await },
+        )
+        .await
     }
 
     async fn keep_answer(

@@ -8,18 +8,19 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Beat, Claim, Directory, DirectoryError, Entry, Leases, Look, MAX_ANSWER, Registration, Status,
+    Claim, Directory, DirectoryError, Entry, HeartbeatReply, Leases, Look, MAX_ANSWER,
+    Registration, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
 /// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
-pub(crate) const LIMIT: Duration = Duration::from_millis(500);
+pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Timeout of a write or a removal of an answer: 5 s. Chosen because no request waits for it, and a directory that is 2 s away must
 /// be able to confirm 1 MiB.
-pub(crate) const ANSWERS_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A directory of which every answer, or an error, is there within [`LIMIT`], or [`ANSWERS_LIMIT`]. It is a handle: clones are the same directory.
+/// A directory of which every answer, or an error, is there within [`DIRECTORY_TIMEOUT`], or [`ANSWERS_TIMEOUT`]. It is a handle: clones are the same directory.
 #[derive(Debug, Clone)]
 pub(crate) struct Limited(Arc<dyn Directory>);
 
@@ -34,10 +35,10 @@ impl Limited {
 async fn limited<T>(
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
-    limited_to(LIMIT, answer).await
+    within(DIRECTORY_TIMEOUT, answer).await
 }
 
-async fn limited_to<T>(
+async fn within<T>(
     limit: Duration,
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
@@ -62,12 +63,12 @@ impl Directory for Limited {
         limited(self.0.load(session)).await
     }
 
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
-        limited(self.0.enter(owner, sessions)).await
+        limited(self.0.register(owner, sessions)).await
     }
 
     async fn claim(
@@ -83,16 +84,20 @@ impl Directory for Limited {
         limited(self.0.delete(session, by)).await
     }
 
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
-        limited(self.0.beat(owner, status)).await
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
+        limited(self.0.heartbeat(owner, status)).await
     }
 
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
-        limited(self.0.lease(owner, status)).await
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+        limited(self.0.acquire_lease(owner, status)).await
     }
 
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
-        limited(self.0.leave(owner)).await
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
+        limited(self.0.release_lease(owner)).await
     }
 
     async fn keep_answer(
@@ -107,7 +112,7 @@ impl Directory for Limited {
             return Err(DirectoryError::too_large());
         }
         let kept = self.0.keep_answer(session, incarnation, call, answer, time);
-        limited_to(ANSWERS_LIMIT, kept).await
+        within(ANSWERS_TIMEOUT, kept).await
     }
 
     async fn remove_answer(
@@ -116,8 +121,8 @@ impl Directory for Limited {
         incarnation: Incarnation,
         call: CallNumber,
     ) -> Result<(), DirectoryError> {
-        limited_to(
-            ANSWERS_LIMIT,
+        within(
+            ANSWERS_TIMEOUT,
             self.0.remove_answer(session, incarnation, call),
         )
         .await
@@ -143,7 +148,10 @@ mod tests {
     /// As when this process stood still, and then finds an answer of before.
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_is_found_too_late_is_none() {
-        for (waits, is_answer) in [(LIMIT / 2, true), (2 * LIMIT, false)] {
+        for (waits, is_answer) in [
+            (DIRECTORY_TIMEOUT / 2, true),
+            (2 * DIRECTORY_TIMEOUT, false),
+        ] {
             let (answers, answer) = oneshot::channel();
             let mut asked = Box::pin(limited(async { Ok(answer.await.unwrap()) }));
             assert!((&mut asked).now_or_never().is_none());

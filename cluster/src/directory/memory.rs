@@ -12,8 +12,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, Lease, Leases, Look,
-    Registration, Status,
+    BackendRunId, Claim, Directory, DirectoryError, Entry, HeartbeatReply, LEASE_TTL, Lease,
+    Leases, Look, RECORD_TTL, Registration, Status,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
@@ -26,7 +26,7 @@ const ANSWER_OVERHEAD: usize = 256;
 /// A directory of owners in memory, for several instances in one process: tests, demonstrations, a server with one runtime a
 /// core. Clones are the same directory.
 ///
-/// It knows a session for an hour after its owner last entered it, and an answer for ten minutes after its call ended, as the real
+/// It knows a session for an hour after its owner last registered it, and an answer for ten minutes after its call ended, as the real
 /// one does.
 ///
 /// ```
@@ -45,7 +45,7 @@ struct State {
     /// How often it was started again.
     starts: u64,
     sessions: HashMap<SessionHash, Known>,
-    leases: HashMap<Incarnation, Held>,
+    leases: HashMap<Incarnation, StoredLease>,
     /// When an instance last turned a client away.
     turned_away: Option<Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
@@ -63,11 +63,11 @@ struct Known {
 
 /// A lease, and what its instance wrote with it.
 #[cfg_attr(test, derive(Clone))]
-struct Held {
+struct StoredLease {
     renewed: Instant,
-    written_in: Option<EngineRun>,
+    written_in: Option<BackendRunId>,
     is_settled: bool,
-    owes_answers: bool,
+    has_late_answers: bool,
 }
 
 type AnswerKey = (SessionHash, Incarnation, CallNumber);
@@ -85,7 +85,7 @@ impl MemoryDirectory {
             .count()
     }
 
-    /// Comes back empty, as an engine does that keeps nothing on a disk.
+    /// Comes back empty, as a backend does that keeps nothing on a disk.
     #[cfg(test)]
     pub(crate) fn restart(&self) {
         let mut state = self.state();
@@ -145,34 +145,34 @@ impl Directory for MemoryDirectory {
         }))
     }
 
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        let mut left = Vec::new();
-        for entered in sessions {
-            let (session, epoch) = (entered.session, entered.epoch);
+        let mut unchanged = Vec::new();
+        for registered in sessions {
+            let (session, epoch) = (registered.session, registered.epoch);
             match state.session(session, now) {
                 Some(known) if !known.record.yields_to(&Ownership { owner, epoch }) => {
-                    left.push((session, known.record));
+                    unchanged.push((session, known.record));
                 }
                 known => {
                     let ownership = match known.map(|known| known.record) {
-                        Some(Record::Owned(is)) if is.owner == owner => entered.ownership(owner),
+                        Some(Record::Owned(is)) if is.owner == owner => registered.ownership(owner),
                         _ => Ownership { owner, epoch },
                     };
-                    let params = Bytes::copy_from_slice(&entered.params);
+                    let params = Bytes::copy_from_slice(&registered.params);
                     state.write(session, Record::Owned(ownership), params, now);
-                    if ownership != entered.ownership(owner) {
-                        left.push((session, Record::Owned(ownership)));
+                    if ownership != registered.ownership(owner) {
+                        unchanged.push((session, Record::Owned(ownership)));
                     }
                 }
             }
         }
-        Ok(left)
+        Ok(unchanged)
     }
 
     async fn claim(
@@ -190,7 +190,7 @@ impl Directory for MemoryDirectory {
             return Ok(Claim::Lost(known.record));
         }
         known.record = Record::Owned(wanted);
-        known.until = now + KEPT;
+        known.until = now + RECORD_TTL;
         Ok(Claim::Won)
     }
 
@@ -204,7 +204,11 @@ impl Directory for MemoryDirectory {
         Ok(())
     }
 
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
         state.sweep(now);
@@ -212,23 +216,23 @@ impl Directory for MemoryDirectory {
         let lease = state.leases.get_mut(&owner.incarnation);
         let was_alive = lease.is_some();
         if let Some(lease) = lease {
-            *lease = Held::new(status, now);
+            *lease = StoredLease::new(status, now);
         }
-        Ok(Beat {
+        Ok(HeartbeatReply {
             run: state.run(),
             was_alive,
         })
     }
 
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (mut state, now) = (self.state(), Instant::now());
         state.note_turned_away(status, now);
-        let lease = Held::new(status, now);
+        let lease = StoredLease::new(status, now);
         state.leases.insert(owner.incarnation, lease);
         Ok(())
     }
 
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
         self.state().leases.remove(&owner.incarnation);
         Ok(())
     }
@@ -275,8 +279,8 @@ impl Directory for MemoryDirectory {
 // === impl State ===
 
 impl State {
-    fn run(&self) -> EngineRun {
-        EngineRun::new(&self.starts.to_string())
+    fn run(&self) -> BackendRunId {
+        BackendRunId::new(&self.starts.to_string())
     }
 
     fn session(&mut self, session: SessionHash, now: Instant) -> Option<&mut Known> {
@@ -286,7 +290,7 @@ impl State {
     }
 
     fn write(&mut self, session: SessionHash, record: Record, params: Bytes, now: Instant) {
-        let until = now + KEPT;
+        let until = now + RECORD_TTL;
         let known = Known {
             record,
             params,
@@ -296,13 +300,13 @@ impl State {
     }
 
     fn leases(&self, now: Instant) -> Leases {
-        let living = self.leases.iter().filter(|(_, held)| held.lasts(now));
-        let all = living.map(|(incarnation, held)| Lease {
+        let living = self.leases.iter().filter(|(_, lease)| lease.lasts(now));
+        let all = living.map(|(incarnation, lease)| Lease {
             incarnation: *incarnation,
-            age: now - held.renewed,
-            written_in: held.written_in.clone(),
-            is_settled: held.is_settled,
-            owes_answers: held.owes_answers,
+            age: now - lease.renewed,
+            written_in: lease.written_in.clone(),
+            is_settled: lease.is_settled,
+            has_late_answers: lease.has_late_answers,
         });
         Leases {
             run: self.run(),
@@ -340,9 +344,9 @@ impl State {
         }
     }
 
-    /// Forgets what is over. Every beat of every instance comes here.
+    /// Forgets what is over. Every heartbeat of every instance comes here.
     fn sweep(&mut self, now: Instant) {
-        self.leases.retain(|_, held| held.lasts(now));
+        self.leases.retain(|_, lease| lease.lasts(now));
         self.sessions.retain(|_, known| known.until > now);
         while let Some(oldest) = self.oldest.front()
             && self
@@ -355,20 +359,20 @@ impl State {
     }
 }
 
-// === impl Held ===
+// === impl StoredLease ===
 
-impl Held {
+impl StoredLease {
     fn new(status: &Status, now: Instant) -> Self {
         Self {
             renewed: now,
             written_in: status.written_in.clone(),
             is_settled: status.is_settled,
-            owes_answers: status.owes_answers,
+            has_late_answers: status.has_late_answers,
         }
     }
 
     fn lasts(&self, now: Instant) -> bool {
-        now - self.renewed < LEASE
+        now - self.renewed < LEASE_TTL
     }
 }
 

@@ -1,20 +1,20 @@
 //! The directory: who owns which session, and which instances live.
 //!
 //! 1. **Epochs.** A session has one record, and the record with the higher epoch is the truth ([`Record::yields_to`]).
-//!    [`enter`](Directory::enter) overwrites an older record, as a directory has it that was restored from a snapshot. A higher epoch
+//!    [`register`](Directory::register) overwrites an older record, as a directory has it that was restored from a snapshot. A higher epoch
 //!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if there is another by then; or
-//!    with `enter`, over the record of the same owner only ([`Registration::renewed`]).
-//! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner enters it again.
-//! 3. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
+//!    with `register`, over the record of the same owner only ([`Registration::renewed`]).
+//! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner registers it again.
+//! 3. What is compared and set is one key, and the backend does both at once. Nothing relies on two keys together.
 //! 4. That the directory does not know something proves little: it may have come back empty a moment ago. So each look has
 //!    the leases of that moment with it ([`Leases`]), each with "all of mine is written, in this run of the directory".
-//!    [`Heart`](crate::heart::Heart) decides whether that proves anything.
-//! 5. An instance first has its lease, then enters sessions. A lease that lapsed is not renewed but made anew, after the
+//!    [`Heartbeat`](crate::heartbeat::Heartbeat) decides whether that proves anything.
+//! 5. An instance first has its lease, then registers sessions. A lease that lapsed is not renewed but made anew, after the
 //!    instance took note of the gap: so an instance that finds its own lease knows that nothing was lost since it last looked.
-//! 6. No caller waits longer than [`LIMIT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
-//!    written and removed within [`ANSWERS_LIMIT`], apart from all else, so that they delay nothing.
+//! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
+//!    written and removed within [`ANSWERS_TIMEOUT`], apart from all else, so that they delay nothing.
 //!
-//! The engine is what answers: a Redis, a Valkey, or the memory of this process.
+//! The backend is what answers: a Redis, a Valkey, or the memory of this process.
 
 #[cfg(test)]
 pub(crate) mod contract;
@@ -34,17 +34,17 @@ pub use self::memory::MemoryDirectory;
 pub(crate) use self::redis::{RedisAddress, RedisDirectory};
 pub(crate) use self::{
     error::DirectoryError,
-    limited::{ANSWERS_LIMIT, LIMIT, Limited},
+    limited::{ANSWERS_TIMEOUT, DIRECTORY_TIMEOUT, Limited},
 };
 use crate::ids::{
     CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
 };
 
-/// How long a lease lasts: 6 s, three beats.
-pub(crate) const LEASE: Duration = Duration::from_secs(6);
+/// How long a lease lasts: 6 s, three heartbeats.
+pub(crate) const LEASE_TTL: Duration = Duration::from_secs(6);
 
 /// How long the directory keeps a record that its owner does not write again: 1 h.
-pub(crate) const KEPT: Duration = Duration::from_secs(60 * 60);
+pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// How long an answer is kept after the end of its call: 10 minutes. Chosen because clients that resume do so within minutes, and
 /// answers are the largest part of what the directory holds.
@@ -66,8 +66,8 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
     /// Writes sessions of this owner, each unless its record has a higher epoch than the owner knows of. Returns the records that it
-    /// left as they are. Each record that was written is kept for [`KEPT`] from now.
-    async fn enter(
+    /// left as they are. Each record that was written is kept for [`RECORD_TTL`] from now.
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
@@ -83,17 +83,21 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     ) -> Result<Claim, DirectoryError>;
 
     /// Replaces the record of a session by a tombstone, unless another owner has it at a higher epoch. The tombstone is kept
-    /// for [`KEPT`].
+    /// for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
     /// Renews the lease if it has not lapsed. It makes none.
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError>;
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError>;
 
     /// Makes the lease, or renews it.
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
 
     /// Gives up the lease.
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError>;
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError>;
 
     /// Keeps the answer of a call of that incarnation for `time`. An answer of more than [`MAX_ANSWER`] is an error.
     async fn keep_answer(
@@ -145,7 +149,7 @@ pub(crate) struct Look {
 /// The instances that have a lease, as the directory has them at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leases {
-    pub(crate) run: EngineRun,
+    pub(crate) run: BackendRunId,
     pub(crate) all: Vec<Lease>,
     /// How long ago any instance last turned a client away, also one that has no lease any more.
     pub(crate) turned_away: Option<Duration>,
@@ -157,30 +161,30 @@ pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
     /// How long ago it was renewed.
     pub(crate) age: Duration,
-    /// In which run of the engine all sessions of the instance are written.
-    pub(crate) written_in: Option<EngineRun>,
-    /// In that run the directory was sound for the instance for a lease's time: an instance that has not written since has no lease.
+    /// In which run of the backend all sessions of the instance are written.
+    pub(crate) written_in: Option<BackendRunId>,
+    /// In that run the directory was consistent for the instance for a lease's time: an instance that has not written since has no lease.
     pub(crate) is_settled: bool,
-    /// Answers of its calls are to be written once more, because that failed or because the engine lost them.
-    pub(crate) owes_answers: bool,
+    /// Answers of its calls are to be written once more, because that failed or because the backend lost them.
+    pub(crate) has_late_answers: bool,
 }
 
 /// What an instance writes with its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// In which run of the engine all its sessions are written.
-    pub(crate) written_in: Option<EngineRun>,
+    /// In which run of the backend all its sessions are written.
+    pub(crate) written_in: Option<BackendRunId>,
     /// As in [`Lease`].
     pub(crate) is_settled: bool,
     /// As in [`Lease`].
-    pub(crate) owes_answers: bool,
+    pub(crate) has_late_answers: bool,
     /// How long ago it last turned a client away, if it did.
     pub(crate) turned_away: Option<Duration>,
 }
 
-/// One start of an engine. Another one may have lost what this one knew.
+/// One start of a backend. Another one may have lost what this one knew.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct EngineRun(Arc<str>);
+pub(crate) struct BackendRunId(Arc<str>);
 
 /// What is needed to restore a session.
 #[derive(Clone, PartialEq, Eq)]
@@ -202,9 +206,9 @@ pub(crate) enum Claim {
 
 /// A heartbeat that was answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Beat {
-    pub(crate) run: EngineRun,
-    /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the engine lost what it knew.
+pub(crate) struct HeartbeatReply {
+    pub(crate) run: BackendRunId,
+    /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the backend lost what it knew.
     pub(crate) was_alive: bool,
 }
 
@@ -216,7 +220,7 @@ impl Leases {
         all.find(|lease| lease.incarnation == incarnation)
     }
 
-    /// Whether each living instance but `asker` has written all its sessions in this run of the engine.
+    /// Whether each living instance but `asker` has written all its sessions in this run of the backend.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
         let others = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
@@ -224,11 +228,11 @@ impl Leases {
     }
 
     /// Whether a living instance has answers to write that the directory may have lost, or has refused.
-    pub(crate) fn owe_answers(&self) -> bool {
-        self.all.iter().any(|lease| lease.owes_answers)
+    pub(crate) fn have_late_answers(&self) -> bool {
+        self.all.iter().any(|lease| lease.has_late_answers)
     }
 
-    /// Whether an instance has settled in this run of the engine: an instance that has not written in it has no lease.
+    /// Whether an instance has settled in this run of the backend: an instance that has not written in it has no lease.
     pub(crate) fn has_settled(&self) -> bool {
         let is_settled =
             |lease: &Lease| lease.is_settled && lease.written_in.as_ref() == Some(&self.run);
@@ -246,9 +250,9 @@ impl Registration {
     }
 }
 
-// === impl EngineRun ===
+// === impl BackendRunId ===
 
-impl EngineRun {
+impl BackendRunId {
     pub(crate) fn new(id: &str) -> Self {
         Self(id.into())
     }

@@ -6,11 +6,11 @@
 //! | `mcp:i` | hash: a field an instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
-//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <turned away> <run> <address>`: two times of the engine in
+//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <turned away> <run> <address>`: two times of the backend in
 //! milliseconds (`-` if it turned no client away), and the run in which all sessions of the instance are written, or `-`. It
 //! lasts for 6 s. All leases are in one key, so whatever loses one loses all, and each instance sees that at its next heartbeat.
 //!
-//! What is compared and set is done by scripts of one key each. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset
+//! What is compared and set is done by scripts of one key each. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset
 //! +hdel +hgetall +pexpire +set +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
 
 use std::{
@@ -31,7 +31,7 @@ pub(crate) use self::address::RedisAddress;
 use self::{
     connection::Connections,
     format::{
-        CLOCK_SKEW, LEASES, NONE, OWES_ANSWERS, SETTLED, TURNED_AWAY, answer_key, millis,
+        CLOCK_SKEW, LATE_ANSWERS, LEASES, NONE, SETTLED, TURNED_AWAY, answer_key, millis,
         session_key,
     },
     inspection::{Inspection, Kind},
@@ -39,12 +39,12 @@ use self::{
     scripts::Scripts,
 };
 use super::{
-    Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, LIMIT, Leases, Look,
-    Registration, Status,
+    BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, Entry, HeartbeatReply,
+    LEASE_TTL, Leases, Look, RECORD_TTL, Registration, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
-    warn_rarely::WarnRarely,
+    rate_limited_warning::RateLimitedWarning,
 };
 
 mod address;
@@ -55,15 +55,15 @@ mod reply;
 mod scripts;
 mod source;
 
-/// How long the leases are kept that no heartbeat renews: a day. Long, so that an engine that evicts by remaining time takes
+/// How long the leases are kept that no heartbeat renews: a day. Long, so that a backend that evicts by remaining time takes
 /// them last.
-const LEASES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A Redis or a Valkey, on two connections, which are made again when they break.
 pub(crate) struct RedisDirectory {
     connections: Connections,
     inspection: Inspection,
-    unreadable: WarnRarely,
+    unreadable: RateLimitedWarning,
     scripts: Scripts,
 }
 
@@ -78,22 +78,22 @@ impl RedisDirectory {
         Ok(Self {
             connections: Connections::new(address.source()?),
             inspection: Inspection::default(),
-            unreadable: WarnRarely::default(),
+            unreadable: RateLimitedWarning::default(),
             scripts: Scripts::default(),
         })
     }
 
-    /// Inspects the engine, if it answers within [`LIMIT`]. Otherwise the first heartbeat that is answered does.
+    /// Inspects the backend, if it answers within [`DIRECTORY_TIMEOUT`]. Otherwise the first heartbeat that is answered does.
     ///
     /// # Errors
-    /// The engine cannot be a directory.
+    /// The backend cannot be a directory.
     pub(crate) async fn inspect(&self) -> Result<(), DirectoryError> {
         let kind = async {
             let mut connection = self.connections.source().connect_once().await?;
             Kind::read(&mut connection).await
         };
-        match timeout(LIMIT, kind).await {
-            Ok(Ok(kind)) => self.inspection.judge(kind),
+        match timeout(DIRECTORY_TIMEOUT, kind).await {
+            Ok(Ok(kind)) => self.inspection.evaluate(kind),
             // Heartbeats try again, and see only that no answer was in time.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
@@ -109,10 +109,10 @@ impl RedisDirectory {
 
     fn lease_of(&self, owner: Owner, status: &Status, how: &str) -> ScriptInvocation<'_> {
         let turned_away = status.turned_away.map(|ago| millis(ago).to_string());
-        let run = status.written_in.as_ref().map(EngineRun::as_str);
+        let run = status.written_in.as_ref().map(BackendRunId::as_str);
         let marks = [
             status.is_settled.then_some(SETTLED),
-            status.owes_answers.then_some(OWES_ANSWERS),
+            status.has_late_answers.then_some(LATE_ANSWERS),
         ];
         let marks = Vec::from_iter(marks.into_iter().flatten()).join(",");
         let mut lease = self.scripts.lease.key(LEASES);
@@ -121,8 +121,8 @@ impl RedisDirectory {
         lease.arg(run.unwrap_or(NONE));
         lease.arg(if marks.is_empty() { NONE } else { &marks });
         lease.arg(owner.address.to_string());
-        lease.arg(millis(LEASE)).arg(millis(CLOCK_SKEW));
-        lease.arg(how).arg(millis(LEASES_KEPT)).arg(TURNED_AWAY);
+        lease.arg(millis(LEASE_TTL)).arg(millis(CLOCK_SKEW));
+        lease.arg(how).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
         lease
     }
 
@@ -131,20 +131,20 @@ impl RedisDirectory {
         mut connection: ConnectionManager,
         owner: Owner,
         status: &Status,
-    ) -> Result<Beat, DirectoryError> {
-        let mut beat = pipe();
-        beat.load_script(&self.scripts.lease).ignore();
-        beat.invoke_script(&self.lease_of(owner, status, "renew"));
-        beat.cmd("INFO").arg("server");
-        let answer = beat.query_async(&mut connection).await;
+    ) -> Result<HeartbeatReply, DirectoryError> {
+        let mut pipeline = pipe();
+        pipeline.load_script(&self.scripts.lease).ignore();
+        pipeline.invoke_script(&self.lease_of(owner, status, "renew"));
+        pipeline.cmd("INFO").arg("server");
+        let answer = pipeline.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
-            // It may have become a replica, and another engine has its name. Or it refuses the connection, which does not try again then.
+            // It may have become a replica, and another backend has its name. Or it refuses the connection, which does not try again then.
             if !error.is_io_error() {
                 self.connections.renew();
             }
         });
         let (was_alive, info): (bool, String) = answer?;
-        Ok(Beat {
+        Ok(HeartbeatReply {
             run: read_run(&info)?,
             was_alive,
         })
@@ -155,7 +155,7 @@ impl RedisDirectory {
         let mut connection = self.connections.for_answers().await?;
         let done = command.exec_async(&mut connection).await;
         Ok(done.inspect_err(|error| {
-            // What else the engine refuses, such as a write when its memory is full, it refuses on every connection.
+            // What else the backend refuses, such as a write when its memory is full, it refuses on every connection.
             if matches!(
                 error.kind(),
                 ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed
@@ -213,23 +213,23 @@ impl Directory for RedisDirectory {
         })
     }
 
-    async fn enter(
+    async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
-        // An engine that was started again does not know it any more.
-        write.load_script(&self.scripts.enter).ignore();
-        for entered in sessions {
-            let mut enter = self.scripts.enter.key(session_key(entered.session));
-            enter.arg(entered.ownership(owner).to_string());
-            enter.arg(owner.incarnation.to_string());
-            enter.arg(entered.epoch.to_string());
-            enter.arg(&*entered.params).arg(millis(KEPT));
-            let epoch = entered.epoch;
-            enter.arg(Ownership { owner, epoch }.to_string());
-            write.invoke_script(enter.arg(format!("{owner} ")));
+        // A backend that was started again does not know it any more.
+        write.load_script(&self.scripts.register).ignore();
+        for registered in sessions {
+            let mut register = self.scripts.register.key(session_key(registered.session));
+            register.arg(registered.ownership(owner).to_string());
+            register.arg(owner.incarnation.to_string());
+            register.arg(registered.epoch.to_string());
+            register.arg(&*registered.params).arg(millis(RECORD_TTL));
+            let epoch = registered.epoch;
+            register.arg(Ownership { owner, epoch }.to_string());
+            write.invoke_script(register.arg(format!("{owner} ")));
         }
         let records: Vec<Vec<u8>> = write.query_async(&mut self.connection().await?).await?;
         if records.len() != sessions.len() {
@@ -237,16 +237,16 @@ impl Directory for RedisDirectory {
                 "another number of answers than of questions",
             ));
         }
-        let mut left = Vec::new();
-        for (entered, text) in sessions.iter().zip(records) {
-            match read_record(entered.session, &text) {
-                Ok(record) if record == Record::Owned(entered.ownership(owner)) => {}
-                Ok(record) => left.push((entered.session, record)),
+        let mut unchanged = Vec::new();
+        for (registered, text) in sessions.iter().zip(records) {
+            match read_record(registered.session, &text) {
+                Ok(record) if record == Record::Owned(registered.ownership(owner)) => {}
+                Ok(record) => unchanged.push((registered.session, record)),
                 // One such record does not keep the others waiting.
                 Err(error) => self.unreadable.warn(&format_args!("{error}")),
             }
         }
-        Ok(left)
+        Ok(unchanged)
     }
 
     async fn claim(
@@ -257,7 +257,7 @@ impl Directory for RedisDirectory {
     ) -> Result<Claim, DirectoryError> {
         let mut claim = self.scripts.claim.key(session_key(session));
         claim.arg(former.to_string()).arg(wanted.to_string());
-        claim.arg(millis(KEPT));
+        claim.arg(millis(RECORD_TTL));
         let is: Option<Vec<u8>> = claim.invoke_async(&mut self.connection().await?).await?;
         let is = is.map(|is| read_record(session, &is)).transpose()?;
         Ok(match is {
@@ -270,30 +270,34 @@ impl Directory for RedisDirectory {
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
         let mut delete = self.scripts.delete.key(session_key(session));
         delete.arg(by.by.to_string()).arg(by.epoch.to_string());
-        delete.arg(millis(KEPT));
+        delete.arg(millis(RECORD_TTL));
         let () = delete.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }
 
-    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+    async fn heartbeat(
+        &self,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
         self.connections.heartbeat_begins();
         let mut connection = self.connection().await?;
         let renewed = self.renew_lease(connection.clone(), owner, status);
         let (renewed, inspected) = join!(renewed, self.inspection.inspect(&mut connection));
         inspected?;
-        let beat = renewed?;
+        let reply = renewed?;
         self.connections.heartbeat_answered();
-        self.inspection.answered(&beat.run);
-        Ok(beat)
+        self.inspection.answered(&reply.run);
+        Ok(reply)
     }
 
-    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+    async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let lease = self.lease_of(owner, status, "make");
         let _was_alive: bool = lease.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }
 
-    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+    async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError> {
         let mut leave = cmd("HDEL");
         leave.arg(LEASES).arg(owner.incarnation.to_string());
         Ok(leave.exec_async(&mut self.connection().await?).await?)

@@ -9,7 +9,7 @@ use std::{
     str::FromStr,
 };
 
-use super::{Incarnation, NoName, read_number};
+use super::{Incarnation, ParseIdError, read_number};
 
 /// The instance on which a session lives: where its peers reach it, and which start of it. As text `<address> <incarnation>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub(crate) struct Ownership {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Record {
     Owned(Ownership),
-    /// Its client ended it. The record outlives the session, so that no former owner can enter it again. As text
+    /// Its client ended it. The record outlives the session, so that no former owner can register it again. As text
     /// `- <incarnation> <epoch>`.
     Deleted(Tombstone),
 }
@@ -58,12 +58,12 @@ impl Display for Owner {
 }
 
 impl FromStr for Owner {
-    type Err = NoName;
+    type Err = ParseIdError;
 
-    fn from_str(text: &str) -> Result<Self, NoName> {
-        let (address, incarnation) = text.split_once(' ').ok_or(NoName)?;
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let (address, incarnation) = text.split_once(' ').ok_or(ParseIdError)?;
         Ok(Self {
-            address: address.parse().map_err(|_| NoName)?,
+            address: address.parse().map_err(|_| ParseIdError)?,
             incarnation: incarnation.parse()?,
         })
     }
@@ -111,9 +111,9 @@ impl Display for Epoch {
 }
 
 impl FromStr for Epoch {
-    type Err = NoName;
+    type Err = ParseIdError;
 
-    fn from_str(text: &str) -> Result<Self, NoName> {
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
         read_number(text).map(Self)
     }
 }
@@ -142,10 +142,10 @@ impl Display for Ownership {
 }
 
 impl FromStr for Ownership {
-    type Err = NoName;
+    type Err = ParseIdError;
 
-    fn from_str(text: &str) -> Result<Self, NoName> {
-        let (owner, epoch) = text.rsplit_once(' ').ok_or(NoName)?;
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let (owner, epoch) = text.rsplit_once(' ').ok_or(ParseIdError)?;
         Ok(Self {
             owner: owner.parse()?,
             epoch: epoch.parse()?,
@@ -196,13 +196,13 @@ impl Display for Record {
 }
 
 impl FromStr for Record {
-    type Err = NoName;
+    type Err = ParseIdError;
 
-    fn from_str(text: &str) -> Result<Self, NoName> {
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
         let Some(tombstone) = text.strip_prefix("- ") else {
             return text.parse().map(Self::Owned);
         };
-        let (by, epoch) = tombstone.split_once(' ').ok_or(NoName)?;
+        let (by, epoch) = tombstone.split_once(' ').ok_or(ParseIdError)?;
         Ok(Self::Deleted(Tombstone {
             by: by.parse()?,
             epoch: epoch.parse()?,
@@ -226,7 +226,7 @@ mod tests {
             "10.0.0.7:9000 0123456789abcdef ",
             "10.0.0.7:9000  0123456789abcdef",
         ] {
-            assert_eq!(text.parse::<Owner>(), Err(NoName), "{text}");
+            assert_eq!(text.parse::<Owner>(), Err(ParseIdError), "{text}");
         }
     }
 
@@ -239,10 +239,10 @@ mod tests {
             "10.0.0.7:9000 0123456789abcdef  7",
             "- 0123456789abcdef 7",
         ] {
-            assert_eq!(text.parse::<Ownership>(), Err(NoName), "{text}");
+            assert_eq!(text.parse::<Ownership>(), Err(ParseIdError), "{text}");
         }
         for text in ["-", "- 7", "- 0123456789abcdef", "- 0123456789abcdef -7"] {
-            assert_eq!(text.parse::<Record>(), Err(NoName), "{text}");
+            assert_eq!(text.parse::<Record>(), Err(ParseIdError), "{text}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Contested sessions: those of which the directory has a record with a higher epoch, of another owner.
 //!
-//! A contested session serves nothing new, and its calls go on, until the heart has decided whose it is: the session is lost if that
+//! A contested session serves nothing new, and its calls go on, until the heartbeat task has decided whose it is: the session is relinquished if that
 //! owner has its lease, and claimed back if it provably has none.
 
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{
     contested::Contested,
     lapse::Lapse,
-    lost::To,
+    relinquished::RelinquishedTo,
     state::{Sessions, lock},
 };
 use crate::ids::{Epoch, Ownership, Record, SessionHash};
@@ -19,41 +19,41 @@ use crate::ids::{Epoch, Ownership, Record, SessionHash};
 
 impl Sessions {
     /// This instance claimed a session. If it is open here, it is this instance's again.
-    pub(crate) fn claimed(&self, session: SessionHash, epoch: Epoch) {
-        if let Some(here) = self.shard(session).get_mut(&session) {
-            here.was_written(Instant::now(), Some(epoch));
+    pub(crate) fn on_claimed(&self, session: SessionHash, epoch: Epoch) {
+        if let Some(local) = self.shard(session).get_mut(&session) {
+            local.on_written(Instant::now(), Some(epoch));
         }
     }
 
     /// The directory has this record of a session.
-    pub(crate) fn found(&self, session: SessionHash, record: Record) {
+    pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(is) if is.owner.incarnation == self.me => {
                 // It was taken by a write whose answer was lost. If an epoch is to be taken since, that is for the next one. Or there was no
                 // record, and none was taken: then nothing can be claimed on what was read before.
-                let renews = self.shard(session).get_mut(&session).is_some_and(|here| {
-                    let is_later = is.epoch > here.epoch;
-                    here.epoch = here.epoch.max(is.epoch);
-                    here.written = Some(Instant::now());
-                    here.contested = None;
-                    here.renews = here.renews.filter(|_| is_later);
-                    if here.renews.is_none() {
-                        here.unconfirmed = None;
+                let renews = self.shard(session).get_mut(&session).is_some_and(|local| {
+                    let is_later = is.epoch > local.epoch;
+                    local.epoch = local.epoch.max(is.epoch);
+                    local.written = Some(Instant::now());
+                    local.contested = None;
+                    local.renews = local.renews.filter(|_| is_later);
+                    if local.renews.is_none() {
+                        local.unconfirmed = None;
                     }
-                    here.renews.is_some()
+                    local.renews.is_some()
                 });
                 if renews {
                     self.write_again(session);
                 }
             }
             Record::Owned(is) => {
-                if let Some(here) = self.shard(session).get_mut(&session) {
-                    here.contested = Some(Contested::new(is, &self.contested));
-                    here.unconfirmed = None;
+                if let Some(local) = self.shard(session).get_mut(&session) {
+                    local.contested = Some(Contested::new(is, &self.contested));
+                    local.unconfirmed = None;
                 }
                 self.contest.notify_one();
             }
-            Record::Deleted(_) => self.lose_to(session, To::Ended),
+            Record::Deleted(_) => self.relinquish_to(session, RelinquishedTo::Ended),
         }
     }
 
@@ -71,7 +71,7 @@ impl Sessions {
             let shard = lock(shard);
             let by = shard
                 .iter()
-                .filter_map(|(session, here)| Some((*session, here.contested.as_ref()?.by)));
+                .filter_map(|(session, local)| Some((*session, local.contested.as_ref()?.by)));
             Vec::from_iter(by)
         });
         contested.collect()
@@ -87,6 +87,6 @@ impl Sessions {
         let shard = self.shard(session);
         shard
             .get(&session)
-            .is_none_or(|here| here.is_verified(lapse))
+            .is_none_or(|local| local.is_verified(lapse))
     }
 }

@@ -8,20 +8,20 @@ pub(crate) struct Lapse {
     /// It is verified since then.
     pub(crate) since: Instant,
     /// This process stood still. So a write does not verify a session, but only a new epoch.
-    pub(crate) by_stop: bool,
+    pub(crate) by_stall: bool,
 }
 
 // === impl Lapse ===
 
 impl Lapse {
-    pub(crate) fn by_stop(since: Instant) -> Self {
-        let by_stop = true;
-        Self { since, by_stop }
+    pub(crate) fn by_stall(since: Instant) -> Self {
+        let by_stall = true;
+        Self { since, by_stall }
     }
 
     /// Heartbeats were made, and not answered.
     pub(crate) fn by_failures(since: Instant) -> Self {
-        let by_stop = false;
-        Self { since, by_stop }
+        let by_stall = false;
+        Self { since, by_stall }
     }
 }

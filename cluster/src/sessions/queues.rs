@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tokio::time::Instant;
 
 use crate::{
-    directory::{KEPT, Registration},
+    directory::{RECORD_TTL, Registration},
     ids::{Epoch, SessionHash, Tombstone},
 };
 
@@ -13,11 +13,11 @@ use crate::{
 /// directory, which forgets them in an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;
 
-/// What is to be written at once. A batch must come back, by [`wrote`](super::Sessions::wrote) or [`put_back`](super::Sessions::put_back), and each deletion
-/// by [`deleted_there`](super::Sessions::deleted_there).
+/// What is to be written at once. A batch must come back, by [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue), and each deletion
+/// by [`on_deletion_result`](super::Sessions::on_deletion_result).
 pub(crate) enum Work {
     Delete(Vec<(SessionHash, Tombstone)>),
-    Enter(Batch),
+    Register(Batch),
 }
 
 /// Sessions to be written at once.
@@ -40,13 +40,13 @@ pub(super) struct Queues {
     pub(super) deleted: VecDeque<Deleted>,
     /// Deleted sessions of which the directory has a tombstone, the oldest first, and since when. A directory that returns with older
     /// data is given them again. Not more than [`MAX_DELETED`].
-    buried: VecDeque<(Instant, SessionHash, Epoch)>,
+    tombstones: VecDeque<(Instant, SessionHash, Epoch)>,
 }
 
 pub(super) struct Deleted {
     pub(super) session: SessionHash,
     pub(super) epoch: Epoch,
-    pub(super) is_under_way: bool,
+    pub(super) is_in_flight: bool,
     /// The directory had a tombstone, and may have lost it.
     pub(super) is_again: bool,
 }
@@ -64,7 +64,7 @@ impl Queues {
     }
 
     /// The directory has a tombstone of a session, however often that was deleted.
-    pub(super) fn bury(&mut self, session: SessionHash) {
+    pub(super) fn confirm_tombstone(&mut self, session: SessionHash) {
         let is_its = |deleted: &Deleted| deleted.session == session;
         let its = self.deleted.iter().filter(|deleted| is_its(deleted));
         let Some(epoch) = its.map(|deleted| deleted.epoch).max() else {
@@ -72,22 +72,25 @@ impl Queues {
         };
         self.deleted.retain(|deleted| !is_its(deleted));
         let now = Instant::now();
-        self.buried.push_back((now, session, epoch));
-        while self.buried.len() > MAX_DELETED
-            || (self.buried.front()).is_some_and(|(since, ..)| now - *since >= KEPT)
+        self.tombstones.push_back((now, session, epoch));
+        while self.tombstones.len() > MAX_DELETED
+            || (self.tombstones.front()).is_some_and(|(since, ..)| now - *since >= RECORD_TTL)
         {
-            self.buried.pop_front();
+            self.tombstones.pop_front();
         }
     }
 
     /// The directory may have lost all tombstones.
-    pub(super) fn bury_again(&mut self) {
-        let lost = self.buried.drain(..).map(|(_, session, epoch)| Deleted {
-            session,
-            epoch,
-            is_under_way: false,
-            is_again: true,
-        });
+    pub(super) fn requeue_tombstones(&mut self) {
+        let lost = self
+            .tombstones
+            .drain(..)
+            .map(|(_, session, epoch)| Deleted {
+                session,
+                epoch,
+                is_in_flight: false,
+                is_again: true,
+            });
         self.deleted.extend(lost);
     }
 

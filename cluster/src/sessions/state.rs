@@ -13,41 +13,41 @@ use tokio::{
 };
 
 use super::{
-    here::Here,
-    lost::{Losses, Lost, To},
+    local_session::LocalSession,
     queues::{Deleted, MAX_DELETED, Queues},
-    roll::Roll,
+    relinquished::{Relinquished, RelinquishedSessions, RelinquishedTo},
+    session_index::SessionIndex,
 };
 use crate::{
-    door::{Door, Visit},
+    drain_gate::{DrainGate, InFlightGuard},
     ids::{Epoch, Incarnation, Owner, SessionHash},
-    recent::Recent,
+    ttl_cache::TtlCache,
 };
 
 /// Over how many locks the sessions are spread: 64.
 const SHARDS: usize = 64;
 
 /// How long a session may be loaded and not open: 60 s. Then its restoring has failed.
-pub(super) const RESTORED_WITHIN: Duration = Duration::from_secs(60);
+pub(super) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of times that a session is restored in vain: 3. Then it counts as one that cannot be.
 const RESTORE_ATTEMPTS: u32 = 3;
 
 /// Of how many sessions it is remembered how often they were to be restored, and for how long: 4,096, 10 min.
 const MAX_RESTORES: usize = 4 * 1024;
-const RESTORES_FOR: Duration = Duration::from_secs(10 * 60);
+const RESTORES_TTL: Duration = Duration::from_secs(10 * 60);
 
 /// The sessions that live here.
 pub(crate) struct Sessions {
-    pub(super) roll: Arc<Roll>,
-    pub(super) shards: Box<[Mutex<HashMap<SessionHash, Here>>]>,
+    pub(super) session_index: Arc<SessionIndex>,
+    pub(super) shards: Box<[Mutex<HashMap<SessionHash, LocalSession>>]>,
     pub(super) me: Incarnation,
     /// How often sessions were to be restored that are not.
-    restores: Mutex<Recent<u32>>,
+    restores: Mutex<TtlCache<u32>>,
     pub(super) work: Mutex<Queues>,
     /// How many sessions are contested: nearly always none.
     pub(super) contested: Arc<AtomicUsize>,
-    /// How many sessions are to be written again before the directory counts as sound.
+    /// How many sessions are to be written again before the directory counts as consistent.
     pub(super) unconfirmed: Arc<AtomicUsize>,
     /// There is something to be written.
     pub(super) wake: Notify,
@@ -55,32 +55,32 @@ pub(crate) struct Sessions {
     pub(super) written: Notify,
     /// A session became contested.
     pub(super) contest: Notify,
-    pub(crate) losses: Losses,
+    pub(crate) relinquished: RelinquishedSessions,
 }
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// None yet, and where it is told which are lost.
-    pub(crate) fn new(me: Incarnation) -> (Arc<Self>, mpsc::UnboundedReceiver<Lost>) {
-        let (losses, told) = Losses::new();
+    /// None yet, and where those are received that are relinquished.
+    pub(crate) fn new(me: Incarnation) -> (Arc<Self>, mpsc::UnboundedReceiver<Relinquished>) {
+        let (relinquished, receiver) = RelinquishedSessions::new();
         let sessions = Self {
-            roll: Roll::new(),
+            session_index: SessionIndex::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             me,
-            restores: Mutex::new(Recent::new(MAX_RESTORES, RESTORES_FOR)),
+            restores: Mutex::new(TtlCache::new(MAX_RESTORES, RESTORES_TTL)),
             work: Mutex::default(),
             contested: Arc::default(),
             unconfirmed: Arc::default(),
             wake: Notify::new(),
             written: Notify::new(),
             contest: Notify::new(),
-            losses,
+            relinquished,
         };
-        (Arc::new(sessions), told)
+        (Arc::new(sessions), receiver)
     }
 
-    pub(crate) fn is_here(&self, session: SessionHash) -> bool {
+    pub(crate) fn is_local(&self, session: SessionHash) -> bool {
         self.shard(session).contains_key(&session)
     }
 
@@ -89,40 +89,40 @@ impl Sessions {
         let shard = self.shard(session);
         shard
             .get(&session)
-            .is_some_and(|here| here.loaded.is_none())
+            .is_some_and(|local| local.loaded.is_none())
     }
 
     /// Whether the parameters of a session that is open here are known. Without them the directory never knows it.
     pub(crate) fn has_params(&self, id: &str) -> Option<bool> {
         let session = SessionHash::of(id);
         let shard = self.shard(session);
-        shard.get(&session).map(|here| here.params.is_some())
+        shard.get(&session).map(|local| local.params.is_some())
     }
 
-    /// Goes in at the door of a session that lives here: every request does. `None` if none does, or if its door is shut.
-    pub(crate) fn enter(&self, id: &str) -> Option<Visit> {
-        self.roll.enter(id)
+    /// Enters the gate of a session that lives here: every request does. `None` if none does, or if its gate is closed.
+    pub(crate) fn enter(&self, id: &str) -> Option<InFlightGuard> {
+        self.session_index.enter(id)
     }
 
-    pub(crate) fn door(&self, id: &str) -> Option<Arc<Door>> {
-        self.roll.door(id)
+    pub(crate) fn gate(&self, id: &str) -> Option<Arc<DrainGate>> {
+        self.session_index.gate(id)
     }
 
-    /// Shuts all doors, also those of sessions that come yet.
-    pub(crate) fn shut(&self) {
-        self.roll.shut();
+    /// Closes all gates, also those of sessions that come yet.
+    pub(crate) fn close_gates(&self) {
+        self.session_index.close_all();
     }
 
-    /// Whether a session lives here, and its door is not shut.
+    /// Whether a session lives here, and its gate is not closed.
     pub(crate) fn has(&self, id: &str) -> bool {
-        self.door(id).is_some_and(|door| !door.is_shut())
+        self.gate(id).is_some_and(|gate| !gate.is_closed())
     }
 
     /// All ids.
     pub(crate) fn ids(&self) -> Vec<Arc<str>> {
         let shards = self.shards.iter().map(lock);
         let ids =
-            shards.flat_map(|shard| Vec::from_iter(shard.values().map(|here| here.id.clone())));
+            shards.flat_map(|shard| Vec::from_iter(shard.values().map(|local| local.id.clone())));
         ids.collect()
     }
 
@@ -131,35 +131,34 @@ impl Sessions {
     }
 
     /// A session was opened or restored.
-    pub(crate) fn opened(&self, id: &str) {
+    pub(crate) fn on_opened(&self, id: &str) {
         let session = SessionHash::of(id);
         {
             let mut shard = self.shard(session);
-            let here = shard
+            let local = shard
                 .entry(session)
-                .or_insert_with(|| Here::new(id, &self.roll));
-            here.loaded = None;
+                .or_insert_with(|| LocalSession::new(id, &self.session_index));
+            local.loaded = None;
         }
         self.write_if_new(session);
     }
 
     /// The client's parameters are known, as JSON, and the directory is to know the session. A session that has closed
     /// meanwhile, because the handler refused it, is not known.
-    pub(crate) fn initialized(&self, id: &str, params: Arc<[u8]>) {
+    pub(crate) fn on_initialized(&self, id: &str, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
-        if let Some(here) = self.shard(session).get_mut(&session) {
-            here.loaded = None;
-            here.params = Some(params);
+        if let Some(local) = self.shard(session).get_mut(&session) {
+            local.loaded = None;
+            local.params = Some(params);
         }
         self.write_if_new(session);
     }
 
     /// Has a session written that the directory is to know, and that was not written.
     fn write_if_new(&self, session: SessionHash) {
-        let is_new = self
-            .shard(session)
-            .get_mut(&session)
-            .is_some_and(|here| here.is_unknown() && !std::mem::replace(&mut here.is_queued, true));
+        let is_new = self.shard(session).get_mut(&session).is_some_and(|local| {
+            local.is_unknown() && !std::mem::replace(&mut local.is_queued, true)
+        });
         if is_new {
             self.work().fresh.push_back(session);
             self.wake.notify_one();
@@ -168,93 +167,94 @@ impl Sessions {
 
     /// A session was opened, and its client's parameters are known.
     #[cfg(test)]
-    pub(crate) fn begins(&self, id: &str, params: Arc<[u8]>) {
-        self.opened(id);
-        self.initialized(id, params);
+    pub(crate) fn begin(&self, id: &str, params: Arc<[u8]>) {
+        self.on_opened(id);
+        self.on_initialized(id, params);
     }
 
-    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its door
-    /// is not shut. If not, it is told to be closed.
-    pub(crate) fn hand_out(&self, id: &str) -> bool {
+    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its gate
+    /// is not closed. If not, it is relinquished, to be closed.
+    pub(crate) fn admit_new_session(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
-        let is_shut = self.door(id).is_some_and(|door| door.is_shut());
-        let here = match self.shard(session).entry(session) {
-            Entry::Occupied(here) if is_shut || here.get().is_unknown() => here.remove(),
+        let is_closed = self.gate(id).is_some_and(|gate| gate.is_closed());
+        let local = match self.shard(session).entry(session) {
+            Entry::Occupied(local) if is_closed || local.get().is_unknown() => local.remove(),
             _ => return true,
         };
         self.work().fresh.retain(|fresh| *fresh != session);
-        if here.is_sent {
+        if local.is_sent {
             // It may become known yet.
-            self.delete_later(session, here.epoch);
+            self.delete_later(session, local.epoch);
         }
-        self.losses.tell(here.lost(session, To::Nobody));
+        self.relinquished
+            .notify(local.into_relinquished(session, RelinquishedTo::NoClient));
         false
     }
 
     /// A session of this instance was found in the directory, and is to be restored.
-    pub(crate) fn is_to_be_restored(&self, session: SessionHash) {
+    pub(crate) fn record_restore_attempt(&self, session: SessionHash) {
         let (now, mut restores) = (Instant::now(), lock(&self.restores));
-        let tries = restores.get(session, now).copied().unwrap_or_default();
-        restores.insert(session, tries + 1, now);
+        let attempts = restores.get(session, now).copied().unwrap_or_default();
+        restores.insert(session, attempts + 1, now);
     }
 
     /// A request of a session that was restored was served.
-    pub(crate) fn is_restored(&self, id: &str) {
+    pub(crate) fn clear_restore_attempts(&self, id: &str) {
         lock(&self.restores).remove(SessionHash::of(id));
     }
 
     /// Whether it was tried so often to restore a session that it cannot be.
-    pub(crate) fn is_beyond_restoring(&self, id: &str) -> bool {
+    pub(crate) fn is_unrestorable(&self, id: &str) -> bool {
         let restores = lock(&self.restores);
-        let tries = restores.get(SessionHash::of(id), Instant::now());
-        tries.is_some_and(|tries| *tries >= RESTORE_ATTEMPTS)
+        let attempts = restores.get(SessionHash::of(id), Instant::now());
+        attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
     }
 
-    /// A session was opened to be restored, and has no handler that serves it. It is closed unless another request is inside.
-    pub(crate) fn was_restored_in_vain(&self, id: &str) {
-        let is_shut = |door: Arc<Door>| door.shut_if_empty(|| true);
-        if self.door(id).is_some_and(is_shut) {
-            self.lose_to(SessionHash::of(id), To::NextRequest);
+    /// A session was opened to be restored, and has no handler that serves it. It is closed unless another request is in flight.
+    pub(crate) fn on_restore_failed(&self, id: &str) {
+        let is_closed = |gate: Arc<DrainGate>| gate.close_if_idle(|| true);
+        if self.gate(id).is_some_and(is_closed) {
+            self.relinquish_to(SessionHash::of(id), RelinquishedTo::RestoreRetry);
         }
     }
 
     /// The parameters of a session were read, and it is about to be restored here.
-    pub(crate) fn loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
+    pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
-        let here = shard
+        let local = shard
             .entry(session)
-            .or_insert_with(|| Here::loaded(id, epoch, &self.roll));
-        here.epoch = here.epoch.max(epoch);
-        here.params.get_or_insert(params);
+            .or_insert_with(|| LocalSession::loaded(id, epoch, &self.session_index));
+        local.epoch = local.epoch.max(epoch);
+        local.params.get_or_insert(params);
     }
 
     /// A session that was loaded and is not open is not about to be restored any more.
-    pub(crate) fn forget_unopened(&self, session: SessionHash) {
-        if let Entry::Occupied(here) = self.shard(session).entry(session)
-            && here.get().loaded.is_some()
+    pub(crate) fn discard_unopened(&self, session: SessionHash) {
+        if let Entry::Occupied(local) = self.shard(session).entry(session)
+            && local.get().loaded.is_some()
         {
-            here.remove();
+            local.remove();
         }
     }
 
     /// A session was closed. The directory knows it as long as it knows one of which it hears nothing more.
-    pub(crate) fn closed(&self, id: &str) {
+    pub(crate) fn on_closed(&self, id: &str) {
         self.remove(SessionHash::of(id));
     }
 
     /// Nothing of a session is here any more.
-    fn remove(&self, session: SessionHash) -> Option<Here> {
+    fn remove(&self, session: SessionHash) -> Option<LocalSession> {
         self.shard(session).remove(&session)
     }
 
     /// The client ended its session. Nobody is to find it any more.
-    pub(crate) fn deleted(&self, id: &str) {
+    pub(crate) fn on_deleted(&self, id: &str) {
         let session = SessionHash::of(id);
         // Where it has closed already, the record itself has the epoch that ends.
         let epoch = self
             .remove(session)
-            .map_or_else(Epoch::now, |here| here.epoch);
+            .map_or_else(Epoch::now, |local| local.epoch);
         self.delete_later(session, epoch);
     }
 
@@ -265,7 +265,7 @@ impl Sessions {
             work.deleted.push_back(Deleted {
                 session,
                 epoch,
-                is_under_way: false,
+                is_in_flight: false,
                 is_again: false,
             });
             if work.deleted.len() > MAX_DELETED {
@@ -280,7 +280,7 @@ impl Sessions {
         self.until(|| {
             self.shard(session)
                 .get(&session)
-                .is_none_or(|here| here.written.is_some())
+                .is_none_or(|local| local.written.is_some())
         })
         .await;
     }
@@ -317,28 +317,29 @@ impl Sessions {
     }
 
     /// A session is another's now.
-    pub(crate) fn lose(&self, session: SessionHash, owner: Owner) {
-        self.lose_to(session, To::Owner(owner));
+    pub(crate) fn relinquish_to_owner(&self, session: SessionHash, owner: Owner) {
+        self.relinquish_to(session, RelinquishedTo::Owner(owner));
     }
 
-    /// A session whose door is shut is given up: whoever asks for it next claims it.
-    pub(crate) fn give_up(&self, session: SessionHash) {
+    /// A session whose gate is closed is relinquished: the next instance that asks for it claims it.
+    pub(crate) fn relinquish(&self, session: SessionHash) {
         let id = self
             .shard(session)
             .get(&session)
-            .map(|here| here.id.clone());
-        let door = id.and_then(|id| self.door(&id));
+            .map(|local| local.id.clone());
+        let gate = id.and_then(|id| self.gate(&id));
         // One that has come back has another.
-        if door.is_some_and(|door| door.is_shut()) {
-            self.lose_to(session, To::WhoeverAsks);
+        if gate.is_some_and(|gate| gate.is_closed()) {
+            self.relinquish_to(session, RelinquishedTo::AnyClaimer);
         }
     }
 
-    pub(super) fn lose_to(&self, session: SessionHash, to: To) {
+    pub(super) fn relinquish_to(&self, session: SessionHash, to: RelinquishedTo) {
         let mut shard = self.shard(session);
-        if let Some(here) = shard.remove(&session) {
+        if let Some(local) = shard.remove(&session) {
             // Under the lock: a request that does not find it here any more finds that it is being closed.
-            self.losses.tell(here.lost(session, to));
+            self.relinquished
+                .notify(local.into_relinquished(session, to));
             self.changed();
         }
     }
@@ -348,7 +349,10 @@ impl Sessions {
         self.written.notify_waiters();
     }
 
-    pub(super) fn shard(&self, session: SessionHash) -> MutexGuard<'_, HashMap<SessionHash, Here>> {
+    pub(super) fn shard(
+        &self,
+        session: SessionHash,
+    ) -> MutexGuard<'_, HashMap<SessionHash, LocalSession>> {
         let at = session.spread() % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "there are so many")]
         lock(&self.shards[at])

@@ -7,8 +7,8 @@ use tokio::{
 
 use super::{
     queues::{Batch, MAX_DELETED},
-    state::RESTORED_WITHIN,
-    writing::{MAX_BATCH, REFRESHED_AFTER},
+    state::RESTORE_TIMEOUT,
+    writing::{MAX_BATCH, REFRESH_INTERVAL},
     *,
 };
 use crate::ids::{Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
@@ -40,7 +40,7 @@ fn names(batch: &Batch) -> Vec<SessionHash> {
 fn next(sessions: &Sessions) -> Option<Batch> {
     assert!(sessions.next_deletions().is_none());
     match sessions.next_entries()? {
-        Work::Enter(batch) => Some(batch),
+        Work::Register(batch) => Some(batch),
         Work::Delete(..) => panic!("a deletion"),
     }
 }
@@ -50,7 +50,7 @@ fn next_names(sessions: &Sessions) -> Vec<SessionHash> {
     let batch = next(sessions);
     let names = batch.as_ref().map(names).unwrap_or_default();
     if let Some(batch) = batch {
-        sessions.wrote(batch, &[]);
+        sessions.on_written(batch, &[]);
     }
     names
 }
@@ -62,50 +62,50 @@ fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
         all.extend(batch.into_iter().map(|(session, _)| session));
     }
     for session in &all {
-        sessions.deleted_there(*session, false);
+        sessions.on_deletion_result(*session, false);
     }
     all
 }
 
 /// Some that are open, initialized and written.
-fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Lost>) {
-    let (sessions, lost) = Sessions::new(me());
+fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished>) {
+    let (sessions, relinquished_sessions) = Sessions::new(me());
     for id in ids {
-        sessions.opened(id);
-        sessions.begins(id, params());
+        sessions.on_opened(id);
+        sessions.begin(id, params());
     }
     assert_eq!(next_names(&sessions).len(), ids.len());
-    (sessions, lost)
+    (sessions, relinquished_sessions)
 }
 
 #[test]
 fn a_session_lives_here_until_it_is_closed() {
-    let (sessions, _lost) = Sessions::new(me());
-    assert!(!sessions.is_here(hash("a")));
-    sessions.opened("a");
-    assert!(sessions.is_here(hash("a")) && !sessions.is_here(hash("b")));
+    let (sessions, _relinquished) = Sessions::new(me());
+    assert!(!sessions.is_local(hash("a")));
+    sessions.on_opened("a");
+    assert!(sessions.is_local(hash("a")) && !sessions.is_local(hash("b")));
     assert_eq!(sessions.len(), 1);
-    sessions.closed("a");
-    assert!(!sessions.is_here(hash("a")));
+    sessions.on_closed("a");
+    assert!(!sessions.is_local(hash("a")));
 }
 
 #[test]
 fn a_session_is_written_once_its_parameters_are_known() {
-    let (sessions, _lost) = Sessions::new(me());
-    sessions.opened("a");
+    let (sessions, _relinquished) = Sessions::new(me());
+    sessions.on_opened("a");
     assert_eq!(next_names(&sessions), []);
-    sessions.initialized("a", params());
+    sessions.on_initialized("a", params());
     assert_eq!(next_names(&sessions), [hash("a")]);
     assert_eq!(next_names(&sessions), []);
 }
 
 #[test]
 fn a_session_that_could_not_be_written_comes_again() {
-    let (sessions, _lost) = Sessions::new(me());
-    sessions.begins("a", params());
+    let (sessions, _relinquished) = Sessions::new(me());
+    sessions.begin("a", params());
     for _ in 0..2 {
         let batch = next(&sessions).unwrap();
-        sessions.put_back(batch);
+        sessions.requeue(batch);
     }
     sessions.write_all_again();
     assert_eq!(next_names(&sessions), [hash("a")]);
@@ -113,34 +113,34 @@ fn a_session_that_could_not_be_written_comes_again() {
 
 #[test]
 fn a_session_that_was_closed_meanwhile_is_not_written_again() {
-    let (sessions, _lost) = Sessions::new(me());
-    sessions.begins("a", params());
+    let (sessions, _relinquished) = Sessions::new(me());
+    sessions.begin("a", params());
     let batch = next(&sessions).unwrap();
-    sessions.closed("a");
-    sessions.put_back(batch);
+    sessions.on_closed("a");
+    sessions.requeue(batch);
     assert_eq!(next_names(&sessions), []);
 }
 
 #[test]
 fn new_sessions_come_before_those_that_are_written_again() {
-    let (sessions, _lost) = written(&["old"]);
+    let (sessions, _relinquished) = written(&["old"]);
     sessions.write_all_again();
-    sessions.begins("new", params());
+    sessions.begin("new", params());
     assert_eq!(next_names(&sessions), [hash("new")]);
-    assert!(sessions.is_behind());
+    assert!(sessions.has_unconfirmed());
     let old = next(&sessions).unwrap();
     assert_eq!(names(&old), [hash("old")]);
     assert!(
-        sessions.is_behind(),
+        sessions.has_unconfirmed(),
         "it is not written before that is known"
     );
-    sessions.wrote(old, &[]);
-    assert!(!sessions.is_behind());
+    sessions.on_written(old, &[]);
+    assert!(!sessions.has_unconfirmed());
 }
 
 #[test]
 fn all_are_written_again_once_however_often_that_is_asked() {
-    let (sessions, _lost) = written(&["a", "b"]);
+    let (sessions, _relinquished) = written(&["a", "b"]);
     sessions.write_all_again();
     sessions.write_all_again();
     assert_eq!(next_names(&sessions).len(), 2);
@@ -149,41 +149,44 @@ fn all_are_written_again_once_however_often_that_is_asked() {
 
 #[test]
 fn a_batch_is_bounded_by_number_and_by_size() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     for id in 0..300 {
-        sessions.begins(&id.to_string(), params());
+        sessions.begin(&id.to_string(), params());
     }
     let sizes: Vec<usize> = (0..4).map(|_| next_names(&sessions).len()).collect();
     assert_eq!(sizes, [MAX_BATCH, MAX_BATCH, 300 - 2 * MAX_BATCH, 0]);
     for id in 0..20 {
-        sessions.begins(&format!("large {id}"), vec![b' '; 64 * 1024].into());
+        sessions.begin(&format!("large {id}"), vec![b' '; 64 * 1024].into());
     }
     assert_eq!(next_names(&sessions).len(), 4);
 }
 
 #[test]
 fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_whose_it_is() {
-    let (sessions, mut lost) = written(&["a", "b", "c"]);
+    let (sessions, mut relinquished_sessions) = written(&["a", "b", "c"]);
     let other = Ownership::begin(other());
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
-    let left = ["a", "b", "never here"].map(|id| (hash(id), Record::Owned(other)));
-    sessions.wrote(batch, &left);
+    let unchanged = ["a", "b", "never here"].map(|id| (hash(id), Record::Owned(other)));
+    sessions.on_written(batch, &unchanged);
     let mut contested = sessions.contested();
     contested.sort_by_key(|(session, _)| *session != hash("a"));
     assert_eq!(contested, [(hash("a"), other), (hash("b"), other)]);
     let verified = ["a", "b", "c"].map(|id| sessions.is_verified(hash(id), None));
     assert_eq!(verified, [false, false, true]);
-    assert!(sessions.is_here(hash("a")) && lost.try_recv().is_err());
+    assert!(sessions.is_local(hash("a")) && relinquished_sessions.try_recv().is_err());
 
-    sessions.lose(hash("a"), other.owner);
-    let told = lost.try_recv().unwrap();
-    assert_eq!((&*told.id, told.to), ("a", To::Owner(other.owner)));
-    sessions.claimed(hash("b"), other.epoch.next());
-    assert!(lost.try_recv().is_err() && !sessions.is_here(hash("a")));
+    sessions.relinquish_to_owner(hash("a"), other.owner);
+    let relinquished = relinquished_sessions.try_recv().unwrap();
+    assert_eq!(
+        (&*relinquished.id, relinquished.to),
+        ("a", RelinquishedTo::Owner(other.owner))
+    );
+    sessions.on_claimed(hash("b"), other.epoch.next());
+    assert!(relinquished_sessions.try_recv().is_err() && !sessions.is_local(hash("a")));
     assert!(!sessions.has_contested() && sessions.is_verified(hash("b"), None));
-    sessions.lose(hash("a"), other.owner);
-    assert!(lost.try_recv().is_err(), "it is told once");
+    sessions.relinquish_to_owner(hash("a"), other.owner);
+    assert!(relinquished_sessions.try_recv().is_err(), "it is told once");
     // It is written at the epoch of the claim.
     sessions.write_again(hash("b"));
     let batch = next(&sessions).unwrap();
@@ -191,23 +194,26 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_wh
 }
 
 #[test]
-fn a_session_that_was_ended_elsewhere_is_told_as_ended() {
-    let (sessions, mut lost) = written(&["a"]);
+fn a_session_that_was_ended_elsewhere_is_relinquished_as_ended() {
+    let (sessions, mut relinquished_sessions) = written(&["a"]);
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
     let tombstone = Tombstone {
         by: Incarnation::random(),
         epoch: Epoch::now(),
     };
-    sessions.wrote(batch, &[(hash("a"), Record::Deleted(tombstone))]);
-    assert_eq!(lost.try_recv().unwrap().to, To::Ended);
-    assert!(!sessions.is_here(hash("a")));
+    sessions.on_written(batch, &[(hash("a"), Record::Deleted(tombstone))]);
+    assert_eq!(
+        relinquished_sessions.try_recv().unwrap().to,
+        RelinquishedTo::Ended
+    );
+    assert!(!sessions.is_local(hash("a")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_to_be_taken() {
-    let (sessions, _lost) = written(&["a"]);
-    sessions.opened("without parameters");
+    let (sessions, _relinquished) = written(&["a"]);
+    sessions.on_opened("without parameters");
     let since = Instant::now() + Duration::from_secs(1);
     sleep(Duration::from_secs(2)).await;
     let is_verified = |id| sessions.is_verified(hash(id), Some(Lapse::by_failures(since)));
@@ -215,18 +221,18 @@ async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
     sessions.renew_all();
-    sessions.wrote(batch, &[]);
+    sessions.on_written(batch, &[]);
     assert!(!is_verified("a"), "others may claim what they read before");
     let batch = next(&sessions).unwrap();
     assert!(batch.sessions[0].renewed > Some(batch.sessions[0].epoch));
     // Once more before it is known that it was written.
     sleep(Duration::from_millis(1)).await;
     sessions.renew_all();
-    sessions.wrote(batch, &[]);
+    sessions.on_written(batch, &[]);
     assert!(!is_verified("a"));
     let again = next(&sessions).unwrap();
     assert!(again.sessions[0].renewed.is_some());
-    sessions.wrote(again, &[]);
+    sessions.on_written(again, &[]);
     assert!(is_verified("a"));
 
     sleep(Duration::from_secs(2)).await;
@@ -239,12 +245,12 @@ async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_
         is_verified(Lapse::by_failures(since)),
         "if none is to be taken"
     );
-    assert!(!is_verified(Lapse::by_stop(since)));
+    assert!(!is_verified(Lapse::by_stall(since)));
 }
 
 #[test]
 fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken() {
-    let (sessions, _lost) = written(&["a"]);
+    let (sessions, _relinquished) = written(&["a"]);
     sessions.renew_all();
     let unanswered = next(&sessions).unwrap();
     let taken = Ownership {
@@ -254,42 +260,42 @@ fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken(
         },
         epoch: unanswered.sessions[0].renewed.unwrap(),
     };
-    sessions.put_back(unanswered);
+    sessions.requeue(unanswered);
     let batch = next(&sessions).unwrap();
-    sessions.wrote(batch, &[(hash("a"), Record::Owned(taken))]);
+    sessions.on_written(batch, &[(hash("a"), Record::Owned(taken))]);
     let batch = next(&sessions).unwrap();
     assert_eq!(batch.sessions[0].epoch, taken.epoch);
     assert!(batch.sessions[0].renewed > Some(taken.epoch));
-    sessions.wrote(batch, &[]);
-    assert!(next(&sessions).is_none() && !sessions.is_behind());
+    sessions.on_written(batch, &[]);
+    assert!(next(&sessions).is_none() && !sessions.has_unconfirmed());
 }
 
 #[test]
 fn a_session_whose_handler_refused_it_is_not_here() {
-    let (sessions, _lost) = Sessions::new(me());
-    sessions.opened("refused");
-    sessions.closed("refused");
-    sessions.initialized("refused", params());
-    assert!(!sessions.is_here(hash("refused")) && next(&sessions).is_none());
+    let (sessions, _relinquished) = Sessions::new(me());
+    sessions.on_opened("refused");
+    sessions.on_closed("refused");
+    sessions.on_initialized("refused", params());
+    assert!(!sessions.is_local(hash("refused")) && next(&sessions).is_none());
 }
 
 #[test]
 fn no_id_is_shown_for_debugging() {
-    let (sessions, mut lost) = written(&["secret"]);
-    sessions.lose(hash("secret"), other());
-    let told = lost.try_recv().unwrap();
-    assert!(!format!("{sessions:?} {told:?}").contains("secret"));
+    let (sessions, mut relinquished_sessions) = written(&["secret"]);
+    sessions.relinquish_to_owner(hash("secret"), other());
+    let relinquished = relinquished_sessions.try_recv().unwrap();
+    assert!(!format!("{sessions:?} {relinquished:?}").contains("secret"));
 }
 
 #[test]
 fn a_deleted_session_is_told_of_until_it_is_removed() {
-    let (sessions, _lost) = written(&["a"]);
+    let (sessions, _relinquished) = written(&["a"]);
     sessions.write_all_again();
-    sessions.deleted("a");
-    assert!(!sessions.is_here(hash("a")));
+    sessions.on_deleted("a");
+    assert!(!sessions.is_local(hash("a")));
     assert_eq!(deletions(&sessions), [hash("a")]);
     assert!(sessions.is_deleted(hash("a")));
-    sessions.deleted_there(hash("a"), true);
+    sessions.on_deletion_result(hash("a"), true);
     assert_eq!(deletions(&sessions), []);
     assert!(!sessions.is_deleted(hash("a")));
     assert!(
@@ -300,21 +306,21 @@ fn a_deleted_session_is_told_of_until_it_is_removed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it() {
-    let (sessions, _lost) = written(&["a"]);
+    let (sessions, _relinquished) = written(&["a"]);
     let end = |id: &str| {
-        sessions.deleted(id);
+        sessions.on_deleted(id);
         assert_eq!(deletions(&sessions), [hash(id)]);
-        sessions.deleted_there(hash(id), true);
+        sessions.on_deletion_result(hash(id), true);
     };
     end("a");
     for _ in 0..2 {
-        assert!(!sessions.is_behind() && !sessions.is_deleted(hash("a")));
+        assert!(!sessions.has_unconfirmed() && !sessions.is_deleted(hash("a")));
         sessions.write_all_again();
-        assert!(sessions.is_behind() && sessions.is_deleted(hash("a")));
+        assert!(sessions.has_unconfirmed() && sessions.is_deleted(hash("a")));
         assert_eq!(deletions(&sessions), [hash("a")]);
-        sessions.deleted_there(hash("a"), true);
+        sessions.on_deletion_result(hash("a"), true);
     }
-    tokio::time::advance(crate::directory::KEPT).await;
+    tokio::time::advance(crate::directory::RECORD_TTL).await;
     end("b");
     sessions.write_all_again();
     assert_eq!(deletions(&sessions), [hash("b")]);
@@ -324,15 +330,15 @@ async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it
 #[test]
 fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
     for first_is_there in [true, false] {
-        let (sessions, _lost) = written(&["a"]);
-        sessions.deleted("a");
-        sessions.deleted("a");
+        let (sessions, _relinquished) = written(&["a"]);
+        sessions.on_deleted("a");
+        sessions.on_deleted("a");
         let Some(Work::Delete(batch)) = sessions.next_deletions() else {
             panic!("no deletions");
         };
         assert_eq!(batch.len(), 2);
-        sessions.deleted_there(hash("a"), first_is_there);
-        sessions.deleted_there(hash("a"), !first_is_there);
+        sessions.on_deletion_result(hash("a"), first_is_there);
+        sessions.on_deletion_result(hash("a"), !first_is_there);
         assert!(!sessions.is_deleted(hash("a")));
         assert!(sessions.next_deletions().is_none());
     }
@@ -340,9 +346,9 @@ fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
 
 #[test]
 fn deleted_sessions_are_bounded() {
-    let (sessions, _lost) = Sessions::new(me());
+    let (sessions, _relinquished) = Sessions::new(me());
     for id in 0..MAX_DELETED + 10 {
-        sessions.deleted(&id.to_string());
+        sessions.on_deleted(&id.to_string());
     }
     assert_eq!(sessions.work().deleted.len(), MAX_DELETED);
     assert_eq!(deletions(&sessions)[0], hash("10"));
@@ -350,8 +356,8 @@ fn deleted_sessions_are_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_is_written_again_after_a_minute_and_not_before() {
-    let (sessions, _lost) = written(&["a"]);
-    sleep(REFRESHED_AFTER - Duration::from_millis(1)).await;
+    let (sessions, _relinquished) = written(&["a"]);
+    sleep(REFRESH_INTERVAL - Duration::from_millis(1)).await;
     sessions.refresh();
     assert_eq!(next_names(&sessions), []);
     sleep(Duration::from_millis(1)).await;
@@ -361,24 +367,24 @@ async fn a_session_is_written_again_after_a_minute_and_not_before() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
-    let (sessions, _lost) = Sessions::new(me());
-    sessions.loaded("a", Epoch::now(), params());
-    sessions.loaded("b", Epoch::now(), params());
-    sessions.opened("b");
+    let (sessions, _relinquished) = Sessions::new(me());
+    sessions.on_loaded("a", Epoch::now(), params());
+    sessions.on_loaded("b", Epoch::now(), params());
+    sessions.on_opened("b");
     assert_eq!(
         next_names(&sessions),
         [hash("b")],
         "a restored session is written"
     );
-    sleep(RESTORED_WITHIN).await;
+    sleep(RESTORE_TIMEOUT).await;
     sessions.refresh();
-    assert!(!sessions.is_here(hash("a")) && sessions.is_here(hash("b")));
+    assert!(!sessions.is_local(hash("a")) && sessions.is_local(hash("b")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_a_session_to_be_written_is_told() {
-    let (sessions, _lost) = Sessions::new(me());
-    sessions.begins("a", params());
+    let (sessions, _relinquished) = Sessions::new(me());
+    sessions.begin("a", params());
     let second = Duration::from_secs(1);
     let waits = async || {
         timeout(second, sessions.until_written(hash("a")))
@@ -387,65 +393,71 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
     };
     assert!(waits().await);
     let batch = next(&sessions).unwrap();
-    let (waited, ()) = tokio::join!(waits(), async { sessions.wrote(batch, &[]) });
+    let (waited, ()) = tokio::join!(waits(), async { sessions.on_written(batch, &[]) });
     assert!(!waited);
-    sessions.closed("a");
+    sessions.on_closed("a");
     assert!(!waits().await, "nobody waits for a session that is gone");
 }
 
 #[test]
 fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
-    let (sessions, mut lost) = written(&["written"]);
-    sessions.opened("without parameters");
+    let (sessions, mut relinquished_sessions) = written(&["written"]);
+    sessions.on_opened("without parameters");
     for id in ["written", "without parameters", "of nobody"] {
-        assert!(sessions.hand_out(id), "{id}");
+        assert!(sessions.admit_new_session(id), "{id}");
     }
-    assert!(lost.try_recv().is_err());
+    assert!(relinquished_sessions.try_recv().is_err());
 
-    sessions.opened("unwritten");
-    sessions.begins("unwritten", params());
-    assert!(!sessions.hand_out("unwritten"));
-    let told = lost.try_recv().unwrap();
-    assert_eq!((&*told.id, told.to), ("unwritten", To::Nobody));
-    assert!(!sessions.is_here(hash("unwritten")));
+    sessions.on_opened("unwritten");
+    sessions.begin("unwritten", params());
+    assert!(!sessions.admit_new_session("unwritten"));
+    let relinquished = relinquished_sessions.try_recv().unwrap();
+    assert_eq!(
+        (&*relinquished.id, relinquished.to),
+        ("unwritten", RelinquishedTo::NoClient)
+    );
+    assert!(!sessions.is_local(hash("unwritten")));
     assert!(next(&sessions).is_none(), "the directory never had it");
 }
 
 #[test]
 fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_there() {
     for is_written in [true, false] {
-        let (sessions, _lost) = Sessions::new(me());
-        sessions.opened("a");
-        sessions.begins("a", params());
+        let (sessions, _relinquished) = Sessions::new(me());
+        sessions.on_opened("a");
+        sessions.begin("a", params());
         let batch = next(&sessions).unwrap();
-        assert!(!sessions.hand_out("a"));
+        assert!(!sessions.admit_new_session("a"));
         if is_written {
-            sessions.wrote(batch, &[])
+            sessions.on_written(batch, &[])
         } else {
-            sessions.put_back(batch)
+            sessions.requeue(batch)
         }
-        assert!(!sessions.is_here(hash("a")));
+        assert!(!sessions.is_local(hash("a")));
         assert_eq!(deletions(&sessions), [hash("a")]);
-        sessions.deleted_there(hash("a"), true);
+        sessions.on_deletion_result(hash("a"), true);
         assert!(next(&sessions).is_none());
     }
 }
 
 #[test]
-fn a_session_is_given_up_only_if_its_door_is_shut() {
-    let (sessions, mut lost) = written(&["a"]);
-    sessions.give_up(hash("a"));
-    assert!(lost.try_recv().is_err() && sessions.has("a"));
-    sessions.door("a").unwrap().shut();
+fn a_session_is_relinquished_only_if_its_gate_is_closed() {
+    let (sessions, mut relinquished_sessions) = written(&["a"]);
+    sessions.relinquish(hash("a"));
+    assert!(relinquished_sessions.try_recv().is_err() && sessions.has("a"));
+    sessions.gate("a").unwrap().close();
     assert!(!sessions.has("a") && sessions.enter("a").is_none());
-    sessions.give_up(hash("a"));
-    sessions.give_up(hash("a"));
-    let given_up = lost.try_recv().unwrap();
-    assert_eq!((&*given_up.id, given_up.to), ("a", To::WhoeverAsks));
-    assert!(lost.try_recv().is_err());
+    sessions.relinquish(hash("a"));
+    sessions.relinquish(hash("a"));
+    let relinquished = relinquished_sessions.try_recv().unwrap();
+    assert_eq!(
+        (&*relinquished.id, relinquished.to),
+        ("a", RelinquishedTo::AnyClaimer)
+    );
+    assert!(relinquished_sessions.try_recv().is_err());
 
     // It has come back.
-    sessions.opened("a");
-    sessions.give_up(hash("a"));
-    assert!(lost.try_recv().is_err() && sessions.enter("a").is_some());
+    sessions.on_opened("a");
+    sessions.relinquish(hash("a"));
+    assert!(relinquished_sessions.try_recv().is_err() && sessions.enter("a").is_some());
 }

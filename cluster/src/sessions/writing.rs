@@ -6,9 +6,9 @@ use tokio::time::Instant;
 
 use super::{
     contested::Unconfirmed,
-    here::Here,
+    local_session::LocalSession,
     queues::{Batch, Work},
-    state::{RESTORED_WITHIN, Sessions, lock},
+    state::{RESTORE_TIMEOUT, Sessions, lock},
 };
 use crate::{
     directory::Registration,
@@ -19,8 +19,8 @@ use crate::{
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// How long after it was written a session is written again: 1 min. So a record that the engine evicted is missing for 70 s at most.
-pub(super) const REFRESHED_AFTER: Duration = Duration::from_secs(60);
+/// How long after it was written a session is written again: 1 min. So a record that the backend evicted is missing for 70 s at most.
+pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===
 
@@ -32,12 +32,12 @@ impl Sessions {
 
     /// Everything is to be written again.
     pub(crate) fn write_all_again(&self) {
-        self.work().bury_again();
+        self.work().requeue_tombstones();
         let now = Instant::now();
         for shard in &self.shards {
-            for here in lock(shard).values_mut() {
-                if here.params.is_some() {
-                    here.unconfirmed = Some(Unconfirmed::new(now, &self.unconfirmed));
+            for local in lock(shard).values_mut() {
+                if local.params.is_some() {
+                    local.unconfirmed = Some(Unconfirmed::new(now, &self.unconfirmed));
                 }
             }
         }
@@ -48,8 +48,8 @@ impl Sessions {
     pub(crate) fn renew_all(&self) {
         let now = Instant::now();
         for shard in &self.shards {
-            for here in lock(shard).values_mut() {
-                here.renews = Some(now);
+            for local in lock(shard).values_mut() {
+                local.renews = Some(now);
             }
         }
         self.write_all_again();
@@ -57,9 +57,9 @@ impl Sessions {
 
     /// The directory does not know a session that it should.
     pub(crate) fn write_again(&self, session: SessionHash) {
-        let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|here| {
-            here.written = None;
-            here.params.is_some() && !std::mem::replace(&mut here.is_queued, true)
+        let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|local| {
+            local.written = None;
+            local.params.is_some() && !std::mem::replace(&mut local.is_queued, true)
         });
         if is_to_be_written {
             self.work().again.push_back(session);
@@ -71,20 +71,21 @@ impl Sessions {
     pub(crate) fn refresh(&self) {
         let now = Instant::now();
         for shard in &self.shards {
-            lock(shard).retain(|_, here| {
-                here.loaded
-                    .is_none_or(|since| now - since < RESTORED_WITHIN)
+            lock(shard).retain(|_, local| {
+                local
+                    .loaded
+                    .is_none_or(|since| now - since < RESTORE_TIMEOUT)
             });
         }
-        self.queue_again(|here| here.written.is_some_and(|at| now - at >= REFRESHED_AFTER));
+        self.queue_again(|local| local.written.is_some_and(|at| now - at >= REFRESH_INTERVAL));
     }
 
-    fn queue_again(&self, is_due: impl Fn(&Here) -> bool) {
+    fn queue_again(&self, is_due: impl Fn(&LocalSession) -> bool) {
         for shard in &self.shards {
             let mut due = Vec::new();
-            for (session, here) in lock(shard).iter_mut() {
-                if here.params.is_some() && is_due(here) && !here.is_queued {
-                    here.is_queued = true;
+            for (session, local) in lock(shard).iter_mut() {
+                if local.params.is_some() && is_due(local) && !local.is_queued {
+                    local.is_queued = true;
                     due.push(*session);
                 }
             }
@@ -93,14 +94,14 @@ impl Sessions {
     }
 
     /// Whether something is not written yet that the directory may have lost, or another instance may have claimed.
-    pub(crate) fn is_behind(&self) -> bool {
+    pub(crate) fn has_unconfirmed(&self) -> bool {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.work().has_lost_tombstones()
     }
 
     /// The sessions that are to be written next: new ones, then those that are written again.
     pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
-        batch.map(Work::Enter)
+        batch.map(Work::Register)
     }
 
     /// The deletions that are to be written next.
@@ -111,9 +112,9 @@ impl Sessions {
 
     fn take_deleted(&self) -> Vec<(SessionHash, Tombstone)> {
         let mut work = self.work();
-        let waiting = work.deleted.iter_mut().filter(|of| !of.is_under_way);
+        let waiting = work.deleted.iter_mut().filter(|of| !of.is_in_flight);
         let taken = waiting.take(MAX_BATCH).map(|of| {
-            of.is_under_way = true;
+            of.is_in_flight = true;
             let (by, epoch) = (self.me, of.epoch);
             (of.session, Tombstone { by, epoch })
         });
@@ -128,17 +129,17 @@ impl Sessions {
             let Some(session) = self.work().next(is_again) else {
                 break;
             };
-            if let Some(here) = self.shard(session).get_mut(&session) {
-                here.is_queued = false;
-                if let Some(params) = &here.params {
+            if let Some(local) = self.shard(session).get_mut(&session) {
+                local.is_queued = false;
+                if let Some(params) = &local.params {
                     bytes += params.len();
                     sessions.push(Registration {
                         session,
-                        epoch: here.epoch,
-                        renewed: here.renews.map(|_| here.epoch.next()),
+                        epoch: local.epoch,
+                        renewed: local.renews.map(|_| local.epoch.next()),
                         params: params.clone(),
                     });
-                    here.is_sent = true;
+                    local.is_sent = true;
                 }
             }
         }
@@ -153,17 +154,17 @@ impl Sessions {
     }
 
     /// The directory knows these now, but for those whose records it left as they were.
-    pub(crate) fn wrote(&self, batch: Batch, left: &[(SessionHash, Record)]) {
-        let left: HashMap<SessionHash, Record> = left.iter().copied().collect();
+    pub(crate) fn on_written(&self, batch: Batch, unchanged: &[(SessionHash, Record)]) {
+        let unchanged: HashMap<SessionHash, Record> = unchanged.iter().copied().collect();
         for Registration {
             session, renewed, ..
         } in &batch.sessions
         {
-            match left.get(session) {
-                Some(record) => self.found(*session, *record),
+            match unchanged.get(session) {
+                Some(record) => self.on_found(*session, *record),
                 None => {
-                    if let Some(here) = self.shard(*session).get_mut(session) {
-                        here.was_written(batch.begun, *renewed);
+                    if let Some(local) = self.shard(*session).get_mut(session) {
+                        local.on_written(batch.begun, *renewed);
                     }
                 }
             }
@@ -172,13 +173,13 @@ impl Sessions {
     }
 
     /// Whether the directory knows these now is not known.
-    pub(crate) fn put_back(&self, batch: Batch) {
+    pub(crate) fn requeue(&self, batch: Batch) {
         let mut again = Vec::new();
         for Registration { session, .. } in &batch.sessions {
-            if let Some(here) = self.shard(*session).get_mut(session)
-                && !here.is_queued
+            if let Some(local) = self.shard(*session).get_mut(session)
+                && !local.is_queued
             {
-                here.is_queued = true;
+                local.is_queued = true;
                 again.push(*session);
             }
         }
@@ -194,15 +195,15 @@ impl Sessions {
     }
 
     /// The directory has the tombstone of a session, or did not take it.
-    pub(crate) fn deleted_there(&self, session: SessionHash, is_there: bool) {
+    pub(crate) fn on_deletion_result(&self, session: SessionHash, is_there: bool) {
         {
             let mut work = self.work();
             if is_there {
-                work.bury(session);
+                work.confirm_tombstone(session);
             } else {
                 let mut deleted = work.deleted.iter_mut();
                 if let Some(deleted) = deleted.find(|deleted| deleted.session == session) {
-                    deleted.is_under_way = false;
+                    deleted.is_in_flight = false;
                 }
             }
         }

@@ -14,23 +14,23 @@ use crate::{
         contract::{claim_from, instance, session},
         faulty::{Fault, Faulty},
     },
-    heart::Heart,
+    heartbeat::Heartbeat,
     ids::Owner,
     turned_away::TurnedAway,
 };
 
-/// A store as rmcp has it, with the heart that writes for it.
+/// A store as rmcp has it, with the heartbeat task that writes for it.
 struct Instance {
     me: Owner,
     store: ClusterStore,
     sessions: Arc<Sessions>,
-    heart: JoinHandle<()>,
+    heartbeat: JoinHandle<()>,
 }
 
 impl Instance {
     /// A session begins, as rmcp has it begin.
     async fn begins(&self, id: &str, state: &SessionState) {
-        self.sessions.opened(id);
+        self.sessions.on_opened(id);
         self.store.store(id, state).await.unwrap();
     }
 
@@ -38,7 +38,7 @@ impl Instance {
         let me = instance(number);
         let directory = Limited::new(directory.clone());
         let (sessions, _lost) = Sessions::new(me.incarnation);
-        let heart = Heart::new(
+        let heartbeat = Heartbeat::new(
             me,
             directory.clone(),
             sessions.clone(),
@@ -50,14 +50,14 @@ impl Instance {
             me,
             store: ClusterStore::new(me.incarnation, directory, sessions.clone()),
             sessions,
-            heart: tokio::spawn(heart.run()),
+            heartbeat: tokio::spawn(heartbeat.run()),
         }
     }
 }
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        self.heart.abort();
+        self.heartbeat.abort();
     }
 }
 
@@ -93,7 +93,7 @@ async fn a_session_that_begins_is_in_the_directory_before_its_client_knows_it() 
     let one = Instance::new(1, &directory);
     one.begins("a", &state("client")).await;
     assert_eq!(owner(&directory, "a").await, Some(one.me));
-    assert!(one.sessions.is_here(SessionHash::of("a")));
+    assert!(one.sessions.is_local(SessionHash::of("a")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -110,7 +110,7 @@ async fn nobody_waits_long_for_a_directory_that_does_not_answer() {
             "{:?}",
             begun.elapsed()
         );
-        assert!(one.sessions.is_here(SessionHash::of("a")));
+        assert!(one.sessions.is_local(SessionHash::of("a")));
         directory.set(Fault::None);
         one.sessions.until_written(SessionHash::of("a")).await;
         assert_eq!(owner(&directory, "a").await, Some(one.me));
@@ -128,7 +128,7 @@ async fn whoever_claimed_a_session_can_restore_it() {
     let loaded = two.store.load("a").await.unwrap().unwrap();
     assert_eq!(client(&loaded), "client");
     assert!(loaded.initialize_params.capabilities.sampling.is_some());
-    assert!(two.sessions.is_here(SessionHash::of("a")));
+    assert!(two.sessions.is_local(SessionHash::of("a")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,14 +138,14 @@ async fn nobody_restores_a_session_that_lives_elsewhere() {
     one.begins("secret", &state("client")).await;
     let error = two.store.load("secret").await.unwrap_err();
     assert_eq!(error.to_string(), "the session lives on another instance");
-    assert!(!two.sessions.is_here(SessionHash::of("secret")));
+    assert!(!two.sessions.is_local(SessionHash::of("secret")));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_nobody_knows_is_not_restored() {
     let one = Instance::new(1, &directory());
     assert!(one.store.load("a").await.unwrap().is_none());
-    assert!(!one.sessions.is_here(SessionHash::of("a")));
+    assert!(!one.sessions.is_local(SessionHash::of("a")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,7 +154,7 @@ async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
     let one = Instance::new(1, &directory);
     directory
         .memory
-        .enter(one.me, &[session("a")])
+        .register(one.me, &[session("a")])
         .await
         .unwrap();
     for fault in [
@@ -166,7 +166,7 @@ async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
     ] {
         directory.set(fault);
         one.store.load("a").await.unwrap_err();
-        assert!(!one.sessions.is_here(SessionHash::of("a")), "{fault:?}");
+        assert!(!one.sessions.is_local(SessionHash::of("a")), "{fault:?}");
     }
 }
 
@@ -209,7 +209,7 @@ async fn a_session_ends_without_a_directory_that_does_not_answer() {
     let begun = Instant::now();
     one.store.delete("a").await.unwrap();
     assert!(
-        begun.elapsed() <= LIMIT + Duration::from_millis(10),
+        begun.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
         "{:?}",
         begun.elapsed()
     );

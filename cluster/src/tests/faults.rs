@@ -24,19 +24,19 @@ use tracing_subscriber::{
 };
 
 use super::{
-    lines::Warnings,
+    log_lines::Warnings,
     node::{Node, Setup, hash, pass},
-    steps::{all_else, directory, echo, status},
+    steps::{directory, echo, run_other_tasks, status},
 };
 use crate::{
     cluster::Options,
     directory::{
-        LEASE, MemoryDirectory,
+        LEASE_TTL, MemoryDirectory,
         contract::owner_of,
         faulty::{Fault, Faulty},
     },
     filter::PeersFilter,
-    heart::{BEAT, SETTLED},
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -58,15 +58,15 @@ impl Island {
             ..Setup::default()
         };
         let b = island.start(directory).await;
-        a.settles().await;
-        b.settles().await;
-        pass(BEAT).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        pass(HEARTBEAT_INTERVAL).await;
         Self { a, b, is_reached }
     }
 }
 
 /// A call of this session, which is in flight when this returns.
-async fn held(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
+async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
     let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
     call.head().await;
     node.witness.started(label).await;
@@ -92,14 +92,14 @@ async fn late_body(call: &mut Connection, mcp: &Mcp) {
     call.end_chunks().await;
 }
 
-/// Its heart stands still until its lease is over, and with it what others see of the instance.
-async fn stands_still(node: &Node) {
-    node.cluster.stop_heart();
-    pass(LEASE + BEAT).await;
+/// Its heartbeat stands still until its lease is over, and with it what others see of the instance.
+async fn stall(node: &Node) {
+    node.cluster.stop_heartbeat();
+    pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
 }
 
-fn goes_on(node: &Node) -> JoinHandle<()> {
-    spawn(node.routing().heart.clone().run())
+fn resume_heartbeat(node: &Node) -> JoinHandle<()> {
+    spawn(node.routing().heartbeat.clone().run())
 }
 
 #[tokio::test]
@@ -107,23 +107,23 @@ async fn an_owner_that_stood_still_begins_nothing_of_a_session_that_another_inst
     let directory = directory();
     let Island { a, b, is_reached } = Island::start(&directory).await;
     let mcp = a.session().await;
-    stands_still(&a).await;
+    stall(&a).await;
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(b.me));
 
-    // What waited at its door goes where the session is.
+    // What waits for it goes where the session is.
     is_reached.store(true, Ordering::Relaxed);
     let call = mcp.call(2, "hold", json!({ "label": "late" }));
     let mut call = within("a call", call).await;
     assert_eq!(within("a head", call.head()).await.status, 200);
     b.witness.started("late").await;
     assert_eq!(a.witness.starts("late"), 0);
-    let heart = goes_on(&a);
-    pass(2 * BEAT).await;
+    let heartbeat = resume_heartbeat(&a);
+    pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(!a.has(&mcp) && b.has(&mcp));
     b.witness.release("late");
     assert_eq!(call.answer().await.unwrap()["id"], 2);
-    heart.abort();
+    heartbeat.abort();
 }
 
 #[tokio::test]
@@ -131,14 +131,14 @@ async fn an_owner_that_stood_still_keeps_what_no_other_instance_has_taken() {
     let directory = directory();
     let Island { a, b: _b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
-    let mut call = held(&a, &mcp, 1, "kept").await;
-    stands_still(&a).await;
-    let heart = goes_on(&a);
-    all_else().await;
+    let mut call = running_call(&a, &mcp, 1, "kept").await;
+    stall(&a).await;
+    let heartbeat = resume_heartbeat(&a);
+    run_other_tasks().await;
     assert_eq!(echo(&mcp, 2).await, 2);
     a.witness.release("kept");
     assert_eq!(call.answer().await.unwrap()["id"], 1);
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// It is in time to renew its lease.
@@ -148,13 +148,13 @@ async fn an_owner_that_stood_still_for_less_than_its_lease_goes_on() {
     let Island { a, b, is_reached } = Island::start(&directory).await;
     is_reached.store(true, Ordering::Relaxed);
     let mcp = a.session().await;
-    a.cluster.stop_heart();
-    pass(LEASE - SECOND / 2).await;
-    let heart = goes_on(&a);
-    all_else().await;
-    assert!(a.routing().heart.may_serve(mcp.session_id().unwrap()));
+    a.cluster.stop_heartbeat();
+    pass(LEASE_TTL - SECOND / 2).await;
+    let heartbeat = resume_heartbeat(&a);
+    run_other_tasks().await;
+    assert!(a.routing().heartbeat.may_serve(mcp.session_id().unwrap()));
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// The directory does not answer for longer than a lease lasts.
@@ -171,19 +171,19 @@ async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_re
             ..Setup::default()
         };
         let a = setup.start(&directory).await;
-        a.settles().await;
+        a.until_settled().await;
         let mcp = a.session().await;
-        let mut call = held(&a, &mcp, 1, "begun").await;
+        let mut call = running_call(&a, &mcp, 1, "begun").await;
         directory.set(Fault::Fails);
-        pass(LEASE - BEAT).await;
+        pass(LEASE_TTL - HEARTBEAT_INTERVAL).await;
         assert_eq!(status(&mcp, 2).await, 200);
-        pass(2 * BEAT).await;
+        pass(2 * HEARTBEAT_INTERVAL).await;
         let expected = if requires_lease { 503 } else { 200 };
         assert_eq!(status(&mcp, 3).await, expected);
         a.witness.release("begun");
         assert_eq!(call.answer().await.unwrap()["id"], 1);
         directory.set(Fault::None);
-        pass(2 * BEAT).await;
+        pass(2 * HEARTBEAT_INTERVAL).await;
         assert_eq!(echo(&mcp, 4).await, 4);
     }
 }
@@ -193,15 +193,15 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     let directory = directory();
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
-    let _call = held(&a, &mcp, 1, "ended").await;
-    stands_still(&a).await;
+    let _call = running_call(&a, &mcp, 1, "ended").await;
+    stall(&a).await;
     assert_eq!(b.client_of(&mcp).delete().await, 202);
     // It is open at the owner until that has written its sessions again.
     let mut late = mcp.call(4, "hold", json!({ "label": "late" })).await;
     assert_eq!(within("a head", late.head()).await.status, 503);
 
-    let heart = goes_on(&a);
-    pass(2 * BEAT).await;
+    let heartbeat = resume_heartbeat(&a);
+    pass(2 * HEARTBEAT_INTERVAL).await;
     assert!(a.witness.ended("ended").await.is_cancelled());
     assert_eq!(a.witness.starts("late"), 0);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
@@ -209,7 +209,7 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
         [status(&mcp, 2).await, status(&b.client_of(&mcp), 3).await],
         [404; 2]
     );
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// The directory returns with data from before another instance had the session.
@@ -220,23 +220,23 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
     let older = directory.memory.take_snapshot();
-    stands_still(&a).await;
+    stall(&a).await;
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 1).await, 1);
     assert_eq!(at_b.delete().await, 202);
-    pass(BEAT).await;
+    pass(HEARTBEAT_INTERVAL).await;
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
 
     directory.memory.load_snapshot(&older);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
     let mut late = mcp.call(2, "hold", json!({ "label": "late" })).await;
-    let heart = goes_on(&a);
-    pass(2 * SETTLED).await;
+    let heartbeat = resume_heartbeat(&a);
+    pass(2 * SETTLE_PERIOD).await;
     assert_eq!(late.head().await.status, 503);
     assert_eq!(a.witness.starts("late"), 0);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, None);
     assert_eq!(status(&mcp, 3).await, 404);
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// The body of a call arrives after a stop, its head before.
@@ -247,17 +247,17 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
     let mut call = late_head(&a, &mcp).await;
-    stands_still(&a).await;
+    stall(&a).await;
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
 
     late_body(&mut call, &mcp).await;
     pass(SECOND).await;
-    let heart = goes_on(&a);
+    let heartbeat = resume_heartbeat(&a);
     let head = within("a head", call.head()).await;
     assert_eq!((head.status, a.witness.starts("late")), (503, 0));
     // Its client counts as on its way.
     assert!(a.routing().turned_away.age(Instant::now()).is_some());
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// The same, and the directory does not answer after the stop.
@@ -265,14 +265,14 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
 async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_without_a_limit() {
     let directory = directory();
     let a = Node::start(&directory).await;
-    a.settles().await;
+    a.until_settled().await;
     let mcp = a.session().await;
     let mut call = late_head(&a, &mcp).await;
-    stands_still(&a).await;
+    stall(&a).await;
     directory.set(Fault::Fails);
-    let heart = goes_on(&a);
+    let heartbeat = resume_heartbeat(&a);
     late_body(&mut call, &mcp).await;
-    all_else().await;
+    run_other_tasks().await;
     pass(10 * SECOND).await;
     let answer = within("an answer", call.answer()).await.unwrap();
     assert_eq!(
@@ -280,7 +280,7 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_with
         (&json!(7), &json!(-32603))
     );
     assert_eq!(a.witness.starts("late"), 0);
-    heart.abort();
+    heartbeat.abort();
 }
 
 /// A directory that lost a later claim, and an instance that has not seen it before.
@@ -291,19 +291,19 @@ async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
     let mcp = a.session().await;
     // Until this one ends, the former owner is there.
     let other = a.session().await;
-    let _keeps = held(&a, &other, 1, "keeps").await;
+    let _keeps = running_call(&a, &other, 1, "keeps").await;
     let older = directory.memory.take_snapshot();
     drop(a.public.take());
     let cluster = a.cluster.clone();
     let leaving = spawn(async move { cluster.leave(300 * SECOND).await });
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 2).await, 2);
-    let mut living = held(&b, &at_b, 3, "living").await;
+    let mut living = running_call(&b, &at_b, 3, "living").await;
     pass(10 * SECOND).await;
 
     directory.memory.load_snapshot(&older);
     let c = Node::start(&directory).await;
-    while c.routing().heart.sound_since().is_none() {
+    while c.routing().heartbeat.consistent_since().is_none() {
         yield_now().await;
     }
     assert_eq!(status(&c.client_of(&mcp), 4).await, 503);
@@ -314,22 +314,22 @@ async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
     leaving.abort();
 }
 
-/// An engine that was flushed has the run of before, and an evicted record has no owner.
+/// A backend that was flushed has the run of before, and an evicted record has no owner.
 #[tokio::test]
 async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_more() {
     for is_flushed in [true, false] {
         let memory = MemoryDirectory::default();
         let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
         let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-        a.settles().await;
-        b.settles().await;
+        a.until_settled().await;
+        b.until_settled().await;
         let mcp = a.session().await;
         let at_b = b.client_of(&mcp);
         drop(a.public);
         of_a.set(Fault::Fails);
         a.peers.abort();
-        pass(2 * LEASE).await;
-        let _living = held(&b, &at_b, 1, "living").await;
+        pass(2 * LEASE_TTL).await;
+        let _living = running_call(&b, &at_b, 1, "living").await;
         if is_flushed {
             memory.flush();
         } else {
@@ -349,13 +349,13 @@ async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
     let older = directory.memory.take_snapshot();
-    stands_still(&a).await;
+    stall(&a).await;
     let at_b = b.client_of(&mcp);
-    let mut call = held(&b, &at_b, 1, "living").await;
+    let mut call = running_call(&b, &at_b, 1, "living").await;
 
     directory.memory.load_snapshot(&older);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
-    pass(2 * SETTLED).await;
+    pass(2 * SETTLE_PERIOD).await;
 
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(b.me));
     assert_eq!(echo(&at_b, 2).await, 2);
@@ -369,24 +369,24 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     let mcp = a.session().await;
     let named = a.detach(&mcp, 1, "ended").await;
-    let _leaving = a.routing().departure.begin();
+    let _leaving = a.routing().shutdown.begin();
     a.witness.release("ended");
     let at_b = b.client_of(&mcp);
     assert_eq!(echo(&at_b, 2).await, 2);
 
     of_a.set(Fault::FailsAt("keep_answer"));
     memory.restart();
-    pass(LEASE + SETTLED).await;
+    pass(LEASE_TTL + SETTLE_PERIOD).await;
     for _ in 0..3 {
         assert_eq!(at_b.resume(&named).await.head().await.status, 503);
-        pass(BEAT).await;
+        pass(HEARTBEAT_INTERVAL).await;
     }
     of_a.set(Fault::None);
-    pass(2 * BEAT).await;
+    pass(2 * HEARTBEAT_INTERVAL).await;
     let answered = at_b.resume(&named).await.messages().await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
@@ -404,12 +404,12 @@ async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
     let log = tracing_subscriber::registry().with(panics.with_filter(of_cluster));
     let _broken = tracing::subscriber::set_default(log);
     directory.set(Fault::Fails);
-    pass(LEASE).await;
+    pass(LEASE_TTL).await;
     directory.set(Fault::None);
-    pass(2 * SETTLED).await;
+    pass(2 * SETTLE_PERIOD).await;
     assert_eq!(echo(&kept, 1).await, 1);
-    a.routing().sessions.lose(hash(&lost), b.me);
-    let closed = a.routing().sessions.losses.until_closed(hash(&lost));
+    a.routing().sessions.relinquish_to_owner(hash(&lost), b.me);
+    let closed = a.routing().sessions.relinquished.until_closed(hash(&lost));
     within("its end", closed).await;
     assert_eq!(
         within("a head", a.initialize().await.head()).await.status,
@@ -422,17 +422,17 @@ async fn what_is_unknown_is_denied_only_when_every_instance_has_written() {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (a, b) = (Node::start(&of_a).await, Node::start(&of_b).await);
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     let mcp = a.session().await;
-    of_a.set(Fault::FailsAt("enter"));
+    of_a.set(Fault::FailsAt("register"));
     memory.restart();
     for _ in 0..30 {
         pass(SECOND).await;
         assert_eq!(status(&b.client_of(&mcp), 1).await, 503);
     }
     of_a.set(Fault::None);
-    pass(2 * BEAT).await;
+    pass(2 * HEARTBEAT_INTERVAL).await;
     assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
     assert_eq!(status(&b.client("unknown"), 3).await, 404);
 }

@@ -13,7 +13,7 @@ use crate::{
         faulty::{Fault, Faulty},
     },
     filter::PeersFilter,
-    heart::BEAT,
+    heartbeat::HEARTBEAT_INTERVAL,
     ids::{Owner, Ownership},
 };
 
@@ -35,7 +35,7 @@ async fn two(is_reached: bool) -> (Faulty, [Node; 2]) {
     };
     let nodes = [a.start(&of_a).await, b.start(&of_b).await];
     for node in &nodes {
-        node.settles().await;
+        node.until_settled().await;
     }
     (of_b, nodes)
 }
@@ -61,7 +61,7 @@ async fn turned_away_in_time(what: &'static str, time: Duration) {
 /// The heartbeat that arrives after the grace may have been sent before.
 #[tokio::test]
 async fn a_client_that_was_turned_away_while_a_heartbeat_was_on_its_way_keeps_its_call() {
-    turned_away_in_time("beat", 400 * MS).await;
+    turned_away_in_time("heartbeat", 400 * MS).await;
 }
 
 #[tokio::test]
@@ -83,7 +83,7 @@ async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
             incarnation: a.me.incarnation,
         };
         let owners = &b.routing().owners;
-        owners.learn(hash(&mcp), Ownership::begin(owner));
+        owners.insert(hash(&mcp), Ownership::begin(owner));
         pass(GRACE - 50 * MS).await;
         let _waiting = b.client_of(&mcp).resume(&named).await;
         let _relay = silent.accept().await.unwrap();
@@ -94,23 +94,23 @@ async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
 
 #[tokio::test]
 async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
-    for dies in [false, true] {
+    for is_killed in [false, true] {
         let (_, [a, mut b]) = two(false).await;
         let mcp = a.session().await;
         let named = a.detach(&mcp, 1, "a").await;
         pass(3 * SECOND).await;
         let mut resumed = b.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 503);
-        if dies {
+        if is_killed {
             // Its next heartbeat has been sent.
-            pass(BEAT + SECOND / 2).await;
-            b.is_killed().await;
+            pass(HEARTBEAT_INTERVAL + SECOND / 2).await;
+            b.kill().await;
         } else {
             within("the departure", b.cluster.leave(Duration::ZERO)).await;
         }
         pass(30 * SECOND).await;
-        assert!(a.witness.is_running("a"), "{dies}");
+        assert!(a.witness.is_running("a"), "{is_killed}");
         pass(30 * SECOND).await;
-        assert!(a.witness.ended("a").await.is_cancelled(), "{dies}");
+        assert!(a.witness.ended("a").await.is_cancelled(), "{is_killed}");
     }
 }

@@ -5,24 +5,24 @@
     reason = "servers and concurrent clients of a test need tasks of their own"
 )]
 
-mod elsewhere;
-mod fake;
+mod concurrent_claims;
+mod failed_instance;
+mod fake_owner;
 mod faults;
-mod gone;
 mod last_moment;
-mod leaving;
-pub(crate) mod lines;
-mod meeting;
+pub(crate) mod log_lines;
 mod node;
 mod orphans;
 mod races;
+mod reclaim;
+mod relays;
 mod resumes;
 mod services;
+mod shutdown;
 mod simulation;
 mod steps;
-mod strangers;
-mod taking;
 mod turned_away;
 mod unconfirmed;
+mod untrusted_peers;
 
 pub(crate) use self::simulation::wall_clock as simulated_clock;

@@ -19,13 +19,13 @@ use tokio::{
 };
 use tower_service::Service as _;
 
-use super::fake::nobody_at;
+use super::fake_owner::reserve_address;
 use crate::{
     cluster::{Cluster, Options, join},
-    directory::{LEASE, faulty::Faulty},
+    directory::{LEASE_TTL, faulty::Faulty},
     filter::PeersFilter,
-    heart::SETTLED,
-    ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
+    heartbeat::SETTLE_PERIOD,
+    ids::{CallNumber, ClusterEventId, Incarnation, Owner, SessionHash},
     router::Router as Routing,
     wire::Secret,
 };
@@ -46,7 +46,7 @@ pub(super) struct Node {
     pub(super) app: Router,
     addr: SocketAddr,
     #[allow(dead_code, reason = "it is only held")]
-    nobody: Option<TcpSocket>,
+    reserved: Option<TcpSocket>,
 }
 
 /// How an instance is set up.
@@ -104,12 +104,12 @@ impl Setup {
             config.session_store = Some(Arc::new(cluster.clone()));
         }
         let service = tools.service_with(config, sessions);
-        let layer = cluster.guard(self.layer.grace(self.grace));
+        let layer = cluster.protect(self.layer.grace(self.grace));
         let calls = layer.calls();
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let noted = seen.clone();
+        let recorded = seen.clone();
         let look = middleware::map_request(move |request: Request| {
-            noted.lock().unwrap().push(request.headers().clone());
+            recorded.lock().unwrap().push(request.headers().clone());
             async { request }
         });
         let app = router(service)
@@ -130,7 +130,7 @@ impl Setup {
             public: Some(public),
             peers,
             seen,
-            nobody: None,
+            reserved: None,
         }
     }
 }
@@ -142,14 +142,14 @@ impl Node {
         Setup::default().start(directory).await
     }
 
-    /// So many of them, to which the directory is sound.
+    /// So many of them, to which the directory is consistent.
     pub(super) async fn several<const N: usize>(directory: &Faulty) -> [Self; N] {
         let mut nodes = Vec::new();
         for _ in 0..N {
             nodes.push(Self::start(directory).await);
         }
         for node in &nodes {
-            node.settles().await;
+            node.until_settled().await;
         }
         nodes.try_into().ok().unwrap()
     }
@@ -201,12 +201,12 @@ impl Node {
         event.id.unwrap()
     }
 
-    /// Returns when the directory has been sound to this instance for long enough.
-    pub(super) async fn settles(&self) {
-        let heart = &self.routing().heart;
+    /// Returns when the directory has been consistent to this instance for long enough.
+    pub(super) async fn until_settled(&self) {
+        let heartbeat = &self.routing().heartbeat;
         let is_settled = || {
-            let since = heart.sound_since();
-            since.is_some_and(|since| Instant::now() - since >= SETTLED)
+            let since = heartbeat.consistent_since();
+            since.is_some_and(|since| Instant::now() - since >= SETTLE_PERIOD)
         };
         pause();
         while !is_settled() {
@@ -219,18 +219,18 @@ impl Node {
     }
 
     /// Its process is killed, and its lease lapses.
-    pub(super) async fn dies(&mut self) {
-        self.is_killed().await;
-        pass(LEASE).await;
+    pub(super) async fn kill_and_expire(&mut self) {
+        self.kill().await;
+        pass(LEASE_TTL).await;
     }
 
     /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
-    pub(super) async fn is_killed(&mut self) {
-        self.cluster.stop_heart();
+    pub(super) async fn kill(&mut self) {
+        self.cluster.stop_heartbeat();
         drop(self.public.take());
         self.peers.abort();
         assert!((&mut self.peers).await.unwrap_err().is_cancelled());
-        self.nobody = Some(nobody_at(self.me.address));
+        self.reserved = Some(reserve_address(self.me.address));
     }
 }
 
@@ -255,7 +255,7 @@ pub(super) async fn pass(time: Duration) {
 
 /// The call on whose stream an event was.
 pub(super) fn number(named: &str) -> CallNumber {
-    EventName::read(named).unwrap().call.unwrap().number
+    ClusterEventId::read(named).unwrap().call.unwrap().number
 }
 
 /// Sends a request into an application without a connection.

@@ -17,7 +17,7 @@ use crate::{
         contract::claim_from,
         faulty::{Fault, Faulty},
     },
-    heart::{BEAT, SETTLED},
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 const GRACE: Duration = Duration::from_secs(6);
@@ -31,7 +31,7 @@ async fn with_grace(directory: &Faulty) -> Node {
         ..Setup::default()
     };
     let node = setup.start(directory).await;
-    node.settles().await;
+    node.until_settled().await;
     node
 }
 
@@ -64,10 +64,10 @@ async fn while_the_directory_is_away_no_orphan_is_cancelled() {
 
     directory.set(Fault::None);
 
-    // It waits for as long again as it was to wait, from when the directory is sound.
+    // It waits for as long again as it was to wait, from when the directory is consistent.
     pass(GRACE - GLANCE).await;
     assert!(node.witness.is_running("a"));
-    pass(GRACE + SETTLED).await;
+    pass(GRACE + SETTLE_PERIOD).await;
     assert!(node.witness.ended("a").await.is_cancelled());
 }
 
@@ -114,7 +114,7 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
         yield_now().await;
     }
     kept(&directory, &a, &mcp, &named).await;
-    a.dies().await;
+    a.kill_and_expire().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answer = resumed.answer().await.unwrap();
@@ -131,10 +131,10 @@ async fn a_directory_that_comes_back_empty_is_given_the_answers_again() {
     a.witness.release("a");
     kept(&directory, &a, &mcp, &named).await;
     directory.memory.restart();
-    pass(2 * BEAT).await;
+    pass(2 * HEARTBEAT_INTERVAL).await;
     kept(&directory, &a, &mcp, &named).await;
-    a.dies().await;
-    b.settles().await;
+    a.kill_and_expire().await;
+    b.until_settled().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answer = resumed.answer().await.unwrap();

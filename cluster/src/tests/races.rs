@@ -12,7 +12,7 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, SECRET, hash, number, pass},
-    steps::{directory, nobody, status},
+    steps::{directory, status, unreachable_owner},
 };
 use crate::{
     directory::{
@@ -27,7 +27,7 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
     contract::owner_of(&directory.memory, hash(mcp)).await
 }
 
-async fn calls_end(node: &Node) {
+async fn until_calls_end(node: &Node) {
     while !node.calls.is_empty() {
         yield_now().await;
     }
@@ -47,12 +47,12 @@ async fn kept(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
 }
 
 /// Another instance claims a session, its former owner notices, and claims it back when that one is gone.
-async fn goes_and_comes_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
-    let other = nobody();
+async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
+    let other = unreachable_owner();
     let (session, memory) = (hash(mcp), &directory.memory);
     let claimed = claim_from(memory, session, node.me, other).await;
     assert_eq!(claimed, Claim::Won);
-    node.routing().sessions.lose(session, other);
+    node.routing().sessions.relinquish_to_owner(session, other);
     for _ in 0..100 {
         yield_now().await;
     }
@@ -103,7 +103,7 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
         yield_now().await;
     }
     drop(body);
-    calls_end(a).await;
+    until_calls_end(a).await;
     for _ in 0..100 {
         yield_now().await;
     }
@@ -130,14 +130,14 @@ async fn a_session_that_was_this_instances_is_found_where_it_is() {
     let [mut a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
     let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
-    a.dies().await;
+    a.kill_and_expire().await;
     assert_eq!(status(&at_b, 1).await, 200);
     assert!(b.has(&mcp));
     // It stood still, say, and another one claimed it.
     let claimed = claim_from(&directory.memory, hash(&mcp), b.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
     assert_eq!(status(&at_c, 2).await, 200);
-    b.routing().sessions.lose(hash(&mcp), c.me);
+    b.routing().sessions.relinquish_to_owner(hash(&mcp), c.me);
     while b.has(&mcp) {
         yield_now().await;
     }
@@ -152,7 +152,7 @@ async fn a_client_that_hangs_up_while_its_session_is_restored_is_nobody_elses_lo
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    a.dies().await;
+    a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
     directory.set(Fault::SlowAt("load", Duration::from_millis(400)));
     let first = at_b.call(1, "echo", json!({ "text": "x" })).await;
@@ -180,7 +180,7 @@ async fn a_session_that_is_half_restored_serves_the_next_request() {
         .call_message(1, "echo", json!({ "text": "x" }))
         .to_string();
     for polls in 0..40 {
-        goes_and_comes_back(&directory, &a, &mcp).await;
+        close_and_restore(&directory, &a, &mcp).await;
         assert!(!a.has(&mcp), "{polls}");
         let request = http::Request::post("/mcp")
             .header("host", "localhost")
@@ -205,7 +205,7 @@ async fn a_session_that_cannot_be_loaded_now_is_not_said_to_be_none() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    a.dies().await;
+    a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
     directory.set(Fault::SlowAt("load", Duration::from_millis(700)));
     let statuses = join(status(&at_b, 1), status(&at_b, 2)).await;
@@ -222,8 +222,8 @@ async fn an_event_of_before_names_no_other_call_of_the_same_incarnation() {
     let mcp = a.session().await;
     let named = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
-    calls_end(&a).await;
-    goes_and_comes_back(&directory, &a, &mcp).await;
+    until_calls_end(&a).await;
+    close_and_restore(&directory, &a, &mcp).await;
     let mut eighth = mcp.call(8, "hold", json!({ "label": "eighth" })).await;
     assert_eq!(eighth.head().await.status, 200);
     a.witness.started("eighth").await;
@@ -247,7 +247,7 @@ async fn an_answer_that_was_kept_is_there_for_a_session_that_is_restored_where_i
     let named = a.detach(&mcp, 7, "seventh").await;
     a.witness.release("seventh");
     kept(&directory, &a, &mcp, &named).await;
-    goes_and_comes_back(&directory, &a, &mcp).await;
+    close_and_restore(&directory, &a, &mcp).await;
 
     let mut resumed = mcp.resume(&named).await;
     let answered = resumed.messages().await;
@@ -263,10 +263,10 @@ async fn an_answer_that_was_kept_is_not_that_of_a_later_call_with_its_id() {
     let named = a.detach(&mcp, 1, "first").await;
     a.witness.release("first");
     kept(&directory, &a, &mcp, &named).await;
-    calls_end(&a).await;
+    until_calls_end(&a).await;
     assert_eq!(mcp.resume(&named).await.answer().await.unwrap()["id"], 1);
     let named = a.detach(&mcp, 1, "second").await;
-    a.dies().await;
+    a.kill_and_expire().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answered = resumed.messages().await;
@@ -282,7 +282,7 @@ async fn no_answer_on_its_way_is_lost_when_its_instance_leaves() {
     let named = a.detach(&mcp, 1, "a").await;
     directory.set(Fault::FailsAt("keep_answer"));
     a.witness.release("a");
-    calls_end(&a).await;
+    until_calls_end(&a).await;
     while directory.asked("keep_answer") == 0 {
         yield_now().await;
     }
@@ -305,7 +305,7 @@ async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
     let named = unread_answer(&mut a, &mcp).await;
-    a.dies().await;
+    a.kill_and_expire().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answered = resumed.messages().await;
@@ -333,7 +333,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_kept() {
             yield_now().await;
         }
         assert_eq!(directory.asked("keep_answer"), usize::from(!is_read));
-        a.dies().await;
+        a.kill_and_expire().await;
 
         let mut resumed = b.client_of(&mcp).resume(&named).await;
         let answered = resumed.messages().await;
@@ -347,7 +347,7 @@ async fn a_session_that_came_back_while_somebody_was_told_that_it_is_gone_is_not
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    goes_and_comes_back(&directory, &a, &mcp).await;
+    close_and_restore(&directory, &a, &mcp).await;
     assert!(!a.has(&mcp));
     let peer = b.client_of(&mcp).header("mcp-cluster", SECRET);
     let mut slow = Connection::open(a.me.address).await;
@@ -371,7 +371,7 @@ async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    goes_and_comes_back(&directory, &a, &mcp).await;
+    close_and_restore(&directory, &a, &mcp).await;
     let at_b = b.client_of(&mcp);
     let text = "x".repeat(3_000_000);
     let mut call = at_b.call(1, "echo", json!({ "text": text })).await;
@@ -402,7 +402,7 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     }
 }
 
-/// A session that begins while its instance is cut off from the directory, which is sound to the others: they would say that
+/// A session that begins while its instance is cut off from the directory, which is consistent to the others: they would say that
 /// there is none.
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
@@ -411,8 +411,8 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
         let of_b = Faulty::new(of_a.memory.clone());
         let a = Node::start(&of_a).await;
         let b = Node::start(&of_b).await;
-        a.settles().await;
-        b.settles().await;
+        a.until_settled().await;
+        b.until_settled().await;
         of_a.set(fault);
         let mut refused = a.initialize().await;
         let head = refused.head().await;
@@ -438,7 +438,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
 async fn a_session_is_given_out_once_the_directory_knows_it() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
-    directory.set(Fault::SlowAt("enter", Duration::from_millis(200)));
+    directory.set(Fault::SlowAt("register", Duration::from_millis(200)));
     let mcp = a.session().await;
     assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
@@ -446,10 +446,10 @@ async fn a_session_is_given_out_once_the_directory_knows_it() {
 
 /// Of a call whose answer was sent before its client went, nothing is left.
 #[tokio::test]
-async fn a_call_that_has_ended_is_noted_no_more() {
+async fn a_call_that_has_ended_is_not_pending_any_more() {
     let directory = directory();
     let [mut a] = Node::several(&directory).await;
     let mcp = a.session().await;
     unread_answer(&mut a, &mcp).await;
-    assert_eq!(a.cluster.noted(), 0);
+    assert_eq!(a.cluster.pending_answers(), 0);
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     directory::{Directory as _, KEPT_ANSWER, faulty::Fault},
-    ids::{CallNumber, EventName, Incarnation, NamedCall},
+    ids::{CallNumber, ClusterEventId, Incarnation, NamedCall},
 };
 
 fn name_of(incarnation: Incarnation, number: u64, request: &str) -> String {
@@ -19,7 +19,7 @@ fn name_of(incarnation: Incarnation, number: u64, request: &str) -> String {
         number: CallNumber::new(number),
         request: Some(request.to_owned()),
     };
-    EventName::new("0/0", incarnation, Some(call)).to_string()
+    ClusterEventId::new("0/0", incarnation, Some(call)).to_string()
 }
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
     let named = call.event().await.unwrap().id.unwrap();
-    let name = EventName::read(&named).unwrap();
+    let name = ClusterEventId::read(&named).unwrap();
     assert_eq!(
         (name.incarnation, name.call.unwrap().request.as_deref()),
         (a.me.incarnation, Some("1"))
@@ -45,7 +45,7 @@ async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
             a.witness.release("a");
             let answer = resumed.answer_event().await.unwrap();
             assert_eq!(answer.json()["id"], 1);
-            let name = answer.id.as_deref().and_then(EventName::read).unwrap();
+            let name = answer.id.as_deref().and_then(ClusterEventId::read).unwrap();
             assert_eq!(
                 (name.incarnation, name.call.unwrap().request.as_deref()),
                 (a.me.incarnation, Some("1"))
@@ -105,7 +105,7 @@ async fn a_stream_of_no_call_that_ended_with_its_instance_begins_anew() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = EventName::new("5", Incarnation::random(), None).to_string();
+    let named = ClusterEventId::new("5", Incarnation::random(), None).to_string();
     let mut listening = mcp.resume(&named).await;
     assert_eq!(listening.head().await.status, 200);
     assert!(listening.event().await.unwrap().is_priming());

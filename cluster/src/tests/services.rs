@@ -10,7 +10,7 @@ use test_support::{Mcp, Mode, Tools, Witness, serve};
 use tokio::net::TcpStream;
 
 use super::{
-    lines::Warnings,
+    log_lines::Warnings,
     node::{Node, Setup},
     steps::status,
 };
@@ -29,7 +29,7 @@ async fn a_service_without_a_session_store_is_told_once_what_it_needs() {
         };
         let directory = Faulty::new(MemoryDirectory::default());
         let node = setup.start(&directory).await;
-        node.settles().await;
+        node.until_settled().await;
         for _ in 0..2 {
             let mcp = node.session().await;
             assert_eq!([status(&mcp, 1).await, status(&mcp, 2).await], [200; 2]);
@@ -41,7 +41,7 @@ async fn a_service_without_a_session_store_is_told_once_what_it_needs() {
 
 /// Its own clients find it at its own path only.
 #[tokio::test]
-async fn a_session_of_one_service_is_not_brought_to_life_in_another() {
+async fn a_session_of_one_service_is_not_restored_in_another() {
     let directory = MemoryDirectory::default();
     let member = Cluster::in_memory(&directory).advertise("127.0.0.1:9");
     let cluster = member.connect().await.unwrap();
@@ -55,7 +55,7 @@ async fn a_session_of_one_service_is_not_brought_to_life_in_another() {
     let app = Router::new()
         .nest_service("/one", service())
         .nest_service("/two", service())
-        .layer(cluster.guard(CancelOnDisconnectLayer::new()))
+        .layer(cluster.protect(CancelOnDisconnectLayer::new()))
         .layer(cluster.layer());
     let served = serve(app).await;
     let mcp = Mcp::session(served.addr, "/one").await;
@@ -75,7 +75,7 @@ async fn a_session_of_one_service_is_not_brought_to_life_in_another() {
 
 /// Whoever reaches the listener for peers cannot fill the log.
 #[tokio::test]
-async fn strangers_at_the_listener_for_peers_are_logged_once_a_minute() {
+async fn untrusted_requests_at_the_listener_for_peers_are_logged_once_a_minute() {
     let directory = Faulty::new(MemoryDirectory::default());
     let node = Node::start(&directory).await;
     let warnings = Warnings::watch();

@@ -16,7 +16,7 @@ pub(super) fn directory() -> Faulty {
 }
 
 /// Long enough for everything else to come to where it waits.
-pub(super) async fn all_else() {
+pub(super) async fn run_other_tasks() {
     for _ in 0..1_000 {
         yield_now().await;
     }
@@ -52,7 +52,7 @@ pub(super) fn post_echo(mcp: &Mcp, id: u32) -> http::Request<Body> {
 }
 
 /// An owner who does not listen.
-pub(super) fn nobody() -> Owner {
+pub(super) fn unreachable_owner() -> Owner {
     Owner {
         address: "127.0.0.1:1".parse().unwrap(),
         incarnation: Incarnation::random(),
@@ -60,8 +60,10 @@ pub(super) fn nobody() -> Owner {
 }
 
 /// A session goes from an instance to nowhere: it is closed there, and the directory says that it is still that instance's.
-pub(super) async fn is_closed(node: &Node, mcp: &Mcp) {
-    node.routing().sessions.lose(hash(mcp), nobody());
-    all_else().await;
+pub(super) async fn close_session(node: &Node, mcp: &Mcp) {
+    node.routing()
+        .sessions
+        .relinquish_to_owner(hash(mcp), unreachable_owner());
+    run_other_tasks().await;
     assert!(!node.has(mcp));
 }

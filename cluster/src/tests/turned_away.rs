@@ -25,12 +25,12 @@ use super::{
 use crate::{
     cluster::Options,
     directory::{
-        LEASE,
+        LEASE_TTL,
         faulty::{Fault, Faulty},
         memory::faults::Kind,
     },
     filter::PeersFilter,
-    heart::BEAT,
+    heartbeat::HEARTBEAT_INTERVAL,
     ids::{Owner, Ownership},
     turned_away::CLIENT_BACKOFF,
 };
@@ -51,8 +51,8 @@ async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
         ..Setup::default()
     };
     let b = b.start(directory).await;
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     [a, b]
 }
 
@@ -123,7 +123,7 @@ async fn a_client_that_was_turned_away_for_want_of_a_look_up_keeps_its_call() {
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
 }
 
-/// The engine evicts the leases, and with them that an instance turned the client away, at any time between two heartbeats.
+/// The backend evicts the leases, and with them that an instance turned the client away, at any time between two heartbeats.
 #[tokio::test]
 async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     for phase in 0..4 {
@@ -148,13 +148,13 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     let [a, b] = two(&directory, true).await;
     let mcp = a.session().await;
     a.detach(&mcp, 1, "a").await;
-    pass(GRACE - BEAT).await;
-    b.cluster.stop_heart();
-    pass(BEAT + SECOND).await;
+    pass(GRACE - HEARTBEAT_INTERVAL).await;
+    b.cluster.stop_heartbeat();
+    pass(HEARTBEAT_INTERVAL + SECOND).await;
     assert!(a.witness.is_running("a"));
 
     // Its lease is over.
-    pass(LEASE + BEAT).await;
+    pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
@@ -172,7 +172,7 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
     };
     b.routing()
         .owners
-        .learn(hash(&mcp), Ownership::begin(owner));
+        .insert(hash(&mcp), Ownership::begin(owner));
     let waiting = b.client_of(&mcp).resume(&named).await;
     let (relay, _) = silent.accept().await.unwrap();
     // Less than a relay may wait for a head.
@@ -215,8 +215,8 @@ async fn a_client_that_was_turned_away_before_its_hang_up_was_seen_keeps_its_cal
         ..Setup::default()
     };
     let b = b.start(&directory).await;
-    a.settles().await;
-    b.settles().await;
+    a.until_settled().await;
+    b.until_settled().await;
     let mcp = a.session().await;
     let at_b = b.client_of(&mcp);
     let mut call = at_b.call(1, "hold", json!({ "label": "a" })).await;
@@ -261,8 +261,8 @@ async fn a_client_that_comes_again_in_time_keeps_its_call() {
             ..Setup::default()
         };
         let b = b.start(&directory).await;
-        a.settles().await;
-        b.settles().await;
+        a.until_settled().await;
+        b.until_settled().await;
         let mcp = a.session().await;
         let named = a.detach(&mcp, 1, "a").await;
         for tries in 0..10 {

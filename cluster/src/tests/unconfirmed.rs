@@ -8,16 +8,16 @@ use tokio::{spawn, time::sleep};
 
 use super::{
     node::{Node, Setup, hash, pass},
-    steps::{all_else, directory, echo, status},
+    steps::{directory, echo, run_other_tasks, status},
 };
 use crate::{
     directory::{
-        DirectoryError, LEASE, MemoryDirectory,
+        DirectoryError, LEASE_TTL, MemoryDirectory,
         contract::owner_of,
         faulty::{Fault, Faulty, Gate, Work},
     },
     filter::PeersFilter,
-    heart::BEAT,
+    heartbeat::HEARTBEAT_INTERVAL,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -47,12 +47,12 @@ async fn a_restored_session_that_is_not_written_is_not_denied() {
     let mut a = Node::start(&of_a).await;
     let (b, c) = (Node::start(&of_b).await, Node::start(&of_c).await);
     for node in [&a, &b, &c] {
-        node.settles().await;
+        node.until_settled().await;
     }
     let mcp = a.session().await;
-    a.dies().await;
+    a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
-    of_b.set(Fault::FailsAt("enter"));
+    of_b.set(Fault::FailsAt("register"));
     assert_eq!(echo(&at_b, 1).await, 1);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(b.me));
     pass(3 * SECOND).await;
@@ -78,32 +78,32 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     };
     let c = c.start(&of_c).await;
     for node in [&a, &b, &c] {
-        node.settles().await;
+        node.until_settled().await;
     }
-    pass(BEAT).await;
+    pass(HEARTBEAT_INTERVAL).await;
     let mcp = a.session().await;
-    a.dies().await;
+    a.kill_and_expire().await;
     let at_b = b.client_of(&mcp);
-    of_b.set(Fault::FailsAt("enter"));
+    of_b.set(Fault::FailsAt("register"));
     assert_eq!(echo(&at_b, 1).await, 1);
     of_b.set(Fault::Fails);
-    pass(2 * LEASE).await;
+    pass(2 * LEASE_TTL).await;
     assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
     // The directory answers again, and takes 450 ms for everything.
-    of_b.set(Fault::SlowAt("enter", Duration::from_millis(450)));
-    while b.routing().heart.sound_since().is_none() {
+    of_b.set(Fault::SlowAt("register", Duration::from_millis(450)));
+    while b.routing().heartbeat.consistent_since().is_none() {
         sleep(Duration::from_millis(5)).await;
     }
     let mut call = at_b.call(3, "hold", json!({ "label": "late" })).await;
     let head = within("a head", call.head()).await.status;
-    all_else().await;
+    run_other_tasks().await;
     assert_eq!(b.witness.starts("late"), 0, "{head}");
 }
 
 /// The directory returns empty, or has evicted a record, while the owner leaves.
 #[tokio::test]
-async fn a_session_that_is_handed_over_while_the_directory_is_empty_is_not_lost() {
+async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost() {
     let mut said = Vec::new();
     for is_evicted in [false, true] {
         let directory = directory();
@@ -145,7 +145,7 @@ async fn new_sessions_begin_although_a_deletion_fails() {
     for time in [0, 5, 50, 200] {
         let directory = directory().behind(NoDeletions(Duration::from_millis(time)));
         let a = Node::start(&directory).await;
-        a.settles().await;
+        a.until_settled().await;
         let mcp = a.session().await;
         mcp.delete().await;
         let mut statuses = Vec::new();
@@ -153,7 +153,7 @@ async fn new_sessions_begin_although_a_deletion_fails() {
             let mut opened = a.initialize().await;
             statuses.push(within("a head", opened.head()).await.status);
         }
-        assert!(a.routing().heart.sound_since().is_some());
+        assert!(a.routing().heartbeat.consistent_since().is_some());
         assert_eq!(statuses, [200; 5], "{time} ms");
     }
 }

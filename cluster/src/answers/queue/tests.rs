@@ -5,7 +5,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn key(session: &str, call: u64) -> AnswerKey {
     AnswerKey {
         session: SessionHash::of(session),
-        life: "0123456789abcdef".parse().unwrap(),
+        generation: "0123456789abcdef".parse().unwrap(),
         call: CallNumber::new(call),
     }
 }
@@ -59,7 +59,7 @@ impl Model {
 
     fn assert_empty(&self) {
         let AnswerQueue {
-            kept,
+            answers,
             removals,
             waiting,
             unwritten,
@@ -70,7 +70,7 @@ impl Model {
             bytes_in_flight,
             ..
         } = &self.queue;
-        assert!(kept.is_empty() && removals.is_empty() && places.is_empty());
+        assert!(answers.is_empty() && removals.is_empty() && places.is_empty());
         assert!(waiting.is_empty() && unwritten.is_empty() && sessions.is_empty());
         assert_eq!((*size, *in_flight, *bytes_in_flight), (0, 0, 0));
     }
@@ -142,7 +142,7 @@ fn what_is_in_flight_has_a_bound_in_bytes_and_in_number() {
 }
 
 #[test]
-fn the_oldest_of_a_session_is_given_up_beyond_its_bound() {
+fn the_oldest_of_a_session_is_evicted_beyond_its_bound() {
     let mut model = Model::new();
     model.put("b", 9, 1_000_000);
     for call in 0..10 {
@@ -168,11 +168,11 @@ fn the_oldest_of_a_session_is_given_up_beyond_its_bound() {
     assert_eq!(names(&model.start()), expected);
     // And one that has no room, for which none is made.
     assert_eq!(model.put("a", 12, all + 1), Some(Bound::OfSession));
-    assert_eq!(model.queue.kept.len(), 1);
+    assert_eq!(model.queue.answers.len(), 1);
 }
 
 #[test]
-fn the_oldest_of_all_is_given_up_beyond_the_bound_of_an_instance() {
+fn the_oldest_of_all_is_evicted_beyond_the_bound_of_an_instance() {
     let mut model = Model::new();
     let most = MAX_IN_ALL / MAX_OF_SESSION;
     for call in 0..most as u64 {
@@ -187,7 +187,7 @@ fn the_oldest_of_all_is_given_up_beyond_the_bound_of_an_instance() {
 }
 
 #[test]
-fn an_answer_that_is_given_up_while_it_is_written_is_removed_afterwards() {
+fn an_answer_that_is_evicted_while_it_is_written_is_removed_afterwards() {
     for is_done in [true, false] {
         let mut model = Model::new();
         model.put("a", 1, 600_000);
@@ -222,7 +222,7 @@ fn an_answer_whose_write_has_failed_may_be_there_and_is_removed() {
 
 #[test]
 fn everything_expires_ten_minutes_after_the_end_of_its_call() {
-    // New, in flight, failed, written; given up before its write has ended, and to be removed.
+    // New, in flight, failed, written; evicted before its write has ended, and to be removed.
     let mut model = Model::new();
     model.put("written", 1, 10);
     model.write_all();
@@ -299,7 +299,7 @@ fn an_answer_is_late_that_is_not_written_a_second_after_its_end() {
     let mut model = Model::new();
     let is_late = |model: &Model| model.queue.is_late(model.now);
     model.put("a", 0, 100);
-    model.now += LATE;
+    model.now += LATE_THRESHOLD;
     assert!(!is_late(&model));
     model.now += Duration::from_millis(1);
     assert!(is_late(&model));

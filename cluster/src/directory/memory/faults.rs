@@ -1,4 +1,4 @@
-//! What an engine can do to what it knows, for the simulation.
+//! What a backend can do to what it knows, for the simulation.
 
 use std::{collections::HashMap, fmt::Debug, hash::Hash};
 
@@ -24,7 +24,7 @@ impl MemoryDirectory {
         Snapshot(self.state().clone())
     }
 
-    /// Starts again with what a snapshot has, as an engine that was killed does, or a replica that takes over.
+    /// Starts again with what a snapshot has, as a backend that was killed does, or a replica that takes over.
     pub(crate) fn load_snapshot(&self, snapshot: &Snapshot) {
         let mut state = self.state();
         *state = State {
@@ -78,11 +78,11 @@ impl MemoryDirectory {
     pub(crate) fn living(&self) -> Vec<Incarnation> {
         let now = Instant::now();
         let state = self.state();
-        let lasting = state.leases.iter().filter(|(_, held)| held.lasts(now));
+        let lasting = state.leases.iter().filter(|(_, lease)| lease.lasts(now));
         lasting.map(|(incarnation, _)| *incarnation).collect()
     }
 
-    /// Removes the record of a session, as an engine does that has no memory left.
+    /// Removes the record of a session, as a backend does that has no memory left.
     pub(crate) fn evict(&self, session: SessionHash) {
         self.state().sessions.remove(&session);
     }

@@ -14,10 +14,13 @@ async fn the_memory_does_what_every_directory_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_nobody_enters_again_is_known_for_an_hour() {
+async fn a_session_that_is_not_registered_again_is_known_for_an_hour() {
     let directory = MemoryDirectory::default();
-    directory.enter(instance(1), &[session("a")]).await.unwrap();
-    sleep(KEPT - Duration::from_secs(1)).await;
+    directory
+        .register(instance(1), &[session("a")])
+        .await
+        .unwrap();
+    sleep(RECORD_TTL - Duration::from_secs(1)).await;
     assert_eq!(directory.sessions(), 1);
     sleep(Duration::from_secs(1)).await;
     assert_eq!(directory.load(session("a").session).await.unwrap(), None);
@@ -29,11 +32,11 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
     let directory = MemoryDirectory::default();
     let me = instance(1);
     let status = Status::default();
-    directory.lease(me, &status).await.unwrap();
-    sleep(LEASE - Duration::from_millis(1)).await;
-    assert!(directory.beat(me, &status).await.unwrap().was_alive);
-    sleep(LEASE).await;
-    assert!(!directory.beat(me, &status).await.unwrap().was_alive);
+    directory.acquire_lease(me, &status).await.unwrap();
+    sleep(LEASE_TTL - Duration::from_millis(1)).await;
+    assert!(directory.heartbeat(me, &status).await.unwrap().was_alive);
+    sleep(LEASE_TTL).await;
+    assert!(!directory.heartbeat(me, &status).await.unwrap().was_alive);
     assert!(!is_alive(&directory, me).await);
 }
 
@@ -96,7 +99,7 @@ async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit(
         None
     );
     directory
-        .beat(instance(1), &Status::default())
+        .heartbeat(instance(1), &Status::default())
         .await
         .unwrap();
     let state = directory.state();
@@ -134,7 +137,7 @@ async fn an_answer_that_is_too_large_is_not_kept() {
 async fn what_it_shows_for_debugging_is_how_much_there_is() {
     let directory = MemoryDirectory::default();
     directory
-        .enter(instance(1), &[session("secret")])
+        .register(instance(1), &[session("secret")])
         .await
         .unwrap();
     assert_eq!(format!("{directory:?}"), "MemoryDirectory { sessions: 1 }");

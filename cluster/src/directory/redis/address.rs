@@ -1,4 +1,4 @@
-//! Where the engine is, and how it is trusted.
+//! Where the backend is, and how it is trusted.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The connections to the engine, which are made again when they break.
+//! The connections to the backend, which are made again when they break.
 
 use std::{
     mem,
@@ -16,20 +16,20 @@ use redis::{
 };
 use tokio::{task::JoinHandle, time::sleep};
 
-use super::source::{CONNECT_LIMIT, Sentinels, Source};
-use crate::directory::{ANSWERS_LIMIT, LIMIT};
+use super::source::{CONNECT_TIMEOUT, Sentinels, Source};
+use crate::directory::{ANSWERS_TIMEOUT, DIRECTORY_TIMEOUT};
 
-/// How long the engine is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
+/// How long the backend is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
 const MAX_DELAY: Duration = Duration::from_millis(500);
 
 /// How often a connection to a known address is tried in a row.
 const MAX_RETRIES: usize = 6;
 
-/// How often a Sentinel is asked which engine is the primary: every second. Chosen because a former primary answers for up to 10 s
+/// How often a Sentinel is asked which backend is the primary: every second. Chosen because a former primary answers for up to 10 s
 /// after an orderly failover, and on the new one the lease lapses after 6 s.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Two connections to the engine: one for answers of calls, so that megabytes of them delay no heartbeat, and one for all else.
+/// Two connections to the backend: one for answers of calls, so that megabytes of them delay no heartbeat, and one for all else.
 pub(super) struct Connections {
     shared: Arc<SharedConnections>,
     /// Follows the primary, if there are Sentinels.
@@ -184,17 +184,19 @@ async fn connect(source: Source) -> Result<Pair, RedisError> {
         ConnectionManagerConfig::new()
             .set_max_delay(MAX_DELAY)
             .set_number_of_retries(retries)
-            .set_connection_timeout(Some(CONNECT_LIMIT))
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(limit))
     };
     let all_else = match &source {
         // The first command begins it, and tries again by itself.
-        Source::Fixed(_) => ConnectionManager::new_lazy_with_config(client.clone(), config(LIMIT)),
+        Source::Fixed(_) => {
+            ConnectionManager::new_lazy_with_config(client.clone(), config(DIRECTORY_TIMEOUT))
+        }
         Source::Sentinels(_) => {
-            ConnectionManager::new_with_config(client.clone(), config(LIMIT)).await
+            ConnectionManager::new_with_config(client.clone(), config(DIRECTORY_TIMEOUT)).await
         }
     }?;
-    let answers = ConnectionManager::new_lazy_with_config(client.clone(), config(ANSWERS_LIMIT))?;
+    let answers = ConnectionManager::new_lazy_with_config(client.clone(), config(ANSWERS_TIMEOUT))?;
     Ok(Pair {
         client,
         all_else,

@@ -17,9 +17,9 @@ pub(super) const NONE: &str = "-";
 pub(super) const SETTLED: &str = "settled";
 
 /// What the lease of an instance that owes answers has among its marks.
-pub(super) const OWES_ANSWERS: &str = "owes-answers";
+pub(super) const LATE_ANSWERS: &str = "owes-answers";
 
-/// How far ahead of the engine's clock a lease may be: 1 s. One that is further ahead is from an engine with another clock.
+/// How far ahead of the backend's clock a lease may be: 1 s. One that is further ahead is from a backend with another clock.
 pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(1);
 
 pub(super) fn session_key(session: SessionHash) -> String {
@@ -34,7 +34,7 @@ pub(super) fn answer_key(
     format!("mcp:a:{session}:{incarnation}:{call}")
 }
 
-/// The engine's unit of time.
+/// The backend's unit of time.
 pub(super) fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
 }

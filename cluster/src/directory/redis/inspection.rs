@@ -1,4 +1,4 @@
-//! What an engine is: whether it can be a directory at all, and whether it keeps what it is given.
+//! What a backend is: whether it can be a directory at all, and whether it keeps what it is given.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,26 +7,26 @@ use tracing::warn;
 
 use super::reply::read_run;
 use crate::{
-    directory::{DirectoryError, EngineRun},
+    directory::{BackendRunId, DirectoryError},
     log::log,
-    warn_rarely::WarnRarely,
+    rate_limited_warning::RateLimitedWarning,
 };
 
 /// Any node of a Redis Cluster answers for a part of the keys only.
 const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
 
-/// Inspects each engine once.
+/// Inspects each backend once.
 #[derive(Default)]
 pub(super) struct Inspection {
-    /// The engine that was found usable.
-    usable: Mutex<Option<EngineRun>>,
-    cluster: WarnRarely,
+    /// The backend that was found usable.
+    usable: Mutex<Option<BackendRunId>>,
+    cluster: RateLimitedWarning,
 }
 
-/// What an engine answers about itself.
+/// What a backend answers about itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Kind {
-    run: EngineRun,
+    run: BackendRunId,
     is_cluster: bool,
     /// The policy by which it evicts keys when its memory is full. `None` if it evicts none.
     eviction: Option<String>,
@@ -35,10 +35,10 @@ pub(super) struct Kind {
 // === impl Inspection ===
 
 impl Inspection {
-    /// Inspects the engine on this connection, unless it was found usable. Logs an error once a minute if it is not.
+    /// Inspects the backend on this connection, unless it was found usable. Logs an error once a minute if it is not.
     ///
     /// # Errors
-    /// It cannot be a directory. An engine that does not answer is not judged.
+    /// It cannot be a directory. A backend that does not answer is not evaluated.
     pub(super) async fn inspect(
         &self,
         connection: &mut impl ConnectionLike,
@@ -48,15 +48,15 @@ impl Inspection {
         }
         match Kind::read(connection).await {
             Ok(kind) => {
-                let judged = self.judge(kind);
-                judged.inspect_err(|error| self.cluster.error(error))
+                let evaluated = self.evaluate(kind);
+                evaluated.inspect_err(|error| self.cluster.error(error))
             }
             Err(_) => Ok(()),
         }
     }
 
-    /// Decides whether an engine can be a directory, and warns if it may lose what it is given.
-    pub(super) fn judge(&self, kind: Kind) -> Result<(), DirectoryError> {
+    /// Decides whether a backend can be a directory, and warns if it may lose what it is given.
+    pub(super) fn evaluate(&self, kind: Kind) -> Result<(), DirectoryError> {
         if kind.is_cluster {
             return Err(DirectoryError::unusable(IS_A_CLUSTER));
         }
@@ -72,15 +72,15 @@ impl Inspection {
         Ok(())
     }
 
-    /// This engine answers. If it is another one than was inspected, the next heartbeat inspects it.
-    pub(super) fn answered(&self, run: &EngineRun) {
+    /// This backend answers. If it is another one than was inspected, the next heartbeat inspects it.
+    pub(super) fn answered(&self, run: &BackendRunId) {
         let mut usable = self.usable();
         if usable.as_ref() != Some(run) {
             *usable = None;
         }
     }
 
-    fn usable(&self) -> MutexGuard<'_, Option<EngineRun>> {
+    fn usable(&self) -> MutexGuard<'_, Option<BackendRunId>> {
         self.usable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,7 +105,7 @@ impl Kind {
         let has_limit = field("maxmemory").is_some_and(|bytes| bytes != "0");
         let policy = field("maxmemory_policy").filter(|policy| *policy != "noeviction");
         Self {
-            run: read_run(info).unwrap_or_else(|_| EngineRun::new("")),
+            run: read_run(info).unwrap_or_else(|_| BackendRunId::new("")),
             is_cluster: field("cluster_enabled") == Some("1"),
             eviction: policy.filter(|_| has_limit).map(str::to_owned),
         }
@@ -117,12 +117,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_is_judged_by_what_it_answers() {
+    fn a_backend_is_evaluated_by_what_it_answers() {
         let kind = |info: &str| Kind::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
         let limited = "maxmemory:104857600\r\nmaxmemory_policy:";
         let usual = kind("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");
         assert!(!usual.is_cluster && usual.eviction.is_none());
-        assert_eq!(usual.run, EngineRun::new("1"));
+        assert_eq!(usual.run, BackendRunId::new("1"));
         assert!(kind("cluster_enabled:1\r\n").is_cluster);
         assert_eq!(kind(&format!("{limited}noeviction\r\n")).eviction, None);
         assert_eq!(
@@ -134,20 +134,20 @@ mod tests {
     }
 
     #[test]
-    fn each_engine_is_judged_once_and_a_cluster_each_time() {
+    fn each_backend_is_evaluated_once_and_a_cluster_each_time() {
         let inspection = Inspection::default();
         let kind = |run: &str, rest: &str| Kind::of(&format!("run_id:{run}\r\n{rest}"));
         for _ in 0..2 {
             let error = inspection
-                .judge(kind("1", "cluster_enabled:1"))
+                .evaluate(kind("1", "cluster_enabled:1"))
                 .unwrap_err();
             assert!(error.to_string().contains("cluster_enabled:1"));
             assert!(inspection.usable().is_none());
         }
-        inspection.judge(kind("1", "")).unwrap();
-        inspection.answered(&EngineRun::new("1"));
+        inspection.evaluate(kind("1", "")).unwrap();
+        inspection.answered(&BackendRunId::new("1"));
         assert!(inspection.usable().is_some());
-        inspection.answered(&EngineRun::new("2"));
+        inspection.answered(&BackendRunId::new("2"));
         assert!(inspection.usable().is_none());
     }
 }

@@ -1,10 +1,10 @@
-//! What the engine answers, as the directory has it.
+//! What the backend answers, as the directory has it.
 
 use std::{fmt::Display, str, time::Duration};
 
-use super::format::{CLOCK_SKEW, NONE, OWES_ANSWERS, SETTLED, TURNED_AWAY, session_key};
+use super::format::{CLOCK_SKEW, LATE_ANSWERS, NONE, SETTLED, TURNED_AWAY, session_key};
 use crate::{
-    directory::{DirectoryError, EngineRun, LEASE, Lease, Leases},
+    directory::{BackendRunId, DirectoryError, LEASE_TTL, Lease, Leases},
     ids::{Record, SessionHash},
 };
 
@@ -35,13 +35,13 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let marks = parts.next()?;
     let has = |mark| marks.split(',').any(|its| its == mark);
     let age = now.saturating_sub(renewed);
-    let lasts = age < LEASE && renewed.saturating_sub(now) <= CLOCK_SKEW;
+    let lasts = age < LEASE_TTL && renewed.saturating_sub(now) <= CLOCK_SKEW;
     lasts.then_some(Lease {
         incarnation: incarnation.parse().ok()?,
         age,
-        written_in: (run != NONE).then(|| EngineRun::new(run)),
+        written_in: (run != NONE).then(|| BackendRunId::new(run)),
         is_settled: has(SETTLED),
-        owes_answers: has(OWES_ANSWERS),
+        has_late_answers: has(LATE_ANSWERS),
     })
 }
 
@@ -55,11 +55,11 @@ pub(super) fn read_record(session: SessionHash, text: &[u8]) -> Result<Record, D
     })
 }
 
-/// The number of the engine's start, from what it says of itself.
-pub(super) fn read_run(info: &str) -> Result<EngineRun, DirectoryError> {
+/// The number of the backend's start, from what it says of itself.
+pub(super) fn read_run(info: &str) -> Result<BackendRunId, DirectoryError> {
     let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
     let run = run.map(str::trim).filter(|run| !run.is_empty());
-    run.map(EngineRun::new)
+    run.map(BackendRunId::new)
         .ok_or_else(|| unreadable(&"INFO names no run_id"))
 }
 

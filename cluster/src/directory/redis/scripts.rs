@@ -1,10 +1,10 @@
-//! The scripts of the directory. Each compares and sets one key, in the language of the engine (Lua).
+//! The scripts of the directory. Each compares and sets one key, in the language of the backend (Lua).
 
 use redis::Script;
 
 /// Writes the record of a session, unless the one that is there does not yield to the epoch at which its owner has it. Returns the record
 /// that is there then. What cannot be read as a record is returned as it is.
-const ENTER: &str = "
+const REGISTER: &str = "
 local is = redis.pcall('HGET', KEYS[1], 'o')
 if type(is) == 'table' then return '' end
 if is then
@@ -79,9 +79,9 @@ redis.call('PEXPIRE', KEYS[1], ARGV[9])
 return was_alive
 ";
 
-/// The scripts, each with its hash, by which the engine knows it.
+/// The scripts, each with its hash, by which the backend knows it.
 pub(super) struct Scripts {
-    pub(super) enter: Script,
+    pub(super) register: Script,
     pub(super) claim: Script,
     pub(super) delete: Script,
     pub(super) lease: Script,
@@ -92,7 +92,7 @@ pub(super) struct Scripts {
 impl Default for Scripts {
     fn default() -> Self {
         Self {
-            enter: Script::new(ENTER),
+            register: Script::new(REGISTER),
             claim: Script::new(CLAIM),
             delete: Script::new(DELETE),
             lease: Script::new(LEASE),

@@ -8,11 +8,11 @@ use redis::{
 };
 use tokio::sync::Mutex;
 
-use crate::directory::LIMIT;
+use crate::directory::DIRECTORY_TIMEOUT;
 
-/// Timeout of a new connection: 1 s. Chosen because TLS takes four round trips, to an engine that is 200 ms away. Commands do not wait
+/// Timeout of a new connection: 1 s. Chosen because TLS takes four round trips, to a backend that is 200 ms away. Commands do not wait
 /// longer than their own limit.
-pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Where connections begin.
 #[derive(Clone)]
@@ -92,8 +92,8 @@ impl Sentinels {
 
 async fn connect_once(client: &Client) -> Result<MultiplexedConnection, RedisError> {
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_LIMIT))
-        .set_response_timeout(Some(LIMIT));
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(DIRECTORY_TIMEOUT));
     client
         .get_multiplexed_async_connection_with_config(&config)
         .await

@@ -24,9 +24,9 @@ fn keys_are_made_of_hashes_and_numbers() {
 }
 
 #[test]
-fn the_start_of_an_engine_is_read_from_what_it_says_of_itself() {
+fn the_start_of_a_backend_is_read_from_what_it_says_of_itself() {
     let info = "# Server\r\nredis_version:7.0.15\r\nrun_id:0123abcd\r\ntcp_port:6379\r\n";
-    assert_eq!(read_run(info).unwrap(), EngineRun::new("0123abcd"));
+    assert_eq!(read_run(info).unwrap(), BackendRunId::new("0123abcd"));
     for info in ["", "# Server\r\n", "run_id:\r\n", "xrun_id:1"] {
         assert_eq!(
             read_run(info).unwrap_err().to_string(),

@@ -21,8 +21,8 @@ use test_support::{
 use tokio::select;
 
 use super::{
-    door::{Door, End, Exchange},
-    faults::Habits,
+    faults::ClientProfile,
+    ingress::{End, Exchange, Ingress},
     node::RETRY,
     time::{HostId, Ms, Post, WORLD},
     watcher::{self, Answer, Check, Watcher},
@@ -43,11 +43,11 @@ const PARAMS: &str = r#"{"protocolVersion":"2025-06-18","capabilities":{},"clien
 
 /// The load balancer: which instances get requests. Clones are the same.
 #[derive(Clone, Default)]
-pub(super) struct Balancer(Arc<Mutex<Doors>>);
+pub(super) struct Balancer(Arc<Mutex<BalancerState>>);
 
 #[derive(Default)]
-struct Doors {
-    all: Vec<Door>,
+struct BalancerState {
+    all: Vec<Ingress>,
     preferred: Option<HostId>,
 }
 
@@ -60,7 +60,7 @@ struct Inner {
     post: Post,
     watcher: Watcher,
     balancer: Balancer,
-    habits: Habits,
+    profile: ClientProfile,
     dice: Mutex<Dice>,
     session: Mutex<Option<Arc<str>>>,
     next: AtomicU64,
@@ -99,13 +99,13 @@ struct Stream {
 // === impl Balancer ===
 
 impl Balancer {
-    pub(super) fn add(&self, door: Door) {
-        self.0.lock().unwrap().all.push(door);
+    pub(super) fn add(&self, ingress: Ingress) {
+        self.0.lock().unwrap().all.push(ingress);
     }
 
     pub(super) fn remove(&self, host: HostId) {
-        let mut doors = self.0.lock().unwrap();
-        doors.all.retain(|door| door.host != host);
+        let mut ingresses = self.0.lock().unwrap();
+        ingresses.all.retain(|ingress| ingress.host != host);
     }
 
     /// Sends all requests to one instance, as long as it is there.
@@ -113,17 +113,21 @@ impl Balancer {
         self.0.lock().unwrap().preferred = host;
     }
 
-    pub(super) fn doors(&self) -> Vec<Door> {
+    pub(super) fn ingresses(&self) -> Vec<Ingress> {
         self.0.lock().unwrap().all.clone()
     }
 
-    fn pick(&self, number: u64) -> Option<Door> {
-        let doors = self.0.lock().unwrap();
-        let preferred = doors
+    fn pick(&self, number: u64) -> Option<Ingress> {
+        let ingresses = self.0.lock().unwrap();
+        let preferred = ingresses
             .all
             .iter()
-            .find(|door| Some(door.host) == doors.preferred);
-        let any = || doors.all.get(number as usize % doors.all.len().max(1));
+            .find(|ingress| Some(ingress.host) == ingresses.preferred);
+        let any = || {
+            ingresses
+                .all
+                .get(number as usize % ingresses.all.len().max(1))
+        };
         preferred.or_else(any).cloned()
     }
 }
@@ -136,7 +140,7 @@ impl Client {
         post: Post,
         watcher: Watcher,
         balancer: Balancer,
-        habits: Habits,
+        profile: ClientProfile,
         dice: Dice,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -144,7 +148,7 @@ impl Client {
             post,
             watcher,
             balancer,
-            habits,
+            profile,
             dice: Mutex::new(dice),
             session: Mutex::new(None),
             next: AtomicU64::new(1),
@@ -163,7 +167,7 @@ impl Client {
             if self.0.open_calls.load(Ordering::Relaxed) < 4 {
                 self.act(session);
             }
-            self.pause(300 + self.roll(self.0.habits.pause)).await;
+            self.pause(300 + self.roll(self.0.profile.pause)).await;
         }
     }
 
@@ -172,12 +176,12 @@ impl Client {
         reason = "a client does several things at once"
     )]
     fn act(&self, session: Arc<str>) {
-        let habits = &self.0.habits;
+        let profile = &self.0.profile;
         let this = self.clone();
         let of = |weight: u64| weight > 0 && self.roll(1_000) < weight;
-        if of(habits.delete) {
+        if of(profile.delete) {
             tokio::spawn(async move { this.delete(&session).await });
-        } else if of(habits.half_body) {
+        } else if of(profile.half_body) {
             tokio::spawn(async move { this.half_body(&session).await });
         } else {
             let (ms, plan) = match self.roll(20) {
@@ -497,11 +501,11 @@ impl Client {
         clippy::disallowed_methods,
         reason = "a client does several things at once"
     )]
-    pub(super) fn make_up(&self, door: &Door, many: usize) {
+    pub(super) fn make_up(&self, ingress: &Ingress, many: usize) {
         for _ in 0..many {
             let id = format!("made-up-{:x}", self.roll(u64::MAX));
             let request = self.request(Method::GET, Some(&id), String::new());
-            let Some(exchange) = door.send(request) else {
+            let Some(exchange) = ingress.send(request) else {
                 return;
             };
             let this = self.clone();
@@ -524,14 +528,14 @@ impl Client {
         let Some(session) = self.0.session.lock().unwrap().clone() else {
             return;
         };
-        for door in self.0.balancer.doors() {
+        for ingress in self.0.balancer.ingresses() {
             let (this, session) = (self.clone(), session.clone());
             tokio::spawn(async move {
-                let (limit, host) = (this.now() + PROBE_LIMIT, door.host);
+                let (limit, host) = (this.now() + PROBE_LIMIT, ingress.host);
                 let mut last = "no head".to_owned();
                 let answers = select! {
                     biased;
-                    answers = this.answers(&session, &door, &mut last) => answers,
+                    answers = this.answers(&session, &ingress, &mut last) => answers,
                     () = this.pause(limit - this.now()) => false,
                 };
                 if !answers {
@@ -543,17 +547,19 @@ impl Client {
         }
     }
 
-    async fn answers(&self, session: &str, door: &Door, last: &mut String) -> bool {
+    async fn answers(&self, session: &str, ingress: &Ingress, last: &mut String) -> bool {
         loop {
             let number = self.number();
             let label = format!("c{}.{number}", self.0.number);
             self.0.watcher.called(&label, session);
-            self.0.watcher.note(format!("{label} probes {}", door.host));
+            self.0
+                .watcher
+                .note(format!("{label} probes {}", ingress.host));
             let message = format!(
                 r#"{{"jsonrpc":"2.0","id":{number},"method":"tools/call","params":{{"name":"work","arguments":{{"label":"{label}","ms":0}}}}}}"#
             );
             let request = self.request(Method::POST, Some(session), message);
-            let Some(exchange) = door.send(request) else {
+            let Some(exchange) = ingress.send(request) else {
                 *last = "connections are refused".into();
                 self.pause(100).await;
                 continue;
@@ -582,7 +588,7 @@ impl Client {
                     self.lost(session, &exchange);
                     return true;
                 }
-                503 => self.0.watcher.refused(door.host),
+                503 => self.0.watcher.refused(ingress.host),
                 _ => {}
             }
             self.pause(RETRY).await;
@@ -606,8 +612,8 @@ impl Client {
 
     fn send(&self, request: Request<Body>) -> Option<Exchange> {
         self.0.watcher.requested();
-        let door = self.0.balancer.pick(self.roll(u64::MAX))?;
-        door.send(request)
+        let ingress = self.0.balancer.pick(self.roll(u64::MAX))?;
+        ingress.send(request)
     }
 
     /// The head of a response. `None` if the connection broke.

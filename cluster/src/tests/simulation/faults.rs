@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use test_support::Dice;
 
 use super::{
-    net::{Machine, Way},
+    directory_link::LinkState,
+    net::{Machine, PathState},
     time::Ms,
-    weather::Sky,
 };
 use crate::directory::memory::faults::Kind;
 
@@ -107,7 +107,7 @@ pub(super) const FAULTS: [(Fault, u64); 36] = [
 
 /// What clients do, in thousandths.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Habits {
+pub(super) struct ClientProfile {
     pub(super) delete: u64,
     pub(super) half_body: u64,
     /// How long a client pauses at most between two calls.
@@ -129,18 +129,18 @@ pub(super) enum Event {
         machine: Machine,
         noticed: Ms,
     },
-    Ways {
+    Paths {
         from: Machine,
         to: Machine,
-        way: Way,
+        path: PathState,
     },
     Cut {
         one: Machine,
         other: Machine,
         after: usize,
     },
-    Directory(Sky),
-    DirectoryFor(Machine, Sky),
+    Directory(LinkState),
+    DirectoryFor(Machine, LinkState),
     Snapshot(usize),
     LoadSnapshot(usize),
     Empty,
@@ -257,13 +257,22 @@ impl Plan {
                     at += 3_000 + roll(4_000);
                 }
             }
-            Fault::Refused => self.way(one, other, Way::Refused, true, at, 1_000 + roll(15_000)),
-            Fault::Reset => self.way(one, other, Way::Reset, true, at, 1_000 + roll(15_000)),
-            Fault::Silent => self.way(one, other, Way::Silent, true, at, 500 + roll(20_000)),
-            Fault::OneWay => self.way(one, other, Way::Silent, false, at, 500 + roll(20_000)),
+            Fault::Refused => self.path(
+                one,
+                other,
+                PathState::Refused,
+                true,
+                at,
+                1_000 + roll(15_000),
+            ),
+            Fault::Reset => self.path(one, other, PathState::Reset, true, at, 1_000 + roll(15_000)),
+            Fault::Silent => self.path(one, other, PathState::Silent, true, at, 500 + roll(20_000)),
+            Fault::OneWay => {
+                self.path(one, other, PathState::Silent, false, at, 500 + roll(20_000))
+            }
             Fault::SlowWay => {
-                let way = Way::Slow([50, 200, 700, 2_000][roll(4) as usize]);
-                self.way(one, other, way, true, at, 2_000 + roll(20_000));
+                let path = PathState::Slow([50, 200, 700, 2_000][roll(4) as usize]);
+                self.path(one, other, path, true, at, 2_000 + roll(20_000));
             }
             Fault::Cut => {
                 for _ in 0..3 {
@@ -273,32 +282,32 @@ impl Plan {
             }
             Fault::DirectoryAway => {
                 let time = seconds(&[1, 5, 5, 20, 60], roll(5));
-                self.directory(Sky::Away, at, time);
+                self.directory(LinkState::Refused, at, time);
             }
             Fault::DirectoryFrozen => {
                 let time = seconds(&[1, 5, 5, 20], roll(4));
-                self.directory(Sky::Frozen, at, time);
+                self.directory(LinkState::Stalled, at, time);
             }
             Fault::DirectorySlow => {
-                let sky = Sky::Slow([300, 450, 2_000][roll(3) as usize]);
-                self.directory(sky, at, 3_000 + roll(20_000));
+                let link_state = LinkState::Slow([300, 450, 2_000][roll(3) as usize]);
+                self.directory(link_state, at, 3_000 + roll(20_000));
             }
             Fault::DirectoryAwayForOne => {
-                self.at(at, Event::DirectoryFor(one, Sky::Away));
+                self.at(at, Event::DirectoryFor(one, LinkState::Refused));
                 let time = seconds(&[1, 5, 20], roll(3));
-                self.at(at + time, Event::DirectoryFor(one, Sky::Clear));
+                self.at(at + time, Event::DirectoryFor(one, LinkState::Up));
             }
             Fault::DirectorySlowForOne => {
-                let sky = Sky::Slow([300, 450, 2_000][roll(3) as usize]);
-                self.at(at, Event::DirectoryFor(one, sky));
+                let link_state = LinkState::Slow([300, 450, 2_000][roll(3) as usize]);
+                self.at(at, Event::DirectoryFor(one, link_state));
                 self.at(
                     at + 3_000 + roll(20_000),
-                    Event::DirectoryFor(one, Sky::Clear),
+                    Event::DirectoryFor(one, LinkState::Up),
                 );
             }
             Fault::DirectoryEmpty => {
                 let away = roll(3_000);
-                self.directory(Sky::Away, at, away);
+                self.directory(LinkState::Refused, at, away);
                 self.at(at + away, Event::Empty);
             }
             Fault::DirectorySnapshot => self.snapshot(at, roll(at), roll(3_000)),
@@ -322,7 +331,7 @@ impl Plan {
             Fault::ManyAndEmpty => {
                 self.at(at, Event::Sessions(one, 5_000));
                 let empty = at + 3_000;
-                self.directory(Sky::Slow(400), empty, 14_000);
+                self.directory(LinkState::Slow(400), empty, 14_000);
                 self.at(empty, Event::Empty);
             }
             Fault::EvictSession => {
@@ -354,7 +363,7 @@ impl Plan {
                 // It is new, so it knows no owners.
                 self.at(at.saturating_sub(4_000), Event::Kill(one));
                 self.at(at.saturating_sub(200), Event::Start(one));
-                self.directory(Sky::Slow(300), at, 9_000);
+                self.directory(LinkState::Slow(300), at, 9_000);
                 for wave in 0..25 {
                     let at = at + wave * 300;
                     let many = 110;
@@ -388,13 +397,13 @@ impl Plan {
             }
             Fault::AwayAndKill => {
                 let time = seconds(&[5, 20], roll(2));
-                self.directory(Sky::Away, at, time);
+                self.directory(LinkState::Refused, at, time);
                 let dies = at + time + 3_000 + roll(4_000);
                 self.at(dies, Event::Kill(one));
                 self.at(dies + 2_000, Event::Start(one));
             }
             Fault::AwayAndLeave => {
-                self.directory(Sky::Away, at, 4_000 + roll(4_000));
+                self.directory(LinkState::Refused, at, 4_000 + roll(4_000));
                 self.leaves(one, at + roll(2_000), roll(500));
             }
         }
@@ -404,17 +413,25 @@ impl Plan {
         self.at(at, Event::Leave { machine, noticed });
     }
 
-    fn directory(&mut self, sky: Sky, at: Ms, time: Ms) {
-        self.at(at, Event::Directory(sky));
-        self.at(at + time, Event::Directory(Sky::Clear));
+    fn directory(&mut self, link_state: LinkState, at: Ms, time: Ms) {
+        self.at(at, Event::Directory(link_state));
+        self.at(at + time, Event::Directory(LinkState::Up));
     }
 
-    fn way(&mut self, one: Machine, other: Machine, way: Way, is_both: bool, at: Ms, time: Ms) {
+    fn path(
+        &mut self,
+        one: Machine,
+        other: Machine,
+        path: PathState,
+        is_both: bool,
+        at: Ms,
+        time: Ms,
+    ) {
         let pairs = [(one, other), (other, one)];
         for (from, to) in pairs.into_iter().take(1 + usize::from(is_both)) {
-            self.at(at, Event::Ways { from, to, way });
-            let way = Way::Fine;
-            self.at(at + time, Event::Ways { from, to, way });
+            self.at(at, Event::Paths { from, to, path });
+            let path = PathState::Fine;
+            self.at(at + time, Event::Paths { from, to, path });
         }
     }
 
@@ -423,7 +440,7 @@ impl Plan {
         let number = self.snapshots;
         self.snapshots += 1;
         self.at(at.saturating_sub(age), Event::Snapshot(number));
-        self.directory(Sky::Away, at, away);
+        self.directory(LinkState::Refused, at, away);
         self.at(at + away, Event::LoadSnapshot(number));
     }
 }

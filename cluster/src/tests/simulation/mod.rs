@@ -12,7 +12,7 @@
 //! | `SIMULATION_ALL` | every failing seed is reported in one line each, and none ends the test |
 //!
 //! Two of them are only chosen by name, because the README states them as limits: the fault `EvictSession` (a record that the
-//! engine evicts is missing for up to a minute), and the check `SentAnswer` (an answer that was sent as its client hung up, and
+//! backend evicts is missing for up to a minute), and the check `SentAnswer` (an answer that was sent as its client hung up, and
 //! whose instance died then, is lost).
 //!
 //! A build with `CARGO_PROFILE_DEV_OPT_LEVEL=1` and a target folder of its own runs ten times as fast.
@@ -20,17 +20,17 @@
 //! # Why not turmoil
 //!
 //! turmoil polls each of its hosts every tick, a millisecond by default, also where nothing happens: 100 simulated seconds of six
-//! hosts are 600,000 polls. Its hosts can be crashed and the ways between them held, but a host cannot be stopped while time goes
+//! hosts are 600,000 polls. Its hosts can be crashed and the paths between them held, but a host cannot be stopped while time goes
 //! on, which is the fault that the rules of a lease are about. Here a runtime is only polled when something arrives for it, or
 //! every 100 ms, a stopped process is one that is not polled, and its clock jumps when it goes on ([`time`]). The network between
-//! instances is byte streams with hyper on both ends ([`net`]); a client's request goes to the application itself ([`door`]).
+//! instances is byte streams with hyper on both ends ([`net`]); a client's request goes to the application itself ([`ingress`]).
 //!
 //! | module | job |
 //! |---|---|
 //! | [`time`] | runtimes, their clocks, and what passes between them |
 //! | [`net`] | connections between instances |
-//! | [`weather`] | how instances reach the directory |
-//! | [`door`] | connections of clients |
+//! | [`directory_link`] | how instances reach the directory |
+//! | [`ingress`] | connections of clients |
 //! | [`node`], [`handler`] | an instance, and its tool |
 //! | [`client`] | clients |
 //! | [`faults`] | what is drawn from a seed |
@@ -40,15 +40,15 @@
 pub(crate) use self::time::wall_clock;
 
 mod client;
-mod door;
+mod directory_link;
 mod faults;
 mod handler;
+mod ingress;
 mod net;
 mod node;
 mod run;
 mod time;
 mod watcher;
-mod weather;
 
 use std::{
     cell::RefCell,

@@ -1,4 +1,4 @@
-//! The simulated network between instances: connections, and the faults of the ways between machines.
+//! The simulated network between instances: connections, and the faults of the paths between machines.
 
 use std::{
     collections::HashMap,
@@ -30,12 +30,12 @@ pub(super) type Machine = usize;
 /// How many machines there are at most: 8.
 const MACHINES: Machine = 8;
 
-/// How long a silent way may last before the kernel gives its connections up: 15 s.
+/// How long a silent path may last before the kernel gives its connections up: 15 s.
 const DEAD_AFTER: Ms = 15_000;
 
 /// How bytes pass from one machine to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum PathState {
     Fine,
     /// Connections are refused. Those that are open go on.
     Refused,
@@ -53,14 +53,14 @@ pub(super) struct Net {
     state: Arc<Mutex<State>>,
 }
 
-/// What waits on a way until then.
-type Held = (Ms, Vec<(HostId, Action)>);
+/// What waits on a path until then.
+type Queued = (Ms, Vec<(HostId, Action)>);
 
 struct State {
     dice: Dice,
-    ways: HashMap<(Machine, Machine), Way>,
-    /// What is on a silent way, and since when the way is silent.
-    held: HashMap<(Machine, Machine), Held>,
+    paths: HashMap<(Machine, Machine), PathState>,
+    /// What is on a silent path, and since when the path is silent.
+    queued: HashMap<(Machine, Machine), Queued>,
     listeners: HashMap<SocketAddr, Vec<Listening>>,
     /// Machines without power.
     vanished: Vec<Machine>,
@@ -128,8 +128,8 @@ impl Net {
     pub(super) fn new(post: Post, dice: Dice) -> Self {
         let state = State {
             dice,
-            ways: HashMap::new(),
-            held: HashMap::new(),
+            paths: HashMap::new(),
+            queued: HashMap::new(),
             listeners: HashMap::new(),
             vanished: Vec::new(),
             connections: Vec::new(),
@@ -161,42 +161,42 @@ impl Net {
     }
 
     /// Sets how bytes pass from one machine to another.
-    pub(super) fn set(&self, from: Machine, to: Machine, way: Way) {
-        if way == Way::Silent {
+    pub(super) fn set(&self, from: Machine, to: Machine, path: PathState) {
+        if path == PathState::Silent {
             let net = self.clone();
             self.post
-                .after(WORLD, DEAD_AFTER, move || net.give_up(from, to));
+                .after(WORLD, DEAD_AFTER, move || net.time_out(from, to));
         }
         let released = {
             let mut state = self.state();
             let now = self.post.now();
-            state.ways.insert((from, to), way);
-            match way {
-                Way::Silent => {
+            state.paths.insert((from, to), path);
+            match path {
+                PathState::Silent => {
                     state
-                        .held
+                        .queued
                         .entry((from, to))
                         .or_insert_with(|| (now, Vec::new()));
                     None
                 }
-                _ => state.held.remove(&(from, to)),
+                _ => state.queued.remove(&(from, to)),
             }
         };
-        for (host, action) in released.map(|(_, held)| held).into_iter().flatten() {
+        for (host, action) in released.map(|(_, queued)| queued).into_iter().flatten() {
             self.post.after(host, 1, action);
         }
     }
 
-    /// The kernels give up the connections of a way that is still silent.
-    fn give_up(&self, from: Machine, to: Machine) {
+    /// The kernels give up the connections of a path that is still silent.
+    fn time_out(&self, from: Machine, to: Machine) {
         let now = self.post.now();
         let is_dead = {
             let mut state = self.state();
-            let held = state.held.get_mut(&(from, to));
-            held.is_some_and(|(since, held)| {
+            let queued = state.queued.get_mut(&(from, to));
+            queued.is_some_and(|(since, queued)| {
                 let is_dead = now - *since >= DEAD_AFTER;
                 if is_dead {
-                    held.clear();
+                    queued.clear();
                 }
                 is_dead
             })
@@ -260,15 +260,15 @@ impl Net {
     ) {
         let mut state = self.state();
         let now = self.post.now();
-        let way = state.way(from.1, to.1);
-        if way == Way::Silent {
-            let held = state.held.entry((from.1, to.1));
-            let held = held.or_insert_with(|| (now, Vec::new()));
-            held.1.push((to.0, Box::new(action)));
+        let path = state.path(from.1, to.1);
+        if path == PathState::Silent {
+            let queued = state.queued.entry((from.1, to.1));
+            let queued = queued.or_insert_with(|| (now, Vec::new()));
+            queued.1.push((to.0, Box::new(action)));
             return;
         }
-        let delay = match way {
-            Way::Slow(delay) => delay,
+        let delay = match path {
+            PathState::Slow(delay) => delay,
             _ => 1 + state.dice.roll() % 2,
         };
         drop(state);
@@ -290,7 +290,7 @@ impl Net {
         machine: Machine,
         address: SocketAddr,
     ) -> io::Result<Box<dyn Duplex>> {
-        let (target, way) = {
+        let (target, path) = {
             let mut state = self.state();
             let there = state.listeners.get(&address).map_or(0, Vec::len);
             let pick = state.dice.roll() as usize % there.max(1);
@@ -301,22 +301,22 @@ impl Net {
                 .as_ref()
                 .map_or_else(|| machine_of(address), |it| it.1);
             let is_away = state.vanished.contains(&there) || state.vanished.contains(&machine);
-            let (out, back) = (state.way(machine, there), state.way(there, machine));
-            let way = if is_away || back == Way::Silent {
-                Way::Silent
+            let (out, back) = (state.path(machine, there), state.path(there, machine));
+            let path = if is_away || back == PathState::Silent {
+                PathState::Silent
             } else {
                 out
             };
-            (target, way)
+            (target, path)
         };
-        match way {
-            Way::Silent => std::future::pending().await,
-            Way::Slow(delay) => self.post.pause(host, 2 * delay).await,
+        match path {
+            PathState::Silent => std::future::pending().await,
+            PathState::Slow(delay) => self.post.pause(host, 2 * delay).await,
             _ => self.post.pause(host, 1).await,
         }
-        match way {
-            Way::Refused => return Err(io::ErrorKind::ConnectionRefused.into()),
-            Way::Reset => return Err(io::ErrorKind::ConnectionReset.into()),
+        match path {
+            PathState::Refused => return Err(io::ErrorKind::ConnectionRefused.into()),
+            PathState::Reset => return Err(io::ErrorKind::ConnectionReset.into()),
             _ => {}
         }
         let Some((there, on, accepts)) = target else {
@@ -370,11 +370,14 @@ fn machine_of(address: SocketAddr) -> Machine {
 }
 
 impl State {
-    fn way(&self, from: Machine, to: Machine) -> Way {
+    fn path(&self, from: Machine, to: Machine) -> PathState {
         if self.vanished.contains(&from) || self.vanished.contains(&to) {
-            return Way::Silent;
+            return PathState::Silent;
         }
-        self.ways.get(&(from, to)).copied().unwrap_or(Way::Fine)
+        self.paths
+            .get(&(from, to))
+            .copied()
+            .unwrap_or(PathState::Fine)
     }
 }
 
@@ -486,7 +489,7 @@ impl AsyncWrite for Socket {
             if pipe.is_closed {
                 return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
             }
-            self.net.state().way(self.from.1, self.to.1) == Way::Reset
+            self.net.state().path(self.from.1, self.to.1) == PathState::Reset
         };
         let mut length = bytes.len();
         let is_cut = {

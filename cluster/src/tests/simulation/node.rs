@@ -9,12 +9,12 @@ use rmcp::transport::streamable_http_server::{
 };
 
 use super::{
-    door::{self, Door},
+    directory_link::DirectoryLink,
     handler::Server,
+    ingress::{self, Ingress},
     net::{Dials, Machine, Net, address_of},
     time::{Host, HostId, Ms},
     watcher::Watcher,
-    weather::Weather,
 };
 use crate::{
     cluster::{Cluster, Options, join_over},
@@ -36,9 +36,9 @@ pub(super) const RETRY: Ms = 1_000;
 
 /// What all instances share.
 #[derive(Clone)]
-pub(super) struct Around {
+pub(super) struct Environment {
     pub(super) net: Net,
-    pub(super) weather: Weather,
+    pub(super) directory_link: DirectoryLink,
     pub(super) directory: Faulty,
     pub(super) watcher: Watcher,
 }
@@ -48,7 +48,7 @@ pub(super) struct Node {
     pub(super) host: Host,
     pub(super) machine: Machine,
     pub(super) incarnation: Incarnation,
-    pub(super) door: Door,
+    pub(super) ingress: Ingress,
     pub(super) cluster: Option<Cluster>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Node {
 
 impl Node {
     #[allow(clippy::disallowed_methods, reason = "an instance consists of tasks")]
-    pub(super) fn start(around: &Around, id: HostId, machine: Machine, now: Ms) -> Self {
+    pub(super) fn start(environment: &Environment, id: HostId, machine: Machine, now: Ms) -> Self {
         let host = Host::new(id, now);
         let address = address_of(machine);
         let incarnation = Incarnation::random();
@@ -64,14 +64,16 @@ impl Node {
             address,
             incarnation,
         };
-        let (door, knocking) = Door::new(id, around.net.post.clone());
+        let (ingress, arriving) = Ingress::new(id, environment.net.post.clone());
         let cluster = host.run(async {
             let dials = Dials {
-                net: around.net.clone(),
+                net: environment.net.clone(),
                 host: id,
                 machine,
             };
-            let directory = around.directory.behind(around.weather.way(id, machine));
+            let directory = environment
+                .directory
+                .behind(environment.directory_link.of_instance(id, machine));
             let secret = Secret::new("the secret of the simulation").unwrap();
             let network = Network::Simulated(Box::new(dials));
             let cluster = join_over(
@@ -82,19 +84,19 @@ impl Node {
                 secret,
                 Options::default(),
             );
-            let app = app(&cluster, id, &around.watcher);
-            let listener = around.net.listen(id, machine, address);
+            let app = app(&cluster, id, &environment.watcher);
+            let listener = environment.net.listen(id, machine, address);
             let (member, served) = (cluster.clone(), app.clone());
             tokio::spawn(async move { member.serve_peers_on(listener, served).await });
-            tokio::spawn(door::serve(app, knocking));
+            tokio::spawn(ingress::serve(app, arriving));
             cluster
         });
-        around.watcher.started(id, machine, incarnation);
+        environment.watcher.started(id, machine, incarnation);
         Self {
             host,
             machine,
             incarnation,
-            door,
+            ingress,
             cluster: Some(cluster),
         }
     }
@@ -110,8 +112,8 @@ impl Node {
         for number in 0..many {
             let id = format!("{number} of {}", self.host.id);
             let sessions = &cluster.router().sessions;
-            sessions.opened(&id);
-            sessions.initialized(&id, params.clone());
+            sessions.on_opened(&id);
+            sessions.on_initialized(&id, params.clone());
         }
     }
 
@@ -148,6 +150,6 @@ fn app(cluster: &Cluster, host: HostId, watcher: &Watcher) -> Router {
         .keep_alive(KEEP_ALIVE);
     Router::new()
         .nest_service("/mcp", service)
-        .layer(cluster.guard(layer))
+        .layer(cluster.protect(layer))
         .layer(cluster.layer())
 }

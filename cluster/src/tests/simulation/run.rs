@@ -14,12 +14,12 @@ use test_support::Dice;
 
 use super::{
     client::{Balancer, Client},
-    faults::{Event, Fault, Habits, Plan},
-    net::{Machine, Net, Way},
-    node::{Around, GRACE, Node},
+    directory_link::{DirectoryLink, LinkState},
+    faults::{ClientProfile, Event, Fault, Plan},
+    net::{Machine, Net, PathState},
+    node::{Environment, GRACE, Node},
     time::{Host, HostId, LAG, Ms, Post, WORLD},
     watcher::{Check, Failure, Lack, Watcher},
-    weather::{Sky, Weather},
 };
 use crate::{
     directory::{
@@ -40,8 +40,8 @@ const FAULTS_TO: Ms = 30_000;
 const PROBED_AFTER: Ms = 6_000;
 
 /// How long after the faults a run ends, and in some runs: when also what was turned away last is forgotten.
-const SETTLES: Ms = 28_000;
-const SETTLES_LONG: Ms = 90_000;
+const SETTLE_TIME: Ms = 28_000;
+const LONG_SETTLE_TIME: Ms = 90_000;
 
 /// How long an instance may take to leave: 15 s.
 const LEAVE_LIMIT: Duration = Duration::from_secs(15);
@@ -64,7 +64,7 @@ pub(super) struct Outcome {
 }
 
 struct Run {
-    around: Around,
+    environment: Environment,
     post: Post,
     world: Host,
     nodes: Vec<Running>,
@@ -103,7 +103,7 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         FAULTS_FROM,
         FAULTS_TO,
     );
-    let habits = Habits {
+    let profile = ClientProfile {
         delete: if of_plan.one_in(2) { 30 } else { 0 },
         half_body: if of_plan.one_in(4) { 30 } else { 0 },
         pause: 2_000,
@@ -114,21 +114,21 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
     let world = Host::new(WORLD, 0);
     let memory = MemoryDirectory::default();
     let watcher = Watcher::new(post.clone(), setup.checks.clone(), memory.clone());
-    let around = Around {
+    let environment = Environment {
         net: Net::new(post.clone(), of_net),
-        weather: Weather::new(post.clone(), world.handle(), of_weather),
+        directory_link: DirectoryLink::new(post.clone(), world.handle(), of_weather),
         directory: Faulty::new(memory),
         watcher: watcher.clone(),
     };
     let balancer = Balancer::default();
     let clients = (0..clients).map(|number| {
         let (post, watcher, balancer) = (post.clone(), watcher.clone(), balancer.clone());
-        Client::new(number, post, watcher, balancer, habits, of_its_own())
+        Client::new(number, post, watcher, balancer, profile, of_its_own())
     });
     let clients: Vec<Client> = clients.collect();
     let (faults, end) = (plan.kinds.clone(), plan.end);
     let mut run = Run {
-        around,
+        environment,
         post,
         world,
         nodes: Vec::new(),
@@ -154,13 +154,17 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
             client.run(until).await;
         });
     }
-    let settles = if is_long { SETTLES_LONG } else { SETTLES };
+    let settle_time = if is_long {
+        LONG_SETTLE_TIME
+    } else {
+        SETTLE_TIME
+    };
     run.until(end + PROBED_AFTER);
     for client in &run.clients {
         let client = client.clone();
         run.world.run(async { client.probe() });
     }
-    run.until(end + settles);
+    run.until(end + settle_time);
     if watcher.failures().is_empty() {
         run.settled(end);
     }
@@ -182,7 +186,7 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
 
 impl Run {
     fn until(&mut self, end: Ms) {
-        while self.now < end && self.around.watcher.failures().is_empty() {
+        while self.now < end && self.environment.watcher.failures().is_empty() {
             self.step(end);
         }
     }
@@ -217,7 +221,7 @@ impl Run {
             }
         }
         for panic in super::panics() {
-            self.around.watcher.fail(Check::Panic, panic);
+            self.environment.watcher.fail(Check::Panic, panic);
         }
         let left = self.nodes.iter();
         let left = left.filter(|it| it.leaves && it.has_left.load(Ordering::Acquire));
@@ -247,14 +251,14 @@ impl Run {
     fn start(&mut self, machine: Machine) {
         let id = self.next;
         self.next += 1;
-        self.around.net.vanish(machine, false);
+        self.environment.net.vanish(machine, false);
         for other in 0..self.machines {
-            self.around.watcher.way(machine, other, false);
+            self.environment.watcher.path_changed(machine, other, false);
         }
-        let mut node = Node::start(&self.around, id, machine, self.now);
+        let mut node = Node::start(&self.environment, id, machine, self.now);
         node.host
             .set_skew(self.skews.get(&machine).copied().unwrap_or(0));
-        self.balancer.add(node.door.clone());
+        self.balancer.add(node.ingress.clone());
         self.nodes.push(Running {
             node,
             is_stopped: false,
@@ -268,7 +272,7 @@ impl Run {
         self.balancer.remove(host);
         let at = self.nodes.iter().position(|it| it.node.host.id == host);
         let mut running = self.nodes.remove(at.unwrap());
-        self.around.watcher.died(host);
+        self.environment.watcher.died(host);
         running.node.kill();
         running.node.machine
     }
@@ -283,9 +287,9 @@ impl Run {
     }
 
     fn apply(&mut self, event: Event) {
-        let watcher = self.around.watcher.clone();
-        let noted = !matches!(event, Event::Heal);
-        if noted {
+        let watcher = self.environment.watcher.clone();
+        let is_recorded = !matches!(event, Event::Heal);
+        if is_recorded {
             watcher.note(format!("--- {event:?}"));
         }
         match event {
@@ -295,9 +299,9 @@ impl Run {
                 }
             }
             Event::Vanish(machine) => {
-                self.around.net.vanish(machine, true);
+                self.environment.net.vanish(machine, true);
                 for other in 0..self.machines {
-                    watcher.way(machine, other, true);
+                    watcher.path_changed(machine, other, true);
                 }
                 while let Some(host) = self.on(machine) {
                     self.exit(host);
@@ -320,43 +324,43 @@ impl Run {
             }
             Event::Continue(machine) => self.go_on(machine),
             Event::Leave { machine, noticed } => self.leave(machine, noticed),
-            Event::Ways { from, to, way } => {
-                watcher.way(from, to, way != Way::Fine);
-                self.around.net.set(from, to, way);
+            Event::Paths { from, to, path } => {
+                watcher.path_changed(from, to, path != PathState::Fine);
+                self.environment.net.set(from, to, path);
             }
             Event::Cut { one, other, after } => {
-                watcher.way(one, other, true);
-                watcher.way(one, other, false);
+                watcher.path_changed(one, other, true);
+                watcher.path_changed(one, other, false);
                 if after < 200 {
-                    self.around.net.reset(one, other);
+                    self.environment.net.reset(one, other);
                 } else {
-                    self.around.net.cut_after(one, other, after);
+                    self.environment.net.cut_after(one, other, after);
                 }
             }
-            Event::Directory(sky) => {
-                watcher.cut(None, Lack::Way, is_cut(sky));
-                self.around.weather.set_all(sky);
+            Event::Directory(link_state) => {
+                watcher.cut(None, Lack::Path, is_cut(link_state));
+                self.environment.directory_link.set_all(link_state);
             }
-            Event::DirectoryFor(machine, sky) => {
-                watcher.cut(Some(machine), Lack::Way, is_cut(sky));
-                self.around.weather.set(machine, sky);
+            Event::DirectoryFor(machine, link_state) => {
+                watcher.cut(Some(machine), Lack::Path, is_cut(link_state));
+                self.environment.directory_link.set(machine, link_state);
             }
             Event::Snapshot(number) => {
-                let snapshot = self.around.directory.memory.take_snapshot();
+                let snapshot = self.environment.directory.memory.take_snapshot();
                 self.snapshots.insert(number, snapshot);
             }
             Event::LoadSnapshot(number) => {
                 if let Some(snapshot) = self.snapshots.get(&number) {
-                    self.around.directory.memory.load_snapshot(snapshot);
+                    self.environment.directory.memory.load_snapshot(snapshot);
                     watcher.lost("what came after a snapshot");
                 }
             }
             Event::Empty => {
-                self.around.directory.memory.restart();
+                self.environment.directory.memory.restart();
                 watcher.lost("all");
             }
             Event::Evict(kind, pick) => {
-                if let Some(what) = self.around.directory.memory.evict_any(kind, pick) {
+                if let Some(what) = self.environment.directory.memory.evict_any(kind, pick) {
                     match kind {
                         Kind::Session => watcher.note(format!("evicted: {what}")),
                         Kind::Lease => watcher.lost(&what),
@@ -366,13 +370,13 @@ impl Run {
             }
             Event::NoMemory(has_no_memory) => {
                 watcher.cut(None, Lack::Memory, has_no_memory);
-                self.around.weather.set_no_memory(has_no_memory);
+                self.environment.directory_link.set_no_memory(has_no_memory);
             }
             Event::CutClients(machine) => {
                 if let Some(host) = self.on(machine)
                     && let Some(running) = self.running(host)
                 {
-                    running.node.door.cut();
+                    running.node.ingress.cut();
                 }
             }
             Event::Clock(machine, skew) => {
@@ -398,9 +402,9 @@ impl Run {
                 if let Some(host) = self.on(machine)
                     && let Some(running) = self.running(host)
                 {
-                    let door = running.node.door.clone();
+                    let ingress = running.node.ingress.clone();
                     let client = self.clients[0].clone();
-                    self.world.run(async { client.make_up(&door, many) });
+                    self.world.run(async { client.make_up(&ingress, many) });
                 }
             }
             Event::Burst {
@@ -434,7 +438,9 @@ impl Run {
         for running in &mut self.nodes {
             if running.node.machine == machine && running.is_stopped {
                 running.is_stopped = false;
-                self.around.watcher.stopped(running.node.host.id, false);
+                self.environment
+                    .watcher
+                    .stopped(running.node.host.id, false);
                 running.node.host.jump_to(now - 1);
             }
         }
@@ -442,7 +448,7 @@ impl Run {
 
     #[allow(clippy::disallowed_methods, reason = "it leaves while it serves")]
     fn leave(&mut self, machine: Machine, noticed: Ms) {
-        let watcher = self.around.watcher.clone();
+        let watcher = self.environment.watcher.clone();
         let (post, balancer) = (self.post.clone(), self.balancer.clone());
         let Some(host) = self.on(machine) else {
             return;
@@ -466,14 +472,14 @@ impl Run {
     /// Ends all faults.
     fn heal(&mut self) {
         self.faults_over = Some(self.now);
-        self.around.watcher.note("--- the faults are over");
-        self.around.weather.set_all(Sky::Clear);
-        self.around.weather.set_no_memory(false);
+        self.environment.watcher.note("--- the faults are over");
+        self.environment.directory_link.set_all(LinkState::Up);
+        self.environment.directory_link.set_no_memory(false);
         for machine in 0..self.machines {
-            self.around.weather.set(machine, Sky::Clear);
+            self.environment.directory_link.set(machine, LinkState::Up);
             self.go_on(machine);
             for other in 0..self.machines {
-                self.around.net.set(machine, other, Way::Fine);
+                self.environment.net.set(machine, other, PathState::Fine);
             }
             if self.on(machine).is_none() {
                 self.start(machine);
@@ -482,10 +488,10 @@ impl Run {
     }
 
     fn settled(&mut self, faults_over: Ms) {
-        let watcher = &self.around.watcher;
+        let watcher = &self.environment.watcher;
         let limit = GRACE + 10_000;
         watcher.settled(faults_over, limit);
-        let memory = &self.around.directory.memory;
+        let memory = &self.environment.directory.memory;
         let world = self.world.handle();
         let _world = world.enter();
         let living: Vec<_> = self.nodes.iter().map(|it| it.node.incarnation).collect();
@@ -506,11 +512,11 @@ impl Run {
     }
 }
 
-fn is_cut(sky: Sky) -> bool {
-    match sky {
-        Sky::Away | Sky::Frozen => true,
-        Sky::Slow(time) => time >= 500,
-        Sky::Clear => false,
+fn is_cut(link_state: LinkState) -> bool {
+    match link_state {
+        LinkState::Refused | LinkState::Stalled => true,
+        LinkState::Slow(time) => time >= 500,
+        LinkState::Up => false,
     }
 }
 

@@ -47,7 +47,7 @@ const TURNED_AWAY: Ms = 50_000;
 /// How long a hang-up may be on its way.
 const HANG_UP: Ms = 200;
 
-/// How long a write to the directory takes at most, if that is sound: 1 s.
+/// How long a write to the directory takes at most, if that is consistent: 1 s.
 const WRITTEN: Ms = 1_000;
 
 /// A promise.
@@ -126,7 +126,7 @@ pub(super) enum Client {
 /// What a directory lacks that is as good as away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lack {
-    Way,
+    Path,
     Memory,
 }
 
@@ -175,7 +175,7 @@ struct Process {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Lives,
+    Alive,
     Stopped,
     Dead { at: Ms },
 }
@@ -202,8 +202,8 @@ struct Log {
     /// When it evicted an answer last.
     evicted: Option<Ms>,
     directory: Option<MemoryDirectory>,
-    /// When the way between two machines was disturbed.
-    ways: Vec<(Machine, Machine, Ms, Option<Ms>)>,
+    /// When the path between two machines was disturbed.
+    paths: Vec<(Machine, Machine, Ms, Option<Ms>)>,
     requests: usize,
     /// When a client was turned away last.
     last_refusal: Option<Ms>,
@@ -254,7 +254,7 @@ impl Watcher {
         let process = Process {
             machine,
             incarnation,
-            state: State::Lives,
+            state: State::Alive,
             stops: Vec::new(),
             leaves: None,
         };
@@ -279,7 +279,7 @@ impl Watcher {
                 process.state = State::Stopped;
                 process.stops.push((now, None));
             } else {
-                process.state = State::Lives;
+                process.state = State::Alive;
                 if let Some(last) = process.stops.last_mut() {
                     last.1 = Some(now);
                 }
@@ -323,16 +323,16 @@ impl Watcher {
         self.log().evicted = Some(now);
     }
 
-    pub(super) fn way(&self, from: Machine, to: Machine, is_disturbed: bool) {
+    pub(super) fn path_changed(&self, from: Machine, to: Machine, is_disturbed: bool) {
         let now = self.post.now();
         let mut log = self.log();
         if is_disturbed {
-            log.ways.push((from, to, now, None));
+            log.paths.push((from, to, now, None));
         } else {
-            let way = log.ways.iter_mut().rev();
-            let mut way = way.filter(|way| (way.0, way.1) == (from, to) && way.3.is_none());
-            if let Some(way) = way.next() {
-                way.3 = Some(now);
+            let path = log.paths.iter_mut().rev();
+            let mut path = path.filter(|path| (path.0, path.1) == (from, to) && path.3.is_none());
+            if let Some(path) = path.next() {
+                path.3 = Some(now);
             }
         }
     }
@@ -528,7 +528,7 @@ impl Watcher {
         let log = self.log();
         let process = log.processes.get(&host);
         process.is_some_and(|process| {
-            process.state == State::Lives
+            process.state == State::Alive
                 && process
                     .stops
                     .iter()
@@ -546,7 +546,7 @@ impl Watcher {
             let is_gone = session.is_none_or(|session| session.is_deleted || session.is_lost);
             if let (Client::Left { since }, Some((host, _)), None) =
                 (call.client, call.begun, call.ended)
-                && log.lives(host)
+                && log.is_alive(host)
                 && now.saturating_sub(since.max(faults_over)) > limit
                 && log.last_refusal.is_none_or(|at| at + TURNED_AWAY < now)
             {
@@ -575,9 +575,9 @@ impl Watcher {
         let last = log.losses.iter().max().copied().unwrap_or(0);
         // The instance that confirmed it is to live until the directory knows it.
         let is_known = |owner: HostId, at| match log.processes.get(&owner)?.state {
-            State::Dead { at: died } => Some(log.was_sound(owner, at, died) >= WRITTEN),
+            State::Dead { at: died } => Some(log.was_consistent(owner, at, died) >= WRITTEN),
             // It had no lease, and another one has claimed the session.
-            State::Lives | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
+            State::Alive | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
         };
         let deleted = log.deleted.iter().filter(|(_, owner, at)| {
             *at > last + 2 * WRITTEN && owner.and_then(|owner| is_known(owner, *at)) == Some(true)
@@ -600,9 +600,9 @@ impl Log {
         }
     }
 
-    fn lives(&self, host: HostId) -> bool {
+    fn is_alive(&self, host: HostId) -> bool {
         let process = self.processes.get(&host);
-        process.is_some_and(|it| it.state == State::Lives)
+        process.is_some_and(|it| it.state == State::Alive)
     }
 
     fn machine(&self, host: HostId) -> Option<Machine> {
@@ -662,7 +662,7 @@ impl Log {
             Client::Away { since } | Client::Resumes { away: since, .. } => since,
             _ => return false,
         };
-        // The instance that relays it closes its connection when it runs again and the way is free. The owner reads that when it runs.
+        // The instance that relays it closes its connection when it runs again and the path is free. The owner reads that when it runs.
         let stood_still = |host: HostId| {
             let stops = self.processes.get(&host).map(|process| &process.stops);
             let mut stops = stops.into_iter().flatten();
@@ -681,7 +681,7 @@ impl Log {
     /// Why an instance does not own a session, if it does not.
     fn is_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
         let (owner, since) = self.last_served(session)?;
-        if owner == host || !self.lives(owner) {
+        if owner == host || !self.is_alive(owner) {
             return None;
         }
         let served = &self.sessions.get(session)?.served;
@@ -705,7 +705,7 @@ impl Log {
         let session = self.sessions.get(&call.session)?;
         let process = self.processes.get(&host)?;
         let is_expected = session.is_deleted || session.is_lost || process.leaves.is_some();
-        if is_expected || !matches!(process.state, State::Lives) {
+        if is_expected || !matches!(process.state, State::Alive) {
             return None;
         }
         let begun = call.begun.map_or(now, |(_, at)| at);
@@ -720,7 +720,7 @@ impl Log {
         }
         match call.client {
             Client::Attached { by, since }
-                if self.lives(by) && !self.is_disturbed(by, host, now) =>
+                if self.is_alive(by) && !self.is_disturbed(by, host, now) =>
             {
                 let why = format!("its client is attached by {by} since {since}");
                 return Some((Check::Attached, why));
@@ -740,7 +740,7 @@ impl Log {
         if let Client::Resumes { away, .. } = call.client
             && at <= away + GRACE
             && now - at < GRACE
-            && self.lives(by)
+            && self.is_alive(by)
         {
             let why = format!("its client was turned away by {by} at {at}");
             return Some((Check::TurnedAway, why));
@@ -748,10 +748,10 @@ impl Log {
         None
     }
 
-    /// Whether the way between two instances is disturbed, or was lately.
+    /// Whether the path between two instances is disturbed, or was lately.
     fn is_disturbed(&self, one: HostId, other: HostId, now: Ms) -> bool {
         let (one, other) = (self.machine(one), self.machine(other));
-        self.ways.iter().any(|(from, to, _, until)| {
+        self.paths.iter().any(|(from, to, _, until)| {
             let between = (Some(*from), Some(*to));
             (between == (one, other) || between == (other, one))
                 && until.is_none_or(|until| until + AFTERMATH >= now)
@@ -779,15 +779,15 @@ impl Log {
                 let is_here = served.is_none_or(|it| it.0 == host);
                 let died = match self.processes.get(&host)?.state {
                     State::Dead { at } => at,
-                    State::Lives | State::Stopped if is_here => {
+                    State::Alive | State::Stopped if is_here => {
                         return Some(format!("{host} lives, and it ended at {at}"));
                     }
-                    State::Lives | State::Stopped => now,
+                    State::Alive | State::Stopped => now,
                 };
                 let is_evicted = self.evicted.is_some_and(|evicted| evicted >= at);
                 let is_written = !is_evicted
                     && died >= at + WRITTEN
-                    && self.was_sound(host, at, died) >= WRITTEN;
+                    && self.was_consistent(host, at, died) >= WRITTEN;
                 is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
             }
             (Answer::Gone, None) => {
@@ -797,14 +797,14 @@ impl Log {
                     .last_served(&call.session)
                     .is_some_and(|it| it.0 != host)
                     && self.may_have_lost(host, begun, now);
-                (self.lives(host) && !is_lost).then(|| format!("it runs on {host}"))
+                (self.is_alive(host) && !is_lost).then(|| format!("it runs on {host}"))
             }
             (Answer::Gone, Some(_)) => None,
         }
     }
 
-    /// For how long the directory was sound for an instance and lost nothing, before `until` and after `from`.
-    fn was_sound(&self, host: HostId, from: Ms, until: Ms) -> Ms {
+    /// For how long the directory was consistent for an instance and lost nothing, before `until` and after `from`.
+    fn was_consistent(&self, host: HostId, from: Ms, until: Ms) -> Ms {
         let machine = self.machine(host);
         let cuts = self.cuts.iter();
         let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);
@@ -829,7 +829,7 @@ impl Log {
         let (owner, since) = *known.served.last()?;
         let process = self.processes.get(&owner)?;
         match process.state {
-            State::Lives if process.leaves.is_none() => {
+            State::Alive if process.leaves.is_none() => {
                 let is_lost = self.longest_absence(owner, now.saturating_sub(AFTERMATH), now);
                 (is_lost < LEASE_AT_RISK).then(|| {
                     let why = format!("{owner} lives, and serves it since {since}");
@@ -846,7 +846,7 @@ impl Log {
                         (Check::NotFound, why)
                     })
             }
-            State::Lives | State::Dead { .. } => {
+            State::Alive | State::Dead { .. } => {
                 let is_lost = self.losses.iter().any(|loss| *loss >= known.opened);
                 let was_cut = self
                     .cuts

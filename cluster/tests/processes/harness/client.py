@@ -22,70 +22,70 @@ class Session:
         self._next = 0
 
     @classmethod
-    async def open(cls, facts, door):
+    async def open(cls, facts, endpoint):
         params = {"protocolVersion": "2025-11-25", "capabilities": CAPABILITIES,
                   "clientInfo": {"name": "client", "version": "0"}}
         self = cls(facts, None)
         for _ in range(int(PATIENCE / AGAIN_AFTER)):
             try:
-                response = await self.post(door, {"method": "initialize", "id": "hello", "params": params})
+                response = await self.post(endpoint, {"method": "initialize", "id": "hello", "params": params})
             except Broken:
                 response = None
             if response and response.status == 200:
                 self.id = response.headers["mcp-session-id"]
                 await response.text()
-                await self.tell(door, "notifications/initialized")
-                facts.note("session", session=self.id, door=door.name)
+                await self.tell(endpoint, "notifications/initialized")
+                facts.note("session", session=self.id, endpoint=endpoint.name)
                 return self
             await asyncio.sleep(AGAIN_AFTER)
-        raise TimeoutError(f"no session through {door.name}")
+        raise TimeoutError(f"no session through {endpoint.name}")
 
-    async def post(self, door, message, more=(), until=None):
+    async def post(self, endpoint, message, more=(), until=None):
         """Sends a message, the second half of it when `until` is set, and returns with the head."""
         body = body_of(message)
-        response = await Response.open(door, "POST", self.headers(more), body, kept=len(body) // 2 if until else 0)
+        response = await Response.open(endpoint, "POST", self.headers(more), body, kept=len(body) // 2 if until else 0)
         if until:
             await until.wait()
             response.send_rest()
         return await response.head()
 
-    async def tell(self, door, method, params=None, limit=PATIENCE):
+    async def tell(self, endpoint, method, params=None, limit=PATIENCE):
         """Sends a notification. Returns the status, 0 for none."""
         message = {"method": method, **({"params": params} if params else {})}
-        return await self._status(self.post(door, message), limit)
+        return await self._status(self.post(endpoint, message), limit)
 
-    async def reply(self, door, question, result):
+    async def reply(self, endpoint, question, result):
         """Answers what the server asked. Returns the status."""
-        return await self._status(self.post(door, {"id": question["id"], "result": result}), PATIENCE)
+        return await self._status(self.post(endpoint, {"id": question["id"], "result": result}), PATIENCE)
 
-    async def delete(self, door):
+    async def delete(self, endpoint):
         async def send():
-            return await (await Response.open(door, "DELETE", self.headers())).head()
+            return await (await Response.open(endpoint, "DELETE", self.headers())).head()
         return await self._status(send(), PATIENCE)
 
-    async def poke(self, door, limit=PATIENCE):
+    async def poke(self, endpoint, limit=PATIENCE):
         """Looks whether the session is known there."""
-        status = await self.tell(door, "notifications/roots/list_changed", limit=limit)
-        self.facts.note("poked", session=self.id, door=door.name, status=status)
+        status = await self.tell(endpoint, "notifications/roots/list_changed", limit=limit)
+        self.facts.note("poked", session=self.id, endpoint=endpoint.name, status=status)
         return status
 
-    async def whose(self, door, group):
+    async def whose(self, endpoint, group):
         """Asks which instance serves the session there, and again after a 503, as a client is told to."""
         for _ in range(int(ANSWERS_WITHIN / AGAIN_AFTER)):
-            status, name = await self._whoami(door)
+            status, name = await self._whoami(endpoint)
             if status != 503:
                 break
             await asyncio.sleep(AGAIN_AFTER)
-        self.facts.note("whose", session=self.id, door=door.name, group=group, status=status, name=name)
+        self.facts.note("whose", session=self.id, endpoint=endpoint.name, group=group, status=status, name=name)
         return name
 
-    async def _whoami(self, door):
+    async def _whoami(self, endpoint):
         """Calls the tool that names its instance. Returns the status, 0 for none, and the name."""
         name, status = None, 0
         self._next += 1
         params = {"name": "whoami", "arguments": {}}
         try:
-            sent = self.post(door, {"method": "tools/call", "id": self._next, "params": params})
+            sent = self.post(endpoint, {"method": "tools/call", "id": self._next, "params": params})
             response = await asyncio.wait_for(sent, PATIENCE)
             status = response.status
             async for _, data in response.events():
@@ -139,22 +139,22 @@ class Call:
         self._over = asyncio.Event()
         self.question = asyncio.get_running_loop().create_future()
 
-    async def ask(self, door, until_started=True, until=None):
+    async def ask(self, endpoint, until_started=True, until=None):
         """Calls the tool. Returns when the client has all its events but the answer, if that is to be waited for.
 
         The second half of its first request is sent when `until` is set."""
-        self._note_asked(door)
+        self._note_asked(endpoint)
         for _ in range(int(PATIENCE / AGAIN_AFTER)):
             try:
-                response = await self.session.post(door, self._message(), until=until)
+                response = await self.session.post(endpoint, self._message(), until=until)
             except Broken as error:
                 # It may have begun. Nobody knows, so it is not sent again.
-                self._note("refused", status=0, what=repr(error), door=door.name)
+                self._note("refused", status=0, what=repr(error), endpoint=endpoint.name)
                 return self
             if response.status == 200:
                 self._attach(response)
                 break
-            self._note("refused", status=response.status, door=door.name)
+            self._note("refused", status=response.status, endpoint=endpoint.name)
             response.cut()
             until = None
             if response.status != 503:
@@ -164,16 +164,16 @@ class Call:
             await asyncio.wait_for(self._quiet.wait(), PATIENCE)
         return self
 
-    async def ask_half(self, door, limit):
+    async def ask_half(self, endpoint, limit):
         """Sends half of the call, and stays connected. Returns when it was answered, or its client was cut off."""
-        self._note_asked(door)
+        self._note_asked(endpoint)
         body, status = body_of(self._message()), 0
         try:
-            self._stream = await Response.open(door, "POST", self.session.headers(), body, kept=len(body) // 2)
+            self._stream = await Response.open(endpoint, "POST", self.session.headers(), body, kept=len(body) // 2)
             status = (await self._stream.head(limit)).status
         except Broken as error:
             self._note("cut off", how=repr(error))
-        self._note("refused", status=status, door=door.name)
+        self._note("refused", status=status, endpoint=endpoint.name)
 
     def cut(self, reset=False):
         """Its client is cut off."""
@@ -181,37 +181,37 @@ class Call:
         self._note("cut", reset=reset, last=self._last)
         self._stream.cut(reset)
 
-    async def back(self, door, limit=PATIENCE, obeys=False):
+    async def back(self, endpoint, limit=PATIENCE, obeys=False):
         """Its client resumes, and again if that may help: as `Retry-After` has it if it obeys that."""
         self._detach()
-        self._note("back", door=door.name)
+        self._note("back", endpoint=endpoint.name)
         deadline = asyncio.get_running_loop().time() + limit
         while asyncio.get_running_loop().time() < deadline:
             status, what, pause = 0, None, AGAIN_AFTER
             try:
                 headers = self.session.headers({"last-event-id": self._last} if self._last else {})
-                response = await (await Response.open(door, "GET", headers)).head()
+                response = await (await Response.open(endpoint, "GET", headers)).head()
                 status = response.status
                 if obeys:
                     pause = float(response.headers.get("retry-after", pause))
             except Broken as error:
                 what = repr(error)
             if status == 200:
-                self._note("returned", door=door.name)
+                self._note("returned", endpoint=endpoint.name)
                 self._attach(response)
                 return True
-            self._note("refused", status=status, what=what, door=door.name)
+            self._note("refused", status=status, what=what, endpoint=endpoint.name)
             if status and status not in BUSY:
                 return False
             await asyncio.sleep(pause)
         return False
 
-    async def end(self, door, limit=PATIENCE):
+    async def end(self, endpoint, limit=PATIENCE):
         """Waits for the answer or an error. Whenever the stream ends before, the client comes back."""
         deadline = asyncio.get_running_loop().time() + limit
         while not self._over.is_set():
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0 or not (await self._reads(left) or await self._comes_back(door, left)):
+            if left <= 0 or not (await self._reads(left) or await self._comes_back(endpoint, left)):
                 self._note("gave up")
                 break
         self.close()
@@ -226,12 +226,12 @@ class Call:
         over.cancel()
         return self._over.is_set() or not self._pump.done()
 
-    async def _comes_back(self, door, limit):
+    async def _comes_back(self, endpoint, limit):
         # Who has seen no event has nothing to come back with.
         if self._last is None:
             return False
         await asyncio.sleep(0.05)
-        return await self.back(door, limit)
+        return await self.back(endpoint, limit)
 
     async def until_over(self, limit=PATIENCE):
         """Waits for the answer or an error on the stream that it has."""
@@ -310,8 +310,8 @@ class Call:
     def _message(self):
         return {"method": "tools/call", "id": self.id, "params": self._params}
 
-    def _note_asked(self, door):
-        self._note("asked", session=self.session.id, id=str(self.id)[:80], door=door.name, events=self._events, **self._plan)
+    def _note_asked(self, endpoint):
+        self._note("asked", session=self.session.id, id=str(self.id)[:80], endpoint=endpoint.name, events=self._events, **self._plan)
 
     def _note(self, event, **more):
         self.session.facts.note(event, tag=self.tag, **more)

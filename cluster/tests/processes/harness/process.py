@@ -5,7 +5,7 @@ import json
 import signal
 import socket
 
-from .wire import Door
+from .wire import Endpoint
 
 PATIENCE = 20.0
 
@@ -79,9 +79,9 @@ class Node(Process):
 
     def __init__(self, name, host, program, options, facts, work, inside=()):
         super().__init__(name, facts, work, inside)
-        self.door = Door(name, host, free_port())
+        self.endpoint = Endpoint(name, host, free_port())
         self.peers = f"{host}:{free_port()}"
-        self._command = [program, "--name", name, "--public", f"{host}:{self.door.port}", "--peers", self.peers, *options]
+        self._command = [program, "--name", name, "--public", f"{host}:{self.endpoint.port}", "--peers", self.peers, *options]
         self._ready = None
 
     async def start(self, *options):
@@ -173,7 +173,7 @@ defaults
     option redispatch 1
     retries 3
 frontend front
-    bind {door.host}:{door.port}
+    bind {endpoint.host}:{endpoint.port}
     default_backend instances
 backend instances
     balance roundrobin
@@ -183,17 +183,17 @@ backend instances
 
     def __init__(self, host, facts, work):
         super().__init__("haproxy", facts, work)
-        self.door = Door("front", host, free_port())
+        self.endpoint = Endpoint("front", host, free_port())
         self._control = work / "haproxy.sock"
 
     async def start(self, nodes):
-        servers = "\n".join(f"    server {node.name} {node.door.host}:{node.door.port}" for node in nodes)
+        servers = "\n".join(f"    server {node.name} {node.endpoint.host}:{node.endpoint.port}" for node in nodes)
         path = self.work / "haproxy.cfg"
-        path.write_text(self.CONFIGURATION.format(door=self.door, control=self._control, servers=servers))
+        path.write_text(self.CONFIGURATION.format(endpoint=self.endpoint, control=self._control, servers=servers))
         await self.launch("haproxy", "-db", "-f", path)
         for _ in range(int(PATIENCE / 0.05)):
             try:
-                (await asyncio.open_connection(self.door.host, self.door.port))[1].close()
+                (await asyncio.open_connection(self.endpoint.host, self.endpoint.port))[1].close()
                 return
             except OSError:
                 await asyncio.sleep(0.05)

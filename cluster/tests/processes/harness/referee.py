@@ -232,7 +232,7 @@ class Judge:
 
 
 def _name(fact):
-    more = [str(fact[key]) for key in ("instance", "door", "status", "how", "code") if fact.get(key) is not None]
+    more = [str(fact[key]) for key in ("instance", "endpoint", "status", "how", "code") if fact.get(key) is not None]
     return " ".join([fact["event"], *more])
 
 

@@ -33,9 +33,9 @@ class Front(NamedTuple):
 class SdkCall(Call):
     count = 0
 
-    def __init__(self, world, client, story, way):
+    def __init__(self, world, client, story, variant):
         SdkCall.count += 1
-        super().__init__(client, f"sdk/{client.key}/{way}/{SdkCall.count}")
+        super().__init__(client, f"sdk/{client.key}/{variant}/{SdkCall.count}")
         self._world = world
         self._story = story
         self._size = 0
@@ -45,7 +45,7 @@ class SdkCall(Call):
     async def begin(self, program, cuts=0, events=3, size=60, **more):
         """Its client opens a session and calls the tool, and will be cut off so many times."""
         self._size = size
-        self._note("asked", session=None, id=None, door="front", events=events, scenario="sdk", story=self._story,
+        self._note("asked", session=None, id=None, endpoint="front", events=events, scenario="sdk", story=self._story,
                    sdk=self.client.key, cuts=cuts)
         await self.open(Front(self._world.front.port), program, TIMEOUT, tag=self.name, bytes=size, events=events, **more)
 

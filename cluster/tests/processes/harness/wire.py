@@ -13,7 +13,7 @@ HEAD_WITHIN = 30.0
 Broken = (OSError, EOFError, asyncio.TimeoutError, ValueError)
 
 
-class Door(NamedTuple):
+class Endpoint(NamedTuple):
     """Where requests go in: the balancer, or an instance."""
 
     name: str
@@ -25,10 +25,10 @@ class Response:
     """One request, and what comes back."""
 
     @classmethod
-    async def open(cls, door, method, headers, body=b"", kept=0):
+    async def open(cls, endpoint, method, headers, body=b"", kept=0):
         """Sends a request, without the last `kept` bytes of its body, and returns at once."""
         self = cls()
-        opened = asyncio.open_connection(door.host, door.port, limit=LINE)
+        opened = asyncio.open_connection(endpoint.host, endpoint.port, limit=LINE)
         self._reader, self._writer = await asyncio.wait_for(opened, CONNECT_WITHIN)
         # The server allows the hosts of this machine.
         lines = [f"{method} /mcp HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close"]

@@ -28,7 +28,7 @@ class World:
         self._new = lambda name: Node(name, "127.0.0.1", program, options, facts, work)
         self.nodes = [self._new(name) for name in NAMES]
         self.balancer = Balancer("127.0.0.1", facts, work)
-        self.front = self.balancer.door
+        self.front = self.balancer.endpoint
 
     async def start(self):
         await self.redis.start()
@@ -51,10 +51,10 @@ class World:
         await asyncio.gather(*(self._settled(node) for node in self.nodes))
 
     async def _settled(self, node):
-        stranger = Session(self.facts, str(uuid.uuid4()))
+        other_session = Session(self.facts, str(uuid.uuid4()))
         for _ in range(int(SETTLED_WITHIN / 0.2)):
             # It looks at its own, as nobody else was told this id.
-            if await stranger.tell(node.door, "notifications/roots/list_changed") == 404:
+            if await other_session.tell(node.endpoint, "notifications/roots/list_changed") == 404:
                 return
             await asyncio.sleep(0.2)
         self.facts.note("broken", what=f"{node.name} does not settle")
@@ -79,13 +79,13 @@ class World:
         start = number % len(self.nodes)
         return self.nodes[start:] + self.nodes[:start]
 
-    async def session(self, door):
-        return await Session.open(self.facts, door)
+    async def session(self, endpoint):
+        return await Session.open(self.facts, endpoint)
 
-    async def call(self, scenario, story, door, session=None, through=None, until_started=True, **more):
-        """A call whose client has its events but the answer. The session is opened at the first door, it goes through the second."""
-        session = session or await self.session(door)
-        return await Call(session, scenario, story, **more).ask(through or door, until_started)
+    async def call(self, scenario, story, endpoint, session=None, through=None, until_started=True, **more):
+        """A call whose client has its events but the answer. The session is opened at the first endpoint, it goes through the second."""
+        session = session or await self.session(endpoint)
+        return await Call(session, scenario, story, **more).ask(through or endpoint, until_started)
 
     async def release(self, call, limit=20.0):
         """Lets it answer."""
@@ -114,7 +114,7 @@ class NetworkWorld(World):
         options = options_of(self.redis.url, fault)
         self.nodes = [Node(name, ADDRESSES[name], program, options, facts, work, INSIDE) for name in NAMES]
         self.balancer = Balancer(ADDRESSES[HUB], facts, work)
-        self.front = self.balancer.door
+        self.front = self.balancer.endpoint
 
     async def start(self):
         processes = [*self.nodes, self.redis]
@@ -135,10 +135,10 @@ def options_of(url, fault):
     return options + (["--fault", fault] if fault else [])
 
 
-async def answers(door, method, headers, body=b""):
+async def answers(endpoint, method, headers, body=b""):
     """The status and the text of an answer, whatever it is. 0 for none."""
     try:
-        response = await (await Response.open(door, method, headers, body)).head()
+        response = await (await Response.open(endpoint, method, headers, body)).head()
         return response.status, response.headers, await response.text()
     except Broken as error:
         return 0, {}, repr(error)

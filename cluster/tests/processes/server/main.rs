@@ -134,7 +134,7 @@ fn layer(cluster: &Cluster, options: &Options) -> CancelOnDisconnectLayer {
         });
     match options.fault {
         Some(Fault::Unguarded) => layer,
-        _ => cluster.guard(layer),
+        _ => cluster.protect(layer),
     }
 }
 

@@ -11,9 +11,9 @@ use crate::{
         KEPT_ANSWER, Limited,
         contract::{self, claim_from, instance, is_alive, ownership, session},
     },
-    heart::{BEAT, Heart, SETTLED},
+    heartbeat::{HEARTBEAT_INTERVAL, Heartbeat, SETTLE_PERIOD},
     ids::Epoch,
-    owners::Owners,
+    owner_cache::OwnerCache,
     sessions::Sessions,
     turned_away::TurnedAway,
 };
@@ -38,11 +38,11 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     }
 }
 
-/// An instance with a heart that beats, and a thousand sessions.
+/// An instance that sends heartbeats, and has a thousand sessions.
 struct Living {
     me: Owner,
     directory: Limited,
-    heart: Arc<Heart>,
+    heartbeat: Arc<Heartbeat>,
     sessions: Arc<Sessions>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -50,7 +50,7 @@ struct Living {
 impl Living {
     async fn start(server: &Server, number: u8, sessions_here: usize) -> Self {
         let living = Self::begin(directory(server), number, sessions_here);
-        living.until_sound().await;
+        living.until_consistent().await;
         living
     }
 
@@ -58,7 +58,7 @@ impl Living {
     fn begin(directory: Limited, number: u8, sessions_here: usize) -> Self {
         let me = instance(number);
         let (sessions, _lost) = Sessions::new(me.incarnation);
-        let heart = Heart::new(
+        let heartbeat = Heartbeat::new(
             me,
             directory.clone(),
             sessions.clone(),
@@ -68,25 +68,28 @@ impl Living {
         );
         for id in 0..sessions_here {
             let id = id.to_string();
-            sessions.begins(&id, session(&id).params);
+            sessions.begin(&id, session(&id).params);
         }
-        let task = tokio::spawn(heart.clone().run());
+        let task = tokio::spawn(heartbeat.clone().run());
         Self {
             me,
             directory,
-            heart,
+            heartbeat,
             sessions,
             task,
         }
     }
 
-    async fn until_sound(&self) {
-        eventually("it is sound", async || self.heart.sound_since().is_some()).await;
+    async fn until_consistent(&self) {
+        eventually("it is sound", async || {
+            self.heartbeat.consistent_since().is_some()
+        })
+        .await;
     }
 
-    async fn until_not_sound(&self) {
+    async fn until_not_consistent(&self) {
         eventually("it is not sound", async || {
-            self.heart.sound_since().is_none()
+            self.heartbeat.consistent_since().is_none()
         })
         .await;
     }
@@ -112,12 +115,12 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     let directory = directory(&server);
     let (me, secret) = (instance(1), SessionHash::of("secret"));
     let status = Status::default();
-    directory.lease(me, &status).await.unwrap();
+    directory.acquire_lease(me, &status).await.unwrap();
     let entered = Registration {
         params: Arc::from(*b"{}"),
         ..session("secret")
     };
-    directory.enter(me, &[entered]).await.unwrap();
+    directory.register(me, &[entered]).await.unwrap();
     directory
         .keep_answer(
             secret,
@@ -143,7 +146,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
     assert_eq!(is.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_KEPT, KEPT]) {
+    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_TTL, RECORD_TTL]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
@@ -161,13 +164,13 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_comes_back_empty_is_not_sound_before_all_is_written_and_denies_nobody() {
+async fn a_redis_that_comes_back_empty_is_not_consistent_before_all_is_written_and_denies_nobody() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 1_000).await;
     let two = Living::start(&server, 2, 0).await;
     let (living, unknown) = (session("7").session, SessionHash::of("unknown"));
     let denies = async |session| match two.directory.look(session).await {
-        Ok(look) => look.record.is_none() && two.heart.proves(&look.leases),
+        Ok(look) => look.record.is_none() && two.heartbeat.proves(&look.leases),
         Err(_) => false,
     };
     eventually("what nobody knows is denied", async || {
@@ -178,12 +181,12 @@ async fn a_redis_that_comes_back_empty_is_not_sound_before_all_is_written_and_de
     server.start_again().await;
     let begun = Instant::now();
     let mut sound_before_all = false;
-    let before = one.heart.sound_since();
-    while begun.elapsed() < SETTLED + 3 * SECOND {
+    let before = one.heartbeat.consistent_since();
+    while begun.elapsed() < SETTLE_PERIOD + 3 * SECOND {
         assert!(!denies(living).await);
         let is_again = one
-            .heart
-            .sound_since()
+            .heartbeat
+            .consistent_since()
             .is_some_and(|since| Some(since) != before);
         let known: usize = server.ask("DBSIZE").await;
         // A thousand sessions and its own lease. What is asked first is older than what is counted.
@@ -205,12 +208,12 @@ async fn a_redis_that_is_away_is_seen_again_soon() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 10).await;
     server.kill().await;
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     // As long as it takes a client that waits longer each time to wait for long.
     sleep(8 * SECOND).await;
     server.start_again().await;
     let begun = Instant::now();
-    one.until_sound().await;
+    one.until_consistent().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
 }
 
@@ -219,7 +222,7 @@ async fn a_redis_that_is_away_is_seen_again_soon() {
 async fn nobody_waits_for_a_redis_that_stands_still() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 10).await;
-    let owners = Owners::new(one.me.incarnation, one.directory.clone());
+    let owners = OwnerCache::new(one.me.incarnation, one.directory.clone());
     server.stop();
     let begun = Instant::now();
     let (me, any) = (instance(3), session("any"));
@@ -229,7 +232,7 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
         one.directory.load(any.session),
         one.directory
             .claim(any.session, former, former.claimed_by(one.me)),
-        one.directory.enter(me, std::slice::from_ref(&any)),
+        one.directory.register(me, std::slice::from_ref(&any)),
         one.directory.leases(),
     );
     assert!(
@@ -240,14 +243,14 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
             && asked.4.is_err()
     );
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     // Long enough for the lease to lapse.
-    sleep(LEASE).await;
+    sleep(LEASE_TTL).await;
     server.go_on();
     let begun = Instant::now();
-    one.until_sound().await;
+    one.until_consistent().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
-    assert!(one.sessions.is_here(session("7").session));
+    assert!(one.sessions.is_local(session("7").session));
     assert!(is_alive(&one.directory, one.me).await);
 }
 
@@ -258,7 +261,7 @@ async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
     let directory = directory(&server);
     let (one, two) = (instance(1), instance(2));
     for _ in 0..2 {
-        directory.enter(one, &[session("a")]).await.unwrap();
+        directory.register(one, &[session("a")]).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
         let claim = claim_from(&directory, session("a").session, one, two).await;
         assert_eq!(claim, Claim::Won);
@@ -269,9 +272,12 @@ async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
         };
         directory.delete(session("b").session, by).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
-        directory.lease(one, &Status::default()).await.unwrap();
+        directory
+            .acquire_lease(one, &Status::default())
+            .await
+            .unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
-        directory.beat(one, &Status::default()).await.unwrap();
+        directory.heartbeat(one, &Status::default()).await.unwrap();
         let () = server.ask("FLUSHALL").await;
     }
 }
@@ -308,7 +314,7 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
     directory.delete(list.session, by).await.unwrap();
     assert_eq!(
         directory
-            .enter(me, &[text, list, good.clone()])
+            .register(me, &[text, list, good.clone()])
             .await
             .unwrap(),
         []
@@ -330,13 +336,13 @@ async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
         line.unwrap().trim().parse().unwrap()
     };
     let () = server.ask("REPLICAOF 127.0.0.1 1").await;
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     let before = connections().await;
     sleep(2 * SECOND).await;
     // One of them is the question's own.
     assert!(connections().await > before + 1);
     let () = server.ask("REPLICAOF NO ONE").await;
-    one.until_sound().await;
+    one.until_consistent().await;
 }
 
 /// Issue 29, 4.
@@ -345,15 +351,16 @@ async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
 async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 1).await;
-    let (session, life, directory) = (session("a").session, one.me.incarnation, &one.directory);
+    let (session, generation, directory) =
+        (session("a").session, one.me.incarnation, &one.directory);
     let keep = async |call, answer: Bytes| {
         let call = CallNumber::new(call);
-        let kept = directory.keep_answer(session, life, call, answer, KEPT_ANSWER);
+        let kept = directory.keep_answer(session, generation, call, answer, KEPT_ANSWER);
         kept.await
     };
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);
     keep(0, large.clone()).await.unwrap();
-    let since = one.heart.sound_since();
+    let since = one.heartbeat.consistent_since();
     // Answers are on a connection of their own, which is closed here.
     let clients: String = server.ask("CLIENT LIST").await;
     assert_eq!(
@@ -377,11 +384,14 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     assert!(error.to_string().contains("OOM"), "{error}");
     for call in [0, 1] {
         let call = CallNumber::new(call);
-        directory.remove_answer(session, life, call).await.unwrap();
+        directory
+            .remove_answer(session, generation, call)
+            .await
+            .unwrap();
     }
     let () = server.ask("CONFIG SET maxmemory 0").await;
     keep(2, large).await.unwrap();
-    assert_eq!(one.heart.sound_since(), since);
+    assert_eq!(one.heartbeat.consistent_since(), since);
 }
 
 #[tokio::test]
@@ -389,13 +399,13 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
 async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 10_000).await;
-    let before = one.heart.sound_since();
+    let before = one.heartbeat.consistent_since();
     server.kill().await;
     server.start_again().await;
     let begun = Instant::now();
     eventually("all is written", async || {
-        one.heart
-            .sound_since()
+        one.heartbeat
+            .consistent_since()
             .is_some_and(|since| Some(since) != before)
     })
     .await;
@@ -409,13 +419,13 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
 async fn who_leaves_is_not_alive_at_once() {
     let server = Server::start().await;
     let mut one = Living::start(&server, 1, 1).await;
-    one.heart.leave();
+    one.heartbeat.stop();
     timeout(PATIENCE, &mut one.task).await.unwrap().unwrap();
     let leases: usize = server.ask("HLEN mcp:i").await;
     assert_eq!(leases, 0);
 }
 
-/// The clock of the engine was ahead when an instance turned a client away, and was set back.
+/// The clock of the backend was ahead when an instance turned a client away, and was set back.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn a_client_that_was_turned_away_in_the_future_counts_from_now() {
@@ -424,7 +434,7 @@ async fn a_client_that_was_turned_away_in_the_future_counts_from_now() {
     let ahead = (now[0] + 3_600) * 1_000;
     let () = server.ask(&format!("HSET mcp:i turned-away {ahead}")).await;
     let one = Living::start(&server, 1, 1).await;
-    sleep(3 * BEAT).await;
+    sleep(3 * HEARTBEAT_INTERVAL).await;
     let leases = one.directory.leases().await.unwrap();
-    assert!(leases.turned_away > Some(BEAT), "{leases:?}");
+    assert!(leases.turned_away > Some(HEARTBEAT_INTERVAL), "{leases:?}");
 }

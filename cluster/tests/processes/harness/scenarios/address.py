@@ -62,12 +62,12 @@ class Group:
     def __init__(self, world, first):
         self._world = world
         self._first = first
-        self._first_door, self._other, self._third = (node.door for node in world.nodes[:3])
+        self._first_endpoint, self._other, self._third = (node.endpoint for node in world.nodes[:3])
 
     async def begin(self):
-        self._direct = await self._call("stay", self._first_door)
+        self._direct = await self._call("stay", self._first_endpoint)
         self._relayed = await self._call("stay", self._other)
-        self._back = await self._call("back", self._first_door)
+        self._back = await self._call("back", self._first_endpoint)
         self._kept = await self._call("back", self._third)
         self._sessions = [call.session for call in (self._direct, self._relayed, self._back, self._kept)]
         self._own(self._sessions)
@@ -112,21 +112,21 @@ class Group:
         await self._last.end(self._third)
         for call in (self._direct, self._relayed, self._attached):
             call.close()
-        doors = [node.door for node in self._world.nodes if node is not self._first]
+        endpoints = [node.endpoint for node in self._world.nodes if node is not self._first]
         for session in [*self._sessions, self._attached.session, self._last.session]:
-            await asyncio.gather(*(session.whose(door, f"after {session.id}") for door in doors))
+            await asyncio.gather(*(session.whose(endpoint, f"after {session.id}") for endpoint in endpoints))
 
     async def _look(self, session, over):
         """An instance that does not reach the owner asks the client to come again."""
-        for door in (self._other, self._third):
-            status = await session.poke(door)
+        for endpoint in (self._other, self._third):
+            status = await session.poke(endpoint)
             if not over.is_set():
                 self._check("turned away", status == 503, status=status)
-        name = await session.whose(self._first_door, f"owner of {session.id}")
+        name = await session.whose(self._first_endpoint, f"owner of {session.id}")
         self._check("served by the first", name == self._first.name, name=name)
 
     async def _call(self, story, through):
-        return await self._world.call("address", story, self._first_door, through=through)
+        return await self._world.call("address", story, self._first_endpoint, through=through)
 
     def _own(self, sessions):
         self._world.facts.note("owns", instance=self._first.name, sessions=[session.id for session in sessions])

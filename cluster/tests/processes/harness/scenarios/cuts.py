@@ -11,7 +11,7 @@ SHORT = 72
 # Of so many sessions each has three calls at a time, whose streams have the same numbers.
 AT_A_TIME = 24
 # Where the client is when the answer is made.
-WAYS = ["there", "away", "in it"]
+VARIANTS = ["there", "away", "in it"]
 
 
 async def play(world, short):
@@ -19,33 +19,33 @@ async def play(world, short):
     world.facts.note("plan", scenario="cuts", calls=calls)
     turns = asyncio.Semaphore(AT_A_TIME)
     dice = random.Random(1)
-    await asyncio.gather(*(_visit(world, turns, number, dice) for number in range(calls // 3)))
+    await asyncio.gather(*(_run(world, turns, number, dice) for number in range(calls // 3)))
 
 
-async def _visit(world, turns, number, dice):
+async def _run(world, turns, number, dice):
     async with turns:
         session = await world.session(world.front)
-        stories = [_cut(world, session, WAYS[(number + turn) % 3], 1 + (number // 3 + turn) % 2, dice) for turn in range(3)]
+        stories = [_cut(world, session, VARIANTS[(number + turn) % 3], 1 + (number // 3 + turn) % 2, dice) for turn in range(3)]
         await asyncio.gather(*stories)
         await session.delete(world.front)
 
 
-async def _cut(world, session, way, times, dice):
-    size = 60_000 if way == "in it" else 60
+async def _cut(world, session, variant, times, dice):
+    size = 60_000 if variant == "in it" else 60
     call = await world.call("cuts", "back", world.front, session, size=size)
     for _ in range(times - 1):
         call.cut(dice.random() < 0.5)
         await asyncio.sleep(dice.uniform(0.0, GRACE / 3))
         await call.back(world.front)
         await asyncio.sleep(dice.uniform(0.0, 0.2))
-    if way == "in it":
+    if variant == "in it":
         await world.release(call)
         await call.read_some(20_000)
     call.cut(dice.random() < 0.5)
-    if way == "away":
+    if variant == "away":
         await world.released(call)
     await asyncio.sleep(dice.uniform(0.0, GRACE / 3))
     await call.back(world.front)
-    if way == "there":
+    if variant == "there":
         await world.release(call)
     await call.end(world.front)

@@ -65,14 +65,14 @@ class Group:
     def __init__(self, world, number):
         self._world = world
         self._reset = number % 2 == 0
-        self._owner, self._other, self._third = (node.door for node in world.turn(number))
+        self._owner, self._other, self._third = (node.endpoint for node in world.turn(number))
 
     async def begin(self):
         """Everything is as it should be."""
         self._by_owner = await self._call("stay", self._owner)
         self._by_relay = await self._call("stay", self._other)
         self._back = await self._call("back", self._owner)
-        self._leaving = [await self._call("gone", door) for door in (self._owner, self._other)]
+        self._leaving = [await self._call("gone", endpoint) for endpoint in (self._owner, self._other)]
         self._left = await self._call("gone", self._other)
 
     async def play(self, away, back, over):
@@ -101,8 +101,8 @@ class Group:
         await self._world.ended([*self._leaving, self._left])
         for call in (self._by_owner, self._by_relay):
             call.close()
-            doors = [node.door for node in self._world.nodes]
-            await asyncio.gather(*(call.session.whose(door, f"after {call.tag}") for door in doors))
+            endpoints = [node.endpoint for node in self._world.nodes]
+            await asyncio.gather(*(call.session.whose(endpoint, f"after {call.tag}") for endpoint in endpoints))
 
     async def _call(self, story, through):
         return await self._world.call("directory", story, self._owner, through=through)

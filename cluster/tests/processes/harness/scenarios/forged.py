@@ -33,30 +33,30 @@ def _check(world, what, right, **more):
 async def _events(world, number):
     """A client of its own session names events of another one, on every instance."""
     owner, other, third = world.turn(number)
-    kept = await world.call("forged", "back", owner.door)
+    kept = await world.call("forged", "back", owner.endpoint)
     kept.cut()
     await world.released(kept)
-    running = await world.call("forged", "back", owner.door)
-    strangers = [await world.session(node.door) for node in (owner, other)]
+    running = await world.call("forged", "back", owner.endpoint)
+    other_sessions = [await world.session(node.endpoint) for node in (owner, other)]
     plain, incarnation, number, request = kept.last.split("~")
-    life, call = f"{plain}~{incarnation}", f"{number}~{request}"
+    generation, call = f"{plain}~{incarnation}", f"{number}~{request}"
     names = [kept.last, running.last, f"0/0~{incarnation}~{call}", f"0/0~{'0' * 16}~{call}", "0/0", "0/0~~~1",
-             f"{life}~~", f"{life}~{number}~%22{'x' * 300}%22", "~", f"{life}~{number}~null", f"{life}~{request}"]
+             f"{generation}~~", f"{generation}~{number}~%22{'x' * 300}%22", "~", f"{generation}~{number}~null", f"{generation}~{request}"]
     tries = []
-    for stranger in strangers:
-        for door in (owner.door, other.door, third.door, world.front):
-            tries += [_name(world, stranger, door, name, [kept, running]) for name in names]
+    for other_session in other_sessions:
+        for endpoint in (owner.endpoint, other.endpoint, third.endpoint, world.front):
+            tries += [_name(world, other_session, endpoint, name, [kept, running]) for name in names]
     await asyncio.gather(*tries)
-    await kept.back(other.door)
-    await kept.end(other.door)
+    await kept.back(other.endpoint)
+    await kept.end(other.endpoint)
     await world.release(running)
-    await running.end(other.door)
+    await running.end(other.endpoint)
 
 
-async def _name(world, stranger, door, name, victims):
-    headers, heard, status = stranger.headers({"last-event-id": name}), [], 0
+async def _name(world, other_session, endpoint, name, victims):
+    headers, heard, status = other_session.headers({"last-event-id": name}), [], 0
     try:
-        response = await (await Response.open(door, "GET", headers)).head()
+        response = await (await Response.open(endpoint, "GET", headers)).head()
         status = response.status
         # A stream of its own may stay open, with nothing on it.
         await asyncio.wait_for(_listen(response, heard), LISTEN)
@@ -76,22 +76,22 @@ async def _listen(response, heard):
 async def _headers(world, number):
     """A client says what only instances say."""
     owner, other, third = world.turn(number)
-    session = await world.session(owner.door)
+    session = await world.session(owner.endpoint)
     note = json.dumps({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).encode()
     for name in ("mcp-cluster", "MCP-Cluster-Client", "mcp-cluster-client"):
         for said in (SECRET, "relay", "moved", "10.0.0.1:1"):
-            for door in (owner.door, other.door, world.front):
-                status, headers, _ = await answers(door, "POST", session.headers({name: said}), note)
+            for endpoint in (owner.endpoint, other.endpoint, world.front):
+                status, headers, _ = await answers(endpoint, "POST", session.headers({name: said}), note)
                 right = status == 202 and not any(name.startswith("mcp-cluster") for name in headers)
-                _check(world, "forged header", right, status=status, door=door.name)
+                _check(world, "forged header", right, status=status, endpoint=endpoint.name)
             unknown = {**session.headers({name: said}), "mcp-session-id": str(uuid.uuid4())}
-            status, headers, _ = await answers(third.door, "POST", unknown, note)
+            status, headers, _ = await answers(third.endpoint, "POST", unknown, note)
             _check(world, "forged header of no session", status == 404, status=status)
-    # The door of the peers, without the secret and with another.
-    peers = owner.door._replace(port=int(owner.peers.rpartition(":")[2]))
+    # The listener of the peers, without the secret and with another.
+    peers = owner.endpoint._replace(port=int(owner.peers.rpartition(":")[2]))
     for forged in ({}, {"mcp-cluster": "relay"}, {"mcp-cluster": f"{SECRET}x"}, {"mcp-cluster": SECRET[:-1]}):
         status, _, _ = await answers(peers, "POST", session.headers(forged), note)
-        _check(world, "peers' door", status == 403, status=status)
+        _check(world, "peers' listener", status == 403, status=status)
     # With it, a session that is not there is nobody's to relay.
     unknown = {**session.headers({"mcp-cluster": SECRET}), "mcp-session-id": str(uuid.uuid4())}
     status, _, _ = await answers(peers, "POST", unknown, note)
@@ -101,21 +101,21 @@ async def _headers(world, number):
 async def _long(world, number):
     """Ids of 1 MB."""
     owner, other, third = world.turn(number)
-    session = await world.session(owner.door)
+    session = await world.session(owner.endpoint)
     long = "x" * LONG
     note = json.dumps({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).encode()
-    for door in (owner.door, other.door, world.front):
+    for endpoint in (owner.endpoint, other.endpoint, world.front):
         for field in ("mcp-session-id", "last-event-id"):
             headers = {**session.headers(), field: long}
-            status, _, _ = await answers(door, "GET" if field == "last-event-id" else "POST", headers, note)
+            status, _, _ = await answers(endpoint, "GET" if field == "last-event-id" else "POST", headers, note)
             # 0: the connection was closed before all of it was taken.
-            _check(world, f"long {field}", status in (0, 400, 404, 414, 431), status=status, door=door.name)
+            _check(world, f"long {field}", status in (0, 400, 404, 414, 431), status=status, endpoint=endpoint.name)
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": long}}
-        status, _, _ = await answers(door, "POST", session.headers(), json.dumps(cancel).encode())
-        _check(world, "long cancel", status == 202, status=status, door=door.name)
+        status, _, _ = await answers(endpoint, "POST", session.headers(), json.dumps(cancel).encode())
+        _check(world, "long cancel", status == 202, status=status, endpoint=endpoint.name)
     call = Call(session, "forged", "back")
     call.id = long
-    await call.ask(other.door)
+    await call.ask(other.endpoint)
     await world.release(call)
-    await call.end(other.door)
-    _check(world, "lives on", await session.poke(third.door) == 202)
+    await call.end(other.endpoint)
+    _check(world, "lives on", await session.poke(third.endpoint) == 202)

@@ -23,7 +23,7 @@ async def play(world, short):
     # Half requests at three instances and then at two, and whole ones at as many.
     world.facts.note("plan", scenario="half", calls=sessions * (3 + 2) * (len(SIZES) + 1))
     owner, other, third = world.nodes
-    opened = [await world.session(owner.door) for _ in range(sessions)]
+    opened = [await world.session(owner.endpoint) for _ in range(sessions)]
     await asyncio.gather(*(_halves(world, session, [owner, other, third], short, DIRECT) for session in opened))
     # The owner leaves, and the first request that another instance has of the session is a half one.
     await owner.leave()
@@ -32,18 +32,18 @@ async def play(world, short):
     finally:
         await owner.restart()
     for session in opened:
-        await asyncio.gather(*(session.whose(node.door, f"after {session.id}") for node in world.nodes))
+        await asyncio.gather(*(session.whose(node.endpoint, f"after {session.id}") for node in world.nodes))
 
 
 async def _halves(world, session, nodes, short, direct):
     """Half requests of each size at these instances, and a whole one at each beside them."""
     halves = [Call(session, "half", "half", filler="." * size) for _ in nodes for size in SIZES]
-    doors = [node.door for node in nodes for _ in SIZES]
+    endpoints = [node.endpoint for node in nodes for _ in SIZES]
     limit = BODY_IDLE + 2 * BODY_IDLE_SEEN
-    waiting = [asyncio.create_task(half.ask_half(door, limit)) for half, door in zip(halves, doors)]
+    waiting = [asyncio.create_task(half.ask_half(endpoint, limit)) for half, endpoint in zip(halves, endpoints)]
     await asyncio.sleep(BEFORE)
     for node in nodes:
-        await _whole(world, session, node.door)
+        await _whole(world, session, node.endpoint)
     if not short:
         await asyncio.wait(waiting[direct:])
     for half, task in zip(halves, waiting):
@@ -52,16 +52,16 @@ async def _halves(world, session, nodes, short, direct):
     await asyncio.gather(*waiting)
 
 
-async def _whole(world, session, door):
+async def _whole(world, session, endpoint):
     call = Call(session, "half", "stay")
     begun = asyncio.get_running_loop().time()
     try:
-        await asyncio.wait_for(call.ask(door), WITHIN)
+        await asyncio.wait_for(call.ask(endpoint), WITHIN)
         await world.release(call)
         await call.until_over()
     except asyncio.TimeoutError:
         pass
     seconds = asyncio.get_running_loop().time() - begun
     world.facts.note("check", scenario="half", kind="not served beside half a body", right=seconds < WITHIN, seconds=seconds,
-                     door=door.name)
+                     endpoint=endpoint.name)
     call.close()

@@ -16,7 +16,7 @@ async def play(world, short):
 
 
 async def _stop(world, what, number):
-    owner, other, third = (node.door for node in world.turn(number))
+    owner, other, third = (node.endpoint for node in world.turn(number))
     call = await world.call("messages", "told", owner, through=owner if number % 2 else third)
     world.facts.note("told", tag=call.tag, what=what)
     if what == "cancel":
@@ -28,7 +28,7 @@ async def _stop(world, what, number):
 
 
 async def _question(world, what, number):
-    owner, other, third = (node.door for node in world.turn(number))
+    owner, other, third = (node.endpoint for node in world.turn(number))
     session = await world.session(owner)
     call = await world.call("messages", "question", owner, session, through=owner if number % 2 else third,
                             tool="ask", what=what, events=0, until_started=False)

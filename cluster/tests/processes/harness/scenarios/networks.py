@@ -22,7 +22,7 @@ async def play(world, short):
 
 async def _outage(world, links, is_without, seconds):
     over = asyncio.Event()
-    a, b, c = (node.door for node in world.nodes)
+    a, b, c = (node.endpoint for node in world.nodes)
     groups = [await _begin(world) for _ in range(GROUPS)]
     sessions = [call.session for calls in groups for call in calls]
     for name, other in links:
@@ -55,12 +55,12 @@ async def _outage(world, links, is_without, seconds):
     await world.settle()
     for session in sessions:
         group = f"after {links} {session.id}"
-        await asyncio.gather(*(session.whose(door, group) for door in (a, b, c)))
+        await asyncio.gather(*(session.whose(endpoint, group) for endpoint in (a, b, c)))
 
 
 async def _begin(world):
     """Calls of sessions of the first instance: of clients that stay, that come back, and that leave."""
-    a, b, c = (node.door for node in world.nodes)
+    a, b, c = (node.endpoint for node in world.nodes)
     return [
         await world.call("networks", "stay", a),
         await world.call("networks", "back", a, through=c),
@@ -77,8 +77,8 @@ async def _come_back(world, call):
     await world.release(call)
 
 
-async def _poke(sessions, doors, over):
+async def _poke(sessions, endpoints, over):
     while not over.is_set():
-        tries = [session.poke(door, limit=3.0) for session in sessions[::3] for door in doors]
+        tries = [session.poke(endpoint, limit=3.0) for session in sessions[::3] for endpoint in endpoints]
         await asyncio.gather(*tries)
         await asyncio.sleep(0.2)

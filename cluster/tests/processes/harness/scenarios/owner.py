@@ -18,9 +18,9 @@ async def play(world, short):
 
 async def _kill(world, number):
     owner, other, third = world.turn(number)
-    doors = [owner.door, other.door, world.front]
-    lost = [await world.call("owner", "lost", owner.door, through=door) for door in doors[:LOST]]
-    kept = await world.call("owner", "back", owner.door, through=other.door)
+    endpoints = [owner.endpoint, other.endpoint, world.front]
+    lost = [await world.call("owner", "lost", owner.endpoint, through=endpoint) for endpoint in endpoints[:LOST]]
+    kept = await world.call("owner", "back", owner.endpoint, through=other.endpoint)
     kept.cut()
     await asyncio.sleep(0.1)
     await world.released(kept)
@@ -32,10 +32,10 @@ async def _kill(world, number):
         await kept.end(world.front)
         await _goes_on(world, kept.session)
         # All come at once, and one of them has the session.
-        doors = [other.door, third.door, world.front] * 2
+        endpoints = [other.endpoint, third.endpoint, world.front] * 2
         for call in [*lost, kept]:
             group = f"after {call.tag}"
-            await asyncio.gather(*(call.session.whose(door, group) for door in doors))
+            await asyncio.gather(*(call.session.whose(endpoint, group) for endpoint in endpoints))
     finally:
         await owner.restart()
 

@@ -16,7 +16,7 @@ async def play(world, short):
 
 async def _kill(world, number):
     relay, owner, other = world.turn(number)
-    calls = [await world.call("relay", "back", node.door, through=relay.door) for node in [owner, other] * (CALLS // 2)]
+    calls = [await world.call("relay", "back", node.endpoint, through=relay.endpoint) for node in [owner, other] * (CALLS // 2)]
     await relay.kill()
     try:
         await asyncio.gather(*(_come_back(world, turn, call) for turn, call in enumerate(calls)))

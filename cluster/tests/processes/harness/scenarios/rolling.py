@@ -44,7 +44,7 @@ async def play(world, short):
     enough = calls >= restarts * CLIENTS * CALLS
     world.facts.note("check", scenario="rolling", what="calls", right=enough, calls=calls, restarts=restarts)
     for session in sessions:
-        await asyncio.gather(*(session.whose(node.door, f"after {session.id}") for node in world.nodes))
+        await asyncio.gather(*(session.whose(node.endpoint, f"after {session.id}") for node in world.nodes))
     world.facts.note("plan", scenario="rolling", calls=calls)
 
 

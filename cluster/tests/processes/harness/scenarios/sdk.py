@@ -10,7 +10,7 @@ from matrix.scenarios import late, none, on_its_way, one, two
 from ..sdk import SdkCall, program, sdks
 from ..world import GRACE
 
-# Sessions of each SDK for each way, and those whose process is killed.
+# Sessions of each SDK for each variant, and those whose process is killed.
 EACH, KILLED = 10, 10
 SHORT_EACH, SHORT_KILLED = 2, 4
 # Of each SDK: a client of Python that opens many keeps those waiting that are to come back.
@@ -37,7 +37,7 @@ async def delete(call):
     await call.leave("delete")
 
 
-class Way(NamedTuple):
+class Variant(NamedTuple):
     """What happens to a call, and what the tool is asked for."""
 
     play: Callable[[SdkCall], Awaitable[None]]
@@ -45,46 +45,46 @@ class Way(NamedTuple):
     story: str = "resumed"
 
 
-WAYS = {
-    "short": Way(nothing, {"seconds": 0.0}),
-    "uncut": Way(none, {}),
-    "silent": Way(silent, {"events": 0}),
-    "once": Way(one, {"cuts": 1}),
-    "once, silent": Way(one, {"cuts": 1, "events": 0}),
-    "twice": Way(two, {"cuts": 2}),
-    "away": Way(late, {"cuts": 1}),
-    "in it": Way(on_its_way, {"cuts": 1, "size": 60_000}),
-    "cancel": Way(cancel, {}, "told"),
-    "delete": Way(delete, {}, "told"),
+VARIANTS = {
+    "short": Variant(nothing, {"seconds": 0.0}),
+    "uncut": Variant(none, {}),
+    "silent": Variant(silent, {"events": 0}),
+    "once": Variant(one, {"cuts": 1}),
+    "once, silent": Variant(one, {"cuts": 1, "events": 0}),
+    "twice": Variant(two, {"cuts": 2}),
+    "away": Variant(late, {"cuts": 1}),
+    "in it": Variant(on_its_way, {"cuts": 1, "size": 60_000}),
+    "cancel": Variant(cancel, {}, "told"),
+    "delete": Variant(delete, {}, "told"),
 }
 
 
 async def play(world, short):
     each, killed = (SHORT_EACH, SHORT_KILLED) if short else (EACH, KILLED)
     clients = await sdks(world)
-    world.facts.note("plan", scenario="sdk", calls=len(clients) * (len(WAYS) * each + killed))
+    world.facts.note("plan", scenario="sdk", calls=len(clients) * (len(VARIANTS) * each + killed))
     await asyncio.gather(
-        *(_visits(world, client, each) for client in clients),
+        *(_runs(world, client, each) for client in clients),
         *(_killed(world, client, killed) for client in clients),
     )
 
 
-async def _visits(world, client, each):
+async def _runs(world, client, each):
     turns = asyncio.Semaphore(AT_A_TIME)
-    calls = [(SdkCall(world, client, way.story, name), way) for _ in range(each) for name, way in WAYS.items()]
+    calls = [(SdkCall(world, client, variant.story, name), variant) for _ in range(each) for name, variant in VARIANTS.items()]
     process = program(world, client, [call for call, _ in calls], client.key)
     await process.start("ready")
     try:
-        await asyncio.gather(*(_visit(process, call, way, turns) for call, way in calls))
+        await asyncio.gather(*(_run(process, call, variant, turns) for call, variant in calls))
     finally:
         await process.end()
 
 
-async def _visit(process, call, way, turns):
+async def _run(process, call, variant, turns):
     async with turns:
-        await call.begin(process, **way.asks)
-        await way.play(call)
-        if way.story == "resumed":
+        await call.begin(process, **variant.asks)
+        await variant.play(call)
+        if variant.story == "resumed":
             await call.answered()
         else:
             await call.cancelled()

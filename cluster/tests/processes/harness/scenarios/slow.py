@@ -71,8 +71,8 @@ async def _storm(world, number):
         await world.balancer.cut(owner)
         pauses = [max(0.0, dice.uniform(-LAST, LAST)) for _ in calls]
         await asyncio.gather(*(_resume(world, turn, *of) for turn, of in enumerate(zip(calls, pauses))))
-        doors = [node.door for node in world.nodes]
-        whose = [call.session.whose(door, f"after {call.tag}") for call in calls[::EACH] for door in doors]
+        endpoints = [node.endpoint for node in world.nodes]
+        whose = [call.session.whose(endpoint, f"after {call.tag}") for call in calls[::EACH] for endpoint in endpoints]
         await asyncio.gather(*whose)
         await asyncio.gather(*(_delete(world, turns, call) for call in calls))
     finally:

@@ -34,33 +34,33 @@ async def _stop(world, number, seconds, story):
     owner, other, third = world.turn(number)
     calls = []
     for _ in range(GROUPS):
-        calls.append(await world.call("stopped", "stay" if story == "back" else story, owner.door))
-        calls.append(await world.call("stopped", story, owner.door, through=other.door))
-        calls.append(await world.call("stopped", story, owner.door))
+        calls.append(await world.call("stopped", "stay" if story == "back" else story, owner.endpoint))
+        calls.append(await world.call("stopped", story, owner.endpoint, through=other.endpoint))
+        calls.append(await world.call("stopped", story, owner.endpoint))
     cut = calls[2::CALLS]
     late, rest = [], asyncio.Event()
     if story == "given_up":
         late = [Call(call.session, "stopped", "back") for call in calls]
-        asking = [call.ask(owner.door, until_started=False, until=rest) for call in late[2::CALLS]]
+        asking = [call.ask(owner.endpoint, until_started=False, until=rest) for call in late[2::CALLS]]
         asking = [asyncio.create_task(ask) for ask in asking]
         await asyncio.sleep(ARRIVED)
     owner.signal(signal.SIGSTOP)
     world.facts.note("stopped", instance=owner.name, sessions=[call.session.id for call in calls])
     for call in cut:
         call.cut()
-    waiting = [call.session.poke(third.door, seconds + PATIENCE) for call in calls]
-    waiting += [call.back(third.door) for call in cut] if story != "given_up" else []
+    waiting = [call.session.poke(third.endpoint, seconds + PATIENCE) for call in calls]
+    waiting += [call.back(third.endpoint) for call in cut] if story != "given_up" else []
     waiting = [asyncio.create_task(wait) for wait in waiting]
     if story == "given_up":
-        looks = [asyncio.create_task(_look(call.session, third.door)) for call in calls]
+        looks = [asyncio.create_task(_look(call.session, third.endpoint)) for call in calls]
         waiting += [*looks, *asking]
-        waiting += [asyncio.create_task(call.ask(owner.door, until_started=False)) for call in late[0::CALLS]]
-        waiting += [asyncio.create_task(call.back(owner.door)) for call in cut]
+        waiting += [asyncio.create_task(call.ask(owner.endpoint, until_started=False)) for call in late[0::CALLS]]
+        waiting += [asyncio.create_task(call.back(owner.endpoint)) for call in cut]
         # A process does not stop in the moment of the signal.
         await asyncio.sleep(ARRIVED)
         rest.set()
         await asyncio.sleep(seconds - ARRIVED - RELAYED_BEFORE)
-        waiting += [asyncio.create_task(call.ask(other.door, until_started=False)) for call in late[1::CALLS]]
+        waiting += [asyncio.create_task(call.ask(other.endpoint, until_started=False)) for call in late[1::CALLS]]
         await asyncio.sleep(RELAYED_BEFORE)
         claimed = [look.done() and look.result() == 200 for look in looks]
         world.facts.note("check", scenario="stopped", what="claimed meanwhile", right=all(claimed), claimed=claimed)
@@ -70,17 +70,17 @@ async def _stop(world, number, seconds, story):
     world.facts.note("continued", instance=owner.name)
     await asyncio.gather(*waiting)
     for call in [*calls, *late]:
-        doors = [node.door for node in world.nodes]
-        await asyncio.gather(*(call.session.whose(door, f"after {call.tag}") for door in doors))
+        endpoints = [node.endpoint for node in world.nodes]
+        await asyncio.gather(*(call.session.whose(endpoint, f"after {call.tag}") for endpoint in endpoints))
         await world.release(call)
-    await asyncio.gather(*(call.end(third.door) for call in [*calls, *late]))
+    await asyncio.gather(*(call.end(third.endpoint) for call in [*calls, *late]))
 
 
-async def _look(session, door):
+async def _look(session, endpoint):
     """A stream of the session, which is waited for. Returns the status, 0 for none."""
     status = 0
     try:
-        response = await Response.open(door, "GET", session.headers())
+        response = await Response.open(endpoint, "GET", session.headers())
         status = (await response.head()).status
         response.cut()
     except Broken:

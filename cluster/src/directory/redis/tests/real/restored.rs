@@ -16,9 +16,12 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
     let former = instance(9);
     let directory = directory(&server);
     // Ten sessions have another owner, whose lease is in the snapshot too.
-    directory.lease(former, &Status::default()).await.unwrap();
+    directory
+        .acquire_lease(former, &Status::default())
+        .await
+        .unwrap();
     let former_ones: Vec<_> = (0..10).map(|id| session(&id.to_string())).collect();
-    directory.enter(former, &former_ones).await.unwrap();
+    directory.register(former, &former_ones).await.unwrap();
     sleep(Duration::from_millis(10)).await;
     let () = server.ask("SAVE").await;
     let snapshot = server.folder().join("dump.rdb");
@@ -26,14 +29,14 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
 
     // Then the living one has them, and forty that the snapshot does not have. Five of them it claims once more.
     let one = Living::begin(directory.clone(), 1, 50);
-    one.until_sound().await;
+    one.until_consistent().await;
     for id in 0..5_u8 {
         let claimed = session(&id.to_string()).session;
         let is = ownership(&directory, claimed).await.unwrap();
         let wanted = is.claimed_by(one.me);
         let claim = directory.claim(claimed, is, wanted).await.unwrap();
         assert_eq!(claim, Claim::Won);
-        one.sessions.claimed(claimed, wanted.epoch);
+        one.sessions.on_claimed(claimed, wanted.epoch);
     }
     let two = Living::start(&server, 2, 0).await;
     for id in 0..50 {
@@ -60,13 +63,13 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
     .await;
     assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
     // Longer than the lease that was in the snapshot.
-    sleep(LEASE + SECOND).await;
+    sleep(LEASE_TTL + SECOND).await;
     for id in 0..50 {
         let id = id.to_string();
-        assert!(one.sessions.is_here(session(&id).session), "{id} is lost");
+        assert!(one.sessions.is_local(session(&id).session), "{id} is lost");
         assert_eq!(owner_there(&two.directory, &id).await, Some(one.me), "{id}");
     }
-    one.until_sound().await;
+    one.until_consistent().await;
     assert!(!one.sessions.has_contested());
 }
 
@@ -77,24 +80,24 @@ async fn what_is_flushed_under_way_is_written_again_and_no_session_is_lost() {
     let one = Living::start(&server, 1, 1_000).await;
     let two = Living::start(&server, 2, 0).await;
     for _ in 0..3 {
-        let before = one.heart.sound_since();
+        let before = one.heartbeat.consistent_since();
         let () = server.ask("FLUSHALL").await;
         let begun = Instant::now();
         eventually("it is sound again", async || {
-            let since = one.heart.sound_since();
+            let since = one.heartbeat.consistent_since();
             if let Ok(look) = two.directory.look(session("7").session).await {
-                assert!(look.record.is_some() || !two.heart.proves(&look.leases));
+                assert!(look.record.is_some() || !two.heartbeat.proves(&look.leases));
             }
             since.is_some() && since != before
         })
         .await;
         assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
-        two.until_sound().await;
+        two.until_consistent().await;
         let known: usize = server.ask("DBSIZE").await;
         assert_eq!(known, 1_001);
     }
     for id in 0..1_000 {
-        assert!(one.sessions.is_here(session(&id.to_string()).session));
+        assert!(one.sessions.is_local(session(&id.to_string()).session));
     }
     assert_eq!(owner_there(&two.directory, "999").await, Some(one.me));
 }

@@ -1,7 +1,7 @@
 //! Set-ups: TLS, Sentinel, Redis Cluster, eviction, passwords.
 
 use super::*;
-use crate::{Cluster, tests::lines::Warnings};
+use crate::{Cluster, tests::log_lines::Warnings};
 
 const NAME: &str = "directory";
 
@@ -60,8 +60,8 @@ impl Group {
         let id = self.replica.info("server", "run_id").await;
         eventually("the instance uses the new primary", async || {
             let leases = one.directory.leases().await;
-            one.heart.sound_since().is_some()
-                && leases.is_ok_and(|leases| leases.run == EngineRun::new(&id))
+            one.heartbeat.consistent_since().is_some()
+                && leases.is_ok_and(|leases| leases.run == BackendRunId::new(&id))
         })
         .await;
         let after = failed_over.elapsed();
@@ -69,7 +69,7 @@ impl Group {
         let known: usize = self.replica.ask("DBSIZE").await;
         assert_eq!(known, sessions + 1);
         assert!(is_alive(&one.directory, one.me).await);
-        assert!(one.sessions.is_here(session("7").session));
+        assert!(one.sessions.is_local(session("7").session));
         let (session, call) = (session("7").session, CallNumber::new(7));
         let kept = one.directory.keep_answer(
             session,
@@ -87,7 +87,7 @@ impl Group {
 async fn after_a_failover_the_new_primary_is_used_within_seconds() {
     let mut group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
-    one.until_sound().await;
+    one.until_consistent().await;
     group.primary.kill().await;
     group.is_used_by(&one, 100).await;
 }
@@ -97,7 +97,7 @@ async fn after_a_failover_the_new_primary_is_used_within_seconds() {
 async fn a_primary_that_stands_still_is_left_and_not_used_when_it_is_back() {
     let group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
-    one.until_sound().await;
+    one.until_consistent().await;
     group.primary.stop();
     group.is_used_by(&one, 100).await;
     group.primary.go_on();
@@ -105,10 +105,10 @@ async fn a_primary_that_stands_still_is_left_and_not_used_when_it_is_back() {
         group.primary.info("replication", "role").await == "slave"
     })
     .await;
-    one.until_sound().await;
+    one.until_consistent().await;
     let id = group.replica.info("server", "run_id").await;
     let leases = one.directory.leases().await.unwrap();
-    assert_eq!(leases.run, EngineRun::new(&id));
+    assert_eq!(leases.run, BackendRunId::new(&id));
 }
 
 #[tokio::test]
@@ -116,7 +116,7 @@ async fn a_primary_that_stands_still_is_left_and_not_used_when_it_is_back() {
 async fn a_former_primary_that_still_answers_is_left() {
     let group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
-    one.until_sound().await;
+    one.until_consistent().await;
     // It refuses until it has seen that the replica is in step, which it asks for every 10 s.
     let failover = format!("SENTINEL FAILOVER {NAME}");
     eventually("the Sentinel begins", async || {
@@ -129,19 +129,19 @@ async fn a_former_primary_that_still_answers_is_left() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn an_instance_whose_sentinels_are_away_joins_and_is_sound_when_they_are_back() {
+async fn an_instance_whose_sentinels_are_away_joins_and_is_consistent_when_they_are_back() {
     let mut group = Group::start().await;
     group.sentinel.kill().await;
     let one = Living::begin(group.directory(), 1, 10);
     sleep(2 * SECOND).await;
-    assert!(one.heart.sound_since().is_none());
+    assert!(one.heartbeat.consistent_since().is_none());
     group.sentinel.start_again().await;
-    one.until_sound().await;
+    one.until_consistent().await;
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_cluster_is_refused_at_connect_and_never_sound_when_it_comes_later() {
+async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_when_it_comes_later() {
     let cluster_port = 10_000 + std::process::id() % 20_000;
     let options = [
         "--cluster-enabled",
@@ -169,7 +169,7 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_sound_when_it_comes_lat
     server.start_again().await;
     eventually("it is logged", async || warnings.with("Redis Cluster") > 0).await;
     sleep(3 * SECOND).await;
-    assert!(one.heart.sound_since().is_none());
+    assert!(one.heartbeat.consistent_since().is_none());
     let errors = warnings.with("ERROR");
     assert!(
         (1..=2).contains(&errors),
@@ -215,7 +215,7 @@ async fn a_password_that_is_wrong_for_a_while_is_tried_again() {
     let server = Server::start_with(&["--requirepass", "secret"]).await;
     let url = format!("redis://:secret@127.0.0.1:{}", server.port());
     let one = Living::begin(Limited::new(at(&url).unwrap()), 1, 10);
-    one.until_sound().await;
+    one.until_consistent().await;
     let mut operator = redis::Client::open(url)
         .unwrap()
         .get_multiplexed_async_connection()
@@ -231,12 +231,12 @@ async fn a_password_that_is_wrong_for_a_while_is_tried_again() {
     };
     ask("CONFIG SET requirepass another").await;
     ask("CLIENT KILL TYPE normal SKIPME yes").await;
-    one.until_not_sound().await;
+    one.until_not_consistent().await;
     // Longer than a connection tries.
     sleep(5 * SECOND).await;
     ask("CONFIG SET requirepass secret").await;
     let begun = Instant::now();
-    one.until_sound().await;
+    one.until_consistent().await;
     assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
 }
 
@@ -268,12 +268,12 @@ mod tls {
         let address = address(&server, server.folder());
         let directory = Limited::new(RedisDirectory::new(&address).unwrap());
         let one = Living::begin(directory, 1, 100);
-        one.until_sound().await;
+        one.until_consistent().await;
         server.kill().await;
-        one.until_not_sound().await;
+        one.until_not_consistent().await;
         server.start_again().await;
         let begun = Instant::now();
-        one.until_sound().await;
+        one.until_consistent().await;
         assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
     }
 

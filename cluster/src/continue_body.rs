@@ -1,0 +1,148 @@
+//! The body of a relayed call, which is sent once the peer has asked for it (`Expect: 100-continue`). A peer who has not asked has
+//! not begun the call, whatever became of the connection: it can be sent again, however long it is.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use http_body::{Body as _, Frame, SizeHint};
+
+/// Whether a body was asked for. It is a handle: clones are the same.
+#[derive(Clone)]
+pub(crate) struct ContinueSignal(Arc<Deferred>);
+
+struct Deferred {
+    is_signalled: AtomicBool,
+    waker: AtomicWaker,
+    /// Until it is sent or taken back.
+    body: Mutex<Option<Body>>,
+}
+
+/// The body, as it is sent.
+struct ContinueBody {
+    signal: ContinueSignal,
+    /// Its length, if that is known.
+    length: Option<u64>,
+    body: Option<Body>,
+}
+
+// === impl ContinueSignal ===
+
+impl ContinueSignal {
+    /// Has a body wait. The second is what is to be sent.
+    pub(crate) fn defer(body: Body) -> (Self, Body) {
+        let length = body.size_hint().exact();
+        let signal = Self(Arc::new(Deferred {
+            is_signalled: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+            body: Mutex::new(Some(body)),
+        }));
+        let body = ContinueBody {
+            signal: signal.clone(),
+            length,
+            body: None,
+        };
+        (signal, Body::new(body))
+    }
+
+    /// The peer asks for it.
+    pub(crate) fn send(&self) {
+        self.0.is_signalled.store(true, Ordering::Release);
+        self.0.waker.wake();
+    }
+
+    /// Returns `true` if the peer has asked for the body.
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.0.is_signalled.load(Ordering::Acquire)
+    }
+
+    /// Takes the body back. Returns `None` if the peer has asked for it.
+    pub(crate) fn take_back(&self) -> Option<Body> {
+        let mut body = self.body();
+        if self.is_signalled() {
+            None
+        } else {
+            body.take()
+        }
+    }
+
+    fn body(&self) -> MutexGuard<'_, Option<Body>> {
+        self.0.body.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl ContinueBody ===
+
+impl http_body::Body for ContinueBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        if this.body.is_none() {
+            this.signal.0.waker.register(cx.waker());
+            if !this.signal.is_signalled() {
+                return Poll::Pending;
+            }
+            this.body = this.signal.body().take();
+        }
+        match &mut this.body {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(Some(Err(axum::Error::new("the body was taken back")))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_some_and(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.body {
+            Some(body) => body.size_hint(),
+            None => self.length.map_or_else(SizeHint::new, SizeHint::with_exact),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_is_sent_when_it_is_asked_for() {
+        let (signal, body) = ContinueSignal::defer(Body::from("call"));
+        assert_eq!(body.size_hint().exact(), Some(4));
+        let sent = tokio::spawn(body.collect());
+        tokio::task::yield_now().await;
+        assert!(!sent.is_finished());
+        assert!(!signal.is_signalled());
+        signal.send();
+        assert!(signal.is_signalled());
+        assert_eq!(sent.await.unwrap().unwrap().to_bytes(), "call");
+        assert!(signal.take_back().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_nobody_asked_for_comes_back_and_is_not_sent() {
+        let (signal, mut sent) = ContinueSignal::defer(Body::from("call"));
+        assert!(sent.frame().now_or_never().is_none());
+        let back = signal.take_back().unwrap();
+        signal.send();
+        assert!(sent.frame().await.unwrap().is_err());
+        assert_eq!(back.collect().await.unwrap().to_bytes(), "call");
+    }
+}

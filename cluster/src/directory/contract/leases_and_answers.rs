@@ -1,0 +1,131 @@
+//! What every directory does with leases and answers.
+
+use bytes::Bytes;
+
+use super::*;
+
+pub(super) async fn a_heartbeat_makes_no_lease(directory: &impl Directory) {
+    let (me, status) = (instance(1), Status::default());
+    let heartbeat = async || directory.heartbeat(me, &status).await.unwrap().was_alive;
+    assert!(!heartbeat().await);
+    assert!(!is_alive(directory, me).await);
+    directory.acquire_lease(me, &status).await.unwrap();
+    assert!(is_alive(directory, me).await);
+    assert!(heartbeat().await);
+    directory.release_lease(me).await.unwrap();
+    assert!(!is_alive(directory, me).await);
+    assert!(!heartbeat().await);
+}
+
+pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directory) {
+    let (me, other) = (instance(1), instance(2));
+    let unknown = session("absent").session;
+    let run = directory
+        .heartbeat(me, &Status::default())
+        .await
+        .unwrap()
+        .run;
+    let all = [
+        Status::default(),
+        Status {
+            written_in: Some(BackendRunId::new("another")),
+            is_settled: true,
+            has_late_answers: true,
+            turned_away: Some(Duration::from_secs(10)),
+        },
+        Status {
+            written_in: Some(run.clone()),
+            is_settled: false,
+            has_late_answers: true,
+            turned_away: Some(Duration::ZERO),
+        },
+        Status {
+            written_in: Some(run.clone()),
+            is_settled: true,
+            has_late_answers: false,
+            turned_away: None,
+        },
+    ];
+    // That of any instance counts, and outlives its lease.
+    let mut latest = None;
+    for status in all {
+        directory.acquire_lease(me, &status).await.unwrap();
+        let Look { record, leases } = directory.look(unknown).await.unwrap();
+        assert_eq!((record, &leases.run), (None, &run));
+        let lease = leases.of(me.incarnation).unwrap();
+        assert_eq!(lease.written_in, status.written_in);
+        assert!(lease.age < Duration::from_secs(5), "{lease:?}");
+        latest = [latest, status.turned_away].into_iter().flatten().min();
+        assert_is_since(leases.turned_away, latest);
+        let is_written = status.written_in.as_ref() == Some(&run);
+        assert_eq!(leases.all_have_written(other.incarnation), is_written);
+        assert!(leases.all_have_written(me.incarnation), "it knows its own");
+        assert_eq!(lease.is_settled, status.is_settled);
+        assert_eq!(leases.has_settled(), is_written && status.is_settled);
+        assert_eq!(lease.has_late_answers, status.has_late_answers);
+        assert_eq!(leases.have_late_answers(), status.has_late_answers);
+    }
+    directory.release_lease(me).await.unwrap();
+    let leases = directory.leases().await.unwrap();
+    assert!(leases.of(me.incarnation).is_none());
+    assert_is_since(leases.turned_away, latest);
+}
+
+/// Whether a time was read as it was written, a little later.
+fn assert_is_since(read: Option<Duration>, written: Option<Duration>) {
+    let is_it = match (read, written) {
+        (Some(read), Some(written)) => read >= written && read - written < Duration::from_secs(5),
+        (read, written) => read == written,
+    };
+    assert!(is_it, "{read:?} {written:?}");
+}
+
+pub(super) async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory) {
+    let me = instance(1).incarnation;
+    let (one, two) = (session("answer 1").session, session("answer 2").session);
+    let answer = Bytes::from_static(b"{\"result\":\0}");
+    let [seven, eight, last] = [7, 8, u64::MAX].map(CallNumber::new);
+    directory
+        .keep_answer(one, me, seven, answer.clone(), KEPT_ANSWER)
+        .await
+        .unwrap();
+    directory
+        .keep_answer(one, me, last, Bytes::from_static(b"last"), KEPT_ANSWER)
+        .await
+        .unwrap();
+    assert_eq!(
+        directory.answer(one, me, seven).await.unwrap(),
+        Some(answer)
+    );
+    assert_eq!(
+        directory.answer(one, me, last).await.unwrap().as_deref(),
+        Some(&b"last"[..])
+    );
+    for (session, incarnation, call) in [
+        (one, me, eight),
+        (two, me, seven),
+        (one, instance(1).incarnation, seven),
+    ] {
+        assert_eq!(
+            directory.answer(session, incarnation, call).await.unwrap(),
+            None
+        );
+    }
+}
+
+pub(super) async fn an_answer_that_was_removed_is_not_found(directory: &impl Directory) {
+    let (me, session) = (instance(1).incarnation, session("answer 3").session);
+    let [one, two] = [1, 2].map(CallNumber::new);
+    let answer = Bytes::from_static(b"{}");
+    for call in [one, two] {
+        let kept = directory.keep_answer(session, me, call, answer.clone(), KEPT_ANSWER);
+        kept.await.unwrap();
+    }
+    for _ in 0..2 {
+        directory.remove_answer(session, me, one).await.unwrap();
+        let found = directory.answer(session, me, one).await.unwrap();
+        assert_eq!(found, None, "a second time is no harm");
+    }
+    let found = directory.answer(session, me, two).await.unwrap();
+    assert_eq!(found, Some(answer));
+}

@@ -1,0 +1,77 @@
+//! The generations of sessions. A session that is restored counts its events from 0 again, also in the same process, so an event is
+//! named by the generation that it is of: this incarnation's, or one of its own for what was restored here.
+
+use std::{
+    collections::HashMap,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use crate::ids::Incarnation;
+
+/// Which generation each session is in.
+#[derive(Debug)]
+pub(crate) struct Generations {
+    me: Incarnation,
+    /// Of the sessions that were restored here.
+    restored: RwLock<HashMap<Box<str>, Incarnation>>,
+}
+
+// === impl Generations ===
+
+impl Generations {
+    pub(crate) fn new(me: Incarnation) -> Self {
+        Self {
+            me,
+            restored: RwLock::default(),
+        }
+    }
+
+    /// A session was opened.
+    pub(crate) fn begin(&self, session: &str, is_restored: bool) {
+        if is_restored {
+            self.write().insert(session.into(), Incarnation::random());
+        }
+    }
+
+    /// A session was closed.
+    pub(crate) fn end(&self, session: &str) {
+        self.write().remove(session);
+    }
+
+    /// The generation of a session that is open.
+    pub(crate) fn of(&self, session: &str) -> Incarnation {
+        self.read().get(session).copied().unwrap_or(self.me)
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<Box<str>, Incarnation>> {
+        self.restored.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<Box<str>, Incarnation>> {
+        self.restored
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_is_restored_has_another_generation_each_time() {
+        let me = Incarnation::random();
+        let generations = Generations::new(me);
+        generations.begin("a", false);
+        assert_eq!(generations.of("a"), me);
+        generations.end("a");
+        generations.begin("a", true);
+        let second = generations.of("a");
+        generations.end("a");
+        generations.begin("a", true);
+        assert!(second != me && generations.of("a") != me && generations.of("a") != second);
+        assert_eq!(generations.of("b"), me);
+        generations.end("a");
+        assert!(generations.read().is_empty());
+    }
+}

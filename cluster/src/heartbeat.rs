@@ -1,0 +1,433 @@
+//! The heartbeat of an instance: it keeps the lease, knows whether the directory is consistent, and writes what lives here.
+//!
+//! 1. It is the only task that writes sessions, deletes them and holds the lease. Sessions are written in several batches at once,
+//!    and heartbeats do not wait for them. What is written of one session needs no order, because its records have one ([`Record`](crate::ids::Record)).
+//! 2. It sends a heartbeat every [`HEARTBEAT_INTERVAL`], also while much is to be written; every [`RETRY_INTERVAL`] while the directory does
+//!    not answer.
+//! 3. What is found lost (another run of the backend, a lease that lapsed) is no longer consistent before the lease is made anew.
+//!    So an instance that reads its own lease, and then finds the directory consistent, knows that nothing was lost in between.
+//! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the backend, whether answers of its calls are
+//!    late, and how long ago this instance turned a client away. "Unknown" proves something once all instances have written ([`Heartbeat::proves`]).
+//! 5. A session of which the directory has a record with a higher epoch is *contested*. It serves nothing new. If the owner
+//!    there has its lease, the session is relinquished; if it provably has none, it is claimed back.
+
+use std::{
+    convert::Infallible,
+    fmt::{self, Debug, Formatter},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, future::join_all, stream};
+use tokio::{
+    select,
+    sync::Notify,
+    time::{Instant, sleep_until, timeout},
+};
+
+pub(crate) use self::health::SETTLE_PERIOD;
+use self::{health::DirectoryHealth, lane::Lane};
+use crate::{
+    answers::Answers,
+    directory::{
+        BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, Leases, Limited, Status,
+    },
+    ids::{Owner, Ownership, SessionHash},
+    log::log,
+    metrics,
+    rate_limited_warning::RateLimitedWarning,
+    sessions::{Sessions, Work},
+    turned_away::TurnedAway,
+};
+
+mod health;
+mod lane;
+
+/// How often the lease is renewed: every 2 s, so that it outlives two heartbeats that get lost.
+pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How often a directory that does not answer is tried: every 500 ms.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How often sessions are looked for that were written a while ago, to be written again: every 10 s.
+const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Maximum number of batches of sessions on their way to the directory at once: 8. A directory 300 ms away then takes 3,000 sessions a second.
+const MAX_WRITES: usize = 8;
+
+/// Maximum number of batches of deletions on their way to the directory at once: 4.
+const MAX_DELETIONS: usize = 4;
+
+/// How many contested sessions are claimed back at once: 64.
+const MAX_CLAIMS_AT_ONCE: usize = 64;
+
+/// Keeps the lease, and writes what lives here.
+pub(crate) struct Heartbeat {
+    me: Owner,
+    directory: Limited,
+    sessions: Arc<Sessions>,
+    turned_away: Arc<TurnedAway>,
+    answers: Arc<Answers>,
+    health: Mutex<DirectoryHealth>,
+    unreachable: RateLimitedWarning,
+    unwritten: RateLimitedWarning,
+    stop: Notify,
+    /// A heartbeat is due at once.
+    heartbeat_due: Notify,
+    /// The directory answers again.
+    answers_again: Notify,
+}
+
+// === impl Heartbeat ===
+
+impl Heartbeat {
+    pub(crate) fn new(
+        me: Owner,
+        directory: Limited,
+        sessions: Arc<Sessions>,
+        turned_away: Arc<TurnedAway>,
+        answers: Arc<Answers>,
+        requires_lease: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            me,
+            directory,
+            sessions,
+            turned_away,
+            answers,
+            health: Mutex::new(DirectoryHealth::new(requires_lease)),
+            unreachable: RateLimitedWarning::default(),
+            unwritten: RateLimitedWarning::default(),
+            stop: Notify::new(),
+            heartbeat_due: Notify::new(),
+            answers_again: Notify::new(),
+        })
+    }
+
+    /// Since when the directory is consistent, if it is.
+    pub(crate) fn consistent_since(&self) -> Option<Instant> {
+        self.health().consistent_since(Instant::now())
+    }
+
+    /// Whether what the directory did not have, in the look that also found these leases, does not exist.
+    pub(crate) fn proves(&self, leases: &Leases) -> bool {
+        let now = Instant::now();
+        let is_settled = {
+            let health = self.health();
+            health.is_settled(now) || health.consistent_since(now).is_some() && leases.has_settled()
+        };
+        is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
+    }
+
+    /// Whether the directory has lost nothing that is not written again, as far as that is known here: if it has an owner of a
+    /// session, no later owner is forgotten.
+    pub(crate) async fn is_up_to_date(&self) -> bool {
+        self.proven_leases().await.is_some()
+    }
+
+    /// Whether an answer that the directory did not have before this does not exist: it has lost none that is not written again.
+    pub(crate) async fn has_all_answers(&self) -> bool {
+        let leases = self.proven_leases().await;
+        leases.is_some_and(|leases| !leases.have_late_answers()) && !self.answers.are_late()
+    }
+
+    /// The leases, if they prove something.
+    async fn proven_leases(&self) -> Option<Leases> {
+        let leases = self.directory.leases().await.ok()?;
+        self.proves(&leases).then_some(leases)
+    }
+
+    /// Whether all instances have written all of their sessions in this run of the backend.
+    fn all_have_written(&self, leases: &Leases) -> bool {
+        self.health().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
+    }
+
+    /// Whether a session that is open here may serve something new. If not, another instance may have it by now: its record is
+    /// to be read first.
+    pub(crate) fn may_serve(&self, id: &str) -> bool {
+        let lapse = self.health().lapse(Instant::now());
+        if lapse.is_none() && !self.sessions.has_contested() {
+            return true;
+        }
+        self.sessions.is_verified(SessionHash::of(id), lapse)
+    }
+
+    /// Returns when a session that is open here may serve something new, or is closed.
+    pub(crate) async fn until_decided(&self, id: &str) {
+        let session = SessionHash::of(id);
+        let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
+        self.sessions.until(is_decided).await;
+        self.sessions.relinquished.until_closed(session).await;
+    }
+
+    /// Sends heartbeats and writes until the instance leaves. It is to be run once.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the lease to lapse, and nothing is written any more.
+    pub(crate) async fn run(self: Arc<Self>) {
+        select! {
+            biased;
+            () = self.send_heartbeats() => {}
+            never = self.run_writes() => match never {},
+            never = self.run_contested() => match never {},
+        }
+        // What was opened last is claimed as everything else is, if the directory knows it.
+        let _not_written = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
+        // With when this instance turned a client away.
+        let _last = self.directory.heartbeat(self.me, &self.status()).await;
+        self.health().on_heartbeat_failed();
+        metrics::directory_consistent(false);
+        if let Err(error) = self.directory.release_lease(self.me).await {
+            log(|| tracing::debug!(%error, "the lease of this instance is left to lapse"));
+        }
+    }
+
+    /// Ends [`run`](Self::run): the lease is given up, so that others claim what lives here without delay.
+    pub(crate) fn stop(&self) {
+        self.stop.notify_one();
+    }
+
+    async fn send_heartbeats(&self) {
+        let mut refresh = Instant::now() + REFRESH_SCAN_INTERVAL;
+        loop {
+            let begun = Instant::now();
+            self.send_heartbeat(begun).await;
+            if begun >= refresh {
+                self.sessions.refresh();
+                refresh = begun + REFRESH_SCAN_INTERVAL;
+            }
+            let is_unreachable = self.health().is_unreachable();
+            if !is_unreachable {
+                self.answers_again.notify_one();
+            }
+            self.sessions.changed();
+            metrics::directory_consistent(self.consistent_since().is_some());
+            let next = if is_unreachable {
+                RETRY_INTERVAL
+            } else {
+                HEARTBEAT_INTERVAL
+            };
+            select! {
+                biased;
+                () = self.stop.notified() => return,
+                () = sleep_until(begun + next) => {}
+                () = self.heartbeat_due.notified() => {}
+            }
+        }
+    }
+
+    async fn send_heartbeat(&self, begun: Instant) {
+        if let Err(error) = self.try_send_heartbeat(begun).await {
+            self.health().on_heartbeat_failed();
+            let what = "sessions of other instances are not found, and no abandoned call is cancelled, until it answers";
+            self.unreachable.warn(&format_args!("{error}: {what}"));
+        }
+    }
+
+    async fn try_send_heartbeat(&self, begun: Instant) -> Result<(), DirectoryError> {
+        self.health().on_heartbeat_begun(begun);
+        let reply = self.directory.heartbeat(self.me, &self.status()).await?;
+        if !reply.was_alive {
+            self.health().on_lease_missing();
+            let mut status = self.status();
+            // A new instance holds up no proof of another.
+            status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
+            self.directory.acquire_lease(self.me, &status).await?;
+        }
+        let renews_epochs = self.may_renew_epochs(&reply.run).await?;
+        let required = self.health().on_heartbeat_answered(begun, reply.run);
+        if required.was_lost {
+            self.answers.write_again();
+        }
+        if renews_epochs {
+            self.health().on_epochs_renewed();
+            self.sessions.renew_all();
+        } else if required.write_all {
+            self.sessions.write_all_again();
+        }
+        Ok(())
+    }
+
+    /// Whether this instance, whose lease was lost, may take later epochs than the directory has: not while a claim of another may be
+    /// lost, which a new epoch would outdo. Then none claims either.
+    async fn may_renew_epochs(&self, run: &BackendRunId) -> Result<bool, DirectoryError> {
+        match self.health().renewal_due() {
+            None => return Ok(false),
+            Some(before) if before == run => return Ok(true),
+            Some(_) => {}
+        }
+        let leases = self.directory.leases().await?;
+        let is_settled = self.health().is_settled(Instant::now()) || leases.has_settled();
+        Ok(is_settled && leases.all_have_written(self.me.incarnation))
+    }
+
+    fn status(&self) -> Status {
+        let has_late_answers = self.answers.are_late();
+        let now = Instant::now();
+        let health = self.health();
+        Status {
+            written_in: health.written_in(now).cloned(),
+            is_settled: health.is_settled(now),
+            has_late_answers,
+            turned_away: self.turned_away.age(now),
+        }
+    }
+
+    /// Writes what there is to be written, for ever.
+    async fn run_writes(&self) -> Infallible {
+        let mut entries = Lane::new(MAX_WRITES, RETRY_INTERVAL);
+        // A deletion that fails or takes long holds up no session.
+        let mut deletions = Lane::new(MAX_DELETIONS, RETRY_INTERVAL);
+        loop {
+            if !self.health().is_unreachable() {
+                while entries.has_room()
+                    && let Some(work) = self.sessions.next_entries()
+                {
+                    entries.push(self.write(work));
+                }
+                while deletions.has_room()
+                    && let Some(work) = self.sessions.next_deletions()
+                {
+                    deletions.push(self.write(work));
+                }
+                if !self.sessions.has_unconfirmed() {
+                    self.on_all_written();
+                }
+            }
+            select! {
+                () = entries.next_change() => {}
+                () = deletions.next_change() => {}
+                () = self.sessions.until_work() => {}
+                () = self.answers_again.notified() => {}
+            }
+        }
+    }
+
+    /// Writes what there is to be written now.
+    async fn write_all(&self) {
+        let next = || {
+            self.sessions
+                .next_deletions()
+                .or_else(|| self.sessions.next_entries())
+        };
+        while let Some(work) = next() {
+            if !self.write(work).await {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether the directory took it.
+    async fn write(&self, work: Work) -> bool {
+        let written = match work {
+            Work::Delete(batch) => {
+                let deletions = batch.into_iter().map(|(session, tombstone)| async move {
+                    let deleted = self.directory.delete(session, tombstone).await;
+                    self.sessions.on_deletion_result(session, deleted.is_ok());
+                    deleted
+                });
+                join_all(deletions).await.into_iter().collect()
+            }
+            Work::Register(batch) => {
+                match self.directory.register(self.me, &batch.sessions).await {
+                    Ok(unchanged) => {
+                        self.sessions.on_written(batch, &unchanged);
+                        Ok(())
+                    }
+                    Err(error) => {
+                        self.sessions.requeue(batch);
+                        Err(error)
+                    }
+                }
+            }
+        };
+        if let Err(error) = &written {
+            self.unwritten.warn(&format_args!(
+                "{error}: sessions of this instance are not written yet"
+            ));
+        }
+        written.is_ok()
+    }
+
+    fn on_all_written(&self) {
+        let was_consistent = self.consistent_since().is_some();
+        self.health().on_all_written(Instant::now());
+        let is_consistent = self.consistent_since().is_some();
+        if is_consistent && !was_consistent {
+            // Other instances wait to learn that all is written.
+            self.heartbeat_due.notify_one();
+        }
+        if is_consistent && self.unreachable.clear() {
+            log(|| {
+                tracing::info!(
+                    "the directory answers again, and knows all sessions of this instance"
+                )
+            });
+        }
+    }
+
+    /// Decides whose the contested sessions are, for ever.
+    async fn run_contested(&self) -> Infallible {
+        loop {
+            self.resolve_contested().await;
+            let _or_again = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
+        }
+    }
+
+    /// Decides whose the contested sessions are, as far as that is known.
+    async fn resolve_contested(&self) {
+        let contested = self.sessions.contested();
+        if contested.is_empty() {
+            return;
+        }
+        let Ok(leases) = self.directory.leases().await else {
+            return;
+        };
+        let has_lease = |is: &Ownership| leases.of(is.owner.incarnation).is_some();
+        let (owned_by_living, owner_gone): (Vec<_>, Vec<_>) =
+            contested.into_iter().partition(|(_, is)| has_lease(is));
+        for (session, is) in owned_by_living {
+            self.sessions.relinquish_to_owner(session, is.owner);
+        }
+        if self.proves(&leases) {
+            let claims = stream::iter(owner_gone);
+            let claims = claims.for_each_concurrent(MAX_CLAIMS_AT_ONCE, |(session, former)| {
+                self.claim_back(session, former)
+            });
+            claims.await;
+        }
+    }
+
+    async fn claim_back(&self, session: SessionHash, former: Ownership) {
+        let wanted = former.claimed_by(self.me);
+        match self.directory.claim(session, former, wanted).await {
+            Ok(Claim::Won) => {
+                log(
+                    || tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed back: the lease of its owner is over"),
+                );
+                self.sessions.on_claimed(session, wanted.epoch);
+            }
+            Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
+            Ok(Claim::Unknown) => self.sessions.write_again(session),
+            // The next heartbeat tries it again.
+            Err(_) => {}
+        }
+    }
+
+    fn health(&self) -> MutexGuard<'_, DirectoryHealth> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Debug for Heartbeat {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let since = self.consistent_since();
+        f.debug_struct("Heartbeat")
+            .field("me", &self.me)
+            .field("consistent_since", &since)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! The health against its definition, which is read from all that has happened.
+
+use std::time::Duration;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Wait(u64),
+    Heartbeat { run: u8, was_alive: bool },
+    Fail,
+    WroteAll,
+}
+
+/// What has happened, and when.
+#[derive(Debug, Default)]
+struct History(Vec<(Instant, What)>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// A heartbeat that found everything as it was left.
+    Intact,
+    /// One that did not.
+    Broken,
+    Failed,
+    /// All was written, whether or not that was asked for.
+    WroteAll,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..8_000_u64).prop_map(Step::Wait),
+        4 => (0..10_u8, 0..10_u8).prop_map(|(run, alive)| Step::Heartbeat { run: run / 9, was_alive: alive > 0 }),
+        1 => Just(Step::Fail),
+        3 => Just(Step::WroteAll),
+    ]
+}
+
+impl History {
+    /// The first time when all was written, after the last that broke it and a heartbeat that was answered since.
+    fn consistent_since(&self, now: Instant) -> Option<Instant> {
+        let is_heartbeat = |what: &What| matches!(what, What::Intact | What::Broken);
+        let breaks = |what: &What| matches!(what, What::Failed | What::Broken);
+        let (latest, _) = self.0.iter().rfind(|(_, what)| is_heartbeat(what))?;
+        if now - *latest >= LEASE_TTL {
+            return None;
+        }
+        let from = self.0.iter().rposition(|(_, what)| breaks(what))?;
+        let mut since = self.0[from..]
+            .iter()
+            .skip_while(|(_, what)| !is_heartbeat(what));
+        since
+            .find(|(_, what)| *what == What::WroteAll)
+            .map(|(at, _)| *at)
+    }
+}
+
+proptest! {
+    #[test]
+    fn it_is_consistent_as_it_is_defined(steps in vec(step(), 0..60)) {
+        let mut health = DirectoryHealth::new(false);
+        let mut history = History::default();
+        let mut now = Instant::now();
+        let mut last: Option<(Instant, u8)> = None;
+        // Whether it was consistent since all was last asked to be written.
+        let mut was_consistent = true;
+        for step in steps {
+            match step {
+                Step::Wait(millis) => now += Duration::from_millis(millis),
+                Step::Fail => {
+                    health.on_heartbeat_failed();
+                    history.0.push((now, What::Failed));
+                }
+                Step::WroteAll => {
+                    health.on_all_written(now);
+                    history.0.push((now, What::WroteAll));
+                }
+                Step::Heartbeat { run, was_alive } => {
+                    if !was_alive {
+                        health.on_lease_missing();
+                        prop_assert!(health.is_unreachable());
+                    }
+                    let todo = health.on_heartbeat_answered(now, BackendRunId::new(&run.to_string()));
+                    let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < LEASE_TTL) && was_alive;
+                    let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
+                    let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);
+                    prop_assert_eq!(todo.was_lost, !is_as_left);
+                    prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_consistent);
+                    was_consistent &= !todo.write_all;
+                    history.0.push((now, if is_as_left { What::Intact } else { What::Broken }));
+                    last = Some((now, run));
+                }
+            }
+            let consistent = health.consistent_since(now);
+            prop_assert_eq!(consistent, history.consistent_since(now));
+            prop_assert!(consistent.is_none() || !health.is_unreachable());
+            was_consistent |= health.consistent_since(now).is_some();
+        }
+    }
+}

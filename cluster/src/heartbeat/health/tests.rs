@@ -1,0 +1,101 @@
+//! What follows from a lease that may have been over.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A health, some time after a heartbeat in a run of the backend that found everything as it was left.
+fn after(time: Duration) -> (DirectoryHealth, Instant) {
+    let (mut health, begun) = (DirectoryHealth::new(false), Instant::now());
+    health.on_heartbeat_begun(begun);
+    health.on_lease_missing();
+    health.on_heartbeat_answered(begun, BackendRunId::new("run"));
+    health.on_all_written(begun);
+    assert_eq!((health.lapse(begun), health.renewal_due()), (None, None));
+    (health, begun + time)
+}
+
+/// A heartbeat that begins then, and is answered.
+fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_alive: bool) {
+    health.on_heartbeat_begun(now);
+    if !was_alive {
+        health.on_lease_missing();
+    }
+    health.on_heartbeat_answered(now, BackendRunId::new(run));
+    health.on_all_written(now);
+}
+
+#[test]
+fn a_stop_that_the_lease_outlived_is_none() {
+    let (mut health, now) = after(LEASE_TTL - SECOND / 2);
+    assert_eq!(health.lapse(now), Some(Lapse::by_stall(now)));
+    answer_heartbeat(&mut health, now, "run", true);
+    assert_eq!((health.lapse(now), health.renewal_due()), (None, None));
+}
+
+#[test]
+fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
+    for run in ["run", "another run"] {
+        let (mut health, stopped) = after(2 * LEASE_TTL);
+        answer_heartbeat(&mut health, stopped, run, false);
+        for later in 1..4 {
+            let now = stopped + later * SECOND;
+            assert_eq!(health.lapse(now), Some(Lapse::by_stall(stopped)));
+            assert_eq!(health.renewal_due(), Some(&BackendRunId::new("run")));
+            answer_heartbeat(&mut health, now, run, true);
+        }
+        health.on_epochs_renewed();
+        health.on_all_written(stopped + 4 * SECOND);
+        assert_eq!(health.lapse(stopped + 4 * SECOND), None);
+    }
+}
+
+/// The directory is slow, and there are many.
+#[test]
+fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch() {
+    let (mut health, stopped) = after(2 * LEASE_TTL);
+    health.on_heartbeat_begun(stopped);
+    health.on_lease_missing();
+    health.on_heartbeat_answered(stopped, BackendRunId::new("run"));
+    health.on_epochs_renewed();
+    for later in 1..4 {
+        let now = stopped + later * SECOND;
+        health.on_heartbeat_begun(now);
+        if later == 2 {
+            health.on_heartbeat_failed();
+            continue;
+        }
+        health.on_heartbeat_answered(now, BackendRunId::new("run"));
+        assert_eq!(health.lapse(now), Some(Lapse::by_stall(stopped)));
+    }
+    health.on_all_written(stopped + 4 * SECOND);
+    assert_eq!(health.lapse(stopped + 4 * SECOND), None);
+}
+
+/// A snapshot may have the lease.
+#[test]
+fn after_a_stop_a_lease_in_another_run_proves_nothing() {
+    let (mut health, stopped) = after(2 * LEASE_TTL);
+    answer_heartbeat(&mut health, stopped, "another run", true);
+    assert_eq!(health.lapse(stopped), Some(Lapse::by_stall(stopped)));
+    assert_eq!(health.renewal_due(), Some(&BackendRunId::new("run")));
+}
+
+/// There availability has precedence.
+#[test]
+fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
+    let (mut health, mut now) = after(SECOND);
+    for _ in 0..10 {
+        health.on_heartbeat_begun(now);
+        health.on_heartbeat_failed();
+        assert_eq!(health.lapse(now), None);
+        now += SECOND;
+    }
+    health.on_heartbeat_begun(now);
+    health.on_lease_missing();
+    health.on_heartbeat_answered(now, BackendRunId::new("another run"));
+    assert_eq!(health.lapse(now), Some(Lapse::by_failures(now)));
+    health.on_all_written(now);
+    assert_eq!(health.lapse(now), None);
+    assert!(health.renewal_due().is_some(), "in their time");
+}

@@ -1,0 +1,536 @@
+use tokio::{
+    sync::mpsc::UnboundedReceiver,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use super::*;
+use crate::{
+    directory::{
+        Claim, DIRECTORY_TIMEOUT, LEASE_TTL, Look, MemoryDirectory,
+        contract::{claim_from, instance, is_alive, session},
+        faulty::{Fault, Faulty},
+    },
+    ids::{Record, SessionHash},
+    sessions::{Relinquished, RelinquishedTo},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(10);
+
+/// An instance that sends heartbeats, and its own way to the directory.
+struct Instance {
+    me: Owner,
+    link: Faulty,
+    sessions: Arc<Sessions>,
+    relinquished_sessions: UnboundedReceiver<Relinquished>,
+    heartbeat: Arc<Heartbeat>,
+    task: JoinHandle<()>,
+}
+
+impl Instance {
+    fn new(number: u8, memory: &MemoryDirectory) -> Self {
+        let me = instance(number);
+        let link = Faulty::new(memory.clone());
+        let (sessions, relinquished_sessions) = Sessions::new(me.incarnation);
+        let turned_away = Arc::new(TurnedAway::new(Duration::ZERO));
+        let directory = Limited::new(link.clone());
+        let answers = Answers::new(directory.clone());
+        let heartbeat =
+            Heartbeat::new(me, directory, sessions.clone(), turned_away, answers, false);
+        let task = tokio::spawn(heartbeat.clone().run());
+        Self {
+            me,
+            link,
+            sessions,
+            relinquished_sessions,
+            heartbeat,
+            task,
+        }
+    }
+
+    /// With sessions of these ids, which the directory knows.
+    async fn with(number: u8, memory: &MemoryDirectory, ids: &[&str]) -> Self {
+        let instance = Self::new(number, memory);
+        for id in ids {
+            instance.sessions.begin(id, session(id).params);
+            instance.sessions.until_written(session(id).session).await;
+        }
+        instance.until_consistent().await;
+        instance
+    }
+
+    fn is_consistent(&self) -> bool {
+        self.heartbeat.consistent_since().is_some()
+    }
+
+    async fn until_consistent(&self) {
+        while !self.is_consistent() {
+            sleep(STEP).await;
+        }
+    }
+
+    async fn until_not_consistent(&self) {
+        while self.is_consistent() {
+            sleep(STEP).await;
+        }
+    }
+
+    async fn look(&self, session: SessionHash) -> Look {
+        self.link.look(session).await.unwrap()
+    }
+
+    /// Whether it would say that there is no such session.
+    async fn would_deny(&self, session: SessionHash) -> bool {
+        let look = self.look(session).await;
+        look.record.is_none() && self.heartbeat.proves(&look.leases)
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn owned(memory: &MemoryDirectory, id: &str) -> Option<Owner> {
+    memory
+        .load(session(id).session)
+        .await
+        .unwrap()
+        .map(|entry| entry.ownership.owner)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    for _ in 0..60 {
+        sleep(SECOND).await;
+        assert!(is_alive(&memory, one.me).await && one.is_consistent());
+    }
+    one.task.abort();
+    sleep(LEASE_TTL).await;
+    assert!(!is_alive(&memory, one.me).await);
+    assert!(!one.is_consistent(), "nobody asks any more whether it is");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_session_is_written_without_waiting_for_a_heartbeat() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    one.sessions.begin("a", session("a").params);
+    timeout(STEP, one.sessions.until_written(session("a").session))
+        .await
+        .unwrap();
+    assert_eq!(owned(&memory, "a").await, Some(one.me));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_living_session_is_known_for_as_long_as_it_lives() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["living", "closed"]).await;
+    one.sessions.on_closed("closed");
+    sleep(Duration::from_secs(3 * 60 * 60)).await;
+    assert_eq!(owned(&memory, "living").await, Some(one.me));
+    assert_eq!(owned(&memory, "closed").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_session_is_removed_at_once() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["a"]).await;
+    one.sessions.on_deleted("a");
+    timeout(STEP, one.sessions.until_removed(session("a").session))
+        .await
+        .unwrap();
+    assert_eq!(owned(&memory, "a").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_deleted_while_the_directory_is_away_is_removed_when_it_is_back() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["a"]).await;
+    one.link.set(Fault::Fails);
+    one.sessions.on_deleted("a");
+    sleep(30 * SECOND).await;
+    assert_eq!(owned(&memory, "a").await, Some(one.me));
+    one.link.set(Fault::None);
+    timeout(SECOND, one.sessions.until_removed(session("a").session))
+        .await
+        .unwrap();
+    assert_eq!(owned(&memory, "a").await, None);
+}
+
+/// Whatever happens to the directory: before it is consistent again, all sessions are in it.
+async fn all_is_written_before_it_is_consistent(
+    happens: impl AsyncFnOnce(&MemoryDirectory, &Faulty),
+) {
+    let memory = MemoryDirectory::default();
+    let ids: Vec<String> = (0..500).map(|id| id.to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let one = Instance::with(1, &memory, &ids).await;
+    let before = one.heartbeat.consistent_since().unwrap();
+    happens(&memory, &one.link).await;
+    let begun = Instant::now();
+    while one
+        .heartbeat
+        .consistent_since()
+        .is_none_or(|since| since == before)
+    {
+        sleep(Duration::from_millis(1)).await;
+        assert!(begun.elapsed() < 4 * SECOND, "it is never sound again");
+    }
+    for id in ids {
+        assert_eq!(owned(&memory, id).await, Some(one.me));
+    }
+    assert!(is_alive(&memory, one.me).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_all_is_written_before_it_is_consistent() {
+    all_is_written_before_it_is_consistent(async |memory, _| memory.restart()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_flush_all_is_written_before_it_is_consistent() {
+    all_is_written_before_it_is_consistent(async |memory, _| memory.flush()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_while_it_is_away_all_is_written_before_it_is_consistent() {
+    all_is_written_before_it_is_consistent(async |memory, link| {
+        link.set(Fault::Fails);
+        sleep(3 * SECOND).await;
+        memory.restart();
+        sleep(SECOND).await;
+        link.set(Fault::None);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_stop_all_is_written_before_it_is_consistent() {
+    all_is_written_before_it_is_consistent(async |memory, link| {
+        link.set(Fault::Stopped);
+        sleep(10 * SECOND).await;
+        memory.flush();
+        link.set(Fault::None);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconnect_that_no_heartbeat_survived_has_all_written_again() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["a"]).await;
+    one.link.set(Fault::Fails);
+    one.until_not_consistent().await;
+    let entered = one.link.asked("register");
+    one.link.set(Fault::None);
+    one.until_consistent().await;
+    assert_eq!(one.link.asked("register"), entered + 1);
+    sleep(60 * SECOND).await;
+    assert_eq!(one.link.asked("register"), entered + 1, "once is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_and_its_limit() {
+    for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
+        let memory = MemoryDirectory::default();
+        let one = Instance::with(1, &memory, &["a"]).await;
+        one.link.set(fault);
+        timeout(
+            HEARTBEAT_INTERVAL + DIRECTORY_TIMEOUT + STEP,
+            one.until_not_consistent(),
+        )
+        .await
+        .unwrap();
+        sleep(60 * SECOND).await;
+        assert!(!one.is_consistent());
+        assert!(
+            one.sessions.is_local(session("a").session),
+            "what lives here goes on"
+        );
+        one.link.set(Fault::None);
+        timeout(2 * SECOND, one.until_consistent()).await.unwrap();
+        assert_eq!(owned(&memory, "a").await, Some(one.me));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_empty_directory_does_not_know_is_not_denied() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["living"]).await;
+    let two = Instance::with(2, &memory, &[]).await;
+    sleep(SETTLE_PERIOD).await;
+    assert!(two.would_deny(session("unknown").session).await);
+    for lose_all in [MemoryDirectory::restart, MemoryDirectory::flush] {
+        lose_all(&memory);
+        let begun = Instant::now();
+        while begun.elapsed() < 10 * SECOND {
+            assert!(!two.would_deny(session("living").session).await);
+            sleep(STEP).await;
+        }
+        assert_eq!(owned(&memory, "living").await, Some(one.me));
+        assert!(
+            two.would_deny(session("unknown").session).await,
+            "five seconds later it may"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_has_just_begun_denies_nothing() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::new(1, &memory);
+    let begun = Instant::now();
+    while begun.elapsed() < SETTLE_PERIOD {
+        assert!(!one.would_deny(session("unknown").session).await);
+        sleep(STEP).await;
+    }
+    sleep(STEP).await;
+    assert!(one.would_deny(session("unknown").session).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_has_just_begun_relies_on_one_that_has_settled() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
+    let two = Instance::with(2, &memory, &[]).await;
+    assert!(two.would_deny(session("unknown").session).await);
+    // Not after the directory lost what it knew.
+    memory.restart();
+    sleep(2 * HEARTBEAT_INTERVAL).await;
+    assert!(one.is_consistent() && two.is_consistent());
+    assert!(!two.would_deny(session("unknown").session).await);
+    sleep(SETTLE_PERIOD).await;
+    assert!(two.would_deny(session("unknown").session).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    sleep(SETTLE_PERIOD).await;
+    let look = one.look(session("unknown").session).await;
+    assert!(look.record.is_none() && one.heartbeat.proves(&look.leases));
+    memory.restart();
+    sleep(10 * SECOND).await;
+    assert!(!one.heartbeat.proves(&look.leases));
+}
+
+/// Somebody saw that there was no lease, the owner came back, and only then the claim came.
+#[tokio::test(start_paused = true)]
+async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["wanted"]).await;
+    let two = Instance::with(2, &memory, &[]).await;
+    sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
+    let wanted = session("wanted").session;
+    one.link.set(Fault::Fails);
+    while is_alive(&memory, one.me).await {
+        sleep(STEP).await;
+    }
+    let read = memory.load(wanted).await.unwrap().unwrap().ownership;
+    one.link.set(Fault::None);
+    one.until_consistent().await;
+    let claims = read.claimed_by(two.me);
+    let claim = memory.claim(wanted, read, claims).await.unwrap();
+    let is = memory.load(wanted).await.unwrap().unwrap().ownership;
+    assert_eq!(claim, Claim::Lost(Record::Owned(is)));
+    assert!(is.owner == one.me && is.epoch > read.epoch);
+    sleep(10 * SECOND).await;
+    assert!(one.sessions.is_local(wanted) && one.relinquished_sessions.try_recv().is_err());
+}
+
+/// The one that has claimed the session since the snapshot has not written it again.
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a"]).await;
+    let mut two = Instance::with(2, &memory, &[]).await;
+    let snapshot = memory.take_snapshot();
+    one.link.set(Fault::Fails);
+    sleep(2 * LEASE_TTL).await;
+    let claim = claim_from(&memory, session("a").session, one.me, two.me).await;
+    assert_eq!(claim, Claim::Won);
+    two.sessions.begin("a", session("a").params);
+    sleep(SECOND).await;
+    two.link.set(Fault::Fails);
+    memory.load_snapshot(&snapshot);
+    one.link.set(Fault::None);
+    one.until_consistent().await;
+    two.link.set(Fault::None);
+    sleep(2 * SETTLE_PERIOD).await;
+    assert_eq!(owned(&memory, "a").await, Some(two.me));
+    assert!(two.relinquished_sessions.try_recv().is_err());
+    assert_eq!(
+        one.relinquished_sessions.try_recv().unwrap().to,
+        RelinquishedTo::Owner(two.me)
+    );
+}
+
+/// Its answer was lost: the next heartbeat finds the lease, and does not take it for one that never lapsed.
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_made_without_an_answer_was_lost_all_the_same() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["a"]).await;
+    let _settled = Instance::with(2, &memory, &[]).await;
+    sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
+    let read = memory.load(session("a").session).await.unwrap().unwrap();
+    memory.release_lease(one.me).await.unwrap();
+    one.link.set(Fault::MuteAt("acquire_lease"));
+    one.until_not_consistent().await;
+    while !is_alive(&memory, one.me).await {
+        sleep(STEP).await;
+    }
+    one.link.set(Fault::None);
+    one.until_consistent().await;
+    let is = memory.load(session("a").session).await.unwrap().unwrap();
+    assert!(is.ownership.epoch > read.ownership.epoch);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_was_claimed_meanwhile_is_relinquished() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["claimed", "kept"]).await;
+    let two = instance(2);
+    one.link.set(Fault::Stopped);
+    sleep(10 * SECOND).await;
+    assert!(!is_alive(&memory, one.me).await);
+    memory.acquire_lease(two, &Status::default()).await.unwrap();
+    let claim = claim_from(&memory, session("claimed").session, one.me, two).await;
+    assert_eq!(claim, Claim::Won);
+    one.link.set(Fault::None);
+    one.until_consistent().await;
+    let relinquished = one.relinquished_sessions.recv().await.unwrap();
+    assert_eq!(
+        (&*relinquished.id, relinquished.to),
+        ("claimed", RelinquishedTo::Owner(two))
+    );
+    assert!(one.relinquished_sessions.try_recv().is_err());
+    assert!(
+        !one.sessions.is_local(session("claimed").session)
+            && one.sessions.is_local(session("kept").session)
+    );
+    assert_eq!(owned(&memory, "claimed").await, Some(two));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a"]).await;
+    let mut two = Instance::with(2, &memory, &[]).await;
+    // The first does not notice in time that it was claimed.
+    one.link.set(Fault::Fails);
+    sleep(10 * SECOND).await;
+    claim_from(&memory, session("a").session, one.me, two.me).await;
+    two.sessions.begin("a", session("a").params);
+    memory.restart();
+    one.link.set(Fault::None);
+    sleep(5 * SECOND).await;
+    assert!(one.is_consistent() && two.is_consistent());
+    let are_local = [&one, &two].map(|instance| instance.sessions.is_local(session("a").session));
+    let relinquished =
+        [&mut one, &mut two].map(|instance| instance.relinquished_sessions.try_recv().is_ok());
+    assert_eq!(are_local.map(|are_local| !are_local), relinquished);
+    let owner = owned(&memory, "a").await;
+    assert_eq!(
+        are_local,
+        [one.me, two.me].map(|me| owner == Some(me)),
+        "exactly the owner has it"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    one.link.set(Fault::Slow(400 * Duration::from_millis(1)));
+    for id in 0..10_000 {
+        one.sessions.begin(&id.to_string(), session("any").params);
+    }
+    one.link.memory.restart();
+    let begun = Instant::now();
+    one.until_not_consistent().await;
+    while !one.is_consistent() {
+        assert!(begun.elapsed() < 120 * SECOND, "it never comes to an end");
+        sleep(100 * Duration::from_millis(1)).await;
+        assert!(begun.elapsed() < 3 * SECOND || is_alive(&memory, one.me).await);
+    }
+    assert_eq!(memory.sessions(), 10_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_deletions_to_a_slow_directory_delays_no_new_session() {
+    let memory = MemoryDirectory::default();
+    let ids: Vec<String> = (0..1_000).map(|id| id.to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let one = Instance::with(1, &memory, &ids).await;
+    one.link.set(Fault::Slow(300 * Duration::from_millis(1)));
+    for id in ids {
+        one.sessions.on_deleted(id);
+    }
+    let new = session("new");
+    one.sessions.begin("new", new.params);
+    let written = timeout(2 * SECOND, one.sessions.until_written(new.session));
+    assert!(written.await.is_ok(), "it waits for the deletions");
+    one.sessions.until_all_removed().await;
+    assert_eq!(memory.sessions(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
+    let memory = MemoryDirectory::default();
+    let ids: Vec<String> = (0..2_000).map(|id| id.to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let one = Instance::with(1, &memory, &ids).await;
+    memory.restart();
+    for _ in 0..20 {
+        one.link.set(Fault::Fails);
+        sleep(700 * Duration::from_millis(1)).await;
+        one.link.set(Fault::Slow(200 * Duration::from_millis(1)));
+        sleep(900 * Duration::from_millis(1)).await;
+    }
+    assert_eq!(memory.sessions(), 2_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_gives_up_its_lease_and_is_not_consistent() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a"]).await;
+    one.heartbeat.stop();
+    timeout(SECOND, &mut one.task).await.unwrap().unwrap();
+    assert!(!is_alive(&memory, one.me).await && !one.is_consistent());
+    assert_eq!(
+        owned(&memory, "a").await,
+        Some(one.me),
+        "others find it there, and claim it"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_a_directory_that_is_away_does_not_wait_for_it() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &[]).await;
+    one.link.set(Fault::Stopped);
+    sleep(3 * SECOND).await;
+    one.heartbeat.stop();
+    timeout(3 * DIRECTORY_TIMEOUT, &mut one.task)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_said_to_be_this_instances_own_is_not_lost() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a"]).await;
+    one.link.set(Fault::Lies(one.me));
+    memory.restart();
+    sleep(5 * SECOND).await;
+    assert!(one.is_consistent() && one.relinquished_sessions.try_recv().is_err());
+    assert!(one.sessions.is_local(session("a").session));
+}

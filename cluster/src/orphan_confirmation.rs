@@ -1,0 +1,230 @@
+//! The proof before an orphan is cancelled: that its client cannot have come back to another instance.
+//!
+//! | the directory | the orphan |
+//! |---|---|
+//! | was not consistent for the whole grace, and for a lease's time | waits until it was |
+//! | has lost the lease of this instance, and what others wrote with theirs | waits for another grace |
+//! | does not answer | waits for another grace |
+//! | has no heartbeat of a living instance that was sent after the grace ended | waits for one |
+//! | has that an instance, this one included, turned a client away while the call had none | waits until that client is back or gives up |
+//! | has its session as this instance's | is cancelled |
+//! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides whose it is |
+//! | has its tombstone | ends as its session closed |
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{Confirmation, Orphan};
+use tokio::time::Instant;
+
+use crate::{
+    directory::{DIRECTORY_TIMEOUT, Directory as _, Lease, Leases},
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    ids::{Incarnation, Record, SessionHash},
+    metrics,
+    router::Router,
+    turned_away::MAX_RECORD_DELAY,
+};
+
+/// A heartbeat may lack clients that arrived in this time before it was written: 1.25 s. It was composed for its way to the directory, and
+/// may have been [`DIRECTORY_TIMEOUT`] on it.
+const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(DIRECTORY_TIMEOUT);
+
+/// How long after a heartbeat is due it is looked for: 100 ms.
+const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
+
+/// How long a call has waited for its client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OrphanWait {
+    grace: Duration,
+    /// Since its last stream ended.
+    lasted: Duration,
+    /// For how long a client that was turned away counts as on its way.
+    backoff: Duration,
+}
+
+// === impl OrphanWait ===
+
+impl OrphanWait {
+    pub(crate) fn of(orphan: &Orphan<'_>, backoff: Duration) -> Self {
+        Self {
+            backoff,
+            grace: orphan.grace(),
+            lasted: orphan.detachment().lasted(),
+        }
+    }
+
+    /// For how much longer the call must wait, because of what is in the leases. `None` if not.
+    fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
+        let others = leases.all.iter().filter(|lease| lease.incarnation != me);
+        let heartbeats = others.filter_map(|lease| self.remaining_for(lease)).max();
+        heartbeats.max(
+            leases
+                .turned_away
+                .and_then(|away| self.remaining_since(away)),
+        )
+    }
+
+    /// The same, until an instance has sent a heartbeat that lacks no client which arrived before the grace ended.
+    fn remaining_for(self, lease: &Lease) -> Option<Duration> {
+        let since_grace = self.lasted.saturating_sub(self.grace);
+        let is_early = lease.age + UNRECORDED_WINDOW > since_grace;
+        let missing = UNRECORDED_WINDOW.saturating_sub(since_grace);
+        let mut next = HEARTBEAT_INTERVAL.saturating_sub(lease.age);
+        while next < missing {
+            next += HEARTBEAT_INTERVAL;
+        }
+        is_early.then_some(next + HEARTBEAT_MARGIN)
+    }
+
+    /// The same, because an instance turned a client away so long ago.
+    fn remaining_since(self, away: Duration) -> Option<Duration> {
+        // Also before this call lost its client: that may have been noticed late. The next heartbeat may carry a later time.
+        let backoff = self
+            .backoff
+            .saturating_add(HEARTBEAT_INTERVAL + UNRECORDED_WINDOW);
+        let left = backoff.saturating_sub(away);
+        (!left.is_zero()).then_some(left)
+    }
+}
+
+/// Whether a call of a session may be cancelled that waited for its client for a grace.
+pub(crate) async fn confirm(
+    router: &Router,
+    session: SessionHash,
+    wait: OrphanWait,
+) -> Confirmation {
+    let confirmation = decide(router, session, wait).await;
+    if let Confirmation::Postpone(_) = confirmation {
+        metrics::confirmation_postponed();
+    }
+    confirmation
+}
+
+async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Confirmation {
+    let (grace, me) = (wait.grace, router.me.incarnation);
+    let Some(since) = router.heartbeat.consistent_since() else {
+        return Confirmation::Postpone(grace);
+    };
+    let missing = grace
+        .max(SETTLE_PERIOD)
+        .saturating_sub(Instant::now() - since);
+    if !missing.is_zero() {
+        return Confirmation::Postpone(missing);
+    }
+    // Not what was learned lately: that may be older than a claim.
+    let look = router.directory.look(session).await;
+    if router.heartbeat.consistent_since() != Some(since) {
+        return Confirmation::Postpone(grace);
+    }
+    let Some(look) = look.ok().filter(|look| look.leases.of(me).is_some()) else {
+        return Confirmation::Postpone(grace);
+    };
+    let own = router.turned_away.age(Instant::now());
+    let remaining = wait.remaining(&look.leases, me);
+    if let Some(remaining) = remaining.max(own.and_then(|away| wait.remaining_since(away))) {
+        return Confirmation::Postpone(remaining);
+    }
+    match look.record {
+        Some(Record::Owned(is)) if is.owner == router.me => Confirmation::Cancel,
+        Some(Record::Deleted(_)) => {
+            router.sessions.write_again(session);
+            Confirmation::SessionClosed
+        }
+        // It is not one of the cluster's, so it can be no other instance's.
+        None if !router.sessions.is_local(session) && router.heartbeat.proves(&look.leases) => {
+            Confirmation::Cancel
+        }
+        Some(Record::Owned(_)) | None => {
+            router.sessions.write_again(session);
+            Confirmation::Postpone(grace)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::BackendRunId;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// For how much longer a call waits whose grace of 20 s ended 3 s ago.
+    fn remaining(age: u32, turned_away: Option<u32>) -> Option<Duration> {
+        let [me, other] = [(); 2].map(|()| Incarnation::random());
+        let lease = |incarnation, age: u32| Lease {
+            incarnation,
+            age: age * SECOND,
+            written_in: None,
+            is_settled: false,
+            has_late_answers: false,
+        };
+        let leases = Leases {
+            run: BackendRunId::new("run"),
+            all: vec![lease(me, 5), lease(other, age)],
+            turned_away: turned_away.map(|ago| ago * SECOND),
+        };
+        let wait = OrphanWait {
+            grace: 20 * SECOND,
+            lasted: 23 * SECOND,
+            backoff: 40 * SECOND,
+        };
+        wait.remaining(&leases, me)
+    }
+
+    #[test]
+    fn a_heartbeat_from_before_the_end_of_the_grace_is_waited_for() {
+        assert_eq!(remaining(4, None), Some(HEARTBEAT_MARGIN), "it is late");
+        assert_eq!(
+            remaining(2, None),
+            Some(HEARTBEAT_MARGIN),
+            "it may lack the last moment"
+        );
+        assert_eq!(remaining(1, None), None);
+    }
+
+    #[test]
+    fn the_first_heartbeat_that_lacks_nothing_is_waited_for() {
+        for (since_grace, age, next) in [
+            (0, 0, 2_000),
+            (0, 1_000, 3_000),
+            (0, 500, 1_500),
+            (1_500, 1_000, 1_000),
+        ] {
+            let [since_grace, age, next] = [since_grace, age, next].map(Duration::from_millis);
+            let wait = OrphanWait {
+                grace: 20 * SECOND,
+                lasted: 20 * SECOND + since_grace,
+                backoff: 40 * SECOND,
+            };
+            let lease = Lease {
+                incarnation: Incarnation::random(),
+                age,
+                written_in: None,
+                is_settled: false,
+                has_late_answers: false,
+            };
+            assert_eq!(wait.remaining_for(&lease), Some(next + HEARTBEAT_MARGIN));
+        }
+    }
+
+    #[test]
+    fn a_client_that_was_turned_away_is_waited_for_also_if_its_call_lost_it_later() {
+        let longest = 40 * SECOND + HEARTBEAT_INTERVAL + UNRECORDED_WINDOW;
+        for away in [0, 23, 25] {
+            assert_eq!(remaining(1, Some(away)), Some(longest - away * SECOND));
+        }
+        assert_eq!(remaining(1, Some(44)), None, "it has given up");
+    }
+
+    #[test]
+    fn a_backoff_may_be_of_any_length() {
+        for backoff in [Duration::ZERO, Duration::MAX] {
+            let wait = OrphanWait {
+                grace: SECOND,
+                lasted: SECOND,
+                backoff,
+            };
+            assert!(wait.remaining_since(Duration::ZERO) > Some(backoff.min(SECOND)));
+        }
+    }
+}

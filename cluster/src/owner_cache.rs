@@ -1,0 +1,267 @@
+//! The owners of sessions that do not live here: what was learned lately, and look-ups of the rest.
+//!
+//! 1. What is kept is bounded, and what nobody owns is kept apart: ids that somebody makes up push no owner out.
+//! 2. A session is looked up once at a time, for all who ask. At most [`MAX_LOOKUPS`] are, and none for longer than [`DIRECTORY_TIMEOUT`], in
+//!    which the wait for a permit counts.
+//! 3. That a session is this instance's is not kept: what lives here is known without asking, and of what does not, another may
+//!    be the owner by now.
+//! 4. A look-up lives as long as somebody waits for it. What it finds is kept only if nothing newer was learned meanwhile.
+
+use std::{
+    collections::{HashMap, hash_map::Entry as Slot},
+    fmt::{self, Debug, Formatter},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared, WeakShared},
+};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    directory::{DIRECTORY_TIMEOUT, Directory, DirectoryError, Limited, Look},
+    ids::{Incarnation, Ownership, Record, SessionHash},
+    ttl_cache::TtlCache,
+};
+
+/// How many owners are known at most: 16,384.
+const MAX_OWNERS: usize = 16 * 1024;
+
+/// How long an owner is known: 60 s.
+const OWNER_TTL: Duration = Duration::from_secs(60);
+
+/// How many sessions are known to have no owner at most: 4,096.
+const MAX_UNOWNED: usize = 4 * 1024;
+
+/// How long a session is known to have no owner: 1 s.
+const UNOWNED_TTL: Duration = Duration::from_secs(1);
+
+/// Maximum number of look-ups at once: 1,024. They share one connection, on which none waits for another. A directory 300 ms away
+/// then tells hundreds of clients that return at once in time.
+const MAX_LOOKUPS: usize = 1024;
+
+/// Who owns which session, as far as it was learned. It is a handle: clones are the same.
+#[derive(Clone)]
+pub(crate) struct OwnerCache(Arc<Inner>);
+
+struct Inner {
+    me: Incarnation,
+    directory: Limited,
+    lookup_permits: Semaphore,
+    state: Mutex<CacheState>,
+}
+
+struct CacheState {
+    owners: TtlCache<Ownership>,
+    /// Sessions that no instance owns, and the look that said so.
+    unowned: TtlCache<Look>,
+    lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
+    next: u64,
+}
+
+type Lookup = BoxFuture<'static, Result<Look, Arc<DirectoryError>>>;
+
+/// What is known of a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Found {
+    Owner(Ownership),
+    /// No instance owns it, as this look has it.
+    Unowned(Look),
+}
+
+/// A look-up that is in progress, until it is dropped.
+struct PendingLookup {
+    cache: Arc<Inner>,
+    session: SessionHash,
+    number: u64,
+}
+
+// === impl OwnerCache ===
+
+impl OwnerCache {
+    pub(crate) fn new(me: Incarnation, directory: Limited) -> Self {
+        Self(Arc::new(Inner {
+            me,
+            directory,
+            lookup_permits: Semaphore::new(MAX_LOOKUPS),
+            state: Mutex::new(CacheState {
+                owners: TtlCache::new(MAX_OWNERS, OWNER_TTL),
+                unowned: TtlCache::new(MAX_UNOWNED, UNOWNED_TTL),
+                lookups: HashMap::new(),
+                next: 0,
+            }),
+        }))
+    }
+
+    /// Who owns a session. What was learned lately is not asked again.
+    ///
+    /// # Errors
+    /// The directory did not answer in time.
+    pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
+        let lookup = {
+            let mut state = self.0.state();
+            if let Some(found) = state.found(session) {
+                return Ok(found);
+            }
+            self.join(&mut state, session)
+        };
+        lookup.await.map(Found::from)
+    }
+
+    /// This is who owns a session now.
+    pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {
+        let mut state = self.0.state();
+        state.lookups.remove(&session);
+        state.store(session, Found::Owner(ownership), self.0.me);
+    }
+
+    /// This instance owns a session now.
+    pub(crate) fn mark_own(&self, session: SessionHash) {
+        let mut state = self.0.state();
+        state.lookups.remove(&session);
+        state.remove(session);
+    }
+
+    /// This is not who owns a session, or not any more.
+    pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
+        let mut state = self.0.state();
+        state.lookups.remove(&session);
+        if state.owners.get(session, Instant::now()) == Some(&ownership) {
+            state.owners.remove(session);
+        }
+    }
+
+    /// The look-up of a session that is under way, or a new one.
+    fn join(&self, state: &mut CacheState, session: SessionHash) -> Shared<Lookup> {
+        if let Some(lookup) = state
+            .lookups
+            .get(&session)
+            .and_then(|(_, lookup)| lookup.upgrade())
+        {
+            return lookup;
+        }
+        let number = state.next;
+        state.next += 1;
+        let pending = PendingLookup {
+            cache: self.0.clone(),
+            session,
+            number,
+        };
+        let lookup = pending.look_up().boxed().shared();
+        if let Some(weak) = lookup.downgrade() {
+            state.lookups.insert(session, (number, weak));
+        }
+        lookup
+    }
+}
+
+impl Debug for OwnerCache {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnerCache")
+            .field("me", &self.0.me)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    async fn query(&self, session: SessionHash) -> Result<Look, DirectoryError> {
+        let look = async {
+            let _permit = self
+                .lookup_permits
+                .acquire()
+                .await
+                .map_err(DirectoryError::failed)?;
+            self.directory.look(session).await
+        };
+        timeout(DIRECTORY_TIMEOUT, look)
+            .await
+            .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
+    }
+
+    fn state(&self) -> MutexGuard<'_, CacheState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Found ===
+
+impl From<Look> for Found {
+    fn from(look: Look) -> Self {
+        match look.record {
+            Some(Record::Owned(ownership)) => Self::Owner(ownership),
+            Some(Record::Deleted(_)) | None => Self::Unowned(look),
+        }
+    }
+}
+
+// === impl CacheState ===
+
+impl CacheState {
+    fn found(&self, session: SessionHash) -> Option<Found> {
+        let now = Instant::now();
+        if let Some(ownership) = self.owners.get(session, now) {
+            return Some(Found::Owner(*ownership));
+        }
+        self.unowned.get(session, now).cloned().map(Found::Unowned)
+    }
+
+    fn remove(&mut self, session: SessionHash) {
+        self.unowned.remove(session);
+        self.owners.remove(session);
+    }
+
+    fn store(&mut self, session: SessionHash, found: Found, me: Incarnation) {
+        let now = Instant::now();
+        match found {
+            Found::Owner(is) if is.owner.incarnation == me => self.remove(session),
+            Found::Owner(ownership) => {
+                self.unowned.remove(session);
+                self.owners.insert(session, ownership, now);
+            }
+            Found::Unowned(look) => {
+                self.owners.remove(session);
+                self.unowned.insert(session, look, now);
+            }
+        }
+    }
+}
+
+// === impl PendingLookup ===
+
+impl PendingLookup {
+    async fn look_up(self) -> Result<Look, Arc<DirectoryError>> {
+        let look = self.cache.query(self.session).await;
+        if let Ok(look) = &look {
+            let mut state = self.cache.state();
+            if state
+                .lookups
+                .get(&self.session)
+                .is_some_and(|(number, _)| *number == self.number)
+            {
+                state.store(self.session, Found::from(look.clone()), self.cache.me);
+            }
+        }
+        look.map_err(Arc::new)
+    }
+}
+
+impl Drop for PendingLookup {
+    fn drop(&mut self) {
+        let mut state = self.cache.state();
+        if let Slot::Occupied(lookup) = state.lookups.entry(self.session)
+            && lookup.get().0 == self.number
+        {
+            lookup.remove();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+use tokio::{
+    task::{JoinHandle, yield_now},
+    time::sleep,
+};
+
+use super::*;
+use crate::directory::{
+    MemoryDirectory,
+    contract::{instance, ownership, session},
+    faulty::{Fault, Faulty},
+};
+use crate::ids::Owner;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Owners as an instance sees them, and its way to the directory, in which another one has the session "a".
+async fn owners() -> (OwnerCache, Faulty, Ownership) {
+    let directory = Faulty::new(MemoryDirectory::default());
+    let other = registered(&directory, instance(2), "a").await;
+    let owners = OwnerCache::new(instance(1).incarnation, Limited::new(directory.clone()));
+    (owners, directory, other)
+}
+
+/// Registers a session, and gives the ownership.
+async fn registered(directory: &Faulty, owner: Owner, id: &str) -> Ownership {
+    let memory = &directory.memory;
+    memory.register(owner, &[session(id)]).await.unwrap();
+    ownership(memory, hash(id)).await.unwrap()
+}
+
+fn hash(id: &str) -> SessionHash {
+    SessionHash::of(id)
+}
+
+async fn found(owners: &OwnerCache, id: &str) -> Option<Ownership> {
+    match owners.find(hash(id)).await.unwrap() {
+        Found::Owner(ownership) => Some(ownership),
+        Found::Unowned(_) => None,
+    }
+}
+
+/// Somebody else who asks.
+fn ask(owners: &OwnerCache, id: &str) -> JoinHandle<Result<Found, Arc<DirectoryError>>> {
+    let (owners, session) = (owners.clone(), hash(id));
+    tokio::spawn(async move { owners.find(session).await })
+}
+
+async fn settle() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_is_asked_for_once_a_minute() {
+    let (owners, directory, other) = owners().await;
+    for _ in 0..59 {
+        assert_eq!(found(&owners, "a").await, Some(other));
+        sleep(SECOND).await;
+    }
+    assert_eq!(directory.asked("look"), 1);
+    sleep(SECOND).await;
+    assert_eq!(found(&owners, "a").await, Some(other));
+    assert_eq!(directory.asked("look"), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_nobody_owns_is_asked_for_once_a_second() {
+    let (owners, directory, _) = owners().await;
+    for _ in 0..10 {
+        assert_eq!(found(&owners, "b").await, None);
+    }
+    assert_eq!(directory.asked("look"), 1);
+    sleep(SECOND).await;
+    directory
+        .memory
+        .register(instance(3), &[session("b")])
+        .await
+        .unwrap();
+    assert!(found(&owners, "b").await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_who_ask_for_a_session_at_once_wait_for_one_look_up() {
+    let (owners, directory, other) = owners().await;
+    directory.set(Fault::Stopped);
+    let asked: Vec<_> = (0..100).map(|_| ask(&owners, "a")).collect();
+    settle().await;
+    assert_eq!(directory.asked("look"), 1);
+    directory.set(Fault::None);
+    for answer in asked {
+        assert_eq!(answer.await.unwrap().unwrap(), Found::Owner(other));
+    }
+    assert_eq!(directory.asked("look"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_up_goes_on_when_the_first_who_asked_has_gone() {
+    let (owners, directory, other) = owners().await;
+    directory.set(Fault::Stopped);
+    let first = ask(&owners, "a");
+    settle().await;
+    let second = ask(&owners, "a");
+    settle().await;
+    first.abort();
+    settle().await;
+    directory.set(Fault::None);
+    assert_eq!(second.await.unwrap().unwrap(), Found::Owner(other));
+    assert_eq!(directory.asked("look"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_up_for_which_nobody_waits_leaves_nothing() {
+    let (owners, directory, other) = owners().await;
+    directory.set(Fault::Stopped);
+    let asked: Vec<_> = (0..100).map(|id| ask(&owners, &id.to_string())).collect();
+    settle().await;
+    assert_eq!(owners.0.state().lookups.len(), 100);
+    for answer in asked {
+        answer.abort();
+    }
+    settle().await;
+    assert_eq!(owners.0.state().lookups.len(), 0);
+    assert_eq!(owners.0.lookup_permits.available_permits(), MAX_LOOKUPS);
+    directory.set(Fault::None);
+    assert_eq!(found(&owners, "a").await, Some(other));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_are_looked_up_at_once_and_nobody_waits_longer_than_the_limit() {
+    let (owners, directory, _) = owners().await;
+    directory.set(Fault::Stopped);
+    let begun = Instant::now();
+    let asked: Vec<_> = (0..2 * MAX_LOOKUPS)
+        .map(|id| ask(&owners, &id.to_string()))
+        .collect();
+    settle().await;
+    assert_eq!(directory.asked("look"), MAX_LOOKUPS);
+    for answer in asked {
+        let error = answer.await.unwrap().unwrap_err();
+        assert_eq!(error.to_string(), "the directory did not answer in time");
+    }
+    assert!(
+        begun.elapsed() <= DIRECTORY_TIMEOUT + Duration::from_millis(10),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(owners.0.state().lookups.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_up_that_failed_is_not_kept() {
+    let (owners, directory, other) = owners().await;
+    directory.set(Fault::Fails);
+    let error = owners.find(hash("a")).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the directory failed: it is switched off"
+    );
+    directory.set(Fault::None);
+    assert_eq!(found(&owners, "a").await, Some(other));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_learned_during_a_look_up_is_newer_than_what_that_finds() {
+    let (owners, directory, other) = owners().await;
+    directory.set(Fault::Stopped);
+    let late = ask(&owners, "a");
+    settle().await;
+    let winner = Ownership::begin(instance(3));
+    owners.insert(hash("a"), winner);
+    directory.set(Fault::None);
+    assert_eq!(late.await.unwrap().unwrap(), Found::Owner(other));
+    assert_eq!(found(&owners, "a").await, Some(winner));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_this_instance_owns_is_asked_for_each_time() {
+    let (owners, directory, other) = owners().await;
+    let me = Owner {
+        incarnation: owners.0.me,
+        ..instance(3)
+    };
+    owners.insert(hash("a"), Ownership::begin(me));
+    assert_eq!(found(&owners, "a").await, Some(other));
+    let mine = registered(&directory, me, "c").await;
+    for asked in 2..4 {
+        assert_eq!(found(&owners, "c").await, Some(mine));
+        assert_eq!(directory.asked("look"), asked);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_owner_that_was_meant_is_forgotten() {
+    let (owners, directory, other) = owners().await;
+    let winner = Ownership::begin(instance(3));
+    owners.insert(hash("a"), winner);
+    owners.invalidate(hash("a"), other);
+    assert_eq!(found(&owners, "a").await, Some(winner));
+    owners.invalidate(hash("a"), winner);
+    assert_eq!(
+        found(&owners, "a").await,
+        Some(other),
+        "it is asked for again"
+    );
+    assert_eq!(directory.asked("look"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_that_somebody_makes_up_push_no_owner_out() {
+    let (owners, directory, other) = owners().await;
+    assert_eq!(found(&owners, "a").await, Some(other));
+    for id in 0..MAX_OWNERS + 1 {
+        assert_eq!(found(&owners, &id.to_string()).await, None);
+    }
+    let asked = directory.asked("look");
+    assert_eq!(found(&owners, "a").await, Some(other));
+    assert_eq!(directory.asked("look"), asked);
+    let state = owners.0.state();
+    assert!(state.unowned.len() <= MAX_UNOWNED && state.owners.len() == 1);
+}

@@ -1,0 +1,90 @@
+//! Warnings that say once a minute what goes on all the time.
+
+use std::{
+    fmt::Display,
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::log::log;
+
+/// How often one warning is logged: once a minute.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// One warning, and when it was last logged.
+#[derive(Debug, Default)]
+pub(crate) struct RateLimitedWarning(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    logged: Option<Instant>,
+    /// It was logged, and nobody said since that it is over.
+    is_active: bool,
+}
+
+// === impl RateLimitedWarning ===
+
+impl RateLimitedWarning {
+    /// Logs the warning, unless it was logged less than a minute ago.
+    pub(crate) fn warn(&self, what: &dyn Display) {
+        if self.is_due(Instant::now()) {
+            log(|| tracing::warn!(target: "mcp_cancel_cluster", "{what}"));
+        }
+    }
+
+    /// Logs it as an error, and as rarely.
+    pub(crate) fn error(&self, what: &dyn Display) {
+        if self.is_due(Instant::now()) {
+            log(|| tracing::error!(target: "mcp_cancel_cluster", "{what}"));
+        }
+    }
+
+    /// What was warned of is over. Says whether it was warned of since the last time.
+    pub(crate) fn clear(&self) -> bool {
+        mem::take(&mut self.state().is_active)
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        let mut state = self.state();
+        let is_due = state
+            .logged
+            .is_none_or(|logged| now.duration_since(logged) >= LOG_INTERVAL);
+        if is_due {
+            state.logged = Some(now);
+            state.is_active = true;
+        }
+        is_due
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_is_due_once_a_minute() {
+        let warning = RateLimitedWarning::default();
+        let start = Instant::now();
+        let due = |seconds| warning.is_due(start + Duration::from_secs(seconds));
+        assert_eq!(
+            [0, 1, 59, 60, 61, 300].map(due),
+            [true, false, false, true, false, true]
+        );
+    }
+
+    #[test]
+    fn a_warning_is_cleared_once() {
+        let warning = RateLimitedWarning::default();
+        assert!(!warning.clear());
+        warning.warn(&"it rains");
+        assert!(warning.clear());
+        assert!(!warning.clear());
+    }
+}

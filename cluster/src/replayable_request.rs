@@ -1,0 +1,302 @@
+//! A request that is kept until an instance has taken it, and can be sent again until then.
+//!
+//! 1. Nothing of the body is read before it is to be sent.
+//! 2. Then a body of at most [`MAX_REPLAY`] is read whole, and can be sent again as it came. Of a longer body only the beginning is read.
+//!    A longer body is sent once, frame by frame.
+//! 3. A request that was not sent is whole, whatever its length.
+//! 4. A body that stalls fails ([`limit_idle`]), also while it is sent.
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt as _, stream};
+use http::{Request, request::Parts};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+
+use crate::{
+    body_idle::{is_stalled, limit_idle},
+    routing_plan::Refusal,
+};
+
+/// Maximum length of a body that can be sent again: 64 KiB. What clients send in a session is far shorter, but for large arguments.
+const MAX_REPLAY: usize = 64 * 1024;
+
+#[derive(Debug)]
+pub(crate) struct ReplayableRequest {
+    pub(crate) head: Parts,
+    body: ReplayableBody,
+}
+
+#[derive(Debug)]
+enum ReplayableBody {
+    Unread(Body),
+    Whole(Bytes),
+    /// It is too long to be kept.
+    Long(Body),
+    /// A long one, which is being sent.
+    Sent,
+}
+
+// === impl ReplayableRequest ===
+
+impl ReplayableRequest {
+    pub(crate) fn new(request: Request<Body>) -> Self {
+        let (head, body) = request.into_parts();
+        let body = ReplayableBody::Unread(limit_idle(body));
+        Self { head, body }
+    }
+
+    /// Reads the body if it can be kept, unless that was done.
+    ///
+    /// # Errors
+    ///
+    /// The client broke off in the middle of its request, or stalled.
+    pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
+        self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
+            ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
+            ReplayableBody::Unread(body) => ReplayableBody::read(body, MAX_REPLAY).await?,
+            read => read,
+        };
+        Ok(())
+    }
+
+    /// Reads the body, or its first `limit` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The client broke off in the middle of its request, or stalled.
+    pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
+        self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
+            ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {
+                ReplayableBody::read(body, limit).await?
+            }
+            read => read,
+        };
+        Ok(())
+    }
+
+    /// Whether the request can still be sent, or served here, as it came.
+    pub(crate) fn is_whole(&self) -> bool {
+        !matches!(self.body, ReplayableBody::Sent)
+    }
+
+    /// The body, if it was read and can be sent again.
+    pub(crate) fn bytes(&self) -> Option<&Bytes> {
+        match &self.body {
+            ReplayableBody::Whole(bytes) => Some(bytes),
+            ReplayableBody::Unread(_) | ReplayableBody::Long(_) | ReplayableBody::Sent => None,
+        }
+    }
+
+    /// The body, to be sent; nothing if it has been sent and could not be kept.
+    pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
+        match &mut self.body {
+            ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
+            long => match std::mem::replace(long, ReplayableBody::Sent) {
+                ReplayableBody::Long(body) | ReplayableBody::Unread(body) => Some(body),
+                ReplayableBody::Whole(_) | ReplayableBody::Sent => None,
+            },
+        }
+    }
+
+    /// Puts a body back of which nothing was sent.
+    pub(crate) fn restore_body(&mut self, body: Body) {
+        if !self.is_whole() {
+            self.body = ReplayableBody::Long(body);
+        }
+    }
+
+    /// The request as it came.
+    pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
+        let body = self.body_for_attempt()?;
+        Some(Request::from_parts(self.head, body))
+    }
+}
+
+// === impl ReplayableBody ===
+
+impl ReplayableBody {
+    async fn read(mut body: Body, limit: usize) -> Result<Self, Refusal> {
+        let mut first = Bytes::new();
+        let mut more = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            // Trailers mean nothing to MCP.
+            let Ok(data) = frame.map_err(|error| unread(&error))?.into_data() else {
+                continue;
+            };
+            if first.is_empty() {
+                first = data;
+            } else {
+                if more.is_empty() {
+                    more.extend_from_slice(&first);
+                }
+                more.extend_from_slice(&data);
+            }
+            if first.len().max(more.len()) > limit {
+                let read = if more.is_empty() {
+                    first
+                } else {
+                    more.freeze()
+                };
+                return Ok(Self::Long(chained(read, body)));
+            }
+        }
+        Ok(Self::Whole(if more.is_empty() {
+            first
+        } else {
+            more.freeze()
+        }))
+    }
+}
+
+/// Why a request is refused whose body cannot be read.
+fn unread(error: &axum::Error) -> Refusal {
+    if is_stalled(error) {
+        Refusal::Stalled
+    } else {
+        Refusal::BrokeOff
+    }
+}
+
+/// Returns `true` if a body announces that it is too long to be kept.
+fn is_long(body: &Body) -> bool {
+    usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
+}
+
+/// A body that begins with what has been read of it.
+fn chained(read: Bytes, rest: Body) -> Body {
+    let read = stream::once(async move { Ok(read) });
+    Body::from_stream(read.chain(rest.into_data_stream()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    };
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    fn body(pieces: &[usize]) -> Body {
+        let pieces: Vec<_> = pieces
+            .iter()
+            .enumerate()
+            .map(|(at, length)| {
+                let letter = b'a' + u8::try_from(at % 26).unwrap();
+                Ok::<_, std::io::Error>(Bytes::from(vec![letter; *length]))
+            })
+            .collect();
+        Body::from_stream(stream::iter(pieces))
+    }
+
+    async fn whole(body: Body) -> Bytes {
+        body.collect().await.unwrap().to_bytes()
+    }
+
+    async fn read_of(body: Body) -> ReplayableRequest {
+        let mut replayable = ReplayableRequest::new(Request::new(body));
+        replayable.read().await.unwrap();
+        replayable
+    }
+
+    #[tokio::test]
+    async fn a_short_body_can_be_sent_as_often_as_need_be() {
+        for pieces in [
+            &[][..],
+            &[1],
+            &[0, 3, 0, 4],
+            &[MAX_REPLAY],
+            &[MAX_REPLAY - 1, 1],
+        ] {
+            let expected = whole(body(pieces)).await;
+            let mut replayable = read_of(body(pieces)).await;
+            for _ in 0..3 {
+                assert_eq!(
+                    whole(replayable.body_for_attempt().unwrap()).await,
+                    expected
+                );
+                assert!(replayable.is_whole());
+            }
+            let request = replayable.into_request().unwrap();
+            assert_eq!(whole(request.into_body()).await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_body_is_sent_once_and_whole() {
+        for pieces in [
+            &[MAX_REPLAY + 1][..],
+            &[MAX_REPLAY, 1],
+            &[1, MAX_REPLAY],
+            &[9, 0, 7, MAX_REPLAY, 5, 4],
+        ] {
+            let expected = whole(body(pieces)).await;
+            let mut replayable = read_of(body(pieces)).await;
+            assert!(replayable.is_whole());
+            let sent = replayable.body_for_attempt().unwrap();
+            assert!(!replayable.is_whole());
+            assert!(replayable.body_for_attempt().is_none());
+            replayable.restore_body(sent);
+            let request = replayable.into_request().unwrap();
+            assert_eq!(whole(request.into_body()).await, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_long_body_is_read_up_to_a_limit_and_stays_whole() {
+        for (pieces, is_read) in [
+            (&[MAX_REPLAY + 1][..], true),
+            (&[MAX_REPLAY, MAX_REPLAY], true),
+            (&[MAX_REPLAY; 4], false),
+        ] {
+            let expected = whole(body(pieces)).await;
+            for is_begun in [true, false] {
+                let mut replayable = ReplayableRequest::new(Request::new(body(pieces)));
+                if is_begun {
+                    replayable.read().await.unwrap();
+                }
+                replayable.read_up_to(2 * MAX_REPLAY).await.unwrap();
+                assert_eq!(replayable.bytes().is_some(), is_read);
+                let request = replayable.into_request().unwrap();
+                assert_eq!(whole(request.into_body()).await, expected);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_is_read_of_a_body_that_nobody_sends() {
+        let polled = Arc::new(AtomicBool::new(false));
+        let recorded = polled.clone();
+        let body = stream::once(async move {
+            recorded.store(true, Ordering::Relaxed);
+            Ok::<_, std::io::Error>(Bytes::from_static(b"body"))
+        });
+        let replayable = ReplayableRequest::new(Request::new(Body::from_stream(body)));
+        let request = replayable.into_request().unwrap();
+        assert!(!polled.load(Ordering::Relaxed));
+        assert_eq!(whole(request.into_body()).await, "body");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_says_its_length_is_not_read_if_it_is_long() {
+        let mut replayable =
+            ReplayableRequest::new(Request::new(Body::from(vec![b'x'; MAX_REPLAY + 1])));
+        replayable.read().now_or_never().unwrap().unwrap();
+        assert!(matches!(replayable.body, ReplayableBody::Long(_)));
+    }
+
+    #[tokio::test]
+    async fn a_client_that_breaks_off_is_an_error() {
+        let pieces = [
+            Ok(Bytes::from_static(b"{\"json")),
+            Err(std::io::Error::other("reset")),
+        ];
+        let mut replayable =
+            ReplayableRequest::new(Request::new(Body::from_stream(stream::iter(pieces))));
+        assert_eq!(replayable.read().await, Err(Refusal::BrokeOff));
+        assert!(replayable.into_request().is_none());
+    }
+}

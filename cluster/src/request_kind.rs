@@ -1,0 +1,134 @@
+//! What a peer's request is for, as an instance that leaves has to know it.
+
+use axum::body::Bytes;
+use http::{HeaderMap, Method};
+use serde_json::Value;
+
+use crate::{
+    ids::ClusterEventId, replayable_request::ReplayableRequest, resume::LAST_EVENT_ID,
+    routing_plan::Refusal,
+};
+
+/// What a request begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestKind {
+    /// A call. The peer has kept its request, and can send it again.
+    Call,
+    /// The stream of a session that belongs to no call.
+    Stream,
+    /// Nothing that the session would outlive: a resume, a notification, an answer to the server's question, a ping, the end
+    /// of the session. Or a call that is too long to be sent again.
+    Other,
+}
+
+// === impl RequestKind ===
+
+impl RequestKind {
+    /// Reads what a request is for.
+    ///
+    /// # Errors
+    ///
+    /// The client broke off in the middle of its request, or stalled.
+    pub(crate) async fn of(replayable: &mut ReplayableRequest) -> Result<Self, Refusal> {
+        match replayable.head.method {
+            Method::GET => Ok(Self::of_get(&replayable.head.headers)),
+            Method::POST => {
+                replayable.read().await?;
+                Ok(replayable.bytes().map_or(Self::Other, Self::of_message))
+            }
+            _ => Ok(Self::Other),
+        }
+    }
+
+    fn of_get(headers: &HeaderMap) -> Self {
+        let Some(named) = headers.get(&LAST_EVENT_ID) else {
+            return Self::Stream;
+        };
+        let event = named.to_str().ok().and_then(ClusterEventId::read);
+        match event {
+            Some(event) if event.call.is_none() => Self::Stream,
+            _ => Self::Other,
+        }
+    }
+
+    fn of_message(message: &Bytes) -> Self {
+        let message: Value = serde_json::from_slice(message).unwrap_or_default();
+        let has_id = message.get("id").is_some_and(|id| !id.is_null());
+        match message.get("method").and_then(Value::as_str) {
+            Some("ping") | None => Self::Other,
+            Some(_) if has_id => Self::Call,
+            Some(_) => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use http::Request;
+
+    use super::*;
+
+    async fn post(body: &str) -> RequestKind {
+        let request = Request::post("/mcp").body(Body::from(body.to_owned()));
+        RequestKind::of(&mut ReplayableRequest::new(request.unwrap()))
+            .await
+            .unwrap()
+    }
+
+    async fn get(last: Option<&str>) -> RequestKind {
+        let mut request = Request::get("/mcp");
+        if let Some(last) = last {
+            request = request.header("last-event-id", last);
+        }
+        let request = request.body(Body::empty());
+        RequestKind::of(&mut ReplayableRequest::new(request.unwrap()))
+            .await
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_call_has_a_method_and_an_id() {
+        for call in [
+            r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#,
+            r#"{"method":"tools/list","params":{},"id":"a"}"#,
+        ] {
+            assert_eq!(post(call).await, RequestKind::Call, "{call}");
+        }
+        for other in [
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#,
+            r#"{"id":1,"result":{}}"#,
+            r#"{"id":1,"error":{}}"#,
+            r#"{"id":1,"method":"ping"}"#,
+            r#"{"id":null,"method":"tools/call"}"#,
+            r#"{"id":1,"method":7}"#,
+            "[]",
+            "{",
+            "",
+        ] {
+            assert_eq!(post(other).await, RequestKind::Other, "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_sent_again_is_begun_where_it_is() {
+        let text = "x".repeat(64 * 1024);
+        let call = format!(r#"{{"id":1,"method":"tools/call","params":"{text}"}}"#);
+        assert_eq!(post(&call).await, RequestKind::Other);
+    }
+
+    #[tokio::test]
+    async fn a_stream_of_no_call_is_told_from_a_resume() {
+        let generation = "0123456789abcdef";
+        assert_eq!(get(None).await, RequestKind::Stream);
+        assert_eq!(
+            get(Some(&format!("3~{generation}~~"))).await,
+            RequestKind::Stream
+        );
+        assert_eq!(
+            get(Some(&format!("3/0~{generation}~4~7"))).await,
+            RequestKind::Other
+        );
+        assert_eq!(get(Some("3/0")).await, RequestKind::Other);
+    }
+}

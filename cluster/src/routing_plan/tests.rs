@@ -1,0 +1,352 @@
+//! The decision, row by row, and under any answers at all.
+
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn owner(number: u16) -> Ownership {
+    let address = SocketAddr::from(([127, 0, 0, 1], number));
+    let text = format!("{address} {} 7", incarnation(number));
+    text.parse().unwrap()
+}
+
+fn incarnation(number: u16) -> Incarnation {
+    format!("{number:016x}").parse().unwrap()
+}
+
+fn plan(is_call: bool) -> RoutingPlan {
+    RoutingPlan::new(incarnation(1), is_call)
+}
+
+const STAGES: [ShutdownStage; 4] = [
+    ShutdownStage::Running,
+    ShutdownStage::Transferring,
+    ShutdownStage::Stopped,
+    ShutdownStage::Closed,
+];
+
+#[test]
+fn a_head_decides_at_once_or_asks_for_the_owner() {
+    let rows = [
+        // has_session, is_here, is_from_peer
+        ((false, false, false), [Action::Serve; 4]),
+        ((true, true, false), [Action::Serve; 4]),
+        ((true, false, false), [Action::LookUp; 4]),
+        (
+            (true, true, true),
+            [
+                Action::Serve,
+                Action::Transfer,
+                Action::Moved,
+                Action::Moved,
+            ],
+        ),
+        ((true, false, true), [Action::Moved; 4]),
+        ((false, false, true), [Action::Moved; 4]),
+    ];
+    for ((has_session, is_local, is_from_peer), actions) in rows {
+        for (stage, action) in STAGES.into_iter().zip(actions) {
+            let incoming = IncomingRequest {
+                has_session,
+                is_local,
+                is_from_peer,
+                stage,
+            };
+            assert_eq!(incoming.action(), action, "{incoming:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_known_does_not_exist_only_if_the_directory_is_consistent() {
+    let refused = Action::Refuse(Refusal::NotSound);
+    let rows = [
+        (Known::Owner(owner(1)), true, Action::Reclaim),
+        (Known::Owner(owner(1)), false, Action::Reclaim),
+        (Known::Owner(owner(2)), true, Action::Relay(owner(2))),
+        (Known::Owner(owner(2)), false, Action::Relay(owner(2))),
+        (Known::Unowned, true, Action::Serve),
+        (Known::Unowned, false, refused),
+        (Known::NoAnswer, true, refused),
+        (Known::NoAnswer, false, refused),
+    ];
+    for (known, is_consistent, action) in rows {
+        assert_eq!(
+            plan(true).on_lookup(known, is_consistent),
+            action,
+            "{known:?} {is_consistent}"
+        );
+    }
+}
+
+#[test]
+fn a_session_is_claimed_only_if_its_owner_is_gone() {
+    let claim = |cause| Action::Claim(owner(2), cause);
+    let (moved, ask) = (claim(Cause::Relinquished), Action::CheckLease(owner(2)));
+    let broken = Action::Refuse(Refusal::Broken);
+    let stalled = Action::Refuse(Refusal::Stalled);
+    let rows = [
+        (Failure::Refused, ask, ask),
+        (Failure::Moved, moved, moved),
+        (Failure::Misdirected, ask, ask),
+        (Failure::Unreachable, ask, ask),
+        (Failure::Silent, ask, ask),
+        // What a call has begun must not begin again.
+        (Failure::Broken, broken, ask),
+        (Failure::Stalled, stalled, stalled),
+    ];
+    for (failure, call, other) in rows {
+        assert_eq!(
+            plan(true).on_relay_failure(owner(2), failure),
+            call,
+            "{failure:?}"
+        );
+        assert_eq!(
+            plan(false).on_relay_failure(owner(2), failure),
+            other,
+            "{failure:?}"
+        );
+    }
+    let away = Action::Refuse(Refusal::OwnerAway);
+    let rows = [
+        (LeaseState::Expired, claim(Cause::LeaseOver)),
+        (LeaseState::Alive, away),
+        (LeaseState::NoAnswer, Action::Refuse(Refusal::NotSound)),
+    ];
+    for (lease, action) in rows {
+        assert_eq!(plan(false).on_lease(owner(2), lease), action, "{lease:?}");
+    }
+}
+
+#[test]
+fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
+    let not_consistent = Action::Refuse(Refusal::NotSound);
+    let again = Action::Refuse(Refusal::Again);
+    let rows = [
+        // claimed, is_sound, is_whole
+        (Claimed::Won, true, true, Action::Reclaim),
+        (Claimed::Won, false, true, Action::Reclaim),
+        (Claimed::Won, true, false, again),
+        (Claimed::Lost(owner(3)), true, true, Action::Relay(owner(3))),
+        (
+            Claimed::Lost(owner(3)),
+            false,
+            true,
+            Action::Relay(owner(3)),
+        ),
+        (Claimed::Lost(owner(3)), true, false, again),
+        (Claimed::Lost(owner(1)), true, true, Action::Reclaim),
+        (Claimed::Lost(owner(1)), true, false, again),
+        (Claimed::Unowned, true, true, Action::Serve),
+        (Claimed::Unowned, true, false, again),
+        (Claimed::Unowned, false, true, not_consistent),
+        (Claimed::Unowned, false, false, not_consistent),
+        (Claimed::NoAnswer, true, true, not_consistent),
+        (Claimed::NoAnswer, false, true, not_consistent),
+    ];
+    for (claimed, is_consistent, is_whole, action) in rows {
+        let decided = plan(true).on_claim(claimed, is_consistent, is_whole);
+        assert_eq!(decided, action, "{claimed:?} {is_consistent} {is_whole}");
+    }
+}
+
+#[test]
+fn the_relay_after_the_third_claim_is_the_last() {
+    for failure in FAILURES
+        .into_iter()
+        .filter(|failure| *failure != Failure::Stalled)
+    {
+        let mut plan = plan(false);
+        for claim in 1..=MAX_CLAIMS {
+            let action = plan.on_claim(Claimed::Lost(owner(3)), true, true);
+            assert_eq!(action, Action::Relay(owner(3)));
+            let is_end =
+                plan.on_relay_failure(owner(3), failure) == Action::Refuse(Refusal::OwnerAway);
+            assert_eq!(is_end, claim == MAX_CLAIMS, "{failure:?} {claim}");
+        }
+    }
+}
+
+#[test]
+fn what_was_relinquished_here_is_looked_for_a_while_and_not_reclaimed() {
+    let mut plan = plan(true);
+    for _ in 0..MAX_LOOKUP_RETRIES {
+        assert_eq!(plan.on_relinquished(), Action::LookUpLater);
+    }
+    assert_eq!(plan.on_relinquished(), Action::Refuse(Refusal::Again));
+}
+
+const FAILURES: [Failure; 7] = [
+    Failure::Refused,
+    Failure::Moved,
+    Failure::Misdirected,
+    Failure::Unreachable,
+    Failure::Silent,
+    Failure::Broken,
+    Failure::Stalled,
+];
+
+/// What a directory and peers say, in the order in which they are asked.
+#[derive(Debug, Clone)]
+struct Answers {
+    incoming: IncomingRequest,
+    known: Known,
+    failures: Vec<Option<Failure>>,
+    lease: LeaseState,
+    claimed: Claimed,
+    is_consistent: Vec<bool>,
+    is_long: bool,
+    is_call: bool,
+}
+
+fn all_answers() -> impl Strategy<Value = Answers> {
+    let owners = (1..5_u16).prop_map(owner);
+    let stage = proptest::sample::select(STAGES.to_vec());
+    let incoming = (any::<[bool; 3]>(), stage).prop_map(|(flags, stage)| IncomingRequest {
+        has_session: flags[0],
+        is_local: flags[1],
+        is_from_peer: flags[2],
+        stage,
+    });
+    let known = prop_oneof![
+        4 => owners.clone().prop_map(Known::Owner),
+        1 => Just(Known::Unowned),
+        1 => Just(Known::NoAnswer),
+    ];
+    let failure = proptest::option::weighted(0.8, proptest::sample::select(FAILURES.to_vec()));
+    let lease = prop_oneof![
+        2 => Just(LeaseState::Expired),
+        1 => Just(LeaseState::Alive),
+        1 => Just(LeaseState::NoAnswer)
+    ];
+    let claimed = prop_oneof![
+        2 => Just(Claimed::Won),
+        2 => owners.prop_map(Claimed::Lost),
+        1 => Just(Claimed::Unowned),
+        1 => Just(Claimed::NoAnswer),
+    ];
+    let failures = proptest::collection::vec(failure, 4);
+    let consistent = proptest::collection::vec(any::<bool>(), 2);
+    let flags = any::<[bool; 2]>();
+    (incoming, known, failures, lease, claimed, consistent, flags).prop_map(
+        |(incoming, known, failures, lease, claimed, is_consistent, [is_long, is_call])| Answers {
+            incoming,
+            known,
+            failures,
+            lease,
+            claimed,
+            is_consistent,
+            is_long,
+            is_call,
+        },
+    )
+}
+
+/// Runs a plan to its end, and gives all of its actions. The last is `None` if a relay was answered.
+fn run(answers: &Answers) -> Vec<Option<Action>> {
+    let mut plan = RoutingPlan::new(incarnation(1), answers.is_call);
+    let mut failures = answers.failures.iter();
+    let mut actions = vec![Some(answers.incoming.action())];
+    let mut is_whole = true;
+    while let Some(Some(action)) = actions.last().copied() {
+        assert!(actions.len() < 16, "in circles: {actions:?}");
+        let next = match action {
+            Action::Serve
+            | Action::Reclaim
+            | Action::Transfer
+            | Action::Moved
+            | Action::Refuse(_) => break,
+            Action::LookUpLater => unreachable!("nothing was given up"),
+            Action::LookUp => Some(plan.on_lookup(answers.known, answers.is_consistent[0])),
+            Action::Relay(owner) => failures.next().expect("four relays").map(|failure| {
+                let is_sent = match failure {
+                    Failure::Refused | Failure::Unreachable => false,
+                    Failure::Silent => !answers.is_call,
+                    Failure::Moved | Failure::Misdirected | Failure::Broken | Failure::Stalled => {
+                        true
+                    }
+                };
+                is_whole &= !(is_sent && answers.is_long);
+                plan.on_relay_failure(owner, failure)
+            }),
+            Action::CheckLease(owner) => Some(plan.on_lease(owner, answers.lease)),
+            Action::Claim(..) => {
+                Some(plan.on_claim(answers.claimed, answers.is_consistent[1], is_whole))
+            }
+        };
+        actions.push(next);
+    }
+    actions
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_is_answered_the_invariants_hold(answers in all_answers()) {
+        let actions = run(&answers);
+        let taken: Vec<Action> = actions.iter().copied().flatten().collect();
+        let last = actions.last().copied().flatten();
+        let count = |wanted: fn(&Action) -> bool| taken.iter().filter(|action| wanted(action)).count();
+        let relays = count(|action| matches!(action, Action::Relay(_)));
+        let claims = count(|action| matches!(action, Action::Claim(..)));
+
+        // One hop, and one more relay for each claim.
+        prop_assert!(claims <= usize::from(MAX_CLAIMS));
+        prop_assert!(relays <= 1 + claims);
+        prop_assert!(!answers.incoming.is_from_peer || taken.len() == 1);
+
+        // No instance relays to itself.
+        for action in &taken {
+            if let Action::Relay(owner) | Action::Claim(owner, _) = action {
+                prop_assert_ne!(owner.owner.incarnation, incarnation(1));
+            }
+        }
+
+        // Only the one whose session it is takes it.
+        if last == Some(Action::Reclaim) {
+            let is_ours = if claims == 0 {
+                answers.known == Known::Owner(owner(1))
+            } else {
+                matches!(answers.claimed, Claimed::Won) || answers.claimed == Claimed::Lost(owner(1))
+            };
+            prop_assert!(is_ours, "{:?}", actions);
+        }
+
+        // "No such session" needs a directory that said so and was consistent.
+        if last == Some(Action::Serve) && answers.incoming.has_session && !answers.incoming.is_local {
+            let says_so = if claims == 0 {
+                answers.known == Known::Unowned && answers.is_consistent[0]
+            } else {
+                answers.claimed == Claimed::Unowned && answers.is_consistent[1]
+            };
+            prop_assert!(says_so, "{:?}", actions);
+        }
+
+        // No claim from an owner that may live: it answered so itself, or its lease is over.
+        let mut failures = answers.failures.iter();
+        for pair in taken.windows(2) {
+            let failure = matches!(pair[0], Action::Relay(_)).then(|| failures.next().unwrap());
+            match pair {
+                [Action::Relay(_), Action::Claim(_, cause)] => {
+                    prop_assert_eq!(*cause, Cause::Relinquished);
+                    prop_assert_eq!(failure.unwrap(), &Some(Failure::Moved));
+                }
+                [Action::CheckLease(_), Action::Claim(_, cause)] => {
+                    prop_assert_eq!(*cause, Cause::LeaseOver);
+                    prop_assert_eq!(answers.lease, LeaseState::Expired);
+                }
+                [action, Action::Claim(..)] => prop_assert!(false, "a claim after {:?}", action),
+                _ => {}
+            }
+        }
+
+        // A call that a peer may have begun is neither sent again nor served here.
+        let broke = answers.failures.iter().take(relays).any(|failure| *failure == Some(Failure::Broken));
+        if answers.is_call && broke {
+            prop_assert_eq!(last, Some(Action::Refuse(Refusal::Broken)));
+        }
+    }
+}

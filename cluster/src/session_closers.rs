@@ -1,0 +1,155 @@
+//! Closes the sessions that do not live here any more: another instance has them, or is about to, or no client was given them.
+
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use futures_util::FutureExt as _;
+use tokio::{sync::mpsc, time::timeout};
+use tracing::{debug, info, warn};
+
+use crate::{
+    ids::Owner,
+    log::log,
+    manager::CloseSession,
+    sessions::{Relinquished, RelinquishedTo, Sessions},
+};
+
+/// How long a session manager may take to close a session: 5 s. Others wait for it, and requests of the session, if it comes back.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The session managers of an instance.
+#[derive(Clone, Default)]
+pub(crate) struct SessionClosers(Arc<Mutex<Vec<Weak<dyn CloseSession>>>>);
+
+// === impl SessionClosers ===
+
+impl SessionClosers {
+    pub(crate) fn add(&self, closer: Weak<dyn CloseSession>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(closer);
+    }
+
+    /// Whether one of them has a session.
+    pub(crate) async fn has_session(&self, session: &str) -> bool {
+        for closer in self.all().iter().filter_map(Weak::upgrade) {
+            if closer.has(session).await {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Closes what is relinquished, one session after the other.
+    pub(crate) async fn run(
+        self,
+        mut relinquished: mpsc::UnboundedReceiver<Relinquished>,
+        sessions: Arc<Sessions>,
+    ) {
+        while let Some(relinquished) = relinquished.recv().await {
+            log_reason(&relinquished);
+            for closer in self.all().iter().filter_map(Weak::upgrade) {
+                close(closer, &relinquished).await;
+            }
+            sessions.relinquished.on_closed(&relinquished);
+        }
+    }
+
+    fn all(&self) -> Vec<Weak<dyn CloseSession>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.clone()
+    }
+}
+
+/// Says which session is closed here, and why.
+fn log_reason(relinquished: &Relinquished) {
+    let session = relinquished.session;
+    log(|| match relinquished.to {
+        RelinquishedTo::Owner(Owner { address, .. }) => {
+            info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because it lives on another instance");
+        }
+        RelinquishedTo::AnyClaimer => {
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
+        }
+        RelinquishedTo::Ended => {
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it through another instance");
+        }
+        RelinquishedTo::RestoreRetry => {
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because it was restored in vain: the next request restores it again");
+        }
+        RelinquishedTo::NoClient => {
+            debug!(target: "mcp_cancel_cluster", %session, "a session does not begin: the directory does not know it, or this instance is gone");
+        }
+    });
+}
+
+/// Closes a session at one of the managers, which may have it.
+async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
+    let closed = AssertUnwindSafe(closer.close(&relinquished.id)).catch_unwind();
+    let session = relinquished.session;
+    match timeout(CLOSE_TIMEOUT, closed).await {
+        Ok(Ok(())) => {}
+        Ok(Err(_panic)) => log(
+            || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here may not be closed: its manager panicked"),
+        ),
+        Err(_) => log(
+            || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here is not closed: its manager takes too long"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::ids::{Incarnation, SessionHash};
+
+    /// Closes every session but one, at which it never ends.
+    struct Stuck;
+
+    #[async_trait]
+    impl CloseSession for Stuck {
+        async fn has(&self, _: &str) -> bool {
+            true
+        }
+
+        async fn close(&self, session: &str) {
+            if session == "stuck" {
+                pending().await
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_is_never_closed_holds_up_none_for_ever() {
+        let session_closers = SessionClosers::default();
+        let stuck: Arc<dyn CloseSession> = Arc::new(Stuck);
+        session_closers.add(Arc::downgrade(&stuck));
+        let (sessions, relinquished) = Sessions::new(Incarnation::random());
+        let ids = ["stuck", "other"];
+        for id in ids {
+            sessions.relinquished.notify(Relinquished {
+                id: id.into(),
+                session: SessionHash::of(id),
+                to: RelinquishedTo::NoClient,
+            });
+        }
+        let ended = async {
+            for id in ids {
+                sessions
+                    .relinquished
+                    .until_closed(SessionHash::of(id))
+                    .await;
+            }
+        };
+        tokio::select! {
+            () = session_closers.run(relinquished, sessions.clone()) => unreachable!(),
+            ended = timeout(2 * CLOSE_TIMEOUT, ended) => ended.unwrap(),
+        }
+    }
+}

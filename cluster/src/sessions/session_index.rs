@@ -1,0 +1,171 @@
+//! The ids of the sessions that live here, and their drain gates. Every request asks for its own: the hash that the directory knows it
+//! by would cost ten times as much as this.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    hash::{BuildHasherDefault, Hasher},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::drain_gate::{DrainGate, InFlightGuard};
+
+/// Over how many locks the ids are spread: 64.
+const SHARDS: usize = 64;
+
+pub(super) struct SessionIndex {
+    shards: Box<[Mutex<Shard>]>,
+    /// Whether all gates are closed, also of what is inserted later.
+    is_closed: AtomicBool,
+}
+
+type Shard = HashMap<Arc<str>, SessionRow, BuildHasherDefault<IdHasher>>;
+
+#[derive(Default)]
+struct SessionRow {
+    /// How often the id was inserted and not removed.
+    count: usize,
+    gate: Arc<DrainGate>,
+}
+
+/// Mixes eight bytes at a time. What is in the index was given out here: no client can choose ids that meet there.
+#[derive(Default)]
+struct IdHasher(u64);
+
+/// An id is in the index until this is dropped.
+pub(super) struct IndexGuard {
+    index: Arc<SessionIndex>,
+    id: Arc<str>,
+}
+
+// === impl SessionIndex ===
+
+impl SessionIndex {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Enters the gate of a session. `None` if it is not here, or closed.
+    pub(super) fn enter(&self, id: &str) -> Option<InFlightGuard> {
+        self.shard(id).get(id)?.gate.enter()
+    }
+
+    pub(super) fn gate(&self, id: &str) -> Option<Arc<DrainGate>> {
+        self.shard(id).get(id).map(|row| row.gate.clone())
+    }
+
+    pub(super) fn insert(self: &Arc<Self>, id: &Arc<str>) -> IndexGuard {
+        {
+            let mut shard = self.shard(id);
+            let row = shard.entry(id.clone()).or_default();
+            row.count += 1;
+            if self.is_closed.load(Ordering::Acquire) {
+                row.gate.close();
+            }
+        }
+        IndexGuard {
+            index: self.clone(),
+            id: id.clone(),
+        }
+    }
+
+    /// Closes all gates, whatever is in flight, also those of sessions that come yet.
+    pub(super) fn close_all(&self) {
+        // First: what is inserted meanwhile is seen below, or sees this.
+        self.is_closed.store(true, Ordering::Release);
+        for shard in &self.shards {
+            for row in lock(shard).values() {
+                row.gate.close();
+            }
+        }
+    }
+
+    /// Returns the row of an id that is not in the index any more.
+    fn remove(&self, id: &Arc<str>) -> Option<SessionRow> {
+        match self.shard(id).entry(id.clone()) {
+            Entry::Occupied(mut row) => match row.get().count.checked_sub(1) {
+                Some(left @ 1..) => {
+                    row.get_mut().count = left;
+                    None
+                }
+                _ => Some(row.remove()),
+            },
+            Entry::Vacant(_) => None,
+        }
+    }
+
+    fn shard(&self, id: &str) -> MutexGuard<'_, Shard> {
+        // The end of an id differs most. A client that makes up ids that meet only waits for itself.
+        let end = id.as_bytes().iter().rev().take(2);
+        let at = end.fold(0, |at, byte| at * 31 + usize::from(*byte)) % SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        lock(&self.shards[at])
+    }
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl IdHasher ===
+
+impl IdHasher {
+    fn mix(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.mix(u64::from_le_bytes(*word));
+        }
+        let rest = rest
+            .iter()
+            .fold(0, |rest, byte| rest << 8 | u64::from(*byte));
+        self.mix(rest);
+    }
+
+    /// What ends a text. There is nothing after it here.
+    fn write_u8(&mut self, _: u8) {}
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+// === impl IndexGuard ===
+
+impl Drop for IndexGuard {
+    fn drop(&mut self) {
+        if let Some(row) = self.index.remove(&self.id) {
+            // A task that waits for it to be closed does not wait for a session that is gone.
+            row.gate.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_there_until_its_last_guard_is_dropped() {
+        let index = SessionIndex::new();
+        let (id, short): (Arc<str>, Arc<str>) = ("session".into(), "n".into());
+        let (first, other) = (index.insert(&id), index.insert(&short));
+        let second = index.insert(&id);
+        drop(first);
+        let has = |id| index.gate(id).is_some();
+        assert!(has("session") && has("n") && !has("") && !has("xn"));
+        drop((second, other));
+        assert!(!has("session") && !has("n"));
+        assert!(index.shards.iter().all(|shard| lock(shard).is_empty()));
+    }
+}

@@ -1,0 +1,255 @@
+//! What else happens to a session while it changes hands.
+
+use std::time::Duration;
+
+use futures_util::{
+    FutureExt as _,
+    future::{join, join_all},
+};
+use http_body_util::BodyExt as _;
+use serde_json::json;
+use test_support::within;
+use tokio::task::yield_now;
+use tower_service::Service as _;
+
+use super::{
+    node::{Node, hash},
+    steps::{close_session, directory, echo, post, run_other_tasks, status, unreachable_owner},
+};
+use crate::{
+    directory::{
+        Claim, Directory as _,
+        contract::{claim_from, ownership},
+        faulty::Fault,
+    },
+    ids::Record,
+};
+
+/// More than any test takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Nor does a session.
+#[tokio::test]
+async fn no_session_begins_on_an_instance_that_is_gone() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let leaving = a.routing().shutdown.begin();
+    // One is under way in this moment.
+    let before = a.session().await;
+    leaving.stop_serving();
+    let mut refused = a.initialize().await;
+    assert_eq!(within("a head", refused.head()).await.status, 503);
+    run_other_tasks().await;
+    assert_eq!(a.routing().sessions.len(), 1);
+    assert_eq!(status(&before, 1).await, 503);
+    assert_eq!(echo(&b.client_of(&before), 2).await, 2);
+    assert_eq!(echo(&before, 3).await, 3);
+    assert!(b.has(&before) && !a.has(&before));
+}
+
+/// Its session is closed while it waits for a call without a client, be it by the server or because it is another's.
+#[tokio::test]
+async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
+    let directory = directory();
+    let [a, b, c] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    a.detach(&mcp, 1, "first").await;
+    let _leaving = a.routing().shutdown.begin();
+    let mut second = b
+        .client_of(&mcp)
+        .call(2, "echo", json!({ "text": "x" }))
+        .await;
+    run_other_tasks().await;
+    assert!(a.has(&mcp));
+    let memory = &directory.memory;
+    let claimed = claim_from(memory, hash(&mcp), a.me, c.me).await;
+    assert_eq!(claimed, Claim::Won);
+    a.routing().sessions.relinquish_to_owner(hash(&mcp), c.me);
+    let answer = within("an answer", second.answer()).await;
+    assert_eq!(answer.unwrap()["id"], 2);
+    assert!(!a.has(&mcp) && b.has(&mcp) != c.has(&mcp));
+}
+
+/// Its client hangs up while a session comes to an instance that leaves.
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_a_session_that_does_not_come() {
+    let directory = directory();
+    let [mut a, mut b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    a.kill_and_expire().await;
+    let at_b = b.client_of(&mcp);
+    let message = json!({ "jsonrpc": "2.0", "method": "notifications/roots/list_changed" });
+    let cluster = b.cluster.clone();
+    let _leaving = cluster.router().shutdown.begin();
+    let mut waited = 0;
+    for polls in 0..40 {
+        let mut first = Box::pin(b.app.call(post(&at_b, &message)));
+        for _ in 0..polls {
+            if (&mut first).now_or_never().is_some() {
+                break;
+            }
+            yield_now().await;
+        }
+        let routing = b.cluster.router();
+        let session = at_b.session_id().unwrap();
+        if let Some(gate) = routing.sessions.gate(session) {
+            let is_idle = || !routing.restores.contains(hash(&at_b));
+            let mut empty = Box::pin(gate.until_idle(is_idle));
+            let waits = (&mut empty).now_or_never().is_none();
+            drop(first);
+            run_other_tasks().await;
+            assert!(!waits || empty.now_or_never().is_some(), "{polls}");
+            waited += usize::from(waits);
+        }
+    }
+    assert!(waited > 0);
+}
+
+/// A session is closed where it lived, as an idle one is. Another instance is told so, and is about to claim it.
+#[tokio::test]
+async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_restored_here() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    close_session(&a, &mcp).await;
+    directory.set(Fault::SlowAt("claim", Duration::from_millis(400)));
+    let at_b = b.client_of(&mcp);
+    let restore = async {
+        while directory.asked("claim") == 0 {
+            yield_now().await;
+        }
+        let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
+        within("a head", call.head()).await;
+        call
+    };
+    let (first, mut second) = join(echo(&at_b, 1), restore).await;
+    assert_eq!(first, 1);
+    run_other_tasks().await;
+    assert!(b.has(&mcp));
+    assert!(!a.has(&mcp), "it has two owners");
+    b.witness.started("second").await;
+    b.witness.release("second");
+    assert_eq!(second.answer().await.unwrap()["id"], 2);
+}
+
+/// The peer stands still before it claims the session, and its client goes on where it was. Nothing but the version of what the peer
+/// has read tells its claim from one that is in time.
+#[tokio::test]
+async fn a_claim_that_comes_late_takes_no_session_that_lives_again() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let (mcp, memory) = (a.session().await, &directory.memory);
+    close_session(&a, &mcp).await;
+    let read_by_b = ownership(memory, hash(&mcp)).await.unwrap();
+    directory.set(Fault::FailsAt("claim"));
+    assert_eq!(status(&b.client_of(&mcp), 1).await, 503);
+    directory.set(Fault::None);
+
+    let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
+    within("a head", call.head()).await;
+    a.witness.started("second").await;
+    let late = read_by_b.claimed_by(b.me);
+    let late = memory.claim(hash(&mcp), read_by_b, late).await.unwrap();
+    assert!(
+        matches!(late, Claim::Lost(Record::Owned(is)) if is.owner == a.me),
+        "{late:?}"
+    );
+    // Its client now comes to the other instance.
+    assert_eq!(echo(&b.client_of(&mcp), 3).await, 3);
+    assert!(a.has(&mcp) && !b.has(&mcp), "it has two owners");
+    a.witness.release("second");
+    assert_eq!(call.answer().await.unwrap()["id"], 2);
+}
+
+/// One of them takes it, and the others do not take it from each other.
+#[tokio::test]
+async fn all_requests_that_come_at_once_for_a_session_that_was_closed_are_served() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    close_session(&a, &mcp).await;
+    let all = (1..=20).map(|id| echo(&mcp, id));
+    let answered = join_all(all).await;
+    assert_eq!(answered, Vec::from_iter(1..=20));
+    assert_eq!(directory.asked("claim"), 1);
+}
+
+/// More calls end at once than answers may be on their way.
+#[tokio::test]
+async fn an_instance_that_leaves_keeps_the_answers_of_however_many_calls_end_at_once() {
+    const CALLS: u32 = 100;
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut named = Vec::new();
+    for id in 1..=CALLS {
+        named.push(a.detach(&mcp, id, &id.to_string()).await);
+    }
+    directory.set(Fault::SlowAt("keep_answer", Duration::from_millis(100)));
+    let leaving = a.cluster.leave(LIMIT);
+    let story = async {
+        run_other_tasks().await;
+        for id in 1..=CALLS {
+            a.witness.release(&id.to_string());
+        }
+    };
+    let (cancelled, ()) = within("the departure", join(leaving, story)).await;
+    assert_eq!(cancelled, 0);
+    let mut lost = 0;
+    for named in &named {
+        let answered = b.client_of(&mcp).resume(named).await.messages().await;
+        lost += usize::from(!answered[0]["result"].is_object());
+    }
+    assert_eq!(lost, 0, "of {CALLS}");
+}
+
+/// A session is relinquished and claimed back before its former copy is closed.
+#[tokio::test]
+async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_call() {
+    let directory = directory();
+    let [mut a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let other = unreachable_owner();
+    let (session, memory) = (hash(&mcp), &directory.memory);
+    // What closes it is not run before this test waits.
+    let claimed = claim_from(memory, session, a.me, other).await;
+    a.routing().sessions.relinquish_to_owner(session, other);
+    let claimed_back = claim_from(memory, session, other, a.me).await;
+    assert_eq!((claimed, claimed_back), (Claim::Won, Claim::Won));
+    let message = mcp.call_message(1, "hold", json!({ "label": "first" }));
+    let answered = a.app.call(post(&mcp, &message)).await.unwrap();
+    assert_eq!(answered.status(), 200);
+    a.witness.started("first").await;
+    run_other_tasks().await;
+    assert!(a.witness.is_running("first"), "it was cancelled");
+    a.witness.release("first");
+    let body = within("the answer", answered.into_body().collect()).await;
+    let body = String::from_utf8(body.unwrap().to_bytes().to_vec()).unwrap();
+    assert!(body.contains("\"result\""), "{body}");
+    assert!(a.has(&mcp));
+}
+
+/// Its name does not fit into an event id.
+#[tokio::test]
+async fn a_client_whose_request_id_is_very_long_does_not_wait_for_a_call_that_is_gone() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let id = "x".repeat(300);
+    let mut call = mcp.call(id, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    let named = call.event().await.unwrap().id.unwrap();
+    a.witness.started("a").await;
+    call.fin();
+    while a.calls.detached() == 0 {
+        yield_now().await;
+    }
+    a.witness.release("a");
+    while directory.asked("keep_answer") == 0 {
+        yield_now().await;
+    }
+    a.kill_and_expire().await;
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let answered = within("the answer", resumed.messages()).await;
+    assert_eq!(answered.len(), 1, "{answered:?}");
+}

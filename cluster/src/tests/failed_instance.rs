@@ -1,0 +1,505 @@
+//! The owner of a session is gone, or does not have it any more: somebody claims it, and only one.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{Router, body::Body, routing::any};
+use futures_util::future::join;
+use serde_json::{Value, json};
+use test_support::{Mcp, within};
+use tokio::{sync::Notify, time::sleep};
+
+use super::{
+    fake_owner::FakeOwner,
+    node::{Node, ask, hash, pass},
+    steps::{directory, run_other_tasks, unreachable_owner},
+};
+use crate::{
+    directory::{
+        LEASE_TTL, contract,
+        faulty::{Fault, Faulty},
+    },
+    heartbeat::HEARTBEAT_INTERVAL,
+    ids::Owner,
+    relay::UNBEGUN_TIMEOUT,
+    router::OWNER_RECHECK_INTERVAL,
+    routing_plan::Action,
+};
+
+/// The text is the id, too: calls of one session that are under way at the same time need different ones.
+async fn echo(mcp: &Mcp, text: &str) -> Value {
+    let mut call = mcp
+        .call(
+            text.get(..9).unwrap_or(text),
+            "echo",
+            json!({ "text": text }),
+        )
+        .await;
+    let head = call.head().await;
+    assert_eq!(head.status, 200);
+    let answer = call.answer().await.unwrap();
+    answer["result"]["content"][0]["text"].clone()
+}
+
+async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Owner {
+    let owner = contract::owner_of(&directory.memory, hash(mcp)).await;
+    owner.expect("the directory has forgotten the session")
+}
+
+/// The record may be older than a claim that the directory has lost, until every instance has written what it has.
+#[tokio::test]
+async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    directory.memory.restart();
+    pass(2 * HEARTBEAT_INTERVAL).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let mut early = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    owner.head().await.moved(owner.me).await;
+    assert_eq!(early.head().await.status, 503);
+    assert_eq!(directory.asked("claim"), 0);
+    b.until_settled().await;
+    owner.renew_lease().await;
+    let mut call = mcp.call(2, "echo", json!({ "text": "x" })).await;
+    owner.head().await.moved(owner.me).await;
+    assert_eq!(call.head().await.status, 200);
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
+}
+
+/// Whether it has begun there is not known, and its owner serves it no more.
+#[tokio::test]
+async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    let hangs = owner.request().await;
+    pass(2 * OWNER_RECHECK_INTERVAL).await;
+    contract::claim_from(&directory.memory, hash(&mcp), owner.me, unreachable_owner()).await;
+    pass(OWNER_RECHECK_INTERVAL).await;
+    assert_eq!(call.head().await.status, 502);
+    hangs.closed().await;
+}
+
+/// The backend has evicted the record, and the owner writes it again later.
+#[tokio::test]
+async fn a_call_waits_for_a_living_owner_that_the_directory_has_forgotten() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    let hangs = owner.request().await;
+    directory.memory.evict(hash(&mcp));
+    for _ in 0..2 * UNBEGUN_TIMEOUT.as_secs() / HEARTBEAT_INTERVAL.as_secs() {
+        owner.renew_lease().await;
+        pass(HEARTBEAT_INTERVAL).await;
+    }
+    hangs.answer("200 OK", owner.me, "an answer").await;
+    assert_eq!(within("a head", call.head()).await.status, 200);
+}
+
+/// A proxy between two instances answers in the place of an owner that has the body of a call.
+#[tokio::test]
+async fn a_call_that_may_have_begun_is_not_begun_again() {
+    let mut answered = Vec::new();
+    for has_ended in [false, true] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        let mut call = mcp.call(1, "hold", json!({ "label": "twice" })).await;
+        // The owner has the whole call by now.
+        let mut relayed = owner.request().await;
+        assert!(!relayed.body.is_empty());
+        if has_ended {
+            owner.release_lease().await;
+        }
+        relayed
+            .write("HTTP/1.1 503 Service Unavailable\r\nserver: envoy\r\ncontent-length: 0\r\n\r\n")
+            .await;
+        let head = within("a head", call.head()).await;
+        run_other_tasks().await;
+        answered.push((head.status, b.witness.starts("twice")));
+    }
+    assert_eq!(answered, [(502, 0), (502, 0)]);
+}
+
+/// Its owner has not asked for its body, and another instance has the session by the time at which the owner is given up.
+#[tokio::test]
+async fn a_call_that_has_not_begun_goes_to_the_new_owner() {
+    for round in 0..20 {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+        let unasked = owner.head().await;
+        pass(OWNER_RECHECK_INTERVAL - 50 * Duration::from_millis(1)).await;
+        contract::claim_from(&directory.memory, hash(&mcp), owner.me, b.me).await;
+        // Both limits end in this time, a millisecond apart.
+        sleep(100 * Duration::from_millis(1)).await;
+        assert_eq!(call.head().await.status, 200, "round {round}");
+        drop(unasked);
+    }
+}
+
+/// Of several that notice at the same time exactly one wins, and the others relay to it.
+#[tokio::test]
+async fn a_session_whose_owner_is_gone_has_one_new_owner() {
+    for round in 0..20 {
+        let directory = directory();
+        let [mut a, b, c] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
+        // Both know the owner, and find out at the same time that it is gone.
+        assert_eq!(
+            (echo(&at_b, "x").await, echo(&at_c, "x").await),
+            (json!("x"), json!("x"))
+        );
+        a.kill_and_expire().await;
+
+        let answers = join(
+            join(echo(&at_b, "first"), echo(&at_c, "second")),
+            join(echo(&at_c, "third"), echo(&at_b, "fourth")),
+        );
+        let ((first, second), (third, fourth)) = answers.await;
+        assert_eq!(
+            [first, second, third, fourth],
+            ["first", "second", "third", "fourth"]
+        );
+        assert_ne!(b.has(&mcp), c.has(&mcp), "round {round}");
+        let owner = owner_of(&directory, &mcp).await;
+        let expected = if b.has(&mcp) { b.me } else { c.me };
+        assert_eq!(owner, expected, "round {round}");
+    }
+}
+
+/// A firewall rejects, or the owner's listener ended: that a connection is refused proves nothing.
+#[tokio::test]
+async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_over() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    a.kill().await;
+    for is_call in [true, false] {
+        let mut refused = if is_call {
+            mcp.call(1, "echo", json!({ "text": "x" })).await
+        } else {
+            mcp.listen().await
+        };
+        let head = refused.head().await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(directory.asked("claim"), 0);
+    pass(LEASE_TTL).await;
+    assert_eq!(echo(&mcp, "x").await, "x");
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
+}
+
+#[tokio::test]
+async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
+    for length in [0, 10, 60_000, 70_000, 1_000_000] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        owner.close();
+        owner.release_lease().await;
+        let text = "x".repeat(length);
+        assert!(echo(&mcp, &text).await == text, "{length}");
+        assert!(b.has(&mcp));
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let (text, relayed) = join(echo(&mcp, "hello"), async {
+        let request = owner.request().await;
+        let body = request.body.clone();
+        request.moved(owner.me).await;
+        body
+    })
+    .await;
+    assert_eq!(text, "hello");
+    let relayed: Value = serde_json::from_slice(&relayed).unwrap();
+    assert_eq!(relayed["params"]["arguments"]["text"], "hello");
+    assert!(b.has(&mcp));
+}
+
+/// Two instances with one advertised address, or one that was started again: the word of the other one is not the owner's.
+#[tokio::test]
+async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    for is_asked in [true, false] {
+        let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+        let request = if is_asked {
+            owner.request().await
+        } else {
+            owner.head().await
+        };
+        request.moved(unreachable_owner()).await;
+        let head = call.head().await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(directory.asked("claim"), 0);
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+
+    owner.release_lease().await;
+    let other = async { owner.request().await.moved(unreachable_owner()).await };
+    let (text, ()) = join(echo(&mcp, "x"), other).await;
+    assert_eq!(text, "x");
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
+}
+
+/// A long body was on its way when the owner said so: it cannot be sent again, but the session has moved by then.
+#[tokio::test]
+async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let text = "x".repeat(100_000);
+    let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
+    owner.request().await.moved(owner.me).await;
+    let head = call.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert!(echo(&mcp, &text).await == text);
+}
+
+/// Whoever has not asked for the body of a call has not begun it: it is whole, and goes on elsewhere.
+#[tokio::test]
+async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
+    for length in [10, 100_000] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
+        let text = "x".repeat(length);
+        let mcp = owner.session(&b).await;
+        let moves = async { owner.head().await.moved(owner.me).await };
+        let (answered, ()) = join(echo(&mcp, &text), moves).await;
+        assert!(answered == text, "moved, {length}");
+
+        // As a connection ends that was still to be accepted when its listener closed.
+        let mcp = owner.session(&b).await;
+        owner.release_lease().await;
+        let breaks_off = async { drop(owner.head().await) };
+        let (answered, ()) = join(echo(&mcp, &text), breaks_off).await;
+        assert!(answered == text, "broke off, {length}");
+        assert!(b.has(&mcp));
+    }
+}
+
+/// Two instances say "not here" to each other's requests, and a directory names both: nothing goes round.
+#[tokio::test]
+async fn a_request_that_is_moved_again_and_again_is_refused() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    directory.set(Fault::Lies(owner.me));
+    let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    for _ in 0..4 {
+        owner.request().await.moved(owner.me).await;
+    }
+    let head = call.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    directory.set(Fault::None);
+    assert!(!b.has(&mcp));
+}
+
+#[tokio::test]
+async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+
+    // He breaks off before the head of an answer.
+    let call = mcp.call(1, "echo", json!({ "text": "x" }));
+    let (mut call, broken) = join(call, owner.request()).await;
+    drop(broken);
+    assert_eq!(call.head().await.status, 502, "it may have begun");
+    let (mut listening, mut broken) = join(mcp.listen(), owner.request()).await;
+    broken.write("HTTP/1.1 200 OK\r\nmcp-clu").await;
+    drop(broken);
+    let head = listening.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+
+    owner.release_lease().await;
+    let (mut listening, broken) = join(mcp.listen(), owner.request()).await;
+    drop(broken);
+    assert_eq!(listening.head().await.status, 200);
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
+}
+
+#[tokio::test]
+async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let (call, waits) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
+    let (mut listening, silent) = join(mcp.listen(), owner.request()).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(11)).await;
+    tokio::time::resume();
+    let head = listening.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    silent.closed().await;
+
+    // The call still waits, and its answer comes.
+    let mut call = call;
+    waits.answer("200 OK", owner.me, "late").await;
+    let reply = call.reply().await;
+    assert_eq!((reply.status, reply.text()), (200, "late"));
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+}
+
+/// Until its body was asked for, a call is like every other request: it waits for 10 s, then the lease decides.
+#[tokio::test]
+async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
+    for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = FakeOwner::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        let text = "x".repeat(length);
+        let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
+        let hangs = owner.head().await;
+        pass(Duration::from_millis(9_900)).await;
+        if is_alive {
+            owner.renew_lease().await;
+        }
+        pass(Duration::from_millis(200)).await;
+        let head = call.head().await;
+        hangs.closed().await;
+        if is_alive {
+            assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+            assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+        } else {
+            assert_eq!(head.status, 200);
+            let answer = call.answer().await.unwrap();
+            assert!(answer["result"]["content"][0]["text"] == text, "{length}");
+            assert_eq!(owner_of(&directory, &mcp).await, b.me);
+        }
+    }
+}
+
+/// Nothing is asked for of a POST without a body, so it may have begun, and does not go elsewhere.
+#[tokio::test]
+async fn a_post_without_a_body_is_not_sent_again() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    owner.release_lease().await;
+    for hangs in [true, false] {
+        let mut call = mcp.send(&mcp.post_request("")).await;
+        let request = owner.request().await;
+        if hangs {
+            pass(Duration::from_millis(10_100)).await;
+            request.closed().await;
+        } else {
+            drop(request);
+        }
+        assert_eq!(call.head().await.status, 502);
+    }
+    assert_eq!(directory.asked("claim"), 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;
+    let incarnation = owner.me.incarnation;
+    let head =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n";
+    request
+        .write(&format!("{head}mcp-cluster: {incarnation}\r\n\r\n"))
+        .await;
+    assert_eq!(listening.head().await.status, 200);
+    request.write("b\r\ndata: one\n\n\r\n").await;
+    assert_eq!(listening.event().await.unwrap().data, "one", "at once");
+    request.write("8\r\ndata: tw\r\n").await;
+    drop(request);
+    assert_eq!(listening.event().await, None);
+    assert!(
+        !listening.is_complete(),
+        "the client must not take it for the end"
+    );
+}
+
+#[tokio::test]
+async fn what_does_not_exist_is_said_only_by_a_directory_that_is_consistent() {
+    let directory = directory();
+    let young = Node::start(&directory).await;
+    let reply = young.client("nobody's").post_raw("{}", &[]).await;
+    assert_eq!(
+        (reply.status, reply.headers["retry-after"].as_bytes()),
+        (503, &b"1"[..])
+    );
+
+    let [b] = Node::several(&directory).await;
+    let ping = json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string();
+    assert_eq!(
+        b.client("nobody's")
+            .post_raw(ping.clone(), &[])
+            .await
+            .status,
+        404
+    );
+    directory.memory.flush();
+    assert_eq!(
+        b.client("another").post_raw(ping.clone(), &[]).await.status,
+        503
+    );
+    directory.set(Fault::Fails);
+    assert_eq!(
+        b.client("a third").post_raw(ping.clone(), &[]).await.status,
+        503
+    );
+}
+
+/// Between its claim and its restoring a session is nowhere. A peer that was told "not here" then would claim it again.
+#[tokio::test]
+async fn a_session_that_is_being_reclaimed_is_here_to_peers() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    owner.close();
+    owner.release_lease().await;
+    let id = mcp.session_id().unwrap();
+    let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (recorded, waits) = (entered.clone(), go.clone());
+    let app = Router::new().route(
+        "/mcp",
+        any(async move || {
+            recorded.notify_one();
+            waits.notified().await;
+        }),
+    );
+    let request = http::Request::get("/mcp").header("mcp-session-id", id);
+    let request = request.body(Body::empty()).unwrap();
+    let look = async {
+        entered.notified().await;
+        assert_eq!(b.routing().classify_from_peer(Some(id)).0, Action::Serve);
+        go.notify_one();
+    };
+    let (response, ()) = join(ask(&b, app, request), look).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(b.routing().classify_from_peer(Some(id)).0, Action::Moved);
+}

@@ -1,0 +1,190 @@
+//! An owner that does what a test says.
+
+use std::net::SocketAddr;
+
+use bytes::{Bytes, BytesMut};
+use test_support::{Mcp, within};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpSocket, TcpStream},
+};
+
+use super::node::Node;
+use crate::{
+    directory::{Directory as _, Registration, Status, faulty::Faulty},
+    ids::{Epoch, Incarnation, Owner, SessionHash},
+};
+
+/// Keeps an address that nobody listens on any more from being given to another test.
+pub(super) fn reserve_address(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(address).unwrap();
+    socket
+}
+
+/// The owner of a session that exists nowhere.
+pub(super) struct FakeOwner {
+    pub(super) me: Owner,
+    directory: Faulty,
+    listener: Option<TcpListener>,
+    #[allow(dead_code, reason = "it is only held")]
+    reserved: Option<TcpSocket>,
+    number: u32,
+}
+
+/// A request that came to it.
+pub(super) struct Relayed {
+    pub(super) head: String,
+    pub(super) body: Bytes,
+    stream: TcpStream,
+}
+
+// === impl FakeOwner ===
+
+impl FakeOwner {
+    /// One that listens, and has its lease.
+    pub(super) async fn new(directory: &Faulty) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let me = Owner {
+            address: listener.local_addr().unwrap(),
+            incarnation: Incarnation::random(),
+        };
+        let fake = Self {
+            me,
+            directory: directory.clone(),
+            listener: Some(listener),
+            reserved: None,
+            number: 0,
+        };
+        fake.renew_lease().await;
+        fake
+    }
+
+    /// Renews its lease: all of its sessions are written.
+    pub(super) async fn renew_lease(&self) {
+        let run = self.directory.memory.leases().await.unwrap().run;
+        let status = Status {
+            written_in: Some(run),
+            ..Status::default()
+        };
+        self.directory
+            .memory
+            .acquire_lease(self.me, &status)
+            .await
+            .unwrap();
+    }
+
+    /// A client, at an instance, of a new session of this owner.
+    pub(super) async fn session(&mut self, node: &Node) -> Mcp {
+        self.number += 1;
+        let id = format!("session {} of {}", self.number, self.me);
+        let params = br#"{"initialize_params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"fake","version":"0"}}}"#[..].into();
+        let entry = Registration {
+            session: SessionHash::of(&id),
+            epoch: Epoch::now(),
+            renewed: None,
+            params,
+        };
+        assert_eq!(
+            self.directory
+                .memory
+                .register(self.me, &[entry])
+                .await
+                .unwrap(),
+            []
+        );
+        node.client(&id)
+    }
+
+    /// Releases its lease.
+    pub(super) async fn release_lease(&mut self) {
+        self.directory.memory.release_lease(self.me).await.unwrap();
+    }
+
+    /// Nobody listens there any more.
+    pub(super) fn close(&mut self) {
+        self.listener = None;
+        self.reserved = Some(reserve_address(self.me.address));
+    }
+
+    /// The next request.
+    pub(super) async fn request(&mut self) -> Relayed {
+        within("a request", Relayed::read(self.head().await)).await
+    }
+
+    /// The head of the next request, of which the body is not asked for.
+    pub(super) async fn head(&mut self) -> Relayed {
+        let listener = self.listener.as_ref().unwrap();
+        let (stream, _) = within("a relay", listener.accept()).await.unwrap();
+        within("a head", Relayed::read_head(stream)).await
+    }
+}
+
+// === impl Relayed ===
+
+impl Relayed {
+    async fn read_head(mut stream: TcpStream) -> Self {
+        let mut read = BytesMut::new();
+        let end = loop {
+            if let Some(end) = read.windows(4).position(|window| window == b"\r\n\r\n") {
+                break end + 4;
+            }
+            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
+        };
+        let head = String::from_utf8(read.split_to(end).to_vec()).unwrap();
+        let body = read.freeze();
+        Self { head, body, stream }
+    }
+
+    async fn read(mut self) -> Self {
+        if self.head.contains("expect: 100-continue") {
+            assert_eq!(self.body, "", "it was not asked for");
+            self.write("HTTP/1.1 100 Continue\r\n\r\n").await;
+        }
+        let mut read = BytesMut::from(self.body);
+        let is_chunked = self.head.contains("transfer-encoding: chunked");
+        let length = self
+            .head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
+        let length: usize = length.map_or(0, |length| length.parse().unwrap());
+        while read.len() < length || (is_chunked && !read.ends_with(b"\r\n0\r\n\r\n")) {
+            assert_ne!(self.stream.read_buf(&mut read).await.unwrap(), 0);
+        }
+        self.body = read.freeze();
+        self
+    }
+
+    /// Writes bytes as they are.
+    pub(super) async fn write(&mut self, bytes: &str) {
+        self.stream.write_all(bytes.as_bytes()).await.unwrap();
+    }
+
+    /// Answers as this incarnation.
+    pub(super) async fn answer(mut self, status: &str, me: Owner, body: &str) {
+        let (incarnation, length) = (me.incarnation, body.len());
+        self.write(&format!(
+            "HTTP/1.1 {status}\r\nmcp-cluster: {incarnation}\r\ncontent-length: {length}\r\n\r\n{body}"
+        ))
+        .await;
+    }
+
+    /// Answers as this incarnation that the session is not here.
+    pub(super) async fn moved(mut self, me: Owner) {
+        let incarnation = me.incarnation;
+        self.write(&format!(
+            "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved {incarnation}\r\ncontent-length: 0\r\n\r\n"
+        ))
+        .await;
+    }
+
+    /// Waits until the other end closes the connection.
+    pub(super) async fn closed(mut self) {
+        let mut rest = Vec::new();
+        let end = self.stream.read_to_end(&mut rest);
+        // A reset is an end, too.
+        let _ended = within("the relay to hang up", end).await;
+        assert_eq!(rest, b"");
+    }
+}

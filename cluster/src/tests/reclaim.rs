@@ -1,0 +1,469 @@
+//! A session that its own instance takes, while others come for it, hang up, or leave.
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::{FutureExt as _, future::join};
+use mcp_cancel_on_disconnect::CancellableSessionManager;
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{InitializeRequestParams, InitializeResult, ListToolsResult, PaginatedRequestParams},
+    service::RequestContext,
+    transport::streamable_http_server::StreamableHttpService,
+};
+use serde_json::json;
+use test_support::{Connection, Mcp, Mode, PATH, serve, within};
+use tokio::task::yield_now;
+use tower_service::Service as _;
+
+use super::{
+    node::{Node, SECRET, hash, pass},
+    steps::{close_session, directory, post_echo, run_other_tasks, status, unreachable_owner},
+};
+use crate::{
+    body_idle::BODY_IDLE_TIMEOUT,
+    cluster::{self, Options},
+    directory::{
+        Claim, Directory as _, Registration,
+        contract::{claim_from, owner_of, ownership, session},
+        faulty::{Fault, Faulty},
+    },
+    filter::PeersFilter,
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    ids::Epoch,
+    wire::Secret,
+};
+
+/// Shorter than anybody waits for the directory.
+const SLOW: Duration = Duration::from_millis(400);
+
+/// Longer than that.
+const TOO_SLOW: Duration = Duration::from_millis(700);
+
+async fn until_asked(directory: &Faulty, what: &str, times: usize) {
+    let asked = async {
+        while directory.asked(what) < times {
+            yield_now().await;
+        }
+    };
+    within("a question", asked).await;
+}
+
+/// Two requests claim a session of an owner who is gone. One has brought it, and the other one's client hangs up, or the directory
+/// does not answer it.
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_a_claim_that_comes_to_nothing() {
+    for hangs_up in [true, false] {
+        let directory = directory();
+        let [mut a, mut b] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        a.kill_and_expire().await;
+        let at_b = b.client_of(&mcp);
+        directory.set(Fault::SlowAt("claim", TOO_SLOW));
+        let mut late = Box::pin(b.app.call(post_echo(&at_b, 1)));
+        while directory.asked("claim") == 0 {
+            assert!((&mut late).now_or_never().is_none());
+            yield_now().await;
+        }
+        directory.set(Fault::None);
+        assert_eq!(status(&at_b, 2).await, 200);
+        let routing = b.cluster.router();
+        let _leaving = routing.shutdown.begin();
+        let gate = routing.sessions.gate(at_b.session_id().unwrap()).unwrap();
+        let is_idle = || !routing.restores.contains(hash(&at_b));
+        let mut empty = Box::pin(gate.until_idle(is_idle));
+        assert!((&mut empty).now_or_never().is_none());
+        if hangs_up {
+            drop(late);
+        } else {
+            assert_eq!(late.await.unwrap().status(), 503);
+        }
+        run_other_tasks().await;
+        assert!(empty.now_or_never().is_some(), "{hangs_up}");
+    }
+}
+
+/// Its sessions are others' from then on: what it begins would be lost.
+#[tokio::test]
+async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_reclaimed_the_session() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    close_session(&a, &mcp).await;
+    directory.set(Fault::SlowAt("claim", SLOW));
+    let mut call = mcp.call(1, "hold", json!({ "label": "first" })).await;
+    until_asked(&directory, "claim", 1).await;
+    let cancelled = within("the departure", a.cluster.leave(Duration::ZERO)).await;
+    assert_eq!(cancelled, 0);
+    directory.set(Fault::None);
+    let head = within("a head", call.head()).await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert!(!a.witness.is_running("first"));
+    assert_eq!(status(&b.client_of(&mcp), 2).await, 200);
+    assert!(b.has(&mcp) && !a.has(&mcp));
+}
+
+/// A peer's call waits for those before it, and the session is closed meanwhile. A client of the instance itself is about to restore
+/// it, and another peer claims it before.
+#[tokio::test]
+async fn a_call_that_waited_does_not_restore_a_session_that_others_are_about_to() {
+    for is_claimed in [false, true] {
+        let directory = directory();
+        let [mut a, b, c] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        a.detach(&mcp, 1, "first").await;
+        let cluster = a.cluster.clone();
+        let _leaving = cluster.router().shutdown.begin();
+        let at_b = b.client_of(&mcp);
+        let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
+        run_other_tasks().await;
+        assert!(a.has(&mcp));
+        directory.set(Fault::SlowAt("claim", SLOW));
+        cluster
+            .router()
+            .sessions
+            .relinquish_to_owner(hash(&mcp), unreachable_owner());
+        let mut third = Box::pin(a.app.call(post_echo(&mcp, 3)));
+        assert!((&mut third).now_or_never().is_none());
+        let third = async {
+            let (third, ()) = join(third, async {
+                until_asked(&directory, "claim", 1).await;
+                run_other_tasks().await;
+                if is_claimed {
+                    let memory = &directory.memory;
+                    let claimed = claim_from(memory, hash(&mcp), a.me, c.me).await;
+                    assert_eq!(claimed, Claim::Won);
+                }
+                directory.set(Fault::None);
+            })
+            .await;
+            third.unwrap().status().as_u16()
+        };
+        let second = async {
+            let head = within("a head", second.head()).await.status;
+            (
+                head,
+                second.answer().await.map(|answer| answer["id"].clone()),
+            )
+        };
+        let (second, third) = within("both", join(second, third)).await;
+        assert_eq!(second, (200, Some(json!(2))), "{is_claimed}");
+        assert_eq!(third, 200, "{is_claimed}");
+        let owner = ownership(&directory.memory, hash(&mcp))
+            .await
+            .unwrap()
+            .owner;
+        for node in [&a, &b, &c] {
+            assert_eq!(node.has(&mcp), node.me == owner, "{is_claimed}");
+        }
+    }
+}
+
+/// A client of the instance itself, or another instance for its client, sends a part of a request whose session is to be restored. No
+/// other request waits for the rest.
+#[tokio::test]
+async fn half_a_body_locks_no_session() {
+    for (is_from_peer, length) in [
+        (false, 1_000),
+        (false, 100_000),
+        (true, 1_000),
+        (true, 100_000),
+    ] {
+        let directory = directory();
+        let [a] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        close_session(&a, &mcp).await;
+        let half = mcp.post_request("{").header("mcp-cluster", SECRET);
+        let to = if is_from_peer {
+            a.me.address
+        } else {
+            a.public.as_ref().unwrap().addr
+        };
+        // The session is being restored, or a peer would be told that it is not here.
+        let expected = a.routing().restores.add(hash(&mcp));
+        let mut slow = Connection::open(to).await;
+        slow.send_cut(&half, length).await;
+        let beside = async {
+            while a.routing().restores.requests(hash(&mcp)) < 2 {
+                yield_now().await;
+            }
+        };
+        within("the half", beside).await;
+        drop(expected);
+        assert_eq!(within("a status", status(&mcp, 1)).await, 200);
+        pass(BODY_IDLE_TIMEOUT).await;
+        assert_eq!(slow.head().await.status, 408, "{is_from_peer} {length}");
+        run_other_tasks().await;
+        assert!(a.routing().restores.is_empty());
+    }
+}
+
+/// The same on an instance that relays, and on one that hands its sessions over.
+#[tokio::test]
+async fn half_a_body_is_waited_for_for_a_while_only() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let _leaving = a.routing().shutdown.begin();
+    let peer = mcp.header("mcp-cluster", SECRET);
+    let halves = [
+        (b.public.as_ref().unwrap().addr, &at_b, 1_000),
+        (b.public.as_ref().unwrap().addr, &at_b, 100_000),
+        (a.me.address, &peer, 1_000),
+    ];
+    for (to, mcp, length) in halves {
+        let mut slow = Connection::open(to).await;
+        slow.send_cut(&mcp.post_request("{"), length).await;
+        run_other_tasks().await;
+        pass(BODY_IDLE_TIMEOUT + Duration::from_secs(1)).await;
+        let head = within("a head", slow.head()).await;
+        assert_eq!(head.status, 408, "{to} {length}");
+    }
+    assert_eq!(status(&at_b, 1).await, 200);
+}
+
+/// A session is closed where it lived. One peer is told so, and claims it while its owner is about to take it for a client of its
+/// own, and for others that peers have sent.
+#[tokio::test]
+async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
+    let directory = directory();
+    let [a, b, c, d] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let at_d = d.client_of(&mcp);
+    close_session(&a, &mcp).await;
+    directory.set(Fault::SlowAt("claim", SLOW));
+    let first = at_d.call(1, "echo", json!({ "text": "x" })).await;
+    until_asked(&directory, "claim", 1).await;
+    let mut calls = vec![first];
+    calls.push(mcp.call(2, "echo", json!({ "text": "x" })).await);
+    until_asked(&directory, "claim", 2).await;
+    directory.set(Fault::None);
+    for (id, node) in [(3, &b), (4, &c), (5, &b), (6, &c)] {
+        let at_node = node.client_of(&mcp);
+        calls.push(at_node.call(id, "echo", json!({ "text": "x" })).await);
+    }
+    let mut statuses = Vec::new();
+    for call in &mut calls {
+        statuses.push(within("a head", call.head()).await.status);
+    }
+    assert_eq!(statuses, [200; 6]);
+    assert!(d.has(&mcp) && !a.has(&mcp));
+}
+
+/// An instance that leaves gives a session up, and it comes back: nobody else is about to claim it from then on.
+#[tokio::test]
+async fn a_session_that_was_relinquished_and_came_back_is_restored_again() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let _leaving = a.routing().shutdown.begin();
+    assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
+    assert!(b.has(&mcp) && !a.has(&mcp));
+    close_session(&b, &mcp).await;
+    assert_eq!(status(&mcp, 2).await, 200);
+    assert!(a.has(&mcp));
+    close_session(&a, &mcp).await;
+    assert_eq!(status(&mcp, 3).await, 200);
+    assert!(a.has(&mcp) && !b.has(&mcp));
+}
+
+/// rmcp remembers for a moment that the restoring of a session came to nothing, and says that there is none. Its clients would
+/// throw it away.
+#[tokio::test]
+async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
+    for waits in [true, false] {
+        let directory = directory();
+        let [mut a] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        close_session(&a, &mcp).await;
+        directory.set(Fault::SlowAt("load", SLOW));
+        let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
+        while directory.asked("load") == 0 {
+            assert!((&mut first).now_or_never().is_none());
+            yield_now().await;
+        }
+        directory.set(Fault::None);
+        let mut second = Box::pin(a.app.call(post_echo(&mcp, 2)));
+        if waits {
+            assert!((&mut second).now_or_never().is_none());
+        }
+        // Nothing else runs in between.
+        drop(first);
+        let answered = match (&mut second).now_or_never() {
+            Some(answered) => answered,
+            None => second.await,
+        };
+        let answered = answered.unwrap().status().as_u16();
+        assert!(matches!(answered, 200 | 503), "{waits}: {answered}");
+        assert_eq!(status(&mcp, 3).await, 200);
+    }
+}
+
+/// The next request restores it in its turn, as if none had before.
+#[tokio::test]
+async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let (routing, id) = (a.routing(), mcp.session_id().unwrap());
+    routing.on_request_done(id);
+    assert!(a.has(&mcp), "it is open");
+    close_session(&a, &mcp).await;
+    routing
+        .sessions
+        .on_loaded(id, Epoch::now(), (*b"{}").into());
+    let other = routing.restores.add(hash(&mcp));
+    routing.on_request_done(id);
+    assert!(a.has(&mcp), "another request brings it");
+    drop(other);
+    routing.on_request_done(id);
+    assert!(!a.has(&mcp));
+    assert_eq!(status(&mcp, 1).await, 200);
+}
+
+/// Nothing says that there is no such session, and a 500 would say that it is broken.
+#[tokio::test]
+async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let memory = &directory.memory;
+    memory.evict(hash(&mcp));
+    close_session(&a, &mcp).await;
+    assert_eq!(status(&mcp, 1).await, 404);
+    directory.set(Fault::FailsAt("load"));
+    assert_eq!(status(&mcp, 2).await, 503);
+}
+
+/// As an instance of another version wrote it.
+#[tokio::test]
+async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let unreadable = Registration {
+        params: (*b"{}").into(),
+        ..session("unreadable")
+    };
+    let hash = unreadable.session;
+    let entered = directory.memory.register(a.me, &[unreadable]).await;
+    assert_eq!(entered.unwrap(), []);
+    // What fails for the directory counts for nothing.
+    directory.set(Fault::FailsAt("load"));
+    for id in 0..4 {
+        assert_eq!(status(&a.client("unreadable"), id).await, 503);
+    }
+    directory.set(Fault::None);
+    let answered = [
+        status(&a.client("unreadable"), 5).await,
+        status(&a.client("unreadable"), 6).await,
+        status(&a.client("unreadable"), 7).await,
+        status(&b.client("unreadable"), 8).await,
+    ];
+    assert_eq!(answered, [503, 503, 404, 404]);
+    assert_eq!(owner_of(&directory.memory, hash).await, None);
+}
+
+/// What becomes of an `initialize`.
+#[derive(Clone, Copy)]
+enum Trouble {
+    /// No handler is made for it.
+    Factory,
+    Refused,
+    Panic,
+}
+
+/// A server that has the next of these troubles with each `initialize`, if there is one.
+#[derive(Clone, Default)]
+struct Troubled(Arc<Mutex<Vec<Trouble>>>);
+
+impl Troubled {
+    fn takes(&self, is_it: impl Fn(Trouble) -> bool) -> Option<Trouble> {
+        self.0.lock().unwrap().pop_if(|trouble| is_it(*trouble))
+    }
+}
+
+impl ServerHandler for Troubled {
+    async fn initialize(
+        &self,
+        _request: InitializeRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<InitializeResult, ErrorData> {
+        match self.takes(|_| true) {
+            Some(Trouble::Panic) => panic!("on purpose"),
+            Some(_) => Err(ErrorData::internal_error("another version", None)),
+            None => Ok(self.get_info()),
+        }
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::default())
+    }
+}
+
+/// What the requests of a session are answered, after it was closed here and has these troubles when it is restored.
+async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
+    let directory = directory();
+    let secret = Secret::new(SECRET).unwrap();
+    let (filter, options) = (PeersFilter::default(), Options::default());
+    let cluster = cluster::join(
+        unreachable_owner(),
+        directory.clone(),
+        filter,
+        secret,
+        options,
+    );
+    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+    let mut config = Mode::Session.config();
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let handler = Troubled::default();
+    let made = handler.clone();
+    let make = move || match made.takes(|trouble| matches!(trouble, Trouble::Factory)) {
+        Some(_) => Err(io::Error::other("not now")),
+        None => Ok(made.clone()),
+    };
+    let service = StreamableHttpService::new(make, sessions, config);
+    let app = axum::Router::new().nest_service(PATH, service);
+    let served = serve(app.layer(cluster.layer())).await;
+    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
+    let mcp = Mcp::session(served.addr, PATH).await;
+
+    handler.0.lock().unwrap().extend(troubles);
+    let router = cluster.router();
+    router
+        .sessions
+        .relinquish_to_owner(hash(&mcp), unreachable_owner());
+    router.sessions.relinquished.until_closed(hash(&mcp)).await;
+    assert!(!router.sessions.has(mcp.session_id().unwrap()));
+    let mut answered = [0; 4];
+    for (id, answered) in (1..).zip(&mut answered) {
+        let mut listed = mcp.request(id, "tools/list", json!({})).await;
+        *answered = within("a head", listed.head()).await.status;
+        if *answered == 200 {
+            let answer = within("an answer", listed.answer()).await;
+            assert!(answer.unwrap().get("result").is_some());
+        }
+    }
+    answered
+}
+
+#[tokio::test]
+async fn a_session_that_its_handler_refuses_is_none_after_a_few_tries() {
+    for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
+        assert_eq!(answered_after(&[trouble; 3]).await, [503, 503, 404, 404]);
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_is_restored_in_vain_is_restored_by_the_next_request() {
+    for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
+        assert_eq!(answered_after(&[trouble]).await, [503, 200, 200, 200]);
+    }
+}

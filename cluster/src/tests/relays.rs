@@ -1,0 +1,309 @@
+//! A session lives on one instance, and its client lands on another.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::{ConnectInfo, Request},
+    routing::any,
+};
+use http::HeaderValue;
+use mcp_cancel_on_disconnect::{Grace, socket::Peer};
+use rmcp::model::ServerRequest;
+use serde_json::{Value, json};
+use test_support::{Connection, within};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, mpsc},
+    time::Instant,
+};
+use tower_service::Service as _;
+
+use super::{
+    log_lines::Warnings,
+    node::{Node, SECRET, Setup},
+    steps::{directory, post_echo, status},
+};
+
+#[tokio::test]
+async fn a_call_and_its_answer_pass_through_another_instance() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    let head = call.head().await;
+    assert_eq!((head.status, head.is_event_stream()), (200, true));
+    assert!(
+        head.headers
+            .keys()
+            .all(|name| !name.as_str().starts_with("mcp-cluster"))
+    );
+    a.witness.started("a").await;
+    assert_eq!(b.witness.starts("a"), 0);
+    a.witness.release("a");
+    let answer = call.answer().await.unwrap();
+    assert!(
+        answer["result"]["content"][0]["text"]
+            .as_str()
+            .unwrap()
+            .starts_with("done:a")
+    );
+
+    for request in a.seen.lock().unwrap().iter() {
+        assert!(
+            request
+                .keys()
+                .all(|name| !name.as_str().starts_with("mcp-cluster")),
+            "{request:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_client_comes_back_through_another_instance() {
+    let directory = directory();
+    let [a, b, c] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    let event = call.event().await.unwrap();
+    a.witness.started("a").await;
+    call.fin();
+
+    let mut resumed = b.client_of(&mcp).resume(event.id.as_deref().unwrap()).await;
+    assert_eq!(resumed.head().await.status, 200);
+    resumed.fin();
+    let mut resumed = c.client_of(&mcp).resume(event.id.as_deref().unwrap()).await;
+    assert_eq!(resumed.head().await.status, 200);
+    a.witness.release("a");
+    assert_eq!(resumed.answer_event().await.unwrap().json()["id"], 1);
+    assert!(a.witness.ended("a").await.is_completed());
+}
+
+#[tokio::test]
+async fn a_cancel_and_a_delete_arrive_through_another_instance() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let _call = mcp.call(1, "hold", json!({ "label": "cancelled" })).await;
+    a.witness.started("cancelled").await;
+    assert_eq!(b.client_of(&mcp).cancel(1).await, 202);
+    assert!(a.witness.ended("cancelled").await.is_cancelled());
+
+    let _call = mcp.call(2, "hold", json!({ "label": "deleted" })).await;
+    a.witness.started("deleted").await;
+    assert_eq!(b.client_of(&mcp).delete().await, 202);
+    assert!(a.witness.ended("deleted").await.is_cancelled());
+    assert!(!a.has(&mcp));
+}
+
+#[tokio::test]
+async fn an_answer_to_the_servers_question_arrives_through_another_instance() {
+    let directory = directory();
+    let (answered, mut answers) = mpsc::unbounded_channel::<Value>();
+    let a = Setup {
+        on_start: Some(Box::new(move |_, context| {
+            let (peer, answered) = (context.peer.clone(), answered.clone());
+            tokio::spawn(async move {
+                let answer = peer.send_request(question()).await.unwrap();
+                answered
+                    .send(serde_json::to_value(answer).unwrap())
+                    .unwrap();
+            });
+        })),
+        ..Setup::default()
+    };
+    let a = a.start(&directory).await;
+    let b = Node::start(&directory).await;
+    let mcp = a.session().await;
+    let through = b.client_of(&mcp);
+    let mut listening = through.listen().await;
+    assert_eq!(listening.head().await.status, 200);
+    let _call = through.call(1, "hold", json!({ "label": "a" })).await;
+    let question = loop {
+        let event = listening.event().await.unwrap();
+        if !event.is_priming() {
+            break event.json();
+        }
+    };
+    assert_eq!(question["method"], "sampling/createMessage");
+    let content = json!({ "type": "text", "text": "a reply" });
+    let result = json!({ "role": "assistant", "model": "a model", "content": content });
+    let answer = json!({ "jsonrpc": "2.0", "id": question["id"], "result": result });
+    assert_eq!(through.post_raw(answer.to_string(), &[]).await.status, 202);
+    let answer = within("the handler's answer", answers.recv())
+        .await
+        .unwrap();
+    assert_eq!(answer["content"]["text"], "a reply");
+}
+
+fn question() -> ServerRequest {
+    let params = json!({
+        "maxTokens": 9,
+        "messages": [{ "role": "user", "content": { "type": "text", "text": "a question" } }],
+    });
+    serde_json::from_value(json!({ "method": "sampling/createMessage", "params": params })).unwrap()
+}
+
+/// The hop is dropped with the client: the owner sees a hang-up, and not only when something is written.
+#[tokio::test]
+async fn a_hang_up_at_the_relay_is_one_at_the_owner() {
+    let directory = directory();
+    let a = Setup {
+        grace: Grace::Immediate,
+        ..Setup::default()
+    };
+    let a = a.start(&directory).await;
+    let b = Node::start(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    let mut slowest = Duration::ZERO;
+    for (id, hang_up) in [(1, false), (2, true), (3, false), (4, true)] {
+        let label = format!("call {id}");
+        let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
+        call.head().await;
+        a.witness.started(&label).await;
+        let begun = Instant::now();
+        if hang_up {
+            call.rst();
+        } else {
+            call.fin();
+        }
+        assert!(a.witness.ended(&label).await.is_cancelled());
+        slowest = slowest.max(begun.elapsed());
+    }
+    println!("slowest hang-up through a relay: {slowest:?}");
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+}
+
+/// What is inside takes the address of the client, and watches its connection, in either way that axum has.
+#[tokio::test]
+async fn what_a_peer_relays_has_the_connection_of_its_client() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let (gone, has_gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (recorded, waits) = (has_gone.clone(), gone.clone());
+    let handler = async move |ConnectInfo(addr): ConnectInfo<SocketAddr>,
+                              ConnectInfo(peer): ConnectInfo<Peer>,
+                              request: Request| {
+        let plain: &Peer = request.extensions().get().unwrap();
+        let said = format!("{addr} {} {}", peer.addr(), plain.addr());
+        if request.method() == http::Method::DELETE {
+            waits.notify_one();
+            peer.closed().await;
+            recorded.notify_one();
+        }
+        said
+    };
+    let app = Router::new().route("/mcp", any(handler));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (cluster, app) = (a.cluster.clone(), app.layer(a.cluster.layer()));
+    tokio::spawn(async move { cluster.serve_peers(listener, app).await });
+
+    let client = "192.0.2.1:4711";
+    let request = mcp
+        .get_request()
+        .header("mcp-cluster", SECRET)
+        .header("mcp-cluster-client", client);
+    let reply = Connection::fetch(address, &request).await;
+    assert_eq!(reply.text(), format!("{client} {client} {client}"));
+
+    let mut hangs_up = Connection::open(address).await;
+    let request = test_support::Request::new("DELETE", "/mcp")
+        .header("mcp-session-id", mcp.session_id().unwrap())
+        .header("mcp-cluster", SECRET)
+        .header("mcp-cluster-client", client);
+    hangs_up.send(&request).await;
+    within("the request", gone.notified()).await;
+    // With more bytes than one request, hyper does not read, and does not see the end.
+    hangs_up.write(b"GET").await;
+    hangs_up.fin();
+    within("the hang-up", has_gone.notified()).await;
+}
+
+#[tokio::test]
+async fn a_hang_up_before_the_head_is_one_at_the_owner() {
+    let directory = directory();
+    let [_, b] = Node::several(&directory).await;
+    let mut owner = super::fake_owner::FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    let request = owner.request().await;
+    assert!(request.head.starts_with("POST /mcp "));
+    call.fin();
+    request.closed().await;
+}
+
+#[tokio::test]
+async fn what_is_served_here_asks_nothing_of_the_directory() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let count = || directory.asked("look") + directory.asked("load") + directory.asked("claim");
+    let before = count();
+    for id in 0..10 {
+        let mut call = mcp.call(id, "echo", json!({ "text": "hello" })).await;
+        assert_eq!(call.answer().await.unwrap()["id"], id);
+    }
+    assert_eq!(count(), before);
+
+    // And what is relayed asks once.
+    let through = b.client_of(&mcp);
+    for id in 10..20 {
+        let mut call = through.call(id, "echo", json!({ "text": "hello" })).await;
+        assert_eq!(call.answer().await.unwrap()["id"], id);
+    }
+    assert_eq!(count(), before + 1);
+}
+
+/// As clients may send over HTTP/2.
+#[tokio::test]
+async fn a_head_of_many_fields_passes_or_is_refused_for_what_it_is() {
+    let directory = directory();
+    let [a, mut b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    let warnings = Warnings::watch();
+    for (count, expected) in [(280, 200), (504, 200), (505, 431), (2_000, 431)] {
+        let mut request = post_echo(&mcp, 1);
+        while request.headers().len() < count {
+            let value = HeaderValue::from_static("a");
+            request.headers_mut().append("x-many", value);
+        }
+        let response = b.app.call(request).await.unwrap();
+        assert_eq!(response.status(), expected, "{count}");
+    }
+    assert_eq!(warnings.with(""), 0);
+}
+
+/// rmcp goes by the first, and so does the way to the owner.
+#[tokio::test]
+async fn a_session_that_is_named_twice_is_the_same_everywhere() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let id = mcp.session_id().unwrap();
+    for (first, second, expected) in [(id, id, 200), (id, "another", 200), ("another", id, 404)] {
+        for node in [&a, &b] {
+            let twice = node.client(first).header("mcp-session-id", second);
+            assert_eq!(status(&twice, 1).await, expected, "{second}");
+        }
+    }
+    assert!(a.has(&mcp) && !b.has(&mcp));
+}
+
+#[tokio::test]
+async fn a_large_request_and_a_large_answer_pass_whole() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    for length in [0, 1, 64 * 1024, 300_000, 2_000_000] {
+        let text: String = ('a'..='z').cycle().take(length).collect();
+        let mut call = mcp.call(length, "echo", json!({ "text": text })).await;
+        let answer: Value = call.answer().await.unwrap();
+        assert!(answer["result"]["content"][0]["text"] == text, "{length}");
+    }
+    assert_eq!(b.routing().sessions.len(), 0);
+    assert!(a.has(&mcp));
+}

@@ -1,0 +1,393 @@
+//! An instance shuts down in an orderly way.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use axum::body::Body;
+use futures_util::{FutureExt as _, future::join};
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+use serde_json::{Value, json};
+use test_support::{Connection, Mcp, within};
+use tokio::{task::yield_now, time::timeout};
+use tower_service::Service as _;
+
+use super::{
+    node::{Node, Setup, pass},
+    steps::{directory, echo, run_other_tasks},
+};
+use crate::{
+    Cluster,
+    directory::{contract::owner_of, faulty::Fault},
+    ids::SessionHash,
+};
+
+/// More than any test takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
+    let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
+    assert_eq!(call.head().await.status, 200);
+    node.witness.started(label).await;
+    call
+}
+
+async fn answers(call: &mut Connection) -> Value {
+    let answer = within("an answer", call.answer()).await;
+    answer.unwrap()["id"].clone()
+}
+
+/// The public side closes, calls end with all that belongs to them, new ones go on elsewhere: nobody loses an answer.
+#[tokio::test]
+async fn no_answer_is_lost_when_the_owner_goes() {
+    let directory = directory();
+    let [mut a, b, c] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
+    let mut first = running_call(&a, &at_b, 1, "first").await;
+    let mut second = running_call(&a, &at_c, 2, "second").await;
+    let event = second.event().await.unwrap();
+    second.fin();
+
+    drop(a.public.take());
+    let cluster = a.cluster.clone();
+    let mut leaving = Box::pin(cluster.leave(LIMIT));
+    assert!((&mut leaving).now_or_never().is_none());
+    let story = async {
+        // A client that is back is served where its call runs; a new call waits.
+        let mut back = at_b.resume(event.id.as_deref().unwrap()).await;
+        assert_eq!(back.head().await.status, 200);
+        let mut third = at_c.call(3, "echo", json!({ "text": "x" })).await;
+        run_other_tasks().await;
+        assert!(a.has(&mcp));
+        a.witness.release("first");
+        assert_eq!(answers(&mut first).await, 1);
+        run_other_tasks().await;
+        assert!(third.head().now_or_never().is_none() && a.has(&mcp));
+        a.witness.release("second");
+        assert_eq!(back.answer_event().await.unwrap().json()["id"], 2);
+        assert_eq!(answers(&mut third).await, 3);
+        assert!(c.has(&mcp) && !a.has(&mcp));
+    };
+    let (cancelled, ()) = within("the departure", join(leaving, story)).await;
+    assert_eq!(cancelled, 0);
+    within("the listener for peers to end", &mut a.peers)
+        .await
+        .unwrap();
+    assert_eq!(
+        (echo(&at_b, 4).await, echo(&at_c, 5).await),
+        (json!(4), json!(5))
+    );
+    assert!(c.has(&mcp) && !b.has(&mcp));
+}
+
+/// Two instances wait for the last call of a session.
+#[tokio::test]
+async fn of_two_that_wait_for_a_session_one_has_it() {
+    for _ in 0..5 {
+        let directory = directory();
+        let [a, b, c] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
+        let mut first = running_call(&a, &mcp, 1, "first").await;
+        let _leaving = a.routing().shutdown.begin();
+        let both = join(echo(&at_b, 2), echo(&at_c, 3));
+        let released = async {
+            run_other_tasks().await;
+            a.witness.release("first");
+            answers(&mut first).await
+        };
+        let answered = join(both, released).await;
+        assert_eq!(answered, ((json!(2), json!(3)), json!(1)));
+        assert!(!a.has(&mcp) && b.has(&mcp) != c.has(&mcp));
+    }
+}
+
+/// A call is on its way in, at any step, when another instance asks for its session.
+#[tokio::test]
+async fn a_call_that_was_let_in_ends_where_it_is() {
+    let mut begun = 0;
+    for polls in 0..30 {
+        let directory = directory();
+        let [mut a, b] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        let message = mcp.call_message(1, "echo", json!({ "text": "x" }));
+        let request = http::Request::post("/mcp")
+            .header("host", "localhost")
+            .header("mcp-session-id", mcp.session_id().unwrap())
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .body(Body::from(message.to_string()));
+        let mut first = Box::pin(a.app.call(request.unwrap()));
+        let mut response = None;
+        for _ in 0..polls {
+            response = (&mut first).now_or_never();
+            if response.is_some() {
+                break;
+            }
+            yield_now().await;
+        }
+        begun += usize::from(response.is_none());
+        let routing = a.cluster.router();
+        let _leaving = routing.shutdown.begin();
+        let first = async {
+            let response = match response {
+                Some(response) => response,
+                None => first.await,
+            };
+            let response = response.unwrap();
+            assert_eq!(response.status(), 200);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            String::from_utf8(body.to_vec()).unwrap()
+        };
+        let (first, second) = join(first, echo(&b.client_of(&mcp), 2)).await;
+        assert!(first.contains("\"result\""), "{polls}: {first}");
+        assert_eq!(second, 2, "{polls}");
+        assert!(b.has(&mcp), "{polls}");
+    }
+    assert!(begun > 0);
+}
+
+/// Until somebody asks for it, a session stays where its client is. Then its stream ends, and is opened anew where it has gone.
+#[tokio::test]
+async fn a_client_that_listens_goes_with_its_session() {
+    let directory = directory();
+    let [a, b, c] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut listening = mcp.listen().await;
+    assert_eq!(listening.head().await.status, 200);
+    let _leaving = a.routing().shutdown.begin();
+    assert_eq!(echo(&mcp, 1).await, 1);
+    assert!(a.has(&mcp));
+
+    assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
+    let end = async { while listening.event().await.is_some() {} };
+    within("the end of the stream", end).await;
+    let mut listening = b.client_of(&mcp).listen().await;
+    assert_eq!(listening.head().await.status, 200);
+    // One that still comes here is relayed.
+    assert_eq!(echo(&mcp, 3).await, 3);
+    assert!(c.has(&mcp) && !a.has(&mcp) && !b.has(&mcp));
+}
+
+#[tokio::test]
+async fn a_stream_of_a_session_without_calls_is_opened_where_it_stays() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let _leaving = a.routing().shutdown.begin();
+    let mut listening = b.client_of(&mcp).listen().await;
+    assert_eq!(listening.head().await.status, 200);
+    assert!(b.has(&mcp) && !a.has(&mcp));
+}
+
+/// A request that cannot be sent again is not given back.
+#[tokio::test]
+async fn a_long_call_is_served_where_its_session_still_is() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let _leaving = a.routing().shutdown.begin();
+    for length in [70_000, 1_000_000] {
+        let text = "x".repeat(length);
+        let mut call = at_b.call(length, "echo", json!({ "text": text })).await;
+        assert_eq!(answers(&mut call).await, length);
+        assert!(a.has(&mcp));
+    }
+    assert_eq!(echo(&at_b, 1).await, 1);
+    assert!(b.has(&mcp) && !a.has(&mcp));
+    let mut call = at_b
+        .call(2, "echo", json!({ "text": "x".repeat(70_000) }))
+        .await;
+    assert_eq!(answers(&mut call).await, 2);
+}
+
+#[tokio::test]
+async fn what_is_not_over_at_the_limit_is_cancelled_and_what_waits_goes_on_elsewhere() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let mut first = running_call(&a, &at_b, 1, "first").await;
+    let leaving = a.cluster.leave(Duration::from_millis(500));
+    let (cancelled, second) = within("the departure", join(leaving, echo(&at_b, 2))).await;
+    assert_eq!((cancelled, second), (1, json!(2)));
+    assert!(a.witness.ended("first").await.is_cancelled());
+    assert_eq!(answers(&mut first).await, 1);
+    assert!(b.has(&mcp));
+}
+
+#[tokio::test]
+async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let leaving = a.cluster.leave(LIMIT);
+    let opened = async {
+        run_other_tasks().await;
+        let mcp = a.session().await;
+        assert_eq!(echo(&mcp, 1).await, 1);
+        mcp
+    };
+    let (cancelled, mcp) = within("the departure", join(leaving, opened)).await;
+    assert_eq!(cancelled, 0);
+    assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
+    assert!(b.has(&mcp));
+}
+
+/// What its clients still send is served where its session is, to the last moment. Then they are asked to come again.
+#[tokio::test]
+async fn nothing_begins_on_an_instance_that_is_gone() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    within("the departure", a.cluster.leave(Duration::ZERO)).await;
+    let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    let head = within("a head", call.head()).await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
+    assert_eq!(echo(&mcp, 3).await, 3);
+    assert!(b.has(&mcp));
+}
+
+/// The answer of a call that its client may not have read is where others find it.
+#[tokio::test]
+async fn an_answer_that_was_not_read_is_there_after_the_shutdown() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut call = running_call(&a, &mcp, 1, "first").await;
+    let event = call.event().await.unwrap().id.unwrap();
+    let story = async {
+        run_other_tasks().await;
+        a.witness.release("first");
+        a.witness.ended("first").await;
+    };
+    within("the departure", join(a.cluster.leave(LIMIT), story)).await;
+    call.fin();
+    let mut resumed = b.client_of(&mcp).resume(&event).await;
+    let answered = resumed.messages().await;
+    assert_eq!(answered.len(), 1);
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// Whoever is told to claim a session finds its answers, also one that was late.
+#[tokio::test]
+async fn a_session_is_not_relinquished_before_its_answers_are_kept() {
+    let directory = directory();
+    let [a, b, c] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut call = running_call(&a, &mcp, 1, "first").await;
+    let named = call.event().await.unwrap().id.unwrap();
+    call.fin();
+    while a.calls.detached() == 0 {
+        yield_now().await;
+    }
+    let _leaving = a.routing().shutdown.begin();
+    directory.set(Fault::FailsAt("keep_answer"));
+    a.witness.release("first");
+    while directory.asked("keep_answer") == 0 || !a.calls.is_empty() {
+        yield_now().await;
+    }
+    directory.set(Fault::None);
+    let at_b = b.client_of(&mcp);
+    let resumed = async {
+        while a.has(&mcp) {
+            yield_now().await;
+        }
+        at_b.resume(&named).await.messages().await
+    };
+    let (next, answered) = join(echo(&c.client_of(&mcp), 2), resumed).await;
+    assert_eq!((next, answered.len()), (json!(2), 1));
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// A call has ended and nobody was told yet. In this moment its session is relinquished, and is about to be closed.
+#[tokio::test]
+async fn an_answer_is_kept_before_its_session_is_relinquished() {
+    let directory = directory();
+    let cluster: Arc<OnceLock<Cluster>> = Arc::default();
+    let left: Arc<OnceLock<(bool, usize)>> = Arc::default();
+    let (told, leaves) = (cluster.clone(), left.clone());
+    let gives_up = move |event: &Event<'_>| {
+        if let Event::Ended { call, .. } = event
+            && let Some(cluster) = told.get()
+        {
+            let session = call.session().unwrap();
+            cluster.router().shutdown.try_transfer(session);
+            let is_here = cluster.router().sessions.has(session);
+            leaves.set((is_here, cluster.pending_answers())).unwrap();
+        }
+    };
+    let setup = Setup {
+        layer: CancelOnDisconnectLayer::new().observe_fn(gives_up),
+        ..Setup::default()
+    };
+    let (a, b) = (setup.start(&directory).await, Node::start(&directory).await);
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    let _leaving = a.routing().shutdown.begin();
+    cluster.set(a.cluster.clone()).unwrap();
+    a.witness.release("a");
+
+    let answered = async {
+        while a.has(&mcp) {
+            yield_now().await;
+        }
+        b.client_of(&mcp).resume(&named).await.messages().await
+    };
+    let answered = within("the answer", answered).await;
+    assert_eq!(left.get(), Some(&(false, 0)));
+    assert_eq!(answered.len(), 1);
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// A shutdown that is dropped has happened all the same: whoever waits is told.
+#[tokio::test]
+async fn who_waits_for_a_shutdown_that_is_dropped_goes_on_elsewhere() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let _first = running_call(&a, &mcp, 1, "first").await;
+    let leaving = timeout(Duration::from_millis(300), a.cluster.leave(LIMIT));
+    let (leaving, second) = join(leaving, echo(&b.client_of(&mcp), 2)).await;
+    assert!(leaving.is_err());
+    assert_eq!(second, 2);
+    assert!(b.has(&mcp) && a.witness.is_running("first"));
+}
+
+/// A session that its client ended is not restored when the directory is back.
+#[tokio::test]
+async fn a_shutdown_waits_until_the_directory_knows_which_sessions_have_ended() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    directory.set(Fault::Fails);
+    assert_eq!(mcp.delete().await, 202);
+    let cluster = a.cluster.clone();
+    let mut leaving = Box::pin(cluster.leave(LIMIT));
+    let early = timeout(Duration::from_secs(3), &mut leaving).await;
+    assert!(early.is_err());
+    directory.set(Fault::None);
+    within("the departure", leaving).await;
+    let session = SessionHash::of(mcp.session_id().unwrap());
+    assert_eq!(owner_of(&directory.memory, session).await, None);
+    drop(b);
+}
+
+#[tokio::test]
+async fn a_shutdown_that_is_dropped_relinquishes_its_sessions() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let at_b = b.client_of(&a.session().await);
+    let mut leaving = Box::pin(a.cluster.leave(LIMIT));
+    assert!((&mut leaving).now_or_never().is_none());
+    drop(leaving);
+    pass(Duration::from_secs(2)).await;
+    assert_eq!(echo(&at_b, 1).await, 1);
+    assert!(b.has(&at_b));
+}

@@ -1,0 +1,198 @@
+//! How each instance reaches the directory.
+//!
+//! A request travels to the directory, is done there in one go, whether or not its instance still waits for it, and its answer
+//! travels back. It does not depend on what can be asked of a directory: it has the name of each request, and no more.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use futures_util::FutureExt as _;
+use test_support::Dice;
+use tokio::{runtime::Handle, sync::oneshot};
+
+use super::{
+    net::Machine,
+    time::{HostId, Ms, Post, WORLD},
+};
+use crate::directory::{
+    DirectoryError,
+    faulty::{Gate, Work},
+};
+
+/// Requests that a directory without memory refuses.
+const WRITES: [&str; 4] = ["register", "claim", "acquire_lease", "keep_answer"];
+
+/// How the directory is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LinkState {
+    Up,
+    /// It refuses connections.
+    Refused,
+    /// It stands still. What was asked is done when it goes on.
+    Stalled,
+    /// Each request takes so long.
+    Slow(Ms),
+}
+
+/// How all instances reach the directory. Clones are the same.
+#[derive(Clone)]
+pub(super) struct DirectoryLink {
+    post: Post,
+    world: Handle,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    dice: Dice,
+    of_all: LinkState,
+    of_machine: HashMap<Machine, LinkState>,
+    has_no_memory: bool,
+    /// What was asked of a directory that stands still.
+    queued: Vec<Box<dyn FnOnce() + Send>>,
+}
+
+struct InstanceLink {
+    directory_link: DirectoryLink,
+    host: HostId,
+    machine: Machine,
+}
+
+// === impl DirectoryLink ===
+
+impl DirectoryLink {
+    pub(super) fn new(post: Post, world: Handle, dice: Dice) -> Self {
+        let state = State {
+            dice,
+            of_all: LinkState::Up,
+            of_machine: HashMap::new(),
+            has_no_memory: false,
+            queued: Vec::new(),
+        };
+        Self {
+            post,
+            world,
+            state: Arc::new(Mutex::new(state)),
+        }
+    }
+
+    /// The link of a process to the directory.
+    pub(super) fn of_instance(&self, host: HostId, machine: Machine) -> impl Gate + use<> {
+        InstanceLink {
+            directory_link: self.clone(),
+            host,
+            machine,
+        }
+    }
+
+    pub(super) fn set_all(&self, link_state: LinkState) {
+        let queued = {
+            let mut state = self.state();
+            state.of_all = link_state;
+            if link_state == LinkState::Stalled {
+                return;
+            }
+            std::mem::take(&mut state.queued)
+        };
+        for work in queued {
+            self.post.after(WORLD, 1, work);
+        }
+    }
+
+    pub(super) fn set(&self, machine: Machine, link_state: LinkState) {
+        self.state().of_machine.insert(machine, link_state);
+    }
+
+    pub(super) fn set_no_memory(&self, has_no_memory: bool) {
+        self.state().has_no_memory = has_no_memory;
+    }
+
+    fn link_state(&self, machine: Machine) -> LinkState {
+        let state = self.state();
+        match state.of_all {
+            LinkState::Up => state
+                .of_machine
+                .get(&machine)
+                .copied()
+                .unwrap_or(LinkState::Up),
+            link_state => link_state,
+        }
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.state().of_all == LinkState::Stalled
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// Does the work of a request at the directory, and has its answer travel back.
+    fn execute(
+        self,
+        what: &'static str,
+        work: Work,
+        host: HostId,
+        back: Ms,
+        answer: oneshot::Sender<<Work as Future>::Output>,
+    ) {
+        if self.is_stalled() {
+            let directory_link = self.clone();
+            let later = move || directory_link.execute(what, work, host, back, answer);
+            self.state().queued.push(Box::new(later));
+            return;
+        }
+        let is_refused = self.state().has_no_memory && WRITES.contains(&what);
+        let done = if is_refused {
+            Err(DirectoryError::failed("it has no memory left"))
+        } else {
+            let _there = self.world.enter();
+            let done = work.now_or_never();
+            done.expect("a directory in memory waits for nothing")
+        };
+        self.post.after(host, back, move || {
+            // The instance may not wait any more.
+            let _answered = answer.send(done);
+        });
+    }
+}
+
+// === impl InstanceLink ===
+
+impl Gate for InstanceLink {
+    fn pass(&self, what: &'static str, work: Work) -> Work {
+        let Self {
+            directory_link,
+            host,
+            machine,
+        } = self;
+        let (directory_link, host, machine) = (directory_link.clone(), *host, *machine);
+        Box::pin(async move {
+            let (there, back) = match directory_link.link_state(machine) {
+                LinkState::Refused => {
+                    directory_link.post.pause(host, 1).await;
+                    return Err(DirectoryError::failed("it is away"));
+                }
+                LinkState::Slow(time) => (time / 2, time - time / 2),
+                LinkState::Up | LinkState::Stalled => {
+                    (1, 1 + directory_link.state().dice.roll() % 2)
+                }
+            };
+            let (answer, answered) = oneshot::channel();
+            let at = directory_link.clone();
+            directory_link.post.after(WORLD, there, move || {
+                at.execute(what, work, host, back, answer);
+            });
+            let lost = |_| Err(DirectoryError::failed("the connection broke"));
+            answered.await.unwrap_or_else(lost)
+        })
+    }
+}
+
+impl fmt::Debug for InstanceLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InstanceLink").finish_non_exhaustive()
+    }
+}

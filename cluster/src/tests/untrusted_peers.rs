@@ -1,0 +1,207 @@
+//! What is none of a peer's, on either side.
+
+use std::net::IpAddr;
+
+use axum::{Router, body::Body, routing::any};
+use futures_util::future::join;
+use serde_json::json;
+use test_support::{Connection, Request};
+
+use super::{
+    fake_owner::FakeOwner,
+    node::{Node, SECRET, Setup, ask},
+    steps::{directory, status},
+};
+use crate::filter::PeersFilter;
+
+/// A request to the listener for peers.
+fn relayed(mcp: &test_support::Mcp, said: &[(&str, &str)]) -> Request {
+    mcp.call_request(1, "echo", json!({ "text": "x" }))
+        .headers(said.iter().copied())
+}
+
+#[tokio::test]
+async fn a_client_cannot_pass_for_a_peer() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    for said in [SECRET, "relay", "moved", ""] {
+        let forged = b
+            .client_of(&mcp)
+            .header("mcp-cluster", said)
+            .header("mcp-cluster-client", "10.9.9.9:1");
+        let mut call = forged.call(1, "echo", json!({ "text": "x" })).await;
+        assert_eq!(call.answer().await.unwrap()["id"], 1, "{said}");
+        let forged = a.client_of(&mcp).header("mcp-cluster", said);
+        let mut call = forged.call(2, "echo", json!({ "text": "x" })).await;
+        assert_eq!(call.answer().await.unwrap()["id"], 2, "{said}");
+    }
+    for request in a.seen.lock().unwrap().iter() {
+        assert!(
+            request
+                .keys()
+                .all(|name| !name.as_str().starts_with("mcp-cluster")),
+            "{request:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_listener_for_peers_accepts_only_the_secret() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    for said in [
+        &[][..],
+        &[("mcp-cluster", "relay")],
+        &[("mcp-cluster", SECRET), ("mcp-cluster", SECRET)],
+    ] {
+        let reply = Connection::fetch(a.me.address, &relayed(&mcp, said)).await;
+        assert_eq!(
+            (reply.status, reply.headers.get("mcp-cluster")),
+            (403, None),
+            "{said:?}"
+        );
+    }
+    let said = [("mcp-cluster", SECRET)];
+    let reply = Connection::fetch(a.me.address, &relayed(&mcp, &said)).await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.headers["mcp-cluster"], a.me.incarnation.to_string());
+}
+
+/// What came from a peer is not looked up, not relayed and not begun: 421, from the head alone.
+#[tokio::test]
+async fn a_relay_is_never_relayed() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let asked = directory.asked("look");
+    let without_session = test_support::Mcp::stateless(b.me.address, test_support::PATH);
+    for mcp in [&mcp, &b.client("nobody's"), &without_session] {
+        let reply =
+            Connection::fetch(b.me.address, &relayed(mcp, &[("mcp-cluster", SECRET)])).await;
+        assert_eq!(
+            (reply.status, reply.headers["mcp-cluster"].to_str().unwrap()),
+            (421, &*format!("moved {}", b.me.incarnation))
+        );
+    }
+    let mut cut = Connection::open(b.me.address).await;
+    let request = relayed(&mcp, &[("mcp-cluster", SECRET)]);
+    cut.send_cut(&request, 1_000_000).await;
+    assert_eq!(cut.head().await.status, 421);
+    assert_eq!(directory.asked("look"), asked);
+}
+
+#[tokio::test]
+async fn an_owner_with_another_secret_is_none() {
+    let directory = directory();
+    let a = Setup {
+        secret: "another secret",
+        ..Setup::default()
+    };
+    let a = a.start(&directory).await;
+    let b = Node::start(&directory).await;
+    let mcp = a.session().await;
+    let reply = b.client_of(&mcp).post_raw("{}", &[]).await;
+    assert_eq!(
+        (reply.status, reply.headers["retry-after"].as_bytes()),
+        (503, &b"1"[..])
+    );
+    assert!(a.has(&mcp) && !b.has(&mcp));
+}
+
+/// An instance of each step and one of the next are members at the same time.
+#[tokio::test]
+async fn a_secret_is_changed_by_rolling_restarts() {
+    let steps = [
+        ("old", None),
+        ("old", Some("new")),
+        ("new", Some("old")),
+        ("new", None),
+    ];
+    let setup = |(secret, also_accepts)| Setup {
+        secret,
+        also_accepts,
+        ..Setup::default()
+    };
+    for (at, other) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)] {
+        let directory = directory();
+        let a = setup(steps[at]).start(&directory).await;
+        let b = setup(steps[other]).start(&directory).await;
+        let mcp = b.client_of(&a.session().await);
+        assert_eq!(status(&mcp, 1).await, 200, "{at} {other}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_none_of_a_peers_is_none() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    for answer in [
+        "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nmcp-cluster: moved 0123456789abcdef\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 404 Not Found\r\nmcp-cluster: 0123456789ABCDEF\r\ncontent-length: 0\r\n\r\n",
+    ] {
+        let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;
+        request.write(answer).await;
+        let head = listening.head().await;
+        assert_eq!(
+            (head.status, head.header("retry-after")),
+            (503, Some("1")),
+            "{answer}"
+        );
+    }
+}
+
+/// Whoever writes into the directory does not choose where requests are sent.
+#[tokio::test]
+async fn nothing_is_sent_to_an_address_that_no_peer_may_have() {
+    let directory = directory();
+    let mut owner = FakeOwner::new(&directory).await;
+    let address = owner.me.address.ip();
+    let b = Setup {
+        filter: PeersFilter::new(move |other: IpAddr| other != address),
+        ..Setup::default()
+    };
+    let b = b.start(&directory).await;
+    let mcp = owner.session(&b).await;
+    let reply = mcp.post_raw("{}", &[]).await;
+    assert_eq!(reply.status, 503);
+    // And nobody from there comes in.
+    let mut refused = Connection::open(b.me.address).await;
+    assert_eq!(refused.closed().await, "");
+    // Nothing has come: the first that does is this one.
+    let other = Node::start(&directory).await;
+    let through = other
+        .client(mcp.session_id().unwrap())
+        .header("x-second", "1");
+    let (_listening, request) = join(through.listen(), owner.request()).await;
+    assert!(request.head.contains("x-second"));
+}
+
+#[tokio::test]
+async fn an_id_of_a_megabyte_is_one_that_nobody_has() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let app = Router::new().route("/mcp", any(async || "served"));
+    let long = "x".repeat(1024 * 1024);
+    let request = |session: &str| {
+        let request = http::Request::get("/mcp").header("mcp-session-id", session);
+        request.body(Body::empty()).unwrap()
+    };
+    // The application may say that there is none: the directory is consistent.
+    let response = ask(&a, app.clone(), request(&long)).await;
+    assert_eq!(response.status(), 200);
+    let young = Node::start(&directory).await;
+    let response = ask(&young, app, request(&format!("{long}y"))).await;
+    assert_eq!(response.status(), 503);
+    assert_eq!(
+        a.routing().sessions.len() + young.routing().sessions.len(),
+        0
+    );
+}

@@ -1,0 +1,142 @@
+//! A cache whose entries expire, with a maximum number of entries.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::ids::SessionHash;
+
+/// Entries that are all kept for the same time. When there is no room the oldest goes.
+#[derive(Debug)]
+pub(crate) struct TtlCache<V> {
+    capacity: usize,
+    ttl: Duration,
+    entries: HashMap<SessionHash, CacheEntry<V>>,
+    /// The numbers under which entries were made, the oldest first. Those of entries that are gone may be among them.
+    order: VecDeque<(u64, SessionHash)>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct CacheEntry<V> {
+    value: V,
+    number: u64,
+    expires: Instant,
+}
+
+// === impl TtlCache ===
+
+impl<V> TtlCache<V> {
+    pub(crate) fn new(capacity: usize, ttl: Duration) -> Self {
+        Self {
+            capacity,
+            ttl,
+            entries: HashMap::new(),
+            order: VecDeque::new(),
+            next: 0,
+        }
+    }
+
+    pub(crate) fn get(&self, session: SessionHash, now: Instant) -> Option<&V> {
+        let entry = self.entries.get(&session)?;
+        (entry.expires > now).then_some(&entry.value)
+    }
+
+    pub(crate) fn insert(&mut self, session: SessionHash, value: V, now: Instant) {
+        let number = self.next;
+        self.next += 1;
+        let expires = now + self.ttl;
+        self.entries.insert(
+            session,
+            CacheEntry {
+                value,
+                number,
+                expires,
+            },
+        );
+        self.order.push_back((number, session));
+        while let Some((number, oldest)) = self.order.front().copied() {
+            let is_over = match self.entries.get(&oldest) {
+                Some(entry) if entry.number == number => {
+                    entry.expires <= now || self.entries.len() > self.capacity
+                }
+                // It is gone, or another one stands further behind.
+                _ => {
+                    self.order.pop_front();
+                    continue;
+                }
+            };
+            if !is_over {
+                break;
+            }
+            self.entries.remove(&oldest);
+            self.order.pop_front();
+        }
+        if self.order.len() > 2 * self.capacity {
+            let entries = &self.entries;
+            let is_there = |(number, session): &(u64, SessionHash)| {
+                entries
+                    .get(session)
+                    .is_some_and(|entry| entry.number == *number)
+            };
+            self.order.retain(is_there);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, session: SessionHash) -> Option<V> {
+        self.entries.remove(&session).map(|entry| entry.value)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    fn session(number: u8) -> SessionHash {
+        SessionHash::of(&number.to_string())
+    }
+
+    proptest! {
+        /// Against a list of everything that was ever learned.
+        #[test]
+        fn what_is_known_was_learned_last_and_lately(steps in vec((0..4_u8, 0..8_u8, 0..4_u64), 0..80)) {
+            const MOST: usize = 3;
+            const RECORD_TTL: u64 = 10;
+            let start = Instant::now();
+            let mut cache = TtlCache::new(MOST, Duration::from_secs(RECORD_TTL));
+            let mut learned: Vec<(u8, usize, u64)> = Vec::new();
+            let mut time = 0;
+            for (at, (what, key, passed)) in steps.into_iter().enumerate() {
+                time += passed;
+                let now = start + Duration::from_secs(time);
+                learned.retain(|(_, _, since)| since + RECORD_TTL > time);
+                if what == 0 {
+                    cache.remove(session(key));
+                    learned.retain(|(entry, _, _)| *entry != key);
+                } else {
+                    cache.insert(session(key), at, now);
+                    learned.retain(|(entry, _, _)| *entry != key);
+                    learned.push((key, at, time));
+                    if learned.len() > MOST {
+                        learned.remove(0);
+                    }
+                }
+                for key in 0..8 {
+                    let expected = learned.iter().find(|(entry, _, _)| *entry == key).map(|(_, at, _)| at);
+                    prop_assert_eq!(cache.get(session(key), now), expected);
+                }
+                prop_assert!(cache.len() <= MOST && cache.order.len() <= 2 * MOST);
+            }
+        }
+    }
+}
