@@ -16,7 +16,7 @@ use crate::{
 
 /// How long a drain waits for servers to take the cancels of its last calls: 1 s. What is not taken by then may still be taken
 /// until the process ends.
-const TAKING: Duration = Duration::from_secs(1);
+const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A handle to the calls in flight of a layer and all its clones.
 ///
@@ -76,11 +76,11 @@ pub struct DrainReport {
 }
 
 /// What is taken of a call while its session is locked. The rest is copied afterwards.
-struct Taken {
+struct RawSnapshot {
     id: CallId,
     call: Arc<Exchange>,
     detached_at: Option<Instant>,
-    waits_to: Option<Instant>,
+    grace_deadline: Option<Instant>,
     deadline: Option<Instant>,
 }
 
@@ -108,7 +108,9 @@ impl Calls {
 
     /// The number of calls of a session that have not ended.
     pub fn in_session(&self, session: &str) -> usize {
-        self.registry.visit(session, |core| core.len()).unwrap_or(0)
+        self.registry
+            .with_session(session, |core| core.len())
+            .unwrap_or(0)
     }
 
     /// All calls as they are now, oldest first.
@@ -116,7 +118,7 @@ impl Calls {
         let now = Instant::now();
         let taken = self
             .registry
-            .look_at_calls(|id, entry| Some(Taken::of(id, entry)));
+            .scan_calls(|id, entry| Some(RawSnapshot::of(id, entry)));
         let mut calls: Vec<_> = taken.filter_map(|taken| taken.snapshot(now)).collect();
         calls.sort_unstable_by_key(|call| call.info.id());
         calls
@@ -127,7 +129,7 @@ impl Calls {
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let found = self
             .registry
-            .visit(session, |core| core.find_in_any(request));
+            .with_session(session, |core| core.find_unique(request));
         found.flatten()
     }
 
@@ -135,7 +137,7 @@ impl Calls {
     /// JSON-RPC error -32800. Returns `false` if the call has ended, or runs as a task, which only its client may end.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
-        exchange.is_some_and(|exchange| exchange.end_here(id, reason))
+        exchange.is_some_and(|exchange| exchange.force_cancel(id, reason))
     }
 
     /// Cancels all calls of a session, and returns how many they were. It cancels none if there are calls of more than one
@@ -153,7 +155,7 @@ impl Calls {
         }
         let calls = self.registry.calls_of(session);
         calls
-            .filter(|(id, exchange)| exchange.end_here(*id, reason))
+            .filter(|(id, exchange)| exchange.force_cancel(*id, reason))
             .count()
     }
 
@@ -172,10 +174,13 @@ impl Calls {
         let event_id = last_event_id.as_bytes();
         let calls = self
             .registry
-            .visit(session, |core| core.that_may_have(event_id));
+            .with_session(session, |core| core.candidates_for_event(event_id));
         let calls = calls.unwrap_or_default().into_iter();
         // Each of them: `any` would stop at the first.
-        calls.filter(|(id, exchange)| exchange.spare(*id)).count() > 0
+        calls
+            .filter(|(id, exchange)| exchange.set_maybe_resumed(*id))
+            .count()
+            > 0
     }
 
     /// Brings everything to an end. It waits until all calls have ended, `limit` at most, and cancels the rest as
@@ -242,38 +247,38 @@ impl Calls {
             }
         };
         let (calls, streams) = self.registry.close();
-        let ended = self.registry.ended_since(before);
-        let (told, mut all_told) = mpsc::channel(1);
+        let ended = self.registry.completions_since(before);
+        let (delivered, mut all_delivered) = mpsc::channel(1);
         let mut cancelled = 0;
         for (id, exchange) in calls {
-            if exchange.call(id).is_some_and(CallInfo::must_run_on) {
+            if exchange.call(id).is_some_and(CallInfo::is_task) {
                 // Its client may resume it elsewhere.
-                exchange.hand_over();
+                exchange.register_orphaned_streams();
                 continue;
             }
-            if exchange.end_at_shutdown(id, &told) {
+            if exchange.cancel_at_shutdown(id, &delivered) {
                 cancelled += 1;
             }
         }
         for stream in streams {
             stream.close();
         }
-        drop(told);
+        drop(delivered);
         // What is not taken in this time is still on its way until the process ends.
-        let _taken = timeout(TAKING, all_told.recv()).await;
+        let _taken = timeout(DRAIN_ACCEPT_TIMEOUT, all_delivered.recv()).await;
         DrainReport { ended, cancelled }
     }
 }
 
 // === impl Taken ===
 
-impl Taken {
+impl RawSnapshot {
     fn of(id: CallId, entry: &Entry<Arc<Exchange>>) -> Self {
         Self {
             id,
             call: entry.call.clone(),
             detached_at: entry.detached_at(),
-            waits_to: entry.waits_to(),
+            grace_deadline: entry.grace_deadline(),
             deadline: entry.deadline(),
         }
     }
@@ -286,7 +291,7 @@ impl Taken {
             None => CallState::Attached,
             Some(at) => CallState::Detached {
                 since: now.saturating_duration_since(at),
-                grace_left: self.waits_to.map(left),
+                grace_left: self.grace_deadline.map(left),
             },
         };
         Some(CallSnapshot {
@@ -306,7 +311,7 @@ impl fmt::Debug for Calls {
 
 /// Whether nothing is left to wait for. Subscriptions have no end of their own.
 fn is_drained(registry: &Registry) -> bool {
-    let mut waited_for = registry.look_at_calls(|id, entry| {
+    let mut waited_for = registry.scan_calls(|id, entry| {
         let call = entry.call.call(id);
         call.filter(|call| call.method() != LISTEN).map(|_| ())
     });

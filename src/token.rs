@@ -80,7 +80,7 @@ impl CallToken {
 
     /// Why the call was cancelled, or `None` if it was not.
     pub fn reason(&self) -> Option<CancelReason> {
-        self.0.signal.hear();
+        self.0.signal.mark_observed();
         self.0.signal.reason()
     }
 
@@ -200,7 +200,7 @@ impl CallToken {
     /// # }
     /// ```
     pub fn answered(&self) {
-        self.0.answered_elsewhere();
+        self.0.on_answered_externally();
     }
 
     /// Returns `true` if the layer itself has sent this request: the `notifications/cancelled` of a call, which it replays into
@@ -313,7 +313,7 @@ mod extract {
         async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
             let token = parts.extensions.get::<Self>().cloned();
             token
-                .inspect(|token| token.0.signal.hear())
+                .inspect(|token| token.0.signal.mark_observed())
                 .ok_or(MissingLayer)
         }
     }
@@ -327,7 +327,7 @@ mod extract {
             _: &S,
         ) -> Result<Option<Self>, Self::Rejection> {
             let token = parts.extensions.get::<Self>().cloned();
-            Ok(token.inspect(|token| token.0.signal.hear()))
+            Ok(token.inspect(|token| token.0.signal.mark_observed()))
         }
     }
 

@@ -6,12 +6,12 @@
 use std::{mem, sync::Arc};
 
 use super::state::{
-    Attachment, Attempts, Core, Exchange, Handover, Locked, Lodging, Phase, RequestKind,
+    Attachment, Attempts, CallRef, Core, Dispatch, Exchange, ExchangeState, Phase, RequestKind,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, Outcome},
     cancel::Canceller,
-    registry::{FIRST, report},
+    registry::{POST_GENERATION, report},
 };
 
 /// What became of one attempt of a request.
@@ -20,18 +20,18 @@ enum Attempt {
     Accepted,
     Refused,
     /// It may have been either.
-    GivenUp,
+    Abandoned,
 }
 
 // === impl Locked ===
 
-impl Locked {
+impl ExchangeState {
     /// A further attempt of the request is on its way to the session manager.
     fn begin_attempt(&mut self) {
-        if let Handover::Opening(opening) = &mut self.handover {
+        if let Dispatch::InProgress(opening) = &mut self.dispatch {
             opening.attempts += 1;
         } else {
-            self.handover = Handover::Opening(Attempts {
+            self.dispatch = Dispatch::InProgress(Attempts {
                 attempts: 1,
                 was_accepted: true,
                 ..Attempts::default()
@@ -62,7 +62,10 @@ impl Exchange {
         canceller: Arc<dyn Canceller>,
         fingerprint: impl FnOnce() -> u64,
     ) -> Option<Attachment> {
-        let Lodging { info, home } = self.call.get()?;
+        let CallRef {
+            info,
+            session: home,
+        } = self.call.get()?;
         if *info.request_id() != key.request || info.session_id() != Some(&key.session.id) {
             return None;
         }
@@ -73,16 +76,16 @@ impl Exchange {
         }
         // Under the lock of the state: a cancel that comes now waits until the server has this attempt too.
         let ((detachment, generation), later) =
-            home.begin(|core| (core.detachment(id), core.attach(id)));
+            home.with_deferred(|core| (core.detachment(id), core.attach(id)));
         if generation.is_some() {
             state.begin_attempt();
         }
         drop(state);
-        later.done();
+        later.run();
         if let Some(generation) = generation {
-            self.open_passage();
+            self.reopen_late_answer();
             if detachment.is_some() {
-                self.resumed(id, detachment);
+                self.on_resumed(id, detachment);
             }
             return Some(self.attachment(id, generation));
         }
@@ -90,7 +93,7 @@ impl Exchange {
             let mut state = self.state();
             state.next.upgrade().unwrap_or_else(|| {
                 let next = Self::of_parts(
-                    self.instance.clone(),
+                    self.shared.clone(),
                     self.session.clone(),
                     self.revision,
                     self.revision_date,
@@ -117,7 +120,7 @@ impl Exchange {
     }
 
     /// The session manager took the request of a call: what waited for that is done now.
-    pub(crate) fn opened(self: &Arc<Self>, id: CallId) {
+    pub(crate) fn on_dispatched(self: &Arc<Self>, id: CallId) {
         if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
             self.supersede(call);
         }
@@ -125,15 +128,15 @@ impl Exchange {
     }
 
     /// The request of a call was given up on its way. The session manager may have taken it.
-    pub(crate) fn given_up(self: &Arc<Self>, id: CallId) {
-        self.end_attempt(id, Attempt::GivenUp);
+    pub(crate) fn on_dispatch_abandoned(self: &Arc<Self>, id: CallId) {
+        self.end_attempt(id, Attempt::Abandoned);
     }
 
     /// The session manager refused the request of a call, which ends with that unless another attempt of it was accepted.
-    pub(crate) fn refused(self: &Arc<Self>, attachment: &Attachment) {
-        let is_sole = match &self.state().handover {
-            Handover::Opening(opening) => opening.attempts <= 1 && !opening.was_accepted,
-            Handover::None | Handover::Open { .. } => true,
+    pub(crate) fn on_refused(self: &Arc<Self>, attachment: &Attachment) {
+        let is_sole = match &self.state().dispatch {
+            Dispatch::InProgress(opening) => opening.attempts <= 1 && !opening.was_accepted,
+            Dispatch::NotBound | Dispatch::Done { .. } => true,
         };
         if is_sole {
             self.finish(attachment.id, Outcome::Failed);
@@ -146,7 +149,7 @@ impl Exchange {
     fn end_attempt(self: &Arc<Self>, id: CallId, attempt: Attempt) {
         let (contested, ended) = {
             let mut state = self.state();
-            let Handover::Opening(opening) = &mut state.handover else {
+            let Dispatch::InProgress(opening) = &mut state.dispatch else {
                 return;
             };
             opening.attempts = opening.attempts.saturating_sub(1);
@@ -155,16 +158,16 @@ impl Exchange {
             let ended = (opening.attempts == 0).then(|| mem::take(opening));
             let ended = ended.map(|opening| {
                 // A cancel of what the server never had would meet another call.
-                let due = opening.due.filter(|_| opening.was_accepted);
-                state.handover = Handover::Open {
-                    cancelled: due.is_some(),
+                let due = opening.deferred_cancel.filter(|_| opening.was_accepted);
+                state.dispatch = Dispatch::Done {
+                    is_cancelled: due.is_some(),
                 };
                 (due, state.canceller.clone(), state.phase)
             });
             (contested, ended)
         };
         if let Some(name) = contested {
-            self.settle_contest(id, *name, attempt);
+            self.resolve_contest(id, *name, attempt);
         }
         let Some(((due, canceller, phase), call)) = ended.zip(self.call(id)) else {
             return;
@@ -174,8 +177,8 @@ impl Exchange {
                 self.inject(id, canceller.cancel(call, reason), self.span());
                 drop(announced);
             }
-            None if phase == Phase::Abandoned => {
-                self.let_go(call, FIRST, DetachCause::Disconnected, false)
+            None if phase == Phase::Dropped => {
+                self.on_stream_lost(call, POST_GENERATION, DetachCause::Disconnected, false)
             }
             None => {}
         }
@@ -183,17 +186,17 @@ impl Exchange {
 
     /// The session manager has the request of a call whose id an older call in flight has.
     #[cold]
-    fn settle_contest(self: &Arc<Self>, id: CallId, name: Key, attempt: Attempt) {
-        if attempt == Attempt::GivenUp {
+    fn resolve_contest(self: &Arc<Self>, id: CallId, name: Key, attempt: Attempt) {
+        if attempt == Attempt::Abandoned {
             // Whose cancel the id would be now is not known: neither is cancelled in place of the other.
             return self.finish(id, Outcome::Unknown);
         }
         let Key { session, request } = name;
         report(
-            self.at_home(|core| core.rename(id, &session.scope, request))
+            self.with_session(|core| core.rekey(id, &session.scope, request))
                 .flatten(),
         );
-        self.tell_decided();
+        self.notify_changed();
     }
 
     /// Cancels the older detached calls of its session that `call` repeats.
@@ -203,7 +206,7 @@ impl Exchange {
         let Some(key) = canceller.and_then(|canceller| call.key(canceller.scope())) else {
             return;
         };
-        for (id, exchange) in self.instance.registry.detached_in(&key.session) {
+        for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
             // One with its id is untracked instead: what its handler still answers would be taken for the answer of this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());

@@ -15,24 +15,24 @@ use crate::{
     call::{CallId, CancelReason},
     catch_panic::catch_panic,
     confirm::{Confirm, Confirmation, Confirming, Orphan},
-    registry::Expiry,
+    registry::ExpiryToken,
     timer::{Migration, migrating_timeout},
 };
 
 /// How long an answer may take: 10 s. Then the call is put off.
-pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The least that a call is put off: 100 ms, so that an answer that says nothing does not keep a processor busy.
-pub(crate) const MIN_PUT_OFF: Duration = Duration::from_millis(100);
+pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 
 /// The most that a call is put off: 10 years. Chosen because every clock can be set to it.
-const MAX_PUT_OFF: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// A question that was not answered yet. Dropped, it puts its call off.
-struct Question {
+struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,
-    expiry: Expiry,
+    expiry: ExpiryToken,
     answer: Confirmation,
 }
 
@@ -41,15 +41,15 @@ struct Question {
 impl Exchange {
     /// Asks whether an orphan may be cancelled.
     #[cold]
-    pub(super) fn ask(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
-        let asked =
-            self.at_home(|core| Some((core.expiry(id)?, core.detachment(id)?, core.grace(id)?)));
+    pub(super) fn request_confirmation(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
+        let asked = self
+            .with_session(|core| Some((core.expiry(id)?, core.detachment(id)?, core.grace(id)?)));
         // Else its client came back in this very moment.
         let (Some((expiry, detachment, grace)), Some(call)) = (asked.flatten(), self.call(id))
         else {
             return;
         };
-        let question = Question {
+        let question = PendingConfirmation {
             exchange: self.clone(),
             id,
             expiry,
@@ -61,13 +61,13 @@ impl Exchange {
             grace,
         };
         if let Some(answer) = catch_panic(|| confirm(&orphan)) {
-            let timer = self.instance.registry.timer();
-            timer.spawn(Migration::BeforeStart, question.hear(answer));
+            let timer = self.shared.registry.timer();
+            timer.spawn(Migration::BeforeStart, question.await_answer(answer));
         }
     }
 
     /// Cancels an orphan of which somebody said so, if that still holds.
-    fn cancel_confirmed(self: &Arc<Self>, id: CallId, expiry: Expiry, reason: CancelReason) {
+    fn cancel_confirmed(self: &Arc<Self>, id: CallId, expiry: ExpiryToken, reason: CancelReason) {
         let span = self.span();
         let finish = |core: &mut Core, ended| {
             if core.expiry(id) == Some(expiry) {
@@ -84,25 +84,26 @@ impl Exchange {
 
 // === impl Question ===
 
-impl Question {
-    async fn hear(mut self, answer: Confirming) {
-        if let Some(answer) = migrating_timeout(ANSWER_LIMIT, answer).await {
+impl PendingConfirmation {
+    async fn await_answer(mut self, answer: Confirming) {
+        if let Some(answer) = migrating_timeout(CONFIRM_TIMEOUT, answer).await {
             self.answer = answer;
         }
     }
 }
 
-impl Drop for Question {
+impl Drop for PendingConfirmation {
     fn drop(&mut self) {
         let (id, expiry, now) = (self.id, self.expiry, Instant::now());
         match self.answer {
             Confirmation::Cancel => {
-                self.exchange.at_home(|core| core.confirm(id, expiry, now));
+                self.exchange
+                    .with_session(|core| core.confirm(id, expiry, now));
             }
             Confirmation::Postpone(wait) => {
-                let until = now + wait.clamp(MIN_PUT_OFF, MAX_PUT_OFF);
+                let until = now + wait.clamp(MIN_POSTPONE, MAX_POSTPONE);
                 self.exchange
-                    .at_home(|core| core.put_off(id, expiry, until));
+                    .with_session(|core| core.postpone(id, expiry, until));
             }
             Confirmation::SessionClosed => {
                 self.exchange

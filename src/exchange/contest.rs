@@ -23,7 +23,8 @@ impl Contest {
     /// Returns `None` if no call in flight has the key.
     pub(crate) fn begin(registry: &Registry, key: &Key) -> Option<Self> {
         let Key { session, request } = key;
-        let contested = registry.visit(&session.id, |core| core.contest(&session.scope, request));
+        let contested =
+            registry.with_session(&session.id, |core| core.contest(&session.scope, request));
         let (older, exchange) = contested??;
         Some(Self { older, exchange })
     }
@@ -32,8 +33,11 @@ impl Contest {
     #[cold]
     pub(crate) fn lose(self) {
         let Self { older, exchange } = &self;
-        if let Some(finished) = exchange.at_home(|core| core.finish(*older, None)).flatten() {
-            exchange.left_unseen(*older, finished);
+        if let Some(finished) = exchange
+            .with_session(|core| core.finish(*older, None))
+            .flatten()
+        {
+            exchange.end_untracked(*older, finished);
         }
     }
 }
@@ -46,6 +50,7 @@ impl Contested for Contest {
 
 impl Drop for Contest {
     fn drop(&mut self) {
-        self.exchange.at_home(|core| core.end_contest(self.older));
+        self.exchange
+            .with_session(|core| core.end_contest(self.older));
     }
 }

@@ -68,16 +68,16 @@ impl Guard {
     }
 
     /// Nobody will read the rest.
-    pub(crate) fn abandon(&mut self, cause: DetachCause) {
+    pub(crate) fn on_dropped(&mut self, cause: DetachCause) {
         if let Some(exchange) = self.exchange.take() {
-            exchange.abandon(cause, self.tap.take());
+            exchange.on_dropped(cause, self.tap.take());
         }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.abandon(DetachCause::Disconnected);
+        self.on_dropped(DetachCause::Disconnected);
     }
 }
 
@@ -92,7 +92,7 @@ impl fmt::Debug for Guard {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.abandon(DetachCause::ServicePanicked, None);
+            self.0.on_dropped(DetachCause::ServicePanicked, None);
         }
     }
 }

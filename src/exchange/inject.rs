@@ -14,11 +14,11 @@ use crate::{
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
 /// hold it back, and it must not be held for ever.
-pub(crate) const INJECTION_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Delays before the second and the third attempt of a cancel: 250 ms and 1 s. A server that restarts or sheds load often takes
 /// the cancel then, and all three attempts fit in [`INJECTION_LIMIT`].
-const BEFORE_REPEATS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
 /// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
 struct Delivery {
@@ -41,17 +41,17 @@ impl Exchange {
             result: Err(CancelError::UNDELIVERED),
         };
         let delivered = async move {
-            let injected = delivery.exchange.injected(id, canceller, injection);
-            let result = migrating_timeout(INJECTION_LIMIT, injected).await;
+            let injected = delivery.exchange.run_injection(id, canceller, injection);
+            let result = migrating_timeout(INJECTION_TIMEOUT, injected).await;
             delivery.end(result.unwrap_or(Err(CancelError::TIMED_OUT)));
         };
-        let registry = &self.instance.registry;
+        let registry = &self.shared.registry;
         registry
             .timer()
             .spawn(Migration::Always, delivered.instrument(span));
     }
 
-    async fn injected(
+    async fn run_injection(
         &self,
         id: CallId,
         canceller: Option<Arc<dyn Canceller>>,
@@ -60,7 +60,7 @@ impl Exchange {
         let key = canceller
             .as_ref()
             .and_then(|canceller| self.call(id)?.key(canceller.scope()));
-        let mut delays = BEFORE_REPEATS.iter();
+        let mut delays = RETRY_DELAYS.iter();
         loop {
             if self.is_reused(id, key.as_ref()).await {
                 return Err(CancelError::REUSED);
@@ -97,9 +97,11 @@ impl Exchange {
         let Some(key) = key else {
             return false;
         };
-        let registry = &self.instance.registry;
-        while let Some((other, exchange)) = registry.find_any(key).filter(|it| it.0 != id) {
-            exchange.until_decided(other).await;
+        let registry = &self.shared.registry;
+        while let Some((other, exchange)) =
+            registry.find_unaccepted_too(key).filter(|it| it.0 != id)
+        {
+            exchange.wait_until_accepted_or_ended(other).await;
             if exchange.pending_cancel() == PendingCancel::Awaited {
                 return false;
             }

@@ -48,7 +48,9 @@
 //!    A cancel that was first stays one.
 
 mod attempts;
-mod bound;
+mod bind;
+mod call_streams;
+mod classify;
 mod confirm;
 mod contest;
 mod end;
@@ -56,27 +58,25 @@ mod fire;
 mod guard;
 mod identity;
 mod inject;
-mod last_words;
 mod loss;
-mod outlet;
-mod progress;
-mod receive;
 mod report;
 mod request_body;
-mod resuming;
+mod response;
+mod resume;
 mod signal;
 mod start;
 mod state;
+mod streams;
 mod tap;
 mod waiting;
 
 pub(crate) use self::{
-    bound::{BEFORE_CLOSE, Reading},
+    bind::{BackgroundReader, CLOSE_CANCEL_TIMEOUT},
     contest::Contest,
     guard::Guard,
-    inject::INJECTION_LIMIT,
-    outlet::Delivering,
-    progress::{BodyPlan, Head},
-    state::{Attachment, Copied, Exchange, Instance, PendingCancel, Registry},
+    inject::INJECTION_TIMEOUT,
+    response::{BodyPlan, Head},
+    state::{Attachment, Exchange, LayerShared, OpaqueMessage, PendingCancel, Registry},
+    streams::Delivering,
     tap::Tap,
 };

@@ -27,7 +27,7 @@ impl Exchange {
 
     /// How the log shows its session id.
     pub(crate) fn session_ids(&self) -> SessionIds {
-        self.instance.options.observers.session_ids
+        self.shared.options.observers.session_ids
     }
 
     /// Its call has ended.
@@ -46,7 +46,7 @@ impl Exchange {
 
     /// Reports what happened to its call.
     pub(super) fn report(&self, event: &Event<'_>) {
-        let report = || self.instance.report(event);
+        let report = || self.shared.report(event);
         if is_subscribed() {
             self.span().in_scope(report)
         } else {
@@ -55,7 +55,7 @@ impl Exchange {
     }
 
     /// Reports a call that was answered before it was known.
-    pub(super) fn completed_unseen(&self, call: &CallInfo) {
+    pub(super) fn report_completed_at_once(&self, call: &CallInfo) {
         self.report(&Event::Started { call });
         self.report(&Event::Ended {
             call,

@@ -17,11 +17,11 @@ pub(super) enum RequestBody {
     /// Somebody reads it. A session manager that binds the call meanwhile comes first.
     Reading,
     /// Read, or not needed any more.
-    Settled(Settled),
+    Known(BodyKind),
 }
 
 /// What a body turned out to be that carries no call to watch.
-pub(super) enum Settled {
+pub(super) enum BodyKind {
     /// A call, or plainly nothing that is JSON-RPC.
     Plain,
     /// JSON-RPC, or what may be; but no call that is watched.
@@ -40,10 +40,10 @@ pub(super) trait Contested: Send {
 
 // === impl Settled ===
 
-impl Settled {
+impl BodyKind {
     /// A body that could not be read.
-    pub(super) fn unread(is_doubtful: bool) -> Self {
-        if is_doubtful {
+    pub(super) fn unparsed(is_ambiguous: bool) -> Self {
+        if is_ambiguous {
             Self::Other
         } else {
             Self::Plain
@@ -55,7 +55,7 @@ impl Settled {
 
 impl RequestBody {
     /// What is known of one that was dropped before its end.
-    pub(super) fn not_read(&self) -> Option<UnparsedBody> {
+    pub(super) fn as_dropped(&self) -> Option<UnparsedBody> {
         match self {
             Self::Dropped(body) => Some(*body),
             _ => None,
@@ -69,7 +69,7 @@ impl RequestBody {
             Self::Ended(Err(body)) | Self::Dropped(body) => {
                 !body.is_ambiguous && body.why != ParseFailure::NotRead
             }
-            Self::Settled(settled) => matches!(settled, Settled::Plain),
+            Self::Known(settled) => matches!(settled, BodyKind::Plain),
         }
     }
 
@@ -78,19 +78,19 @@ impl RequestBody {
         match self {
             Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) | Self::Dropped(body) => body.is_ambiguous,
-            Self::Settled(settled) => !matches!(settled, Settled::Plain),
+            Self::Known(settled) => !matches!(settled, BodyKind::Plain),
         }
     }
 
     /// Whether it is a call for which there was no room.
     pub(super) fn is_untracked(&self) -> bool {
-        matches!(self, Self::Settled(Settled::Untracked(_)))
+        matches!(self, Self::Known(BodyKind::Untracked(_)))
     }
 
     /// Takes the contest of a call for which there was no room.
     pub(super) fn take_contest(&mut self) -> Option<Box<dyn Contested>> {
         match self {
-            Self::Settled(Settled::Untracked(contest)) => contest.take(),
+            Self::Known(BodyKind::Untracked(contest)) => contest.take(),
             _ => None,
         }
     }

@@ -26,8 +26,8 @@ use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
     /// Somebody outside the crate has the token.
-    heard: AtomicBool,
-    waiting: Mutex<Pending>,
+    is_observed: AtomicBool,
+    pending: Mutex<Pending>,
 }
 
 /// What waits for it.
@@ -56,7 +56,7 @@ enum Hooks {
     One(Hook),
     Several(Vec<Hook>),
     /// The exchange has come to its end: nothing will fire.
-    Over,
+    Ended,
 }
 
 // === impl Signal ===
@@ -68,7 +68,7 @@ impl Signal {
 
     /// The token, made when somebody first asks.
     pub(crate) fn token(&self) -> CancellationToken {
-        let token = self.waiting().token.get_or_insert_default().clone();
+        let token = self.pending().token.get_or_insert_default().clone();
         // `fire` sets the reason before it looks for a token: one of the two sees the other.
         if self.reason.get().is_some() {
             token.cancel();
@@ -77,23 +77,23 @@ impl Signal {
     }
 
     /// Somebody outside the crate gets the token, and so may hear of a cancel.
-    pub(crate) fn hear(&self) {
-        self.heard.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_observed(&self) {
+        self.is_observed.store(true, Ordering::Relaxed);
     }
 
     /// Whether anybody may hear of a cancel.
-    pub(super) fn is_heard(&self) -> bool {
-        if self.heard.load(Ordering::Relaxed) {
+    pub(super) fn is_observed(&self) -> bool {
+        if self.is_observed.load(Ordering::Relaxed) {
             return true;
         }
-        let waiting = self.waiting();
-        waiting.token.is_some() || !waiting.hooks.are_none()
+        let waiting = self.pending();
+        waiting.token.is_some() || !waiting.hooks.is_empty()
     }
 
     /// Has `hook` run when it fires.
     pub(super) fn add(&self, hook: Hook, spawn: impl Fn(CleanUpTask)) {
         let unwanted = {
-            let mut waiting = self.waiting();
+            let mut waiting = self.pending();
             // As for the token.
             match self.reason.get() {
                 Some(_) => Some(hook),
@@ -102,7 +102,7 @@ impl Signal {
         };
         match (unwanted, self.reason()) {
             (Some(hook), Some(reason)) => hook.run(reason, &spawn),
-            (Some(hook), None) => hook.forget(),
+            (Some(hook), None) => hook.discard(),
             (None, _) => {}
         }
     }
@@ -112,7 +112,7 @@ impl Signal {
             return;
         }
         let (token, hooks) = {
-            let mut waiting = self.waiting();
+            let mut waiting = self.pending();
             (waiting.token.clone(), mem::take(&mut waiting.hooks))
         };
         if let Some(token) = token {
@@ -124,13 +124,13 @@ impl Signal {
     }
 
     /// It will not fire any more.
-    pub(super) fn forget(&self) {
-        let hooks = mem::replace(&mut self.waiting().hooks, Hooks::Over);
-        hooks.into_iter().for_each(Hook::forget);
+    pub(super) fn disarm(&self) {
+        let hooks = mem::replace(&mut self.pending().hooks, Hooks::Ended);
+        hooks.into_iter().for_each(Hook::discard);
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Pending> {
-        lock(&self.waiting)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        lock(&self.pending)
     }
 }
 
@@ -145,18 +145,18 @@ impl Hooks {
                 *self = Self::Several(mem::take(self).into_iter().chain([hook]).collect())
             }
             Self::Several(hooks) => hooks.push(hook),
-            Self::Over => return Some(hook),
+            Self::Ended => return Some(hook),
         }
         None
     }
 
-    fn are_none(&self) -> bool {
-        matches!(self, Self::None | Self::Over)
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::None | Self::Ended)
     }
 
     fn into_iter(self) -> impl Iterator<Item = Hook> {
         let (one, several) = match self {
-            Self::None | Self::Over => (None, Vec::new()),
+            Self::None | Self::Ended => (None, Vec::new()),
             Self::One(hook) => (Some(hook), Vec::new()),
             Self::Several(hooks) => (None, hooks),
         };
@@ -185,7 +185,7 @@ impl Hook {
         }
     }
 
-    fn forget(self) {
+    fn discard(self) {
         catch_panic(|| drop(self));
     }
 }

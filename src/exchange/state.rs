@@ -14,18 +14,18 @@ use tokio::sync::Notify;
 use tracing::Span;
 
 use super::{
+    call_streams::CallStreams,
     identity::{Revision, SessionHeader},
-    last_words::LastWords,
     request_body::RequestBody,
     signal::Signal,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, RequestId, SessionKey},
-    cancel::{Announced, Canceller},
+    cancel::{CancelGuard, Canceller},
     lock::lock,
     observe::Event,
     options::Options,
-    registry::{self, Generation, Home},
+    registry::{self, Generation, SessionEntry},
 };
 
 pub(crate) type Registry = registry::Registry<Exchange>;
@@ -34,43 +34,43 @@ pub(crate) type Core = registry::Core<Exchange>;
 
 /// What all exchanges of one service share.
 #[derive(Debug)]
-pub(crate) struct Instance {
+pub(crate) struct LayerShared {
     pub(crate) options: Options,
     pub(crate) registry: Arc<Registry>,
 }
 
 pub(crate) struct Exchange {
-    pub(super) instance: Arc<Instance>,
+    pub(super) shared: Arc<LayerShared>,
     pub(super) session: SessionHeader,
     pub(super) revision: Revision,
     /// The date of the revision in the header.
     pub(super) revision_date: Option<[u8; 10]>,
     pub(super) kind: RequestKind,
-    pub(super) call: OnceLock<Lodging>,
+    pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
     pub(super) body_ended: AtomicBool,
     /// What passed on the streams of its call, see `progress`.
-    pub(super) passed: AtomicU32,
+    pub(super) stream_meta: AtomicU32,
     /// Its call was cancelled here, and its response is to say so.
-    pub(super) closed: AtomicBool,
+    pub(super) is_cancelled_here: AtomicBool,
     /// Its call has ended, see `outlet`.
-    pub(super) call_over: AtomicBool,
+    pub(super) has_call_ended: AtomicBool,
     /// What passed may have been the answer to its call, see `tap`.
     pub(super) maybe_answered: AtomicBool,
     /// Whether its call waits for the pending cancel of an older call with its id: see [`PendingCancel`].
     pub(super) pending_cancel: AtomicU8,
     /// The response future.
-    pub(super) answerer: AtomicWaker,
+    pub(super) response_waker: AtomicWaker,
     /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
-    pub(super) decided: OnceLock<Box<Notify>>,
-    pub(super) state: Mutex<Locked>,
+    pub(super) changed: OnceLock<Box<Notify>>,
+    pub(super) state: Mutex<ExchangeState>,
 }
 
 /// A call, and the home in which it lives.
-pub(super) struct Lodging {
+pub(super) struct CallRef {
     pub(super) info: CallInfo,
-    pub(super) home: Arc<Home<Exchange>>,
+    pub(super) session: Arc<SessionEntry<Exchange>>,
 }
 
 /// What a request may be to the layer.
@@ -96,11 +96,11 @@ pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
     /// The calls whose clock it stopped: several, if nobody can say which of them it names.
-    pub(super) holds: Mutex<Vec<(CallId, Arc<Exchange>)>>,
+    pub(super) paused_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
 #[derive(Default)]
-pub(super) struct Locked {
+pub(super) struct ExchangeState {
     pub(super) phase: Phase,
     pub(super) request: RequestBody,
     /// The inner service has answered.
@@ -108,13 +108,13 @@ pub(super) struct Locked {
     /// Somebody inside the layer has the answer to the request, whatever it carries (contract 5).
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
-    pub(super) handover: Handover,
-    pub(super) passage: Passage,
+    pub(super) dispatch: Dispatch,
+    pub(super) late_answer: LateAnswer,
     /// The session manager has the answer to its call, and the response has not ended.
     pub(super) is_delivering: bool,
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
-    pub(super) going: Option<DetachCause>,
-    pub(super) last_words: LastWords,
+    pub(super) stream_end_cause: Option<DetachCause>,
+    pub(super) streams: CallStreams,
     /// Tracks the call that a further attempt of the same request made, after the first had ended.
     pub(super) next: Weak<Exchange>,
     /// In a box: where nobody subscribes to spans there is none.
@@ -122,16 +122,16 @@ pub(super) struct Locked {
 }
 
 /// A message that only its session manager can read.
-pub(crate) type Copied = Arc<dyn Any + Send + Sync>;
+pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
 /// How the answer of its call gets from the session's transport to its client.
 #[derive(Default)]
-pub(super) enum Passage {
+pub(super) enum LateAnswer {
     /// By a stream, as far as it is known.
     #[default]
-    Open,
+    Possible,
     /// The same, and it came by already: a copy, until a stream gives it out.
-    Passed(Copied),
+    Received(OpaqueMessage),
     /// Not at all. The last stream has ended without it.
     Closed,
 }
@@ -146,14 +146,14 @@ pub(crate) struct Attachment {
 
 /// How far a call has come on its way into a session manager, which then watches its streams.
 #[derive(Default)]
-pub(super) enum Handover {
+pub(super) enum Dispatch {
     /// No session manager has bound it.
     #[default]
-    None,
+    NotBound,
     /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
-    Opening(Attempts),
+    InProgress(Attempts),
     /// The session manager took the request. `cancelled`: and a cancel that had waited for that.
-    Open { cancelled: bool },
+    Done { is_cancelled: bool },
 }
 
 /// What waits until the session manager took the request of a call, or refused it.
@@ -165,7 +165,7 @@ pub(super) struct Attempts {
     pub(super) was_accepted: bool,
     /// The name to claim, if an older call in flight had it: a request that is refused changes nothing for that.
     pub(super) contested: Option<Box<Key>>,
-    pub(super) due: Option<(CancelReason, Option<Announced>)>,
+    pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
 /// Whether a call waits for the pending cancel of an older call with its request id.
@@ -190,7 +190,7 @@ pub(super) enum Phase {
     /// The client was told all there was to tell.
     Ended,
     /// The client left, or nobody reads the rest.
-    Abandoned,
+    Dropped,
 }
 
 // === impl Phase ===
@@ -204,7 +204,7 @@ impl Phase {
 
 // === impl Instance ===
 
-impl Instance {
+impl LayerShared {
     pub(crate) fn report(&self, event: &Event<'_>) {
         self.options.observers.on_event(event);
     }
@@ -214,14 +214,14 @@ impl Instance {
 
 impl Exchange {
     pub(super) fn of_parts(
-        instance: Arc<Instance>,
+        instance: Arc<LayerShared>,
         session: SessionHeader,
         revision: Revision,
         revision_date: Option<[u8; 10]>,
         kind: RequestKind,
     ) -> Self {
         Self {
-            instance,
+            shared: instance,
             session,
             revision,
             revision_date,
@@ -229,13 +229,13 @@ impl Exchange {
             call: OnceLock::new(),
             signal: Signal::default(),
             body_ended: AtomicBool::new(false),
-            passed: AtomicU32::new(0),
-            closed: AtomicBool::new(false),
-            call_over: AtomicBool::new(false),
+            stream_meta: AtomicU32::new(0),
+            is_cancelled_here: AtomicBool::new(false),
+            has_call_ended: AtomicBool::new(false),
             maybe_answered: AtomicBool::new(false),
             pending_cancel: AtomicU8::new(0),
-            answerer: AtomicWaker::new(),
-            decided: OnceLock::new(),
+            response_waker: AtomicWaker::new(),
+            changed: OnceLock::new(),
             state: Mutex::default(),
         }
     }
@@ -251,7 +251,7 @@ impl Exchange {
         self.may_carry_call()
             && self.revision == Revision::WithSessions
             && self.session.id().is_some_and(|id| {
-                let registry = &self.instance.registry;
+                let registry = &self.shared.registry;
                 registry.manager_of(id).is_none()
             })
     }
@@ -259,7 +259,7 @@ impl Exchange {
     /// Uses the session of its session manager, if it has one, until what is returned is dropped.
     #[cold]
     pub(crate) fn use_session(&self) -> Option<Box<dyn Send + Sync>> {
-        self.instance.registry.use_session(self.session.id()?)
+        self.shared.registry.use_session(self.session.id()?)
     }
 
     /// Takes the canceller for a call that no session manager binds.
@@ -273,7 +273,7 @@ impl Exchange {
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {
-        &self.instance.registry
+        &self.shared.registry
     }
 
     /// Its call, if it is known to carry one.
@@ -287,29 +287,29 @@ impl Exchange {
     }
 
     /// Runs one operation on the core in which its call lives. `None` if it carries none.
-    pub(crate) fn at_home<R>(&self, operation: impl FnOnce(&mut Core) -> R) -> Option<R> {
-        Some(self.call.get()?.home.with(operation))
+    pub(crate) fn with_session<R>(&self, operation: impl FnOnce(&mut Core) -> R) -> Option<R> {
+        Some(self.call.get()?.session.with(operation))
     }
 
     pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
-        let is_in_flight = self.at_home(|core| core.is_in_flight(id));
+        let is_in_flight = self.with_session(|core| core.is_in_flight(id));
         is_in_flight.unwrap_or(false)
     }
 
     /// Whether a call is in flight that the inner service took.
     pub(crate) fn is_accepted(&self, id: CallId) -> bool {
-        let is_accepted = |core: &mut Core| core.is_in_flight(id) && !core.is_undecided(id);
-        self.at_home(is_accepted).unwrap_or(false)
+        let is_accepted = |core: &mut Core| core.is_in_flight(id) && !core.is_unaccepted(id);
+        self.with_session(is_accepted).unwrap_or(false)
     }
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
-        let is_detached = self.at_home(|core| core.is_detached(id));
+        let is_detached = self.with_session(|core| core.is_detached(id));
         is_detached.unwrap_or(false)
     }
 
     /// A task reads a stream of its call on, to see its end.
-    pub(crate) fn read_on(&self, id: CallId) {
-        self.at_home(|core| core.read_on(id));
+    pub(crate) fn add_background_reader(&self, id: CallId) {
+        self.with_session(|core| core.add_background_reader(id));
     }
 
     /// Its call, if that has this id.
@@ -325,17 +325,17 @@ impl Exchange {
         self.state().is_bound()
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, Locked> {
+    pub(super) fn state(&self) -> MutexGuard<'_, ExchangeState> {
         lock(&self.state)
     }
 }
 
 // === impl Locked ===
 
-impl Locked {
+impl ExchangeState {
     /// Whether a session manager watches its call.
     pub(super) fn is_bound(&self) -> bool {
-        !matches!(self.handover, Handover::None)
+        !matches!(self.dispatch, Dispatch::NotBound)
     }
 }
 

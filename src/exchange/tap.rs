@@ -10,7 +10,7 @@ use crate::{
     call::{DetachCause, Outcome},
     envelope::Answers,
     observe::Hint,
-    registry::{FIRST, Form, numbers},
+    registry::{EventIdFormat, POST_GENERATION, numbers},
     sse::Reader,
 };
 
@@ -41,9 +41,10 @@ impl Tap {
     }
 
     /// For a stream that cannot be read: it may well have ids, and the answer.
-    pub(super) fn blind(call: Attachment) -> Self {
-        call.exchange.mark_passed(true, None);
-        call.exchange.at_home(|core| core.blur(call.id));
+    pub(super) fn opaque(call: Attachment) -> Self {
+        call.exchange.record_stream_meta(true, None);
+        call.exchange
+            .with_session(|core| core.mark_event_ids_incomplete(call.id));
         Self::of(Reads::Opaque, call)
     }
 
@@ -108,13 +109,14 @@ impl Tap {
             // A client cannot send white space around it back: it would be no part of a header's value.
             let id = event.id.map(<[u8]>::trim_ascii);
             let named = id.filter(|id| !id.is_empty());
-            call.exchange.mark_passed(named.is_some(), event.retry);
+            call.exchange
+                .record_stream_meta(named.is_some(), event.retry);
             if let Some(id) = named {
                 if *events == 1 {
-                    remark_on_sessions(call, id);
+                    emit_session_hint(call, id);
                 }
                 call.exchange
-                    .at_home(|core| core.name(call.id, id, Form::Any));
+                    .with_session(|core| core.record_event_id(call.id, id, EventIdFormat::Any));
             }
             match event.answers {
                 Answers::Nothing | Answers::Ambiguous(_) => {
@@ -133,22 +135,22 @@ impl Tap {
         });
     }
 
-    pub(super) fn gone(self, cause: DetachCause) {
+    pub(super) fn finish(self, cause: DetachCause) {
         let Some(call) = self.call else {
             return;
         };
         if self.is_answer && cause == DetachCause::EndedByServer {
             call.exchange.finish(call.id, Outcome::Completed);
         } else {
-            let barren = self.events == 0 && call.generation != FIRST;
+            let barren = self.events == 0 && call.generation != POST_GENERATION;
             call.detach(cause, barren);
         }
     }
 }
 
 /// The events of a session call are read from bytes. That may not be meant if the server is rmcp.
-fn remark_on_sessions(call: &Attachment, event_id: &[u8]) {
-    let registry = &call.exchange.instance.registry;
+fn emit_session_hint(call: &Attachment, event_id: &[u8]) {
+    let registry = &call.exchange.shared.registry;
     let info = call.exchange.call(call.id);
     if info.is_some_and(|info| info.session().is_some())
         && numbers(event_id).is_some()

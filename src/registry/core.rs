@@ -17,16 +17,16 @@
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. Attached
 //!    means: one of them lives, whichever. They may be accepted, attached and dropped in any order, and each goes once.
 //! 5. **Holds are counted.** Each resume that names a stream of the call stops the clock until it is answered, at most
-//!    [`times::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
+//!    [`call_timers::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel goes through only while the very clock that ran
 //!    out still stands so ([`Core::finish_due`]). Where somebody is asked before it, the same holds for the answer
 //!    ([`Core::confirm`], [`Core::put_off`]), and the clock is looked at once more: what stood still meanwhile is noticed, and
 //!    then it is asked again.
 //!    Only resumes that brought no event
-//!    (a server that the layer alone watches) renew it no more than [`times::MAX_BARREN`] times in a row.
+//!    (a server that the layer alone watches) renew it no more than [`call_timers::MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
 //!    resumes wait in the accept queue. More than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or noticed by another
-//!    runtime because its own stands still, it is put off for long, once. Else more than [`times::JITTER`] late, it is
+//!    runtime because its own stands still, it is put off for long, once. Else more than [`call_timers::JITTER`] late, it is
 //!    looked at again [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY) later, until that look is not more than
 //!    [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late itself, [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times at most. A hold
 //!    may be what notices; its own time is not late. Nor is what the timer comes to late because it has much to do, while
@@ -48,103 +48,109 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::{entry::Place, index::SessionsOfId, memory::Memory, small_map::SmallMap, times::Times};
+use self::{
+    call_timers::CallTimers, entry::CallKey, index::ScopeSet, retention::RetainedCalls,
+    small_map::SmallMap,
+};
 use super::totals::Totals;
 use crate::{
     call::{CallId, Detachment, RequestId, Scope},
     limits::Limit,
 };
 
-mod book;
+mod call_timers;
 mod contest;
 mod due;
 mod end;
 mod entry;
 mod generation;
-mod give_back;
 mod index;
-mod memory;
-mod records;
+mod lookup;
+mod retained_call;
+mod retention;
+mod shrink_if_sparse;
 mod small_map;
 mod streams;
-mod times;
 
 #[cfg(fuzzing)]
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
-    book::Named,
+    call_timers::{DetachedState, ExpiryToken},
     entry::{Entry, Expired, Finished},
-    generation::{FIRST, Generation, NOBODYS},
-    give_back::GiveBack,
-    index::{NameHash, Names, Slots, numbers},
-    memory::Dropped,
-    records::{End, Ended, Rank, Ranked},
-    streams::Form,
-    times::{Expiry, Wait},
+    generation::{Generation, NO_GENERATION, POST_GENERATION},
+    index::{KeyHash, KeyHasher, PrehashedMap, numbers},
+    lookup::EventMatch,
+    retained_call::{Completion, DeliveryState, PerDeliveryState, RetainedOutcome},
+    retention::EvictedAnswer,
+    shrink_if_sparse::ShrinkIfSparse,
+    streams::EventIdFormat,
 };
 
 /// How long a detached call is kept that has no deadline and whose end nobody watches: 1 h, longer than
 /// any proxy keeps a silent stream open.
-pub(crate) const UNSEEN_FOR: Duration = Duration::from_secs(60 * 60);
+pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// What a detach did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Detached {
+pub(crate) enum DetachOutcome {
     /// The call has ended, or another stream of it lives, or this one was gone already.
-    Stale,
+    Ignored,
     /// Its deadline is now.
-    Due,
+    CancelNow,
     Waiting,
     /// It has left: there are too many already.
-    Beyond(Limit, Finished),
+    OverLimit(Limit, Finished),
     /// It has left: nobody can see its end.
-    Left(Finished),
+    Untracked(Finished),
 }
 
 /// A call that is gone without having been finished.
-pub(crate) type Left<T> = (CallId, T, Finished);
+pub(crate) type Untracked<T> = (CallId, T, Finished);
 
 /// What the cores of a registry share.
 #[derive(Debug, Default)]
-pub(crate) struct Common {
-    pub(crate) names: Names,
+pub(crate) struct RegistryShared {
+    pub(crate) hasher: KeyHasher,
     pub(crate) totals: Totals,
 }
 
 #[derive(Debug)]
-pub(crate) struct Core<T, A> {
-    common: Arc<Common>,
+pub(crate) struct SessionState<T, A> {
+    shared: Arc<RegistryShared>,
     /// The session id and its hash. Calls without one have no names.
-    session_id: Option<(Arc<str>, NameHash)>,
-    sessions: SessionsOfId,
+    session_id: Option<(Arc<str>, KeyHash)>,
+    scopes: ScopeSet,
     calls: SmallMap<CallId, Entry<T>>,
     /// Requests and streams of calls in flight, by name.
-    index: SmallMap<NameHash, CallId>,
+    index: SmallMap<KeyHash, CallId>,
     /// Two calls had the same event id, or might have: from then on all are looked through.
-    has_rivals: bool,
+    has_shared_event_ids: bool,
     /// Of some call not all event ids were known by name.
-    has_blurred: bool,
-    memory: Memory<A>,
+    has_incomplete_event_ids: bool,
+    retained: RetainedCalls<A>,
     /// Since somebody last asked.
-    has_finished: bool,
+    has_completed: bool,
     due: BTreeSet<(Instant, CallId)>,
     detached: usize,
 }
 
 // === impl Core ===
 
-impl<T: Clone, A: Clone> Core<T, A> {
-    pub(crate) fn new(common: Arc<Common>, session_id: Option<(Arc<str>, NameHash)>) -> Self {
+impl<T: Clone, A: Clone> SessionState<T, A> {
+    pub(crate) fn new(
+        common: Arc<RegistryShared>,
+        session_id: Option<(Arc<str>, KeyHash)>,
+    ) -> Self {
         Self {
-            common,
+            shared: common,
             session_id,
-            sessions: SessionsOfId::None,
+            scopes: ScopeSet::None,
             calls: SmallMap::default(),
             index: SmallMap::default(),
-            has_rivals: false,
-            has_blurred: false,
-            memory: Memory::default(),
-            has_finished: false,
+            has_shared_event_ids: false,
+            has_incomplete_event_ids: false,
+            retained: RetainedCalls::default(),
+            has_completed: false,
             due: BTreeSet::new(),
             detached: 0,
         }
@@ -157,12 +163,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Whether nothing is known of the session: no call in flight, and none that is remembered.
     pub(crate) fn is_empty(&self) -> bool {
-        self.calls.is_empty() && self.memory.is_empty()
+        self.calls.is_empty() && self.retained.is_empty()
     }
 
     /// Whether calls have ended since this was asked last, and somebody waits for that.
-    pub(crate) fn take_finished(&mut self) -> bool {
-        mem::take(&mut self.has_finished) && self.common.totals.counts_ends()
+    pub(crate) fn take_completion_flag(&mut self) -> bool {
+        mem::take(&mut self.has_completed) && self.shared.totals.is_tracking_completions()
     }
 
     /// The calls in flight.
@@ -192,10 +198,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
     ) {
         let place = name.and_then(|(scope, request)| {
             let session = self.session(&scope)?;
-            self.sessions = self.sessions.with(session);
-            Some(Place::new(session, request))
+            self.scopes = self.scopes.with(session);
+            Some(CallKey::new(session, request))
         });
-        self.common.totals.add_call();
+        self.shared.totals.add_call();
         self.calls.insert(id, Entry::new(call, place, deadline));
         if deadline.is_some() {
             self.schedule(id);
@@ -203,51 +209,51 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Makes an accepted call the owner of its id. Another owner leaves (invariant 9).
-    pub(crate) fn claim(&mut self, id: CallId) -> Option<Left<T>> {
-        let place = self.calls.get_mut(id)?.place.as_mut()?;
-        place.owns_id = true;
-        let slot = self.common.names.request(place.session, &place.request);
+    pub(crate) fn accept(&mut self, id: CallId) -> Option<Untracked<T>> {
+        let place = self.calls.get_mut(id)?.key.as_mut()?;
+        place.is_accepted = true;
+        let slot = self.shared.hasher.request(place.session, &place.request);
         let older = self.index.insert(slot, id).filter(|older| *older != id)?;
-        let place = self.calls.get(id)?.place.as_ref()?;
+        let place = self.calls.get(id)?.key.as_ref()?;
         // Else it is another name with the same hash.
         let former = self.calls.get(older);
-        let former = former.filter(|former| former.is(place.session, &place.request))?;
+        let former = former.filter(|former| former.has_key(place.session, &place.request))?;
         let call = former.call.clone();
         Some((older, call, self.finish(older, None)?))
     }
 
     /// Makes an accepted call the owner of its id, unless another call in flight owns it. Returns whether it does.
-    pub(crate) fn claim_free(&mut self, id: CallId) -> bool {
-        let Some(place) = self.calls.get(id).and_then(|entry| entry.place.as_ref()) else {
+    pub(crate) fn try_accept(&mut self, id: CallId) -> bool {
+        let Some(place) = self.calls.get(id).and_then(|entry| entry.key.as_ref()) else {
             return true;
         };
-        let slot = self.common.names.request(place.session, &place.request);
+        let slot = self.shared.hasher.request(place.session, &place.request);
         let owner = self
             .index
             .get(slot)
             .and_then(|owner| self.calls.get(*owner));
-        let is_owned = owner.is_some_and(|owner| owner.is(place.session, &place.request));
+        let is_owned = owner.is_some_and(|owner| owner.has_key(place.session, &place.request));
         // No other call leaves: none owned the id.
-        !is_owned && self.claim(id).is_none()
+        !is_owned && self.accept(id).is_none()
     }
 
     /// Claims another name for a call than the one it was started with, or than none. Its streams get new names.
-    pub(crate) fn rename(
+    pub(crate) fn rekey(
         &mut self,
         id: CallId,
         scope: &Scope,
         request: RequestId,
-    ) -> Option<Left<T>> {
+    ) -> Option<Untracked<T>> {
         let session = self.session(scope)?;
         let entry = self.calls.get_mut(id)?;
-        self.sessions = self.sessions.with(session);
+        self.scopes = self.scopes.with(session);
         let streams = mem::take(&mut entry.streams);
-        let former = entry.place.replace(Place::new(session, request));
+        let former = entry.key.replace(CallKey::new(session, request));
         if let Some(former) = former {
-            self.forget_streams(id, former.session, &streams);
-            self.free_id(id, &former);
+            self.unindex_streams(id, former.session, &streams);
+            self.unindex_request(id, &former);
         }
-        self.claim(id)
+        self.accept(id)
     }
 
     // --- Its client goes and comes ---
@@ -257,41 +263,43 @@ impl<T: Clone, A: Clone> Core<T, A> {
         &mut self,
         id: CallId,
         stream: Generation,
-        wait: Wait,
-        barren: bool,
+        wait: DetachedState,
+        is_empty_resume: bool,
         detachment: Detachment,
-    ) -> Detached {
+    ) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         };
         if !entry.remove_stream(stream) || entry.has_stream() {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         }
-        let times = entry.times_mut();
-        let ends = times.detach(wait, barren, detachment);
+        let times = entry.timers_mut();
+        let ends = times.detach(wait, is_empty_resume, detachment);
         let is_due = ends.is_some_and(|at| at <= detachment.since());
         if is_due {
-            times.give_out();
-            self.common.totals.add_detached();
-        } else if let Some(limit) = self.beyond(id) {
-            if let Some(times) = self.times_of(id) {
+            times.mark_expired();
+            self.shared.totals.add_detached();
+        } else if let Some(limit) = self.exceeded_limit(id) {
+            if let Some(times) = self.timers_of(id) {
                 // It never was among them.
-                times.clock = None;
+                times.grace_timer = None;
             }
             let finished = self.finish(id, None);
-            return finished.map_or(Detached::Stale, |it| Detached::Beyond(limit, it));
+            return finished.map_or(DetachOutcome::Ignored, |it| {
+                DetachOutcome::OverLimit(limit, it)
+            });
         }
         self.detached += 1;
         self.schedule(id);
         if is_due {
-            Detached::Due
+            DetachOutcome::CancelNow
         } else {
-            Detached::Waiting
+            DetachOutcome::Waiting
         }
     }
 
     /// Removes a stream of a call that may have been answered. Ends the call if that was its last stream.
-    pub(crate) fn lose_stream(&mut self, id: CallId, stream: Generation) -> Option<Finished> {
+    pub(crate) fn remove_stream(&mut self, id: CallId, stream: Generation) -> Option<Finished> {
         let entry = self.calls.get_mut(id)?;
         let is_last = entry.remove_stream(stream) && !entry.has_stream();
         is_last.then(|| self.finish(id, None))?
@@ -299,11 +307,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The limit that keeps another call without a client out, if one does. That of the session comes first. Else it
     /// is counted among all.
-    fn beyond(&self, id: CallId) -> Option<Limit> {
-        let totals = &self.common.totals;
-        let most = totals.most(Limit::DetachedOfSession);
+    fn exceeded_limit(&self, id: CallId) -> Option<Limit> {
+        let totals = &self.shared.totals;
+        let most = totals.max(Limit::DetachedOfSession);
         let is_met = self.detached >= most
-            && (self.sessions != SessionsOfId::Several || self.detached_beside(id) >= most);
+            && (self.scopes != ScopeSet::Several || self.other_detached(id) >= most);
         if self.session_id.is_some() && is_met {
             return Some(Limit::DetachedOfSession);
         }
@@ -311,32 +319,33 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// How many other calls of its session have no client, where others have its id.
-    fn detached_beside(&self, id: CallId) -> usize {
+    fn other_detached(&self, id: CallId) -> usize {
         let session = self.calls.get(id).and_then(Entry::session);
         let others = self.calls().filter(|(other, _)| *other != id);
         let its = others.filter(|(_, entry)| entry.session() == session);
-        its.filter(|(_, entry)| entry.clock().is_some()).count()
+        its.filter(|(_, entry)| entry.grace_timer().is_some())
+            .count()
     }
 
     /// Ends a call in place of a [`detach`](Self::detach): nobody can see its end any more.
-    pub(crate) fn leave(&mut self, id: CallId, stream: Generation) -> Detached {
+    pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         };
         if !entry.remove_stream(stream) || entry.has_stream() {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         }
         let finished = self.finish(id, None);
-        finished.map_or(Detached::Stale, Detached::Left)
+        finished.map_or(DetachOutcome::Ignored, DetachOutcome::Untracked)
     }
 
     /// Notes that a resume of a call was accepted: another stream of it lives from now on.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(id)?;
         let stream = entry.add_stream();
-        let times = entry.times_mut();
-        times.is_spared = false;
-        if times.clock.take().is_some() {
+        let times = entry.timers_mut();
+        times.is_maybe_resumed = false;
+        if times.grace_timer.take().is_some() {
             self.remove_detached();
             self.schedule(id);
         }
@@ -344,53 +353,53 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Adds a hold to a call: its clock stops. `false` if it has ended.
-    pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> bool {
+    pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
         };
-        entry.times_mut().hold(now);
+        entry.timers_mut().begin_resume(now);
         self.schedule(id);
         true
     }
 
     /// Takes a hold away that was added once.
-    pub(crate) fn release(&mut self, id: CallId, now: Instant) {
-        if let Some(times) = self.times_of(id) {
-            times.release(now);
+    pub(crate) fn end_resume(&mut self, id: CallId, now: Instant) {
+        if let Some(times) = self.timers_of(id) {
+            times.end_resume(now);
             self.schedule(id);
         }
     }
 
     /// Lets a call run on: its client may have come back, on a stream that is not known to be this call's. An attached call is
     /// [spared](Self::is_spared) when it is detached. Returns `false` if the call has ended.
-    pub(crate) fn spare(&mut self, id: CallId, wait: Wait) -> bool {
+    pub(crate) fn set_maybe_resumed(&mut self, id: CallId, wait: DetachedState) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
         };
-        entry.times_mut().spare(wait);
+        entry.timers_mut().set_maybe_resumed(wait);
         self.schedule(id);
         true
     }
 
     /// Whether a call is to run on when it loses its client.
-    pub(crate) fn is_spared(&self, id: CallId) -> bool {
-        let times = self.calls.get(id).and_then(|entry| entry.times.as_deref());
-        times.is_some_and(|times| times.is_spared)
+    pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
+        let times = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
+        times.is_some_and(|times| times.is_maybe_resumed)
     }
 
     /// A task reads a stream of a call on, to see its end.
-    pub(crate) fn read_on(&mut self, id: CallId) {
+    pub(crate) fn add_background_reader(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
-            entry.times_mut().add_reader();
+            entry.timers_mut().add_background_reader();
             self.schedule(id);
         }
     }
 
     /// Such a task has ended. After the last of them nobody watches for the call's end any more, and the call is forgotten at
     /// the given time. `None` if its end is seen elsewhere.
-    pub(crate) fn lose_sight(&mut self, id: CallId, unseen_until: Option<Instant>) {
-        if let Some(times) = self.times_of(id) {
-            times.remove_reader(unseen_until);
+    pub(crate) fn remove_background_reader(&mut self, id: CallId, unseen_until: Option<Instant>) {
+        if let Some(times) = self.timers_of(id) {
+            times.remove_background_reader(unseen_until);
             self.schedule(id);
         }
     }
@@ -398,14 +407,14 @@ impl<T: Clone, A: Clone> Core<T, A> {
     // --- The parts ---
 
     /// Takes a call out of everything but the index.
-    fn take(&mut self, id: CallId, is_cancelled: bool) -> Option<Entry<T>> {
+    fn remove_entry(&mut self, id: CallId, is_cancelled: bool) -> Option<Entry<T>> {
         let mut entry = self.calls.remove(id)?;
-        self.common.totals.remove_call(is_cancelled);
-        if let Some(times) = &mut entry.times {
+        self.shared.totals.remove_call(is_cancelled);
+        if let Some(times) = &mut entry.timers {
             if let Some(at) = times.due.take() {
                 self.due.remove(&(at, id));
             }
-            if times.clock.is_some() {
+            if times.grace_timer.is_some() {
                 self.remove_detached();
             }
         }
@@ -414,11 +423,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     fn remove_detached(&mut self) {
         self.detached = self.detached.saturating_sub(1);
-        self.common.totals.remove_detached();
+        self.shared.totals.remove_detached();
     }
 
-    fn times_of(&mut self, id: CallId) -> Option<&mut Times> {
-        self.calls.get_mut(id)?.times.as_deref_mut()
+    fn timers_of(&mut self, id: CallId) -> Option<&mut CallTimers> {
+        self.calls.get_mut(id)?.timers.as_deref_mut()
     }
 }
 

@@ -2,19 +2,19 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{Call, Outlet, Registry, Tracked};
+use super::{Call, Registry, StreamHandle, Tracked};
 
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
     /// Somebody waits for calls to end. How many have ended by themselves so far, since somebody waits.
     pub(crate) fn begin_drain(&self) -> usize {
-        self.street.common.totals.count_ends();
-        self.ended_since(0)
+        self.sessions.common.totals.track_completions();
+        self.completions_since(0)
     }
 
-    pub(crate) fn ended_since(&self, before: usize) -> usize {
-        let ended = self.street.common.totals.ended();
+    pub(crate) fn completions_since(&self, before: usize) -> usize {
+        let ended = self.sessions.common.totals.completions();
         ended.saturating_sub(before)
     }
 
@@ -24,7 +24,7 @@ impl<T: Tracked> Registry<T> {
 
     pub(crate) fn end_delivery(&self) {
         if self.deliveries.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.street.ended.notify_waiters();
+            self.sessions.ended.notify_waiters();
         }
     }
 
@@ -34,10 +34,10 @@ impl<T: Tracked> Registry<T> {
     }
 
     /// All that is left. Nothing new stays from now on.
-    pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn Outlet>>) {
+    pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn StreamHandle>>) {
         // Before anybody looks for calls and streams: one of the two sees the other.
         self.closed.store(true, Ordering::Release);
-        let calls = self.look_at_calls(|id, entry| Some((id, entry.call.clone())));
+        let calls = self.scan_calls(|id, entry| Some((id, entry.call.clone())));
         (calls.collect(), self.streams().take())
     }
 }

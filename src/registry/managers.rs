@@ -9,7 +9,7 @@ use std::sync::{
 use crate::call::Scope;
 
 /// How many are found without a lock: 4. A server has one for each MCP service.
-const FEW: usize = 4;
+const INLINE_MANAGERS: usize = 4;
 
 /// A session manager, as far as it knows which sessions are its own.
 pub(crate) trait Manager: Send + Sync {
@@ -26,9 +26,9 @@ pub(crate) trait Manager: Send + Sync {
 /// Those that bound a call, or opened a session, behind the layer. Every request looks at all.
 #[derive(Default)]
 pub(super) struct Managers {
-    first: [OnceLock<Weak<dyn Manager>>; FEW],
-    others: RwLock<Vec<Weak<dyn Manager>>>,
-    has_others: AtomicBool,
+    inline: [OnceLock<Weak<dyn Manager>>; INLINE_MANAGERS],
+    overflow: RwLock<Vec<Weak<dyn Manager>>>,
+    has_overflow: AtomicBool,
 }
 
 // === impl Managers ===
@@ -36,14 +36,17 @@ pub(super) struct Managers {
 impl Managers {
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
         let mut left = Some(manager);
-        for place in &self.first {
+        for place in &self.inline {
             left = left.and_then(|manager| place.set(manager).err());
         }
         if let Some(manager) = left {
-            let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
+            let mut others = self
+                .overflow
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
             others.retain(|manager| manager.strong_count() > 0);
             others.push(manager);
-            self.has_others.store(true, Ordering::Release);
+            self.has_overflow.store(true, Ordering::Release);
         }
     }
 
@@ -59,17 +62,17 @@ impl Managers {
 
     fn find_map<R>(&self, find: impl Fn(&dyn Manager) -> Option<R>) -> Option<R> {
         let in_one = |manager: &Weak<dyn Manager>| find(&*manager.upgrade()?);
-        let first = self.first.iter().filter_map(OnceLock::get);
+        let first = self.inline.iter().filter_map(OnceLock::get);
         let found = first.into_iter().find_map(in_one);
-        found.or_else(|| self.others().iter().find_map(in_one))
+        found.or_else(|| self.overflow().iter().find_map(in_one))
     }
 
     /// A copy: one that goes meanwhile is dropped without the lock.
-    fn others(&self) -> Vec<Weak<dyn Manager>> {
-        if !self.has_others.load(Ordering::Acquire) {
+    fn overflow(&self) -> Vec<Weak<dyn Manager>> {
+        if !self.has_overflow.load(Ordering::Acquire) {
             return Vec::new();
         }
-        let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
+        let others = self.overflow.read().unwrap_or_else(PoisonError::into_inner);
         others.clone()
     }
 }

@@ -7,8 +7,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    core::Rank,
-    street::{PAGE, PORTION},
+    core::DeliveryState,
+    session_map::{EXPIRY_BATCH, SCAN_BATCH},
     *,
 };
 use crate::{
@@ -18,14 +18,14 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-const FOR_ITS_END: Wait = Wait::ForItsEnd {
-    patience: Duration::ZERO,
+const FOR_ITS_END: DetachedState = DetachedState::UntilComplete {
+    resume_window: Duration::ZERO,
 };
 
 /// What a registry tracks here. It notes what it hears.
 #[derive(Default)]
 struct Call {
-    home: OnceLock<Arc<Home<Call>>>,
+    home: OnceLock<Arc<SessionEntry<Call>>>,
     heard: Mutex<Vec<Heard>>,
 }
 
@@ -36,15 +36,15 @@ enum Heard {
 }
 
 impl Tracked for Call {
-    fn left(&self, _id: CallId, _finished: Finished) {
+    fn on_untracked(&self, _id: CallId, _finished: Finished) {
         self.heard.lock().unwrap().push(Heard::Left);
     }
 
-    fn orphaned(self: &Arc<Self>, id: CallId) {
-        self.expired(id, CancelReason::Orphaned);
+    fn on_grace_expired(self: &Arc<Self>, id: CallId) {
+        self.on_expired(id, CancelReason::Orphaned);
     }
 
-    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+    fn on_expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.heard.lock().unwrap().push(Heard::Expired(reason));
         self.with(|core| core.finish(id, None));
     }
@@ -81,9 +81,9 @@ fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
     let (left, later, is_too_late) = registry.start(id, Some(&key.session.id), |home, core| {
         call.home.set(home.clone()).ok();
         core.start(id, Some(name), call.clone(), None);
-        core.claim(id)
+        core.accept(id)
     });
-    later.done();
+    later.run();
     report(left);
     assert!(!is_too_late);
     (id, call)
@@ -94,13 +94,13 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> C
     let (id, call) = accepted(registry, key);
     let now = Instant::now();
     call.with(|core| {
-        core.name(id, b"event", Form::Any);
+        core.record_event_id(id, b"event", EventIdFormat::Any);
         if owed {
             let gone = Detachment::new(DetachCause::Disconnected, now);
-            core.detach(id, FIRST, FOR_ITS_END, false, gone);
+            core.detach(id, POST_GENERATION, FOR_ITS_END, false, gone);
         }
-        let ended = Ended {
-            end: End::Cancelled(key.request.clone(), CancelReason::Orphaned),
+        let ended = Completion {
+            outcome: RetainedOutcome::Cancelled(key.request.clone(), CancelReason::Orphaned),
             weight: bytes,
             at: now,
             until: now + SECOND,
@@ -111,7 +111,7 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> C
 }
 
 fn has_home(registry: &Registry<Call>, id: &str) -> bool {
-    registry.street.find(id).is_some()
+    registry.sessions.find(id).is_some()
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_session_has_a_home_as_long_as_something_is_known_of_it() {
     let key = key("s", 1);
     for _again in 0..2 {
         assert!(!has_home(&registry, "s"));
-        assert!(registry.find(&key).is_none() && registry.find_any(&key).is_none());
+        assert!(registry.find(&key).is_none() && registry.find_unaccepted_too(&key).is_none());
         let (id, call) = accepted(&registry, &key);
         assert_eq!(registry.find(&key).unwrap().0, id);
         assert_eq!((has_home(&registry, "s"), registry.len()), (true, 1));
@@ -140,10 +140,11 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     let [one, other] = [&here, &there].map(|key| accepted(&registry, key));
     assert_eq!(registry.find(&here).unwrap().0, one.0);
     assert_eq!(registry.find(&there).unwrap().0, other.0);
-    one.1.with(|core| core.name(one.0, b"0/0", Form::Rmcp));
-    let named = |key: &Key| registry.named(&key.session, b"0/0").in_flight().len();
+    one.1
+        .with(|core| core.record_event_id(one.0, b"0/0", EventIdFormat::Rmcp));
+    let named = |key: &Key| registry.match_event(&key.session, b"0/0").in_flight().len();
     assert_eq!((named(&here), named(&there)), (1, 0));
-    assert_eq!(registry.take_session(&there.session).len(), 1);
+    assert_eq!(registry.begin_close(&there.session).len(), 1);
     assert!(one.1.heard().is_empty() && other.1.heard().is_empty());
 }
 
@@ -164,19 +165,19 @@ fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_where_nobody_
     let registry = Registry::new();
     let (victim, stranger) = (key("victim", 7), key("stranger", 7));
     let (id, call) = accepted(&registry, &victim);
-    registry.street.pretend_collision("victim", "stranger");
+    registry.sessions.pretend_collision("victim", "stranger");
 
     let (second, other) = accepted(&registry, &stranger);
-    assert!(registry.find_any(&stranger).is_none());
-    assert!(registry.take_session(&stranger.session).is_empty());
-    other.with(|core| core.name(second, b"0/0", Form::Rmcp));
-    let named = registry.named(&stranger.session, b"0/0");
+    assert!(registry.find_unaccepted_too(&stranger).is_none());
+    assert!(registry.begin_close(&stranger.session).is_empty());
+    other.with(|core| core.record_event_id(second, b"0/0", EventIdFormat::Rmcp));
+    let named = registry.match_event(&stranger.session, b"0/0");
     assert!(named.in_flight().is_empty());
     assert!(
         !other
             .with(|core| core.finish(second, None))
             .unwrap()
-            .injectable
+            .may_cancel_server
     );
     assert!(call.heard().is_empty() && call.with(|core| core.is_in_flight(id)));
 }
@@ -210,13 +211,13 @@ async fn the_graces_of_all_sessions_end_when_they_are_over() {
     let now = Instant::now();
     let calls = [3_u32, 1, 2].map(|seconds| {
         let (id, call) = accepted(&registry, &key(&seconds.to_string(), 1));
-        let wait = Wait::Until {
+        let wait = DetachedState::GraceUntil {
             deadline: now + seconds * SECOND,
             retry: SECOND,
         };
         let gone = Detachment::new(DetachCause::Disconnected, now);
-        let detached = call.with(|core| core.detach(id, FIRST, wait, false, gone));
-        assert_eq!(detached, Detached::Waiting);
+        let detached = call.with(|core| core.detach(id, POST_GENERATION, wait, false, gone));
+        assert_eq!(detached, DetachOutcome::Waiting);
         (seconds, call)
     });
     for second in 0..4 {
@@ -237,14 +238,14 @@ fn the_sessions_that_hold_the_most_forget_first() {
     end_with(&registry, &key("small", 1), 1_000, true);
     for request in 0..40 {
         end_with(&registry, &key("large", request), 5_000, true);
-        dropped.extend(registry.make_room());
+        dropped.extend(registry.evict());
     }
-    let totals = &registry.street.common.totals;
+    let totals = &registry.sessions.common.totals;
     assert!(totals.bytes() <= 100_000, "{}", totals.bytes());
     assert!(totals.bytes() > 80_000, "{}", totals.bytes());
     let of = |id: &str| {
-        let bytes = |core: &mut Core<Call>| core.bytes_of(Rank::Owed);
-        registry.visit(id, bytes).unwrap()
+        let bytes = |core: &mut Core<Call>| core.bytes_of(DeliveryState::Undelivered);
+        registry.with_session(id, bytes).unwrap()
     };
     assert!(of("small") >= 1_000);
     assert!(!dropped.is_empty());
@@ -259,7 +260,7 @@ async fn of_sessions_that_hold_the_same_the_oldest_forget() {
     let mut dropped = Vec::new();
     for n in 100..200 {
         end_with(&registry, &key(&n.to_string(), 1), 2_000, true);
-        dropped.extend(registry.make_room().into_iter().map(|it| it.session));
+        dropped.extend(registry.evict().into_iter().map(|it| it.session));
         tokio::time::advance(Duration::from_micros(1)).await;
     }
     let expected = (100..).map(|n: u32| n.to_string()).take(dropped.len());
@@ -281,11 +282,11 @@ fn whoever_drains_and_who_starts_see_each_other() {
             let starts = scope.spawn(|| {
                 barrier.wait();
                 let (id, call) = (CallId::next(), Arc::new(Call::default()));
-                let start = |_: &Arc<Home<Call>>, core: &mut Core<Call>| {
+                let start = |_: &Arc<SessionEntry<Call>>, core: &mut Core<Call>| {
                     core.start(id, None, call.clone(), None);
                 };
                 let (_, later, is_too_late) = registry.start(id, Some(&"s".into()), start);
-                later.done();
+                later.run();
                 is_too_late
             });
             barrier.wait();
@@ -310,19 +311,19 @@ fn when_all_have_made_room_no_more_is_remembered_than_may_be() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 end_with(&registry, &key("one", 1), 600_000, true);
-                registry.make_room();
+                registry.evict();
                 is_over.store(true, Ordering::Release);
             });
             // While the other one makes room.
-            while registry.want_room.load(Ordering::Acquire) == 0
+            while registry.pending_evictions.load(Ordering::Acquire) == 0
                 && !is_over.load(Ordering::Acquire)
             {
                 std::hint::spin_loop();
             }
             end_with(&registry, &key("other", 1), 600_000, true);
-            registry.make_room();
+            registry.evict();
         });
-        let bytes = registry.street.common.totals.bytes();
+        let bytes = registry.sessions.common.totals.bytes();
         assert!(bytes <= MOST, "round {round}: {bytes} bytes are remembered");
     }
 }
@@ -362,24 +363,25 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                             1 | 2 => {
                                 let wait = match dice & 64 {
                                     0 => FOR_ITS_END,
-                                    _ => Wait::Until {
+                                    _ => DetachedState::GraceUntil {
                                         deadline: now,
                                         retry: SECOND,
                                     },
                                 };
                                 let gone = Detachment::new(DetachCause::Disconnected, now);
-                                let _done =
-                                    call.with(|core| core.detach(*id, FIRST, wait, false, gone));
+                                let _done = call.with(|core| {
+                                    core.detach(*id, POST_GENERATION, wait, false, gone)
+                                });
                             }
                             3 => {
-                                let held = call.with(|core| core.hold(*id, now));
+                                let held = call.with(|core| core.begin_resume(*id, now));
                                 if held {
-                                    call.with(|core| core.release(*id, now));
+                                    call.with(|core| core.end_resume(*id, now));
                                 }
                             }
                             4 => {
-                                let ended = Ended {
-                                    end: End::Cancelled(
+                                let ended = Completion {
+                                    outcome: RetainedOutcome::Cancelled(
                                         RequestId::Number(1),
                                         CancelReason::Orphaned,
                                     ),
@@ -387,13 +389,15 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                                     at: now,
                                     until: now + SECOND,
                                 };
-                                call.with(|core| core.name(*id, b"0/0", Form::Any));
+                                call.with(|core| {
+                                    core.record_event_id(*id, b"0/0", EventIdFormat::Any)
+                                });
                                 call.with(|core| core.finish(*id, Some(ended)));
-                                call.with(Core::take_dropped);
-                                registry.make_room();
+                                call.with(Core::take_evicted);
+                                registry.evict();
                             }
                             5 => {
-                                if let Some(home) = registry.street.find(&keys(n).session.id) {
+                                if let Some(home) = registry.sessions.find(&keys(n).session.id) {
                                     home.on_deadline(
                                         &LatenessTracker::new(now, Timeliness::OnTime),
                                         Timeliness::OnTime,
@@ -415,11 +419,11 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
             "round {round}"
         );
         for n in 0..CALLS {
-            registry.take_session(&keys(n).session);
+            registry.begin_close(&keys(n).session);
         }
-        let bytes = registry.street.common.totals.bytes();
+        let bytes = registry.sessions.common.totals.bytes();
         assert_eq!(bytes, 0, "round {round}");
-        assert_eq!(registry.street.homes().count(), 16, "round {round}");
+        assert_eq!(registry.sessions.entries().count(), 16, "round {round}");
     }
 }
 
@@ -447,22 +451,22 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                         let now = start + step * Duration::from_millis(1);
                         let (id, call) = &calls[(dice >> 8) as usize % CALLS];
                         match dice % 4 {
-                            0 => drop(registry.street.timer.run_expired_now(now)),
+                            0 => drop(registry.sessions.timer.run_expired_now(now)),
                             1 => {
                                 let stream = call.with(|core| core.attach(*id));
-                                let wait = Wait::Until {
+                                let wait = DetachedState::GraceUntil {
                                     deadline: now + Duration::from_millis(dice >> 40 & 31),
                                     retry: SECOND,
                                 };
                                 let gone = Detachment::new(DetachCause::Disconnected, now);
                                 call.with(|core| {
-                                    core.detach(*id, FIRST, wait, false, gone);
+                                    core.detach(*id, POST_GENERATION, wait, false, gone);
                                     stream.map(|it| core.detach(*id, it, wait, false, gone))
                                 });
                             }
                             2 => {
-                                if call.with(|core| core.hold(*id, now)) {
-                                    call.with(|core| core.release(*id, now));
+                                if call.with(|core| core.begin_resume(*id, now)) {
+                                    call.with(|core| core.end_resume(*id, now));
                                 }
                             }
                             _ => drop(call.with(|core| core.attach(*id))),
@@ -471,20 +475,20 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                 });
             }
         });
-        for home in registry.street.homes() {
-            assert!(!home.is_forgotten(), "round {round}");
+        for home in registry.sessions.entries() {
+            assert!(!home.has_unscheduled_deadline(), "round {round}");
         }
     }
 }
 
 /// Detaches a call at `now`, with its deadline then.
 fn let_go((id, call): &(CallId, Arc<Call>), now: Instant) {
-    let wait = Wait::Until {
+    let wait = DetachedState::GraceUntil {
         deadline: now + SECOND,
         retry: SECOND,
     };
     let gone = Detachment::new(DetachCause::Disconnected, now);
-    call.with(|core| core.detach(*id, FIRST, wait, false, gone));
+    call.with(|core| core.detach(*id, POST_GENERATION, wait, false, gone));
 }
 
 /// Other calls of the session are served in between.
@@ -492,18 +496,18 @@ fn let_go((id, call): &(CallId, Arc<Call>), now: Instant) {
 fn what_is_due_in_a_home_is_done_in_portions() {
     const PORTIONS: usize = 5;
     let registry = Registry::new();
-    let calls: Vec<_> = (0..PORTION * PORTIONS)
+    let calls: Vec<_> = (0..EXPIRY_BATCH * PORTIONS)
         .map(|n| accepted(&registry, &key("s", n as i64)))
         .collect();
     let now = Instant::now();
     calls.iter().for_each(|call| let_go(call, now));
     let watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
-    let home = registry.street.find("s").unwrap();
+    let home = registry.sessions.find("s").unwrap();
     for portions in 1..=PORTIONS {
         home.on_deadline(&watch, Timeliness::OnTime);
         let over = calls.iter().filter(|(_, call)| !call.heard().is_empty());
-        assert_eq!(over.count(), portions * PORTION);
-        assert!(!home.is_forgotten());
+        assert_eq!(over.count(), portions * EXPIRY_BATCH);
+        assert!(!home.has_unscheduled_deadline());
     }
     assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
 }
@@ -512,11 +516,11 @@ fn what_is_due_in_a_home_is_done_in_portions() {
 #[test]
 fn calls_are_looked_at_page_by_page() {
     let registry = Registry::new();
-    let ids: Vec<_> = (0..2 * PAGE + 1)
+    let ids: Vec<_> = (0..2 * SCAN_BATCH + 1)
         .map(|n| accepted(&registry, &key("s", n as i64)).0)
         .collect();
     let mut seen = Vec::new();
-    for id in registry.look_at_calls(|id, _| Some(id)) {
+    for id in registry.scan_calls(|id, _| Some(id)) {
         // One that comes meanwhile does not make it endless.
         accepted(&registry, &key("s", 100_000 + seen.len() as i64));
         seen.push(id);
@@ -526,7 +530,7 @@ fn calls_are_looked_at_page_by_page() {
 
 #[test]
 fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
-    const STAY: usize = 3 * PAGE;
+    const STAY: usize = 3 * SCAN_BATCH;
     let registry = Registry::new();
     let start = |n: usize| accepted(&registry, &key(&format!("s{}", n % 2), n as i64));
     let mut stay = Vec::new();
@@ -546,7 +550,7 @@ fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
         });
         barrier.wait();
         for _ in 0..20 {
-            let mut seen: Vec<_> = registry.look_at_calls(|id, _| Some(id)).collect();
+            let mut seen: Vec<_> = registry.scan_calls(|id, _| Some(id)).collect();
             seen.sort_unstable();
             let all = seen.len();
             seen.dedup();
@@ -582,5 +586,5 @@ async fn a_client_that_was_in_time_is_heard_while_much_is_due() {
     }
     assert!(others.iter().all(|(_, call)| !call.heard().is_empty()));
     assert_eq!(call.heard(), []);
-    assert!(call.with(|core| core.hold(id, Instant::now())));
+    assert!(call.with(|core| core.begin_resume(id, Instant::now())));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::core::{Rank, Ranked};
+use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
 /// Counters that the cores of all sessions share. No lock: each core counts what it does under its own.
@@ -14,10 +14,10 @@ pub(crate) struct Totals {
     in_flight: AtomicUsize,
     detached: AtomicUsize,
     /// The bytes that are remembered.
-    bytes: Ranked<AtomicUsize>,
+    bytes: PerDeliveryState<AtomicUsize>,
     /// Whether the calls that end by themselves are counted.
-    counts_ends: AtomicBool,
-    ended: AtomicUsize,
+    is_tracking_completions: AtomicBool,
+    completions: AtomicUsize,
 }
 
 // === impl Totals ===
@@ -31,9 +31,9 @@ impl Default for Totals {
             retained_of_session: limits.retained_of_session.into(),
             in_flight: AtomicUsize::default(),
             detached: AtomicUsize::default(),
-            bytes: Ranked::default(),
-            counts_ends: AtomicBool::default(),
-            ended: AtomicUsize::default(),
+            bytes: PerDeliveryState::default(),
+            is_tracking_completions: AtomicBool::default(),
+            completions: AtomicUsize::default(),
         }
     }
 }
@@ -48,19 +48,19 @@ impl Totals {
             .store(limits.retained_of_session, Ordering::Relaxed);
     }
 
-    pub(super) fn most(&self, limit: Limit) -> usize {
+    pub(super) fn max(&self, limit: Limit) -> usize {
         let mut limits = self.limits.iter().zip(Limit::ALL);
         let found = limits.find(|(_, one)| *one == limit);
         found.map_or(0, |(most, _)| most.load(Ordering::Relaxed))
     }
 
     /// How many bytes may be remembered.
-    pub(super) fn most_bytes(&self) -> usize {
+    pub(super) fn max_bytes(&self) -> usize {
         self.retained.load(Ordering::Relaxed)
     }
 
     /// How many bytes of one session may be.
-    pub(super) fn most_bytes_of_session(&self) -> usize {
+    pub(super) fn max_bytes_of_session(&self) -> usize {
         self.retained_of_session.load(Ordering::Relaxed)
     }
 
@@ -74,22 +74,22 @@ impl Totals {
 
     pub(super) fn remove_call(&self, is_cancelled: bool) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if !is_cancelled && self.counts_ends() {
-            self.ended.fetch_add(1, Ordering::Relaxed);
+        if !is_cancelled && self.is_tracking_completions() {
+            self.completions.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Counts the calls that end by themselves from now on.
-    pub(super) fn count_ends(&self) {
-        self.counts_ends.store(true, Ordering::Relaxed);
+    pub(super) fn track_completions(&self) {
+        self.is_tracking_completions.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn counts_ends(&self) -> bool {
-        self.counts_ends.load(Ordering::Relaxed)
+    pub(super) fn is_tracking_completions(&self) -> bool {
+        self.is_tracking_completions.load(Ordering::Relaxed)
     }
 
-    pub(super) fn ended(&self) -> usize {
-        self.ended.load(Ordering::Relaxed)
+    pub(super) fn completions(&self) -> usize {
+        self.completions.load(Ordering::Relaxed)
     }
 
     pub(super) fn detached(&self) -> usize {
@@ -98,7 +98,7 @@ impl Totals {
 
     /// Counts a call without a client, unless there are too many.
     pub(super) fn try_add_detached(&self) -> bool {
-        let most = self.most(Limit::Detached);
+        let most = self.max(Limit::Detached);
         let one_more = |detached| (detached < most).then_some(detached + 1);
         let added = self
             .detached
@@ -114,19 +114,22 @@ impl Totals {
         self.detached.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn bytes_of(&self, rank: Rank) -> usize {
+    pub(super) fn bytes_of(&self, rank: DeliveryState) -> usize {
         self.bytes.of(rank).load(Ordering::Relaxed)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        Rank::ALL.map(|rank| self.bytes_of(rank)).iter().sum()
+        DeliveryState::ALL
+            .map(|rank| self.bytes_of(rank))
+            .iter()
+            .sum()
     }
 
-    pub(super) fn add_bytes(&self, rank: Rank, bytes: usize) {
+    pub(super) fn add_bytes(&self, rank: DeliveryState, bytes: usize) {
         self.bytes.of(rank).fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn remove_bytes(&self, rank: Rank, bytes: usize) {
+    pub(super) fn remove_bytes(&self, rank: DeliveryState, bytes: usize) {
         self.bytes.of(rank).fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -31,17 +31,17 @@ pub(super) struct EventId {
 
 /// The hash of a name. Already keyed, so maps take it as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct NameHash(u64);
+pub(crate) struct KeyHash(u64);
 
-pub(crate) type Slots<V> = HashMap<NameHash, V, BuildHasherDefault<AsIs>>;
+pub(crate) type PrehashedMap<V> = HashMap<KeyHash, V, BuildHasherDefault<PrehashedHasher>>;
 
 /// A hasher for keys that are spread already.
 #[derive(Debug, Default)]
-pub(crate) struct AsIs(u64);
+pub(crate) struct PrehashedHasher(u64);
 
 /// Makes the hashes, with secrets that no client learns.
 #[derive(Debug)]
-pub(crate) struct Names {
+pub(crate) struct KeyHasher {
     keyed: RandomState,
     /// An odd number for each kind of name.
     managers: u64,
@@ -54,15 +54,15 @@ pub(crate) struct Names {
 
 /// The sessions with the id of a core, as far as calls were named so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SessionsOfId {
+pub(super) enum ScopeSet {
     None,
-    One(NameHash),
+    One(KeyHash),
     Several,
 }
 
 // === impl NameHash ===
 
-impl NameHash {
+impl KeyHash {
     pub(crate) fn number(self) -> u64 {
         self.0
     }
@@ -84,8 +84,8 @@ fn fold(a: u64, b: u64) -> u64 {
 
 // === impl SessionsOfId ===
 
-impl SessionsOfId {
-    pub(super) fn with(self, session: NameHash) -> Self {
+impl ScopeSet {
+    pub(super) fn with(self, session: KeyHash) -> Self {
         match self {
             Self::None => Self::One(session),
             Self::One(known) if known == session => self,
@@ -96,7 +96,7 @@ impl SessionsOfId {
 
 // === impl Names ===
 
-impl Default for Names {
+impl Default for KeyHasher {
     fn default() -> Self {
         let keyed = RandomState::new();
         let multiplier = |kind: &str| keyed.hash_one(kind) | 1;
@@ -112,28 +112,28 @@ impl Default for Names {
     }
 }
 
-impl Names {
+impl KeyHasher {
     /// The hash of a session id.
-    pub(crate) fn id(&self, id: &str) -> NameHash {
-        NameHash(self.keyed.hash_one(id))
+    pub(crate) fn session_id(&self, id: &str) -> KeyHash {
+        KeyHash(self.keyed.hash_one(id))
     }
 
     /// The session with this id in a scope.
-    pub(super) fn session(&self, id: NameHash, scope: &Scope) -> NameHash {
+    pub(super) fn session(&self, id: KeyHash, scope: &Scope) -> KeyHash {
         match scope {
             Scope::Manager(number) => id.mix(*number, self.managers),
             Scope::Path(path) => id.mix(self.keyed.hash_one(path), self.paths),
         }
     }
 
-    pub(super) fn request(&self, session: NameHash, request: &RequestId) -> NameHash {
+    pub(super) fn request(&self, session: KeyHash, request: &RequestId) -> KeyHash {
         match request {
             RequestId::Number(number) => session.mix(number.cast_unsigned(), self.number_ids),
             RequestId::String(text) => session.mix(self.keyed.hash_one(text), self.string_ids),
         }
     }
 
-    pub(super) fn stream(&self, session: NameHash, stream: StreamId) -> NameHash {
+    pub(super) fn stream(&self, session: KeyHash, stream: StreamId) -> KeyHash {
         match stream {
             StreamId::Numbered(number) => session.mix(number, self.numbered_streams),
             StreamId::Opaque(hash) => session.mix(hash, self.opaque_streams),
@@ -185,7 +185,7 @@ pub(crate) fn numbers(event_id: &[u8]) -> Option<(u64, u64)> {
 
 // === impl AsIs ===
 
-impl Hasher for AsIs {
+impl Hasher for PrehashedHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
@@ -227,15 +227,15 @@ mod tests {
     /// Ids that differ in one place, or by powers of two: what fills one bucket of a map whose hash is known.
     #[test]
     fn chosen_ids_collide_no_more_than_random_ones() {
-        let names = Names::default();
-        let session = names.session(names.id("a"), &Scope::Path("/".into()));
+        let names = KeyHasher::default();
+        let session = names.session(names.session_id("a"), &Scope::Path("/".into()));
         let of_request = |id: RequestId| names.request(session, &id).0;
         let counted = (0..4_096).map(|n| of_request(RequestId::Number(n << 32)));
         let spelled = (0..4_096).map(|n| of_request(RequestId::String(format!("{n:x}").into())));
         let padded = (1..4_096).map(|n| of_request(RequestId::String("x".repeat(n).into())));
         let streams = (0..4_096).map(|n| names.stream(session, StreamId::Numbered(n << 48)).0);
         let sessions = (0..4_096).map(|n| {
-            let id = names.id(&format!("{:032x}", n / 2));
+            let id = names.session_id(&format!("{:032x}", n / 2));
             names.session(id, &Scope::Manager(n % 2)).0
         });
         let sets: Vec<Vec<u64>> = vec![
@@ -257,16 +257,16 @@ mod tests {
     /// Whoever knows the collisions of one process knows nothing of another's.
     #[test]
     fn every_process_has_hashes_of_its_own() {
-        let [one, other] = [Names::default(), Names::default()];
+        let [one, other] = [KeyHasher::default(), KeyHasher::default()];
         assert_ne!(one.event(b"opaque"), other.event(b"opaque"));
     }
 
     #[test]
     fn names_of_different_kinds_do_not_meet() {
-        let names = Names::default();
+        let names = KeyHasher::default();
         let session = |id: &str, path: &str| {
             let scope = Scope::Path(path.into());
-            names.session(names.id(id), &scope)
+            names.session(names.session_id(id), &scope)
         };
         let slot = session("a", "/");
         assert_ne!(slot, session("b", "/"));

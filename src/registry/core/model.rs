@@ -161,8 +161,8 @@ enum Op {
 
 /// Both, and what happened to them.
 struct Run {
-    common: Arc<Common>,
-    core: Core<u32, Answer>,
+    common: Arc<RegistryShared>,
+    core: SessionState<u32, Answer>,
     model: Model,
     now: Instant,
     calls: Vec<CallId>,
@@ -170,7 +170,7 @@ struct Run {
     generations: Vec<Vec<Generation>>,
     streams: Vec<Stream>,
     /// What was asked: of which call, and which of its times by the core and by the model.
-    asked: Vec<(CallId, Expiry, usize)>,
+    asked: Vec<(CallId, ExpiryToken, usize)>,
     answers: u32,
     witness: Witness,
 }
@@ -202,13 +202,13 @@ impl Witness {
 
 impl Run {
     fn new(room: usize) -> Self {
-        let common = Arc::new(Common::default());
+        let common = Arc::new(RegistryShared::default());
         let limits = Limits::default().retained(usize::MAX);
         common
             .totals
             .limit(limits.retained_of_session(room * UNIT + UNIT / 2));
         Self {
-            core: Core::new(common.clone(), Some(session_id(&common))),
+            core: SessionState::new(common.clone(), Some(session_id(&common))),
             common,
             model: Model::new(room),
             now: Instant::now(),
@@ -248,24 +248,24 @@ impl Run {
                 starved,
             } => self.on(call, |run, id| run.poll(id, times, every_ms, starved)),
             Op::Hold(call) => self.on(call, |run, id| {
-                let held = run.core.hold(id, run.now);
+                let held = run.core.begin_resume(id, run.now);
                 assert_eq!(held, run.model.hold(id, run.now));
             }),
             Op::Release(call) => self.on(call, |run, id| {
-                run.core.release(id, run.now);
+                run.core.end_resume(id, run.now);
                 run.model.release(id, run.now);
             }),
             Op::Spare(call) => self.on(call, |run, id| {
-                run.core.spare(id, unseen(run.now));
+                run.core.set_maybe_resumed(id, unseen(run.now));
                 run.model.spare(id, run.now);
             }),
             Op::ReadOn(call) => self.on(call, |run, id| {
-                run.core.read_on(id);
+                run.core.add_background_reader(id);
                 run.model.read_on(id);
             }),
             Op::LoseSight(call) => self.on(call, |run, id| {
-                let unseen_until = run.now + UNSEEN_FOR;
-                run.core.lose_sight(id, Some(unseen_until));
+                let unseen_until = run.now + UNOBSERVED_TTL;
+                run.core.remove_background_reader(id, Some(unseen_until));
                 run.model.lose_sight(id, run.now);
             }),
             Op::Finish(call, remember) => self.on(call, |run, id| run.finish(id, remember)),
@@ -325,7 +325,7 @@ impl Run {
         let deadline = may_last_ms.map(|ms| self.now + Duration::from_millis(ms));
         let payload = u32::try_from(self.calls.len()).unwrap();
         self.calls.push(id);
-        self.generations.push(vec![FIRST]);
+        self.generations.push(vec![POST_GENERATION]);
         let request = request_of(request);
         let name = (scope_of(scope), request.clone());
         self.core.start(id, Some(name), payload, deadline);
@@ -337,7 +337,7 @@ impl Run {
 
     fn claim(&mut self, id: CallId) {
         let detachments = self.detachments();
-        let left = self.core.claim(id);
+        let left = self.core.accept(id);
         let expected = self.model.claim(id);
         self.leaves(left, expected, &detachments);
     }
@@ -345,7 +345,7 @@ impl Run {
     fn rename(&mut self, id: CallId, (scope, request): (usize, usize)) {
         let detachments = self.detachments();
         let request = request_of(request);
-        let left = self.core.rename(id, &scope_of(scope), request.clone());
+        let left = self.core.rekey(id, &scope_of(scope), request.clone());
         let expected = self.model.rename(id, (scope, request));
         self.leaves(left, expected, &detachments);
     }
@@ -358,7 +358,7 @@ impl Run {
 
     fn leaves(
         &mut self,
-        left: Option<Left<u32>>,
+        left: Option<Untracked<u32>>,
         expected: Option<CallId>,
         detachments: &[Option<Detachment>],
     ) {
@@ -367,7 +367,7 @@ impl Run {
             self.witness.is_alive(id);
             assert_eq!(self.ordinal(id), payload as usize);
             assert_eq!(finished.detachment, detachments[payload as usize]);
-            assert!(!finished.injectable);
+            assert!(!finished.may_cancel_server);
             self.witness.left.push(id);
         }
     }
@@ -386,10 +386,10 @@ impl Run {
             // Any event of a stream of rmcp's names it.
             let event = event_id(*stream, self.answers);
             let form = match stream {
-                Stream::Event(..) => Form::Any,
-                Stream::Numbered(_) | Stream::Opaque(_) => Form::Rmcp,
+                Stream::Event(..) => EventIdFormat::Any,
+                Stream::Numbered(_) | Stream::Opaque(_) => EventIdFormat::Rmcp,
             };
-            self.core.name(id, &event, form);
+            self.core.record_event_id(id, &event, form);
             self.model.name(id, *stream);
         }
         // Of many, the first and those around the limits will do.
@@ -417,7 +417,7 @@ impl Run {
         let detached = self.core.detach(id, generation, wait, barren, gone);
         let expected = self.model.detach(id, resumes, wait, barren, gone);
         assert_eq!(detached, expected);
-        if detached == Detached::Due && end {
+        if detached == DetachOutcome::CancelNow && end {
             self.finish(id, None);
         }
     }
@@ -458,10 +458,11 @@ impl Run {
         id: CallId,
         is_to: bool,
         remember: Remembering,
-        finish: impl FnOnce(&mut Core<u32, Answer>, Ended<Answer>) -> Option<Finished>,
+        finish: impl FnOnce(&mut SessionState<u32, Answer>, Completion<Answer>) -> Option<Finished>,
     ) {
         if is_to {
-            let finish = |core: &mut Core<_, _>, ended: Option<_>| finish(core, ended.unwrap());
+            let finish =
+                |core: &mut SessionState<_, _>, ended: Option<_>| finish(core, ended.unwrap());
             self.finish_by(id, Some(remember), finish);
         } else {
             let ended = ended(&remember.with(0, self.now));
@@ -473,7 +474,10 @@ impl Run {
         &mut self,
         id: CallId,
         remember: Option<Remembering>,
-        finish: impl FnOnce(&mut Core<u32, Answer>, Option<Ended<Answer>>) -> Option<Finished>,
+        finish: impl FnOnce(
+            &mut SessionState<u32, Answer>,
+            Option<Completion<Answer>>,
+        ) -> Option<Finished>,
     ) {
         self.answers += 1;
         let remember = remember.map(|remember| remember.with(self.answers, self.now));
@@ -482,12 +486,12 @@ impl Run {
         let injectable = self.model.finish(id, remember);
         let dropped = self.model.take_dropped();
         let expected = injectable.map(|injectable| Finished {
-            injectable,
+            may_cancel_server: injectable,
             detachment,
-            is_too_much: !dropped.is_empty(),
+            needs_eviction: !dropped.is_empty(),
         });
         assert_eq!(finished, expected);
-        let told = self.core.take_dropped().into_iter();
+        let told = self.core.take_evicted().into_iter();
         assert_eq!(told.map(|told| told.call).collect::<Vec<_>>(), dropped);
         if finished.is_some() {
             self.witness.ends(id);
@@ -503,7 +507,7 @@ impl Run {
             Answering::Cancel => self.core.confirm(id, due, self.now),
             Answering::PutOff { wait_ms } => {
                 let until = self.now + Duration::from_millis(wait_ms);
-                self.core.put_off(id, due, until)
+                self.core.postpone(id, due, until)
             }
         };
         assert_eq!(heard, self.model.answer(id, its_due, answer, self.now));
@@ -533,7 +537,7 @@ impl Run {
     }
 
     fn take_accepted(&mut self, scope: usize, end: Option<Remembering>) {
-        let taken = self.core.take_accepted(&scope_of(scope)).into_iter();
+        let taken = self.core.begin_close(&scope_of(scope)).into_iter();
         let taken = sorted(taken.map(|(id, _)| id).collect());
         taken.iter().for_each(|id| self.witness.is_alive(*id));
         assert_eq!(taken, sorted(self.model.take_accepted(scope)));
@@ -541,7 +545,7 @@ impl Run {
             for id in taken {
                 self.finish(id, end);
             }
-            let none = self.core.take_accepted(&scope_of(scope));
+            let none = self.core.begin_close(&scope_of(scope));
             assert!(none.is_empty(), "{none:?}");
         }
     }
@@ -555,7 +559,7 @@ impl Run {
             assert_eq!(self.ordinal(*id), *payload as usize);
             let call = self.model.get(*id).unwrap();
             match expired {
-                Expired::Grace | Expired::Confirmed => {
+                Expired::Grace | Expired::GraceConfirmed => {
                     assert!(!call.is_attached(), "an orphan is not attached");
                     assert!(!call.is_held_at(self.now), "an orphan is not held");
                 }
@@ -565,7 +569,7 @@ impl Run {
                         "too soon"
                     );
                 }
-                Expired::Unseen(finished) => {
+                Expired::Forgotten(finished) => {
                     assert!(!call.is_attached(), "an unseen call is not attached");
                     assert_eq!(finished.detachment, detachments[*payload as usize]);
                 }
@@ -573,7 +577,7 @@ impl Run {
         }
         let over = over.into_iter().map(|(id, _, expired)| (id, expired));
         let (forgotten, mut over): (Vec<_>, Vec<_>) =
-            over.partition(|(_, expired)| matches!(expired, Expired::Unseen(_)));
+            over.partition(|(_, expired)| matches!(expired, Expired::Forgotten(_)));
         over.sort_by_key(|(id, _)| *id);
         let mut expected = self.model.expire(self.now);
         expected.sort_by_key(|(id, _)| *id);
@@ -601,7 +605,7 @@ impl Run {
         let Self { core, model, .. } = self;
         assert_eq!(core.len(), model.calls().len());
         assert_eq!(core.next_deadline(), model.next_deadline());
-        assert_eq!(core.due.len() + core.memory.len(), model.appointments());
+        assert_eq!(core.due.len() + core.retained.len(), model.appointments());
         let detached = model
             .calls()
             .iter()
@@ -614,7 +618,7 @@ impl Run {
             let expected = model.get(*id).map(|_| payload as u32);
             assert_eq!(core.call(*id).copied(), expected);
             assert_eq!(core.detachment(*id), model.detachment(*id));
-            assert_eq!(core.is_spared(*id), model.is_spared(*id));
+            assert_eq!(core.is_maybe_resumed(*id), model.is_spared(*id));
         }
         for scope in SCOPES {
             let at = scope_of(scope);
@@ -633,13 +637,16 @@ impl Run {
     }
 
     fn compare_named(&self, scope: usize, stream: Stream) {
-        let named = match self.core.named(&scope_of(scope), &event_id(stream, 7)) {
-            Named::Call(id, _) => naive::Named::Call(id),
-            Named::OneOf(calls) => {
+        let named = match self
+            .core
+            .match_event(&scope_of(scope), &event_id(stream, 7))
+        {
+            EventMatch::Call(id, _) => naive::Named::Call(id),
+            EventMatch::Ambiguous(calls) => {
                 naive::Named::OneOf(sorted(calls.into_iter().map(|(id, _)| id).collect()))
             }
-            Named::Ended(end) => naive::Named::Ended(end),
-            Named::Nothing => naive::Named::Nothing,
+            EventMatch::Ended(end) => naive::Named::Ended(end),
+            EventMatch::Nothing => naive::Named::Nothing,
         };
         let in_flight = match &named {
             naive::Named::Call(id) => std::slice::from_ref(id),
@@ -660,8 +667,8 @@ impl Run {
             self.finish(id, None);
         }
         self.compare();
-        assert_eq!(self.core.memory.len(), self.model.remembered().count());
-        self.now += UNSEEN_FOR;
+        assert_eq!(self.core.retained.len(), self.model.remembered().count());
+        self.now += UNOBSERVED_TTL;
         self.expire(false);
         self.compare();
         assert_empty(&self.core);
@@ -685,18 +692,18 @@ impl Run {
 // === impl Waiting ===
 
 impl Waiting {
-    fn from(self, now: Instant) -> Wait {
+    fn from(self, now: Instant) -> DetachedState {
         match self {
-            Self::Until { after_ms, retry_ms } => Wait::Until {
+            Self::Until { after_ms, retry_ms } => DetachedState::GraceUntil {
                 deadline: now + Duration::from_millis(after_ms),
                 retry: Duration::from_millis(retry_ms),
             },
-            Self::ForItsEnd => Wait::ForItsEnd {
-                patience: Duration::ZERO,
+            Self::ForItsEnd => DetachedState::UntilComplete {
+                resume_window: Duration::ZERO,
             },
-            Self::Unseen { after_ms } => Wait::Unseen {
+            Self::Unseen { after_ms } => DetachedState::ForgetAt {
                 until: now + Duration::from_millis(after_ms),
-                patience: Duration::ZERO,
+                resume_window: Duration::ZERO,
             },
         }
     }
@@ -708,9 +715,9 @@ impl Remembering {
     fn with(self, answer: u32, now: Instant) -> Remember {
         Remember {
             end: if self.answered {
-                End::Answered(answer)
+                RetainedOutcome::Answered(answer)
             } else {
-                End::Cancelled(RequestId::Number(answer.into()), CancelReason::Orphaned)
+                RetainedOutcome::Cancelled(RequestId::Number(answer.into()), CancelReason::Orphaned)
             },
             units: if self.answered { self.units } else { 0 },
             at: now,
@@ -720,16 +727,16 @@ impl Remembering {
 }
 
 /// What a call waits for that runs on unseen from now on.
-pub(super) fn unseen(now: Instant) -> Wait {
-    Wait::Unseen {
-        until: now + UNSEEN_FOR,
-        patience: Duration::ZERO,
+pub(super) fn unseen(now: Instant) -> DetachedState {
+    DetachedState::ForgetAt {
+        until: now + UNOBSERVED_TTL,
+        resume_window: Duration::ZERO,
     }
 }
 
-fn ended(remember: &Remember) -> Ended<Answer> {
-    Ended {
-        end: remember.end.clone(),
+fn ended(remember: &Remember) -> Completion<Answer> {
+    Completion {
+        outcome: remember.end.clone(),
         weight: remember.units * UNIT,
         at: remember.at,
         until: remember.until,
@@ -737,8 +744,8 @@ fn ended(remember: &Remember) -> Ended<Answer> {
 }
 
 /// The session id of which the core is.
-pub(super) fn session_id(common: &Common) -> (Arc<str>, NameHash) {
-    ("s".into(), common.names.id("s"))
+pub(super) fn session_id(common: &RegistryShared) -> (Arc<str>, KeyHash) {
+    ("s".into(), common.hasher.session_id("s"))
 }
 
 pub(super) fn scope_of(scope: usize) -> Scope {
@@ -777,12 +784,12 @@ fn as_the_model_says(room: usize, ops: &[Op]) {
     run.end();
 }
 
-pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, A>) {
+pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &SessionState<T, A>) {
     assert!(core.is_empty());
     assert!(core.index.is_empty(), "{:?}", core.index);
     assert!(core.due.is_empty(), "{:?}", core.due);
     assert_eq!(core.detached, 0);
-    let totals = &core.common.totals;
+    let totals = &core.shared.totals;
     assert_eq!(
         (totals.in_flight(), totals.detached(), totals.bytes()),
         (0, 0, 0)

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, mem, ops::Bound};
 
 /// How many entries a list has at most: 8. To look through so many takes no longer than to search a tree.
-const FEW: usize = 8;
+const MAX_LIST_LEN: usize = 8;
 
 /// Ordered by their keys, both ways.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         if let Some((_, former)) = list.get_mut(at).filter(|(k, _)| *k == key) {
             return Some(mem::replace(former, value));
         }
-        if list.len() == FEW {
+        if list.len() == MAX_LIST_LEN {
             let entries = list.drain(..).chain([(key, value)]);
             *self = Self::Tree(entries.collect());
             return None;
@@ -83,7 +83,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
             }
             Self::Tree(tree) => {
                 let removed = tree.remove(&key);
-                if tree.len() <= FEW / 2 {
+                if tree.len() <= MAX_LIST_LEN / 2 {
                     *self = Self::List(mem::take(tree).into_iter().collect());
                 }
                 removed

@@ -14,7 +14,7 @@ pub(crate) const MAX_EVENT_IDS: usize = 1_024;
 
 /// What the event ids of a server say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum EventIdFormat {
     /// They are rmcp's own: what stands behind the slash names the stream.
     Rmcp,
     /// Nothing: each names the stream that it was seen on.
@@ -25,12 +25,12 @@ pub(crate) enum Form {
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     /// Nearly always all there is. It needs no allocation.
-    first: Option<First>,
-    more: Option<Box<MoreIds>>,
+    first: Option<FirstIds>,
+    overflow: Option<Box<OverflowIds>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum First {
+enum FirstIds {
     Stream(StreamId),
     /// The events `<index>/<stream>` from one index to another, which came in this order.
     Run {
@@ -42,12 +42,12 @@ enum First {
 
 /// What few calls have.
 #[derive(Debug, Default)]
-struct MoreIds {
+struct OverflowIds {
     /// The names after the first.
     first: Vec<StreamId>,
     latest: VecDeque<StreamId>,
     /// Not all are known by name.
-    overflowed: bool,
+    is_incomplete: bool,
 }
 
 // === impl Streams ===
@@ -56,13 +56,13 @@ impl Streams {
     /// Adds a name. `None` if it is known, else which one had to be forgotten for it.
     pub(super) fn add(&mut self, stream: StreamId) -> Option<Option<StreamId>> {
         if self.first.is_none() {
-            self.first = Some(First::Stream(stream));
+            self.first = Some(FirstIds::Stream(stream));
             return Some(None);
         }
         if self.iter().any(|known| known == stream) {
             return None;
         }
-        let more = self.more.get_or_insert_default();
+        let more = self.overflow.get_or_insert_default();
         if more.first.len() < MAX_EVENT_IDS - 1 {
             more.first.push(stream);
             return Some(None);
@@ -71,7 +71,7 @@ impl Streams {
         if more.latest.len() <= MAX_EVENT_IDS {
             return Some(None);
         }
-        more.overflowed = true;
+        more.is_incomplete = true;
         Some(more.latest.pop_front())
     }
 
@@ -81,7 +81,7 @@ impl Streams {
             return false;
         };
         if self.first.is_none() {
-            self.first = Some(First::Run {
+            self.first = Some(FirstIds::Run {
                 stream,
                 from: at,
                 to: at,
@@ -94,7 +94,7 @@ impl Streams {
     /// Adds an event to the run. `false` if it does not continue it.
     pub(super) fn continue_run(&mut self, index: u64, stream: u64) -> bool {
         match &mut self.first {
-            Some(First::Run {
+            Some(FirstIds::Run {
                 stream: known,
                 from,
                 to,
@@ -111,17 +111,19 @@ impl Streams {
     }
 
     /// Notes that not all are known by name.
-    pub(super) fn blur(&mut self) {
-        self.more.get_or_insert_default().overflowed = true;
+    pub(super) fn mark_incomplete(&mut self) {
+        self.overflow.get_or_insert_default().is_incomplete = true;
     }
 
-    pub(super) fn are_blurred(&self) -> bool {
-        self.more.as_ref().is_some_and(|more| more.overflowed)
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.overflow
+            .as_ref()
+            .is_some_and(|more| more.is_incomplete)
     }
 
     /// Whether an event is of one of these streams.
-    pub(super) fn have(&self, event: EventId) -> bool {
-        if let Some(First::Run { stream, from, to }) = self.first
+    pub(super) fn contains(&self, event: EventId) -> bool {
+        if let Some(FirstIds::Run { stream, from, to }) = self.first
             && let Some((index, of)) = event.numbers
         {
             let run = u64::from(from)..=u64::from(to);
@@ -130,7 +132,7 @@ impl Streams {
             }
         }
         let first = match self.first {
-            Some(First::Stream(first)) => Some(first),
+            Some(FirstIds::Stream(first)) => Some(first),
             _ => None,
         };
         let mut known = first.into_iter().chain(self.others());
@@ -143,14 +145,14 @@ impl Streams {
     /// What they are entered under in the index.
     pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
         let first = self.first.map(|first| match first {
-            First::Stream(stream) => stream,
-            First::Run { stream, .. } => StreamId::Numbered(stream),
+            FirstIds::Stream(stream) => stream,
+            FirstIds::Run { stream, .. } => StreamId::Numbered(stream),
         });
         first.into_iter().chain(self.others())
     }
 
     fn others(&self) -> impl Iterator<Item = StreamId> {
-        let more = self.more.iter();
+        let more = self.overflow.iter();
         more.flat_map(|more| more.first.iter().chain(&more.latest).copied())
     }
 
@@ -182,9 +184,9 @@ mod tests {
         assert!(streams.continue_run(4, 7));
         assert!(streams.continue_run(3, 7), "known");
         for unseen in [event(2, 7), event(5, 7), event(3, 8), event(7, 3)] {
-            assert!(!streams.have(unseen), "{unseen:?}");
+            assert!(!streams.contains(unseen), "{unseen:?}");
         }
-        assert!(streams.have(event(3, 7)) && streams.have(event(4, 7)));
+        assert!(streams.contains(event(3, 7)) && streams.contains(event(4, 7)));
         assert!(!streams.continue_run(6, 7), "a gap");
         assert!(!streams.continue_run(5, 8), "another stream");
         assert!(!streams.start_run(0, 1), "there is one");
@@ -197,6 +199,6 @@ mod tests {
         assert!(!streams.start_run(u64::from(u32::MAX) + 1, 0));
         assert!(streams.start_run(u32::MAX.into(), 0));
         assert!(!streams.continue_run(u64::from(u32::MAX) + 1, 0));
-        assert!(streams.have(event(u32::MAX.into(), 0)));
+        assert!(streams.contains(event(u32::MAX.into(), 0)));
     }
 }

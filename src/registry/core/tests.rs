@@ -1,8 +1,8 @@
 use super::{
+    call_timers::{MAX_EMPTY_RESUMES, MAX_RESUME_WAIT, TIMER_RESOLUTION},
     index::StreamId,
     model::{assert_empty, scope_of, session_id, unseen},
     streams::MAX_EVENT_IDS,
-    times::{JITTER, MAX_BARREN, MAX_HOLD},
     *,
 };
 use crate::{
@@ -14,13 +14,13 @@ use crate::{
     },
 };
 
-type TestCore = Core<&'static str, &'static str>;
+type TestCore = SessionState<&'static str, &'static str>;
 
 const SECOND: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(3);
 
-const FOR_ITS_END: Wait = Wait::ForItsEnd {
-    patience: Duration::ZERO,
+const FOR_ITS_END: DetachedState = DetachedState::UntilComplete {
+    resume_window: Duration::ZERO,
 };
 
 /// The core of a session.
@@ -29,9 +29,9 @@ fn core() -> TestCore {
 }
 
 fn limited(limits: Limits) -> TestCore {
-    let common = Arc::new(Common::default());
+    let common = Arc::new(RegistryShared::default());
     common.totals.limit(limits);
-    Core::new(common.clone(), Some(session_id(&common)))
+    SessionState::new(common.clone(), Some(session_id(&common)))
 }
 
 fn here() -> Scope {
@@ -56,12 +56,12 @@ fn lasting(
 ) -> CallId {
     let id = CallId::next();
     core.start(id, name, call, deadline);
-    core.claim(id);
+    core.accept(id);
     id
 }
 
-fn until(deadline: Instant) -> Wait {
-    Wait::Until {
+fn until(deadline: Instant) -> DetachedState {
+    DetachedState::GraceUntil {
         deadline,
         retry: RETRY,
     }
@@ -72,13 +72,13 @@ fn gone(at: Instant) -> Detachment {
 }
 
 /// Detaches the first stream of a call at `now`, with its deadline a second later.
-fn detach(core: &mut TestCore, id: CallId, now: Instant) -> Detached {
-    core.detach(id, FIRST, until(now + SECOND), false, gone(now))
+fn detach(core: &mut TestCore, id: CallId, now: Instant) -> DetachOutcome {
+    core.detach(id, POST_GENERATION, until(now + SECOND), false, gone(now))
 }
 
-fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>> {
-    Some(Ended {
-        end: End::Answered(answer),
+fn answered(answer: &'static str, until: Instant) -> Option<Completion<&'static str>> {
+    Some(Completion {
+        outcome: RetainedOutcome::Answered(answer),
         weight: answer.len(),
         at: until - SECOND,
         until,
@@ -92,12 +92,12 @@ fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
     let stranger = CallId::next();
     core.start(stranger, request(7), "stranger", None);
 
-    assert!(!core.finish(stranger, None).unwrap().injectable);
+    assert!(!core.finish(stranger, None).unwrap().may_cancel_server);
     assert_eq!(
         core.find(&here(), &RequestId::Number(7)),
         Some((victim, "victim"))
     );
-    assert!(core.finish(victim, None).unwrap().injectable);
+    assert!(core.finish(victim, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -107,7 +107,7 @@ fn invariant_1_a_session_ends_only_calls_that_were_accepted() {
     let mine = accepted(&mut core, request(1), "mine");
     let refused = CallId::next();
     core.start(refused, request(2), "refused", None);
-    assert_eq!(core.take_accepted(&here()), [(mine, "mine")]);
+    assert_eq!(core.begin_close(&here()), [(mine, "mine")]);
 }
 
 #[test]
@@ -117,9 +117,9 @@ fn invariant_2_a_call_ends_once() {
     let id = accepted(&mut core, request(7), "call");
     assert!(core.finish(id, None).is_some());
     assert!(core.finish(id, None).is_none());
-    assert_eq!(detach(&mut core, id, now), Detached::Stale);
+    assert_eq!(detach(&mut core, id, now), DetachOutcome::Ignored);
     assert_eq!(core.attach(id), None);
-    assert!(!core.hold(id, now));
+    assert!(!core.begin_resume(id, now));
     assert_empty(&core);
 }
 
@@ -129,8 +129,8 @@ fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_inject
     let [first, second] = [CallId::next(), CallId::next()];
     core.start(first, request(7), "first", None);
     core.start(second, request(7), "second", None);
-    assert!(!core.finish(second, None).unwrap().injectable);
-    assert!(core.finish(first, None).unwrap().injectable);
+    assert!(!core.finish(second, None).unwrap().may_cancel_server);
+    assert!(core.finish(first, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -138,7 +138,7 @@ fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_inject
 fn invariant_2_a_call_without_a_key_is_never_injected() {
     let mut core = core();
     let id = accepted(&mut core, None, "stateless");
-    assert!(!core.finish(id, None).unwrap().injectable);
+    assert!(!core.finish(id, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -148,7 +148,13 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
     let deadline = Some(now + SECOND);
     let attached = lasting(&mut core, request(1), "attached", deadline);
     let detached = lasting(&mut core, request(2), "detached", deadline);
-    core.detach(detached, FIRST, until(now + 9 * SECOND), false, gone(now));
+    core.detach(
+        detached,
+        POST_GENERATION,
+        until(now + 9 * SECOND),
+        false,
+        gone(now),
+    );
     assert_eq!(core.next_deadline(), deadline);
     assert!(core.expire(now).is_empty());
     let mut over = core.expire(now + SECOND);
@@ -166,7 +172,7 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
 fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
     let (mut core, now) = (core(), Instant::now());
     let id = lasting(&mut core, request(1), "call", Some(now + 9 * SECOND));
-    core.detach(id, FIRST, until(now + SECOND), false, gone(now));
+    core.detach(id, POST_GENERATION, until(now + SECOND), false, gone(now));
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     core.attach(id);
     assert_eq!(
@@ -181,7 +187,7 @@ fn invariant_3_only_detached_calls_are_orphaned() {
     let mut core = core();
     let attached = accepted(&mut core, request(1), "attached");
     let detached = accepted(&mut core, request(2), "detached");
-    assert_eq!(detach(&mut core, detached, now), Detached::Waiting);
+    assert_eq!(detach(&mut core, detached, now), DetachOutcome::Waiting);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
 
     assert!(core.expire(now).is_empty());
@@ -190,7 +196,7 @@ fn invariant_3_only_detached_calls_are_orphaned() {
         [(detached, "detached", Expired::Grace)]
     );
     assert!(
-        core.expire(now + UNSEEN_FOR).is_empty(),
+        core.expire(now + UNOBSERVED_TTL).is_empty(),
         "an orphan expires once"
     );
     core.finish(detached, None);
@@ -217,8 +223,8 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     assert_eq!(
-        core.detach(id, FIRST, until(now), false, gone(now)),
-        Detached::Due
+        core.detach(id, POST_GENERATION, until(now), false, gone(now)),
+        DetachOutcome::CancelNow
     );
     core.finish(id, None);
     assert_empty(&core);
@@ -230,18 +236,18 @@ fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     let second = core.attach(id).unwrap();
-    assert_eq!(detach(&mut core, id, now), Detached::Stale);
+    assert_eq!(detach(&mut core, id, now), DetachOutcome::Ignored);
     assert!(!core.is_detached(id));
 
     let third = core.attach(id).unwrap();
     assert!(second < third);
     assert_eq!(
         core.detach(id, second, until(now), false, gone(now)),
-        Detached::Stale
+        DetachOutcome::Ignored
     );
     assert_eq!(
         core.detach(id, third, until(now + SECOND), false, gone(now)),
-        Detached::Waiting
+        DetachOutcome::Waiting
     );
     assert!(core.is_detached(id));
 }
@@ -259,15 +265,19 @@ fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_orde
     ] {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
-        let streams = [FIRST, core.attach(id).unwrap(), core.attach(id).unwrap()];
+        let streams = [
+            POST_GENERATION,
+            core.attach(id).unwrap(),
+            core.attach(id).unwrap(),
+        ];
         for (nth, stream) in order.into_iter().enumerate() {
             let detach = |core: &mut TestCore| {
                 core.detach(id, streams[stream], until(now + SECOND), false, gone(now))
             };
             assert!(!core.is_detached(id), "{order:?}");
             let detached = detach(&mut core);
-            assert_eq!(detached == Detached::Waiting, nth == 2, "{order:?}");
-            assert_eq!(detach(&mut core), Detached::Stale, "it goes once");
+            assert_eq!(detached == DetachOutcome::Waiting, nth == 2, "{order:?}");
+            assert_eq!(detach(&mut core), DetachOutcome::Ignored, "it goes once");
         }
         assert!(core.is_detached(id));
     }
@@ -292,9 +302,9 @@ fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through
     core.finish(id, None);
 
     let id = due(&mut core);
-    assert!(core.hold(id, now + SECOND));
+    assert!(core.begin_resume(id, now + SECOND));
     assert_eq!(core.finish_due(id, ended()), None, "its client is back");
-    core.release(id, now + SECOND);
+    core.end_resume(id, now + SECOND);
     assert_eq!(
         core.finish_due(id, ended()),
         None,
@@ -319,10 +329,10 @@ fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
     core.detach(id, second, until(later), false, gone(now + SECOND));
     assert_eq!(core.expire(later), [(id, "call", Expired::Grace)]);
     assert!(!core.confirm(id, due, later), "that was another time");
-    assert!(!core.put_off(id, due, later + SECOND));
+    assert!(!core.postpone(id, due, later + SECOND));
 
     let due = core.expiry(id).unwrap();
-    assert!(core.put_off(id, due, later + SECOND));
+    assert!(core.postpone(id, due, later + SECOND));
     assert_eq!(core.expiry(id), None);
     assert_eq!(core.expire(later + SECOND / 2), []);
     assert_eq!(core.expire(later + SECOND), [(id, "call", Expired::Grace)]);
@@ -335,7 +345,7 @@ fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
         "it is looked at once more"
     );
     let glance = later + SECOND + RECHECK_DELAY;
-    assert_eq!(core.expire(glance), [(id, "call", Expired::Confirmed)]);
+    assert_eq!(core.expire(glance), [(id, "call", Expired::GraceConfirmed)]);
     assert!(core.finish_due(id, answered("", now).unwrap()).is_some());
 }
 
@@ -351,8 +361,8 @@ fn invariant_7_a_runtime_that_stood_still_while_somebody_was_asked_is_noticed() 
     // Its client's resume waits in the accept queue.
     let awake = now + 60 * SECOND;
     assert_eq!(core.expire(awake), []);
-    assert!(core.hold(id, awake));
-    core.release(id, awake);
+    assert!(core.begin_resume(id, awake));
+    core.end_resume(id, awake);
     let over = core.expire(awake + 2 * RETRY);
     assert_eq!(over, [(id, "call", Expired::Grace)], "it is asked again");
 }
@@ -369,7 +379,7 @@ fn invariant_7_what_somebody_said_before_a_runtime_stood_still_is_asked_again() 
     assert!(core.confirm(id, due, now + SECOND));
     let awake = now + 60 * SECOND;
     assert_eq!(core.expire(awake), []);
-    let over = core.expire(awake + MAX_HOLD.max(2 * RETRY));
+    let over = core.expire(awake + MAX_RESUME_WAIT.max(2 * RETRY));
     assert_eq!(over, [(id, "call", Expired::Grace)]);
 }
 
@@ -379,9 +389,9 @@ fn invariant_5_what_its_client_is_about_to_resume_is_not_superseded() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert!(core.hold(id, now));
+    assert!(core.begin_resume(id, now));
     assert_eq!(core.finish_detached(id, answered("", now).unwrap()), None);
-    core.release(id, now);
+    core.end_resume(id, now);
     assert!(
         core.finish_detached(id, answered("", now).unwrap())
             .is_some()
@@ -395,7 +405,7 @@ fn invariant_4_an_accepted_resume_stops_the_clock_for_good() {
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.attach(id).unwrap();
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
     assert_eq!(core.next_deadline(), None);
 }
 
@@ -405,13 +415,13 @@ fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert!(core.hold(id, now) && core.hold(id, now));
+    assert!(core.begin_resume(id, now) && core.begin_resume(id, now));
 
     assert!(
-        core.expire(now + SECOND + MAX_HOLD - SECOND / 10)
+        core.expire(now + SECOND + MAX_RESUME_WAIT - SECOND / 10)
             .is_empty()
     );
-    assert_eq!(core.expire(now + SECOND + MAX_HOLD).len(), 1);
+    assert_eq!(core.expire(now + SECOND + MAX_RESUME_WAIT).len(), 1);
 }
 
 #[test]
@@ -420,11 +430,14 @@ fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
-    core.release(id, now);
+    core.begin_resume(id, now);
+    core.end_resume(id, now);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
-    assert!(core.hold(id, now), "another resume may hold it then");
-    core.release(id, now);
+    assert!(
+        core.begin_resume(id, now),
+        "another resume may hold it then"
+    );
+    core.end_resume(id, now);
     assert_eq!(core.expire(now + SECOND).len(), 1);
 }
 
@@ -434,13 +447,13 @@ fn invariant_5_a_resume_that_is_given_up_does_not_end_the_hold_of_another() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
-    core.hold(id, now + SECOND / 2);
+    core.begin_resume(id, now);
+    core.begin_resume(id, now + SECOND / 2);
 
-    core.release(id, now + 2 * SECOND);
+    core.end_resume(id, now + 2 * SECOND);
 
     assert!(core.expire(now + 2 * SECOND).is_empty(), "the second holds");
-    core.release(id, now + 3 * SECOND);
+    core.end_resume(id, now + 3 * SECOND);
     assert_eq!(core.expire(now + 3 * SECOND).len(), 1);
 }
 
@@ -450,12 +463,12 @@ fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
+    core.begin_resume(id, now);
     let second = core.attach(id).unwrap();
     core.detach(id, second, until(now + SECOND), false, gone(now));
-    core.hold(id, now);
+    core.begin_resume(id, now);
 
-    core.release(id, now);
+    core.end_resume(id, now);
 
     assert!(
         core.expire(now + SECOND).is_empty(),
@@ -468,14 +481,14 @@ fn invariant_5_a_resume_that_comes_before_the_drop_holds_it_too() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    core.hold(id, now);
+    core.begin_resume(id, now);
     assert_eq!(
-        core.detach(id, FIRST, until(now), false, gone(now)),
-        Detached::Waiting
+        core.detach(id, POST_GENERATION, until(now), false, gone(now)),
+        DetachOutcome::Waiting
     );
-    assert!(core.expire(now + MAX_HOLD / 2).is_empty());
+    assert!(core.expire(now + MAX_RESUME_WAIT / 2).is_empty());
     core.attach(id).unwrap();
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
 }
 
 #[test]
@@ -483,13 +496,13 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
     let start = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "polled");
-    let mut generation = FIRST;
+    let mut generation = POST_GENERATION;
     for poll in 0..100 {
         let now = start + poll * SECOND;
         let deadline = until(now + 2 * SECOND);
         assert_eq!(
             core.detach(id, generation, deadline, false, gone(now)),
-            Detached::Waiting
+            DetachOutcome::Waiting
         );
         assert_eq!(core.next_deadline(), Some(now + 2 * SECOND));
         generation = core.attach(id).unwrap();
@@ -507,11 +520,11 @@ fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
         let now = start + (renewals + 1) * SECOND;
         let generation = core.attach(id).unwrap();
         match core.detach(id, generation, until(now + SECOND), true, gone(now)) {
-            Detached::Waiting => renewals += 1,
+            DetachOutcome::Waiting => renewals += 1,
             _ => break,
         }
     }
-    assert_eq!(renewals, MAX_BARREN);
+    assert_eq!(renewals, MAX_EMPTY_RESUMES);
 }
 
 #[test]
@@ -523,11 +536,11 @@ fn invariant_6_an_event_makes_it_renew_again() {
     for barren in [true, false]
         .into_iter()
         .cycle()
-        .take(4 * MAX_BARREN as usize)
+        .take(4 * MAX_EMPTY_RESUMES as usize)
     {
         let generation = core.attach(id).unwrap();
         let detached = core.detach(id, generation, until(now + SECOND), barren, gone(now));
-        assert_eq!(detached, Detached::Waiting);
+        assert_eq!(detached, DetachOutcome::Waiting);
     }
 }
 
@@ -645,7 +658,7 @@ fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_
         let mut core = core();
         let id = accepted(&mut core, request(1), "polled in vain");
         detach(&mut core, id, now);
-        for _ in 0..MAX_BARREN {
+        for _ in 0..MAX_EMPTY_RESUMES {
             let generation = core.attach(id).unwrap();
             now += SECOND / 2;
             core.detach(id, generation, until(now + SECOND), true, gone(now));
@@ -657,7 +670,7 @@ fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_
         let generation = core.attach(id).unwrap();
         now += RECHECK_DELAY / 2;
         let detached = core.detach(id, generation, until(now + 60 * SECOND), true, gone(now));
-        assert_eq!(detached, Detached::Waiting);
+        assert_eq!(detached, DetachOutcome::Waiting);
         assert_eq!(core.next_deadline(), Some(put_off), "nor renewed by it");
     }
 }
@@ -668,12 +681,16 @@ fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.expire(now + SECOND + JITTER).len(), 1);
+    assert_eq!(core.expire(now + SECOND + TIMER_RESOLUTION).len(), 1);
 }
 
 #[test]
 fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
-    for late in [JITTER + JITTER / 2, 3 * SECOND / 10, STALL_THRESHOLD] {
+    for late in [
+        TIMER_RESOLUTION + TIMER_RESOLUTION / 2,
+        3 * SECOND / 10,
+        STALL_THRESHOLD,
+    ] {
         let now = Instant::now();
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
@@ -683,7 +700,7 @@ fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
         let again = Some(noticed + RECHECK_DELAY);
         assert_eq!(core.next_deadline(), again);
         let (_, entry) = core.calls().next().unwrap();
-        assert_eq!(entry.waits_to(), again, "which is what is said of it");
+        assert_eq!(entry.grace_deadline(), again, "which is what is said of it");
         assert_eq!(
             look(&mut core, RECHECK_TOLERANCE),
             [(id, "call", Expired::Grace)]
@@ -701,14 +718,14 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
     assert!(core.expire(noticed).is_empty());
 
     let heard = noticed + RECHECK_DELAY / 2;
-    assert!(core.hold(id, heard));
+    assert!(core.begin_resume(id, heard));
     assert!(
         core.expire(noticed + RECHECK_DELAY).is_empty(),
         "it is held"
     );
     core.attach(id).unwrap();
 
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
     assert_eq!(core.next_deadline(), None);
 }
 
@@ -724,8 +741,8 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time()
         if who_notices == "the timer" {
             assert!(core.expire(noticed).is_empty());
         }
-        core.hold(id, noticed);
-        core.release(id, refused);
+        core.begin_resume(id, noticed);
+        core.end_resume(id, refused);
         let next = core.next_deadline();
         assert_eq!(next, Some(noticed + RECHECK_DELAY), "{who_notices}");
         assert_eq!(look(&mut core, RECHECK_TOLERANCE).len(), 1);
@@ -738,8 +755,8 @@ fn invariant_7_the_time_of_a_hold_is_not_longer_when_its_end_is_noticed_late() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
-    let noticed = now + SECOND + MAX_HOLD + SECOND / 10;
+    core.begin_resume(id, now);
+    let noticed = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
     assert!(core.expire(noticed).is_empty());
     assert_eq!(core.next_deadline(), Some(noticed + RECHECK_DELAY));
     assert_eq!(look(&mut core, RECHECK_TOLERANCE).len(), 1);
@@ -766,9 +783,9 @@ fn invariant_7_a_deadline_that_passed_while_held_was_not_noticed_late() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
-    let refused = now + SECOND + MAX_HOLD / 2;
-    core.release(id, refused);
+    core.begin_resume(id, now);
+    let refused = now + SECOND + MAX_RESUME_WAIT / 2;
+    core.end_resume(id, refused);
     assert_eq!(core.next_deadline(), Some(refused));
     assert_eq!(core.expire(refused).len(), 1, "not put off");
 }
@@ -779,10 +796,10 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + MAX_HOLD + STALL_THRESHOLD / 2;
-    assert!(core.hold(id, noticed));
+    let noticed = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
+    assert!(core.begin_resume(id, noticed));
     assert!(core.expire(noticed).is_empty());
-    core.release(id, noticed);
+    core.end_resume(id, noticed);
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
     assert_eq!(look(&mut core, Duration::ZERO).len(), 1, "once");
 }
@@ -800,16 +817,16 @@ fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybo
         let calls = [1, 2].map(|id| accepted(&mut core, request(id), "call"));
         for nth in [0, 1] {
             for (id, names) in calls.iter().zip(ids) {
-                core.name(*id, names[nth].as_bytes(), Form::Any);
+                core.record_event_id(*id, names[nth].as_bytes(), EventIdFormat::Any);
             }
         }
         for (id, names) in calls.iter().zip(ids) {
             for name in names {
-                let named = core.named(&here(), name.as_bytes());
-                assert_eq!(named, Named::Call(*id, "call"), "{name} of {ids:?}");
+                let named = core.match_event(&here(), name.as_bytes());
+                assert_eq!(named, EventMatch::Call(*id, "call"), "{name} of {ids:?}");
             }
         }
-        assert_eq!(core.named(&here(), b"99/7"), Named::Nothing);
+        assert_eq!(core.match_event(&here(), b"99/7"), EventMatch::Nothing);
         for id in calls {
             core.finish(id, None);
         }
@@ -823,7 +840,7 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
     let id = accepted(&mut core, request(1), "call");
     let event = |n: usize| format!("event-{n}").into_bytes();
     for n in 0..3 * MAX_EVENT_IDS {
-        core.name(id, &event(n), Form::Rmcp);
+        core.record_event_id(id, &event(n), EventIdFormat::Rmcp);
     }
     for n in [
         0,
@@ -832,13 +849,13 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
         3 * MAX_EVENT_IDS - 1,
     ] {
         assert_eq!(
-            core.named(&here(), &event(n)),
-            Named::Call(id, "call"),
+            core.match_event(&here(), &event(n)),
+            EventMatch::Call(id, "call"),
             "{n}"
         );
     }
-    let forgotten = core.named(&here(), &event(MAX_EVENT_IDS));
-    assert_eq!(forgotten, Named::OneOf(vec![(id, "call")]));
+    let forgotten = core.match_event(&here(), &event(MAX_EVENT_IDS));
+    assert_eq!(forgotten, EventMatch::Ambiguous(vec![(id, "call")]));
     core.finish(id, None);
     assert_empty(&core);
 }
@@ -847,14 +864,17 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
 fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id() {
     let mut core = core();
     let known = accepted(&mut core, request(1), "known");
-    core.name(known, b"0/1", Form::Rmcp);
+    core.record_event_id(known, b"0/1", EventIdFormat::Rmcp);
     let blurred = accepted(&mut core, request(2), "blurred");
-    core.blur(blurred);
-    assert_eq!(core.named(&here(), b"0/1"), Named::Call(known, "known"));
+    core.mark_event_ids_incomplete(blurred);
+    assert_eq!(
+        core.match_event(&here(), b"0/1"),
+        EventMatch::Call(known, "known")
+    );
     for unknown in [&b"0/2"[..], b"7", b"opaque"] {
         assert_eq!(
-            core.named(&here(), unknown),
-            Named::OneOf(vec![(blurred, "blurred")])
+            core.match_event(&here(), unknown),
+            EventMatch::Ambiguous(vec![(blurred, "blurred")])
         );
     }
 }
@@ -864,21 +884,21 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
     let now = Instant::now();
     let mut core = core();
     let older = accepted(&mut core, request(7), "older");
-    core.name(older, b"0/0", Form::Rmcp);
+    core.record_event_id(older, b"0/0", EventIdFormat::Rmcp);
     detach(&mut core, older, now);
     let newer = CallId::next();
     core.start(newer, request(7), "newer", None);
 
     let left = Finished {
-        injectable: false,
+        may_cancel_server: false,
         detachment: Some(gone(now)),
-        is_too_much: false,
+        needs_eviction: false,
     };
-    assert_eq!(core.claim(newer), Some((older, "older", left)));
-    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert_eq!(core.accept(newer), Some((older, "older", left)));
+    assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
+    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
     assert!(core.finish(older, None).is_none());
-    assert!(core.finish(newer, None).unwrap().injectable);
+    assert!(core.finish(newer, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -886,8 +906,8 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
 fn invariant_9_claiming_twice_is_not_a_reuse() {
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
-    core.claim(id);
-    assert!(core.finish(id, None).unwrap().injectable);
+    core.accept(id);
+    assert!(core.finish(id, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -896,16 +916,16 @@ fn invariant_11_an_ended_call_is_remembered_by_its_streams() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
-    core.name(id, b"0/0", Form::Rmcp);
+    core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
     core.finish(id, answered("42", now + SECOND));
 
     for _ in 0..3 {
-        let named = core.named(&here(), b"1/0");
-        assert_eq!(named, Named::Ended(End::Answered("42")));
+        let named = core.match_event(&here(), b"1/0");
+        assert_eq!(named, EventMatch::Ended(RetainedOutcome::Answered("42")));
     }
     assert_eq!(core.len(), 0);
     core.expire(now + SECOND);
-    assert_eq!(core.named(&here(), b"1/0"), Named::Nothing);
+    assert_eq!(core.match_event(&here(), b"1/0"), EventMatch::Nothing);
     assert_empty(&core);
 }
 
@@ -924,10 +944,10 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
     let now = Instant::now();
     let mut core = core();
     let victim = accepted(&mut core, request(7), "victim");
-    core.name(victim, b"0/0", Form::Rmcp);
+    core.record_event_id(victim, b"0/0", EventIdFormat::Rmcp);
     detach(&mut core, victim, now);
     accepted(&mut core, request(1), "other");
-    let names = &core.common.names;
+    let names = &core.shared.hasher;
     let slot = core.session(&here()).unwrap();
     let colliding = names.request(slot, &RequestId::Number(9));
     let stream = names.stream(slot, StreamId::Numbered(5));
@@ -936,18 +956,21 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
 
     let request = request(9);
     assert!(core.find(&here(), &RequestId::Number(9)).is_none());
-    assert_eq!(core.named(&here(), b"0/5"), Named::Nothing);
+    assert_eq!(core.match_event(&here(), b"0/5"), EventMatch::Nothing);
     let call = CallId::next();
     core.start(call, request, "stranger", None);
-    assert!(core.claim(call).is_none(), "the victim does not leave");
-    core.name(call, b"0/5", Form::Rmcp);
-    assert!(core.finish(call, None).unwrap().injectable);
+    assert!(core.accept(call).is_none(), "the victim does not leave");
+    core.record_event_id(call, b"0/5", EventIdFormat::Rmcp);
+    assert!(core.finish(call, None).unwrap().may_cancel_server);
     assert_untouched(&core, victim);
 }
 
 /// It is found as before, and its client may still come back.
 fn assert_untouched(core: &TestCore, victim: CallId) {
-    assert_eq!(core.named(&here(), b"0/0"), Named::Call(victim, "victim"));
+    assert_eq!(
+        core.match_event(&here(), b"0/0"),
+        EventMatch::Call(victim, "victim")
+    );
     let found = core.find(&here(), &RequestId::Number(7));
     assert_eq!(found, Some((victim, "victim")));
     assert!(core.is_detached(victim));
@@ -959,14 +982,14 @@ fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
     let mut core = core();
     for (stream, seconds) in [(0, 1), (1, 9), (2, 1)] {
         let id = accepted(&mut core, request(stream), "call");
-        core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
+        core.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
         core.finish(id, answered("42", now + seconds * SECOND));
     }
     assert_eq!(core.next_deadline(), Some(now + SECOND));
     core.expire(now + SECOND);
-    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.named(&here(), id));
-    let ended = || Named::Ended(End::Answered("42"));
-    assert_eq!(kept, [Named::Nothing, ended(), ended()]);
+    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.match_event(&here(), id));
+    let ended = || EventMatch::Ended(RetainedOutcome::Answered("42"));
+    assert_eq!(kept, [EventMatch::Nothing, ended(), ended()]);
     assert_eq!(core.next_deadline(), Some(now + 9 * SECOND));
     core.expire(now + 9 * SECOND);
     assert_empty(&core);
@@ -988,11 +1011,11 @@ fn invariant_11_the_oldest_answers_go_first() {
 /// Ends a call with an answer of so many bytes, which no other has on this stream.
 fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: usize) -> CallId {
     let id = accepted(core, request(stream), "call");
-    core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
+    core.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
     if away {
         detach(core, id, now);
     }
-    let ended = Ended {
+    let ended = Completion {
         weight,
         ..answered("42", now + SECOND).unwrap()
     };
@@ -1001,7 +1024,7 @@ fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: 
 }
 
 fn keeps(core: &TestCore, stream: i64) -> bool {
-    core.named(&here(), format!("0/{stream}").as_bytes()) != Named::Nothing
+    core.match_event(&here(), format!("0/{stream}").as_bytes()) != EventMatch::Nothing
 }
 
 #[test]
@@ -1013,7 +1036,7 @@ fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
     for away in [false, true] {
         let large = end_with(&mut core, now, 3, away, usize::MAX / 2);
         assert!(!keeps(&core, 3));
-        let told: Vec<_> = core.take_dropped().iter().map(|told| told.call).collect();
+        let told: Vec<_> = core.take_evicted().iter().map(|told| told.call).collect();
         assert_eq!(told.contains(&large), away);
     }
     assert!(keeps(&core, 1) && keeps(&core, 2));
@@ -1034,7 +1057,7 @@ fn invariant_11_no_answer_that_was_taken_stays_in_place_of_one_that_was_not() {
     end_with(&mut core, now, 9, false, 2_600);
     assert!(!keeps(&core, 9), "it would not fit beside what is owed");
     assert!(keeps(&core, 8), "so nothing went for it");
-    assert!(core.take_dropped().is_empty(), "of these nothing is told");
+    assert!(core.take_evicted().is_empty(), "of these nothing is told");
     core.expire(now + SECOND);
     assert_empty(&core);
 }
@@ -1042,7 +1065,7 @@ fn invariant_11_no_answer_that_was_taken_stays_in_place_of_one_that_was_not() {
 #[test]
 fn invariant_11_an_answer_that_was_taken_does_not_fit_beside_what_other_sessions_are_owed() {
     let now = Instant::now();
-    let common = Arc::new(Common::default());
+    let common = Arc::new(RegistryShared::default());
     common.totals.limit(Limits::default().retained(4_000));
     let mut cores = [(), ()].map(|()| TestCore::new(common.clone(), Some(session_id(&common))));
     end_with(&mut cores[0], now, 0, true, 2_000);
@@ -1059,9 +1082,9 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
     let mut core = limited(Limits::default().retained_of_session(3_000));
     let answer = end_with(&mut core, now, 0, true, 488);
     let cancelled = accepted(&mut core, request(1), "call");
-    core.name(cancelled, b"0/1", Form::Rmcp);
-    let ended = Ended {
-        end: End::Cancelled(RequestId::Number(1), CancelReason::Orphaned),
+    core.record_event_id(cancelled, b"0/1", EventIdFormat::Rmcp);
+    let ended = Completion {
+        outcome: RetainedOutcome::Cancelled(RequestId::Number(1), CancelReason::Orphaned),
         weight: 0,
         at: now,
         until: now + SECOND,
@@ -1069,7 +1092,7 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
     core.finish(cancelled, Some(ended));
     let last = end_with(&mut core, now, 2, true, 2_400);
 
-    let told = core.take_dropped();
+    let told = core.take_evicted();
     let told: Vec<_> = told
         .iter()
         .map(|it| (it.call, &*it.session, it.outcome))
@@ -1080,9 +1103,9 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
         (cancelled, "s", orphaned),
     ];
     assert_eq!(told, expected);
-    assert!(core.take_dropped().is_empty());
-    core.take_accepted(&here());
-    let told = core.take_dropped();
+    assert!(core.take_evicted().is_empty());
+    core.begin_close(&here());
+    let told = core.take_evicted();
     assert!(told.is_empty(), "{last:?} went with its session");
     assert_empty(&core);
 }
@@ -1095,14 +1118,17 @@ fn invariant_11_the_latest_of_two_ends_counts_whoever_was_there() {
         let mut core = core();
         for (away, answer) in [(first, "first"), (second, "second")] {
             let id = accepted(&mut core, request(0), "call");
-            core.name(id, b"0/0", Form::Rmcp);
+            core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
             if away {
                 detach(&mut core, id, now);
             }
             core.finish(id, answered(answer, now + SECOND));
         }
-        let named = core.named(&here(), b"0/0");
-        assert_eq!(named, Named::Ended(End::Answered("second")));
+        let named = core.match_event(&here(), b"0/0");
+        assert_eq!(
+            named,
+            EventMatch::Ended(RetainedOutcome::Answered("second"))
+        );
     }
 }
 
@@ -1112,11 +1138,11 @@ fn invariant_12_the_end_of_a_session_takes_its_calls_and_its_memory() {
     let mut core = core();
     let live = accepted(&mut core, request(1), "live");
     let ended = accepted(&mut core, request(2), "ended");
-    core.name(ended, b"0/2", Form::Rmcp);
+    core.record_event_id(ended, b"0/2", EventIdFormat::Rmcp);
     core.finish(ended, answered("42", now + SECOND));
 
-    assert_eq!(core.take_accepted(&here()), [(live, "live")]);
-    assert_eq!(core.named(&here(), b"0/2"), Named::Nothing);
+    assert_eq!(core.begin_close(&here()), [(live, "live")]);
+    assert_eq!(core.match_event(&here(), b"0/2"), EventMatch::Nothing);
     assert!(core.finish(live, None).is_some());
     assert_empty(&core);
 }
@@ -1126,18 +1152,18 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    core.name(id, b"0/0", Form::Rmcp);
-    core.take_accepted(&here());
-    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
+    core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
+    core.begin_close(&here());
+    assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
     core.finish(id, answered("cancelled", now + SECOND));
-    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
+    assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
     assert_empty(&core);
 }
 
 /// It was unseen since then, and that is reported once.
 fn assert_forgotten(core: &mut TestCore, id: CallId, since: Instant) {
-    let over = core.expire(since + UNSEEN_FOR);
-    let [(forgotten, _, Expired::Unseen(finished))] = &*over else {
+    let over = core.expire(since + UNOBSERVED_TTL);
+    let [(forgotten, _, Expired::Forgotten(finished))] = &*over else {
         panic!("{over:?}");
     };
     assert_eq!(*forgotten, id);
@@ -1151,7 +1177,7 @@ fn invariant_13_an_unseen_call_is_forgotten_not_cancelled() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "unseen");
-    core.detach(id, FIRST, unseen(now), false, gone(now));
+    core.detach(id, POST_GENERATION, unseen(now), false, gone(now));
     assert_forgotten(&mut core, id, now);
 }
 
@@ -1160,23 +1186,23 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
-    core.read_on(id);
-    core.lose_sight(id, Some(now + UNSEEN_FOR));
+    core.add_background_reader(id);
+    core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_eq!(
         core.next_deadline(),
         None,
         "an attached call is watched by its client"
     );
-    core.read_on(id);
-    core.read_on(id);
-    core.detach(id, FIRST, FOR_ITS_END, false, gone(now));
-    core.lose_sight(id, Some(now + UNSEEN_FOR));
+    core.add_background_reader(id);
+    core.add_background_reader(id);
+    core.detach(id, POST_GENERATION, FOR_ITS_END, false, gone(now));
+    core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_eq!(core.next_deadline(), None, "another task reads on");
-    core.lose_sight(id, Some(now + UNSEEN_FOR));
-    assert_eq!(core.next_deadline(), Some(now + UNSEEN_FOR));
-    core.read_on(id);
+    core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
+    assert_eq!(core.next_deadline(), Some(now + UNOBSERVED_TTL));
+    core.add_background_reader(id);
     assert_eq!(core.next_deadline(), None, "somebody reads on again");
-    core.lose_sight(id, Some(now + UNSEEN_FOR));
+    core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_forgotten(&mut core, id, now);
 }
 
@@ -1186,7 +1212,7 @@ fn invariant_14_a_spared_call_runs_on() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.spare(id, unseen(now));
+    core.set_maybe_resumed(id, unseen(now));
     assert!(core.expire(now + 60 * SECOND).is_empty());
     assert_eq!(core.len(), 1);
 }
@@ -1196,14 +1222,14 @@ fn invariant_14_a_call_that_is_spared_while_it_is_attached_is_so_until_its_clien
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    assert!(core.spare(id, unseen(now)));
-    assert!(core.is_spared(id));
-    core.detach(id, FIRST, unseen(now), false, gone(now));
-    assert!(core.is_spared(id));
+    assert!(core.set_maybe_resumed(id, unseen(now)));
+    assert!(core.is_maybe_resumed(id));
+    core.detach(id, POST_GENERATION, unseen(now), false, gone(now));
+    assert!(core.is_maybe_resumed(id));
     core.attach(id);
-    assert!(!core.is_spared(id));
+    assert!(!core.is_maybe_resumed(id));
     core.finish(id, None);
-    assert!(!core.spare(id, unseen(now)), "it has ended");
+    assert!(!core.set_maybe_resumed(id, unseen(now)), "it has ended");
 }
 
 #[test]
@@ -1211,9 +1237,9 @@ fn invariant_13_a_call_whose_end_is_seen_elsewhere_is_not_forgotten() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    core.read_on(id);
-    core.detach(id, FIRST, FOR_ITS_END, false, gone(now));
-    core.lose_sight(id, None);
+    core.add_background_reader(id);
+    core.detach(id, POST_GENERATION, FOR_ITS_END, false, gone(now));
+    core.remove_background_reader(id, None);
     assert_eq!(core.next_deadline(), None);
 }
 
@@ -1224,15 +1250,20 @@ fn invariant_11_an_answer_is_kept_for_as_long_as_its_client_was_to_be_waited_for
     let later = now + 60 * SECOND;
     for (wait, expected) in [
         (until(now + HOUR), later + HOUR),
-        (Wait::ForItsEnd { patience: HOUR }, later + HOUR),
+        (
+            DetachedState::UntilComplete {
+                resume_window: HOUR,
+            },
+            later + HOUR,
+        ),
         (FOR_ITS_END, later + SECOND),
     ] {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
-        core.name(id, b"0/1", Form::Rmcp);
-        core.detach(id, FIRST, wait, false, gone(now));
-        let ended = Ended {
-            end: End::Answered("done"),
+        core.record_event_id(id, b"0/1", EventIdFormat::Rmcp);
+        core.detach(id, POST_GENERATION, wait, false, gone(now));
+        let ended = Completion {
+            outcome: RetainedOutcome::Answered("done"),
             weight: 4,
             at: later,
             until: later + SECOND,
@@ -1261,7 +1292,7 @@ fn after_a_peak_its_room_is_given_back() {
     let mut core = core();
     let calls = (0..6_000).map(|n| {
         let id = accepted(&mut core, request(n), "call");
-        core.name(id, format!("0/{n}").as_bytes(), Form::Rmcp);
+        core.record_event_id(id, format!("0/{n}").as_bytes(), EventIdFormat::Rmcp);
         id
     });
     let mut calls: Vec<_> = calls.collect();
@@ -1279,14 +1310,14 @@ fn after_a_peak_its_room_is_given_back() {
 fn invariant_8_an_event_id_names_its_stream() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    core.name(id, b"0/4", Form::Rmcp);
+    core.record_event_id(id, b"0/4", EventIdFormat::Rmcp);
     for its in [&b"0/4"[..], b"17/4"] {
-        assert_eq!(core.named(&here(), its), Named::Call(id, "call"));
+        assert_eq!(core.match_event(&here(), its), EventMatch::Call(id, "call"));
     }
     for other in [&b"0/5"[..], b"0"] {
-        assert_eq!(core.named(&here(), other), Named::Nothing);
+        assert_eq!(core.match_event(&here(), other), EventMatch::Nothing);
     }
-    core.name(CallId::next(), b"0/5", Form::Rmcp);
+    core.record_event_id(CallId::next(), b"0/5", EventIdFormat::Rmcp);
     core.finish(id, None);
     assert_empty(&core);
 }
@@ -1309,12 +1340,15 @@ fn calls_without_a_session_have_no_names() {
     let now = Instant::now();
     let mut core = TestCore::new(Arc::default(), None);
     let ids = [(); 2].map(|()| accepted(&mut core, request(7), "call"));
-    core.name(ids[0], b"0/0", Form::Rmcp);
-    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
-    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
+    core.record_event_id(ids[0], b"0/0", EventIdFormat::Rmcp);
+    assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
+    assert!(
+        core.find_unaccepted_too(&here(), &RequestId::Number(7))
+            .is_none()
+    );
     for id in ids {
         let finished = core.finish(id, answered("42", now)).unwrap();
-        assert!(!finished.injectable);
+        assert!(!finished.may_cancel_server);
     }
     assert_empty(&core);
 }
@@ -1325,24 +1359,30 @@ fn a_call_that_is_renamed_is_as_it_was_but_for_its_names() {
     let mut core = core();
     let id = CallId::next();
     core.start(id, None, "call", None);
-    core.name(id, b"0/0", Form::Any);
-    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
+    core.record_event_id(id, b"0/0", EventIdFormat::Any);
+    assert!(
+        core.find_unaccepted_too(&here(), &RequestId::Number(7))
+            .is_none()
+    );
     detach(&mut core, id, now);
     let older = accepted(&mut core, request(7), "older");
 
-    let left = core.rename(id, &here(), RequestId::Number(7));
+    let left = core.rekey(id, &here(), RequestId::Number(7));
     assert_eq!(left.map(|(id, ..)| id), Some(older));
     assert_eq!(
         core.find(&here(), &RequestId::Number(7)),
         Some((id, "call"))
     );
-    core.name(id, b"0/1", Form::Any);
+    core.record_event_id(id, b"0/1", EventIdFormat::Any);
 
-    core.rename(id, &scope_of(1), RequestId::Number(8));
-    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
-    assert_eq!(core.named(&here(), b"0/1"), Named::Nothing);
-    assert_eq!(core.named(&scope_of(1), b"0/1"), Named::Nothing);
-    assert_eq!(core.find_in_any(&RequestId::Number(8)), Some(id));
+    core.rekey(id, &scope_of(1), RequestId::Number(8));
+    assert!(
+        core.find_unaccepted_too(&here(), &RequestId::Number(7))
+            .is_none()
+    );
+    assert_eq!(core.match_event(&here(), b"0/1"), EventMatch::Nothing);
+    assert_eq!(core.match_event(&scope_of(1), b"0/1"), EventMatch::Nothing);
+    assert_eq!(core.find_unique(&RequestId::Number(8)), Some(id));
     assert_eq!(core.detachment(id), Some(gone(now)));
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     assert_eq!(core.finish(id, None).unwrap().detachment, Some(gone(now)));
@@ -1356,26 +1396,29 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     let one = accepted(&mut core, request(7), "one");
     let name = (there.clone(), RequestId::Number(7));
     let other = accepted(&mut core, Some(name), "other");
-    core.name(one, b"0/0", Form::Rmcp);
-    assert_eq!(core.named(&here(), b"0/0"), Named::Call(one, "one"));
-    assert_eq!(core.named(&there, b"0/0"), Named::Nothing);
+    core.record_event_id(one, b"0/0", EventIdFormat::Rmcp);
     assert_eq!(
-        core.find_in_any(&RequestId::Number(7)),
+        core.match_event(&here(), b"0/0"),
+        EventMatch::Call(one, "one")
+    );
+    assert_eq!(core.match_event(&there, b"0/0"), EventMatch::Nothing);
+    assert_eq!(
+        core.find_unique(&RequestId::Number(7)),
         None,
         "two sessions"
     );
-    assert_eq!(core.that_may_have(b"0/0"), [(one, "one")]);
-    assert_eq!(core.take_accepted(&there), [(other, "other")]);
+    assert_eq!(core.candidates_for_event(b"0/0"), [(one, "one")]);
+    assert_eq!(core.begin_close(&there), [(other, "other")]);
     core.finish(other, None);
     let undecided = CallId::next();
     core.start(undecided, request(7), "undecided", None);
-    assert_eq!(core.find_in_any(&RequestId::Number(7)), Some(one));
+    assert_eq!(core.find_unique(&RequestId::Number(7)), Some(one));
     core.finish(undecided, None);
-    assert!(core.has(&here()));
+    assert!(core.has_session(&here()));
     for id in [one, other] {
         core.finish(id, None);
     }
-    assert!(!core.has(&here()));
+    assert!(!core.has_session(&here()));
     assert_empty(&core);
 }
 
@@ -1386,14 +1429,14 @@ fn invariant_8_an_event_id_that_two_calls_have_names_neither_for_sure() {
         let mut core = core();
         let calls = [1, 2].map(|id| accepted(&mut core, request(id), "call"));
         for (id, event) in calls.iter().zip(ids) {
-            core.name(*id, event.as_bytes(), Form::Any);
+            core.record_event_id(*id, event.as_bytes(), EventIdFormat::Any);
         }
-        let named = core.named(&here(), ids[0].as_bytes());
+        let named = core.match_event(&here(), ids[0].as_bytes());
         assert_eq!(named.in_flight().len(), 2, "{ids:?}");
         core.finish(calls[1], None);
         assert_eq!(
-            core.named(&here(), ids[0].as_bytes()),
-            Named::Call(calls[0], "call")
+            core.match_event(&here(), ids[0].as_bytes()),
+            EventMatch::Call(calls[0], "call")
         );
         core.finish(calls[0], None);
         assert_empty(&core);
@@ -1406,18 +1449,18 @@ fn an_event_of_two_calls_in_flight_names_both_also_if_a_third_had_it_that_ended(
     let (mut core, now) = (core(), Instant::now());
     let first = accepted(&mut core, request(1), "first");
     let second = accepted(&mut core, request(2), "second");
-    core.name(first, b"x", Form::Any);
-    core.name(second, b"x", Form::Any);
+    core.record_event_id(first, b"x", EventIdFormat::Any);
+    core.record_event_id(second, b"x", EventIdFormat::Any);
     core.finish(second, None);
     let third = accepted(&mut core, request(3), "third");
-    core.name(third, b"x", Form::Any);
+    core.record_event_id(third, b"x", EventIdFormat::Any);
 
     detach(&mut core, first, now);
-    let mut named = core.named(&here(), b"x").in_flight();
+    let mut named = core.match_event(&here(), b"x").in_flight();
     named.sort_unstable();
     // What a resume does: the clocks of all that may be meant stop.
     for (id, _) in &named {
-        core.hold(*id, now);
+        core.begin_resume(*id, now);
     }
     assert_eq!(named, [(first, "first"), (third, "third")]);
     assert_eq!(core.expire(now + SECOND), [], "its client has come back");
@@ -1429,15 +1472,15 @@ fn an_event_that_a_call_counts_up_to_names_both_if_another_had_it_before() {
     let (mut core, now) = (core(), Instant::now());
     let counts = accepted(&mut core, request(1), "counts");
     let other = accepted(&mut core, request(2), "other");
-    core.name(counts, b"0/0", Form::Any);
-    core.name(other, b"1/0", Form::Any);
-    core.name(counts, b"1/0", Form::Any);
+    core.record_event_id(counts, b"0/0", EventIdFormat::Any);
+    core.record_event_id(other, b"1/0", EventIdFormat::Any);
+    core.record_event_id(counts, b"1/0", EventIdFormat::Any);
 
     detach(&mut core, other, now);
-    let mut named = core.named(&here(), b"1/0").in_flight();
+    let mut named = core.match_event(&here(), b"1/0").in_flight();
     named.sort_unstable();
     for (id, _) in &named {
-        core.hold(*id, now);
+        core.begin_resume(*id, now);
     }
     assert_eq!(named, [(counts, "counts"), (other, "other")]);
     assert_eq!(core.expire(now + SECOND), [], "its client has come back");
@@ -1449,10 +1492,13 @@ fn an_event_of_two_calls_still_names_the_first_when_the_second_has_ended() {
     let mut core = core();
     let first = accepted(&mut core, request(1), "first");
     let second = accepted(&mut core, request(2), "second");
-    core.name(first, b"x", Form::Any);
-    core.name(second, b"x", Form::Any);
+    core.record_event_id(first, b"x", EventIdFormat::Any);
+    core.record_event_id(second, b"x", EventIdFormat::Any);
     core.finish(second, None);
-    assert_eq!(core.named(&here(), b"x"), Named::Call(first, "first"));
+    assert_eq!(
+        core.match_event(&here(), b"x"),
+        EventMatch::Call(first, "first")
+    );
     core.finish(first, None);
     assert_empty(&core);
 }
@@ -1462,12 +1508,12 @@ fn an_event_of_two_calls_still_names_the_first_when_the_second_has_ended() {
 fn an_event_that_a_blurred_call_of_another_scope_may_have_means_that_call_too() {
     let mut core = core();
     let known = accepted(&mut core, request(7), "known");
-    core.name(known, b"x", Form::Any);
+    core.record_event_id(known, b"x", EventIdFormat::Any);
     let there = Some((scope_of(1), RequestId::Number(7)));
     let blurred = accepted(&mut core, there, "blurred");
-    core.blur(blurred);
-    assert_eq!(core.named(&scope_of(1), b"x").in_flight().len(), 1);
-    assert_eq!(core.that_may_have(b"x").len(), 2);
+    core.mark_event_ids_incomplete(blurred);
+    assert_eq!(core.match_event(&scope_of(1), b"x").in_flight().len(), 1);
+    assert_eq!(core.candidates_for_event(b"x").len(), 2);
 }
 
 #[test]
@@ -1477,8 +1523,8 @@ fn the_limit_of_a_session_is_not_met_by_calls_of_another_scope() {
     let here = accepted(&mut core, request(7), "here");
     let there = Some((scope_of(1), RequestId::Number(7)));
     let there = accepted(&mut core, there, "there");
-    assert_eq!(detach(&mut core, here, now), Detached::Waiting);
-    assert_eq!(detach(&mut core, there, now), Detached::Waiting);
+    assert_eq!(detach(&mut core, here, now), DetachOutcome::Waiting);
+    assert_eq!(detach(&mut core, there, now), DetachOutcome::Waiting);
 }
 
 /// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
@@ -1486,9 +1532,9 @@ fn the_limit_of_a_session_is_not_met_by_calls_of_another_scope() {
 fn a_full_collision_of_two_streams_finds_no_call_of_another_scope() {
     let mut core = core();
     let victim = accepted(&mut core, request(7), "victim");
-    core.name(victim, b"0/0", Form::Rmcp);
+    core.record_event_id(victim, b"0/0", EventIdFormat::Rmcp);
     let there = core.session(&scope_of(1)).unwrap();
-    let colliding = core.common.names.stream(there, StreamId::Numbered(0));
+    let colliding = core.shared.hasher.stream(there, StreamId::Numbered(0));
     core.index.insert(colliding, victim);
-    assert_eq!(core.named(&scope_of(1), b"0/0"), Named::Nothing);
+    assert_eq!(core.match_event(&scope_of(1), b"0/0"), EventMatch::Nothing);
 }

@@ -5,7 +5,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    super::{Detached, End, Expired, UNSEEN_FOR, Wait, times::MAX_BARREN},
+    super::{
+        DetachOutcome, DetachedState, Expired, RetainedOutcome, UNOBSERVED_TTL,
+        call_timers::MAX_EMPTY_RESUMES,
+    },
     Answering, unseen,
 };
 use crate::call::{CallId, Detachment, RequestId};
@@ -39,13 +42,13 @@ pub(super) enum Named {
     Nothing,
     Call(CallId),
     OneOf(Vec<CallId>),
-    Ended(End<Answer>),
+    Ended(RetainedOutcome<Answer>),
 }
 
 /// A call that ends and is to be remembered.
 #[derive(Debug, Clone)]
 pub(super) struct Remember {
-    pub(super) end: End<Answer>,
+    pub(super) end: RetainedOutcome<Answer>,
     pub(super) units: usize,
     pub(super) at: Instant,
     pub(super) until: Instant,
@@ -75,7 +78,7 @@ pub(super) struct Call {
     resumes: usize,
     /// The streams that live: the POST's is 0, that of each resume the next.
     streams: Vec<usize>,
-    wait: Option<Wait>,
+    wait: Option<DetachedState>,
     /// How long its client may stay away.
     patience: Duration,
     /// It is to run on when its client goes.
@@ -222,17 +225,17 @@ impl Model {
         &mut self,
         id: CallId,
         stream: usize,
-        wait: Wait,
+        wait: DetachedState,
         barren: bool,
         detachment: Detachment,
-    ) -> Detached {
+    ) -> DetachOutcome {
         let Some(call) = self.get_mut(id) else {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         };
         let before = call.streams.len();
         call.streams.retain(|other| *other != stream);
         if call.streams.len() == before || !call.streams.is_empty() {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         }
         call.barren = if barren { call.barren + 1 } else { 0 };
         call.put_off = false;
@@ -241,26 +244,32 @@ impl Model {
         call.unwatched = None;
         call.wait = Some(wait);
         call.patience = match wait {
-            Wait::Until { deadline, .. } => deadline - detachment.since(),
-            Wait::ForItsEnd { patience } | Wait::Unseen { patience, .. } => patience,
+            DetachedState::GraceUntil { deadline, .. } => deadline - detachment.since(),
+            DetachedState::UntilComplete {
+                resume_window: patience,
+            }
+            | DetachedState::ForgetAt {
+                resume_window: patience,
+                ..
+            } => patience,
         };
         call.detachment = Some(detachment);
-        if let Wait::Until { deadline, retry } = wait {
-            let renewed = call.barren <= MAX_BARREN;
+        if let DetachedState::GraceUntil { deadline, retry } = wait {
+            let renewed = call.barren <= MAX_EMPTY_RESUMES;
             let deadline = match call.last_deadline {
                 Some(last) if !renewed => last.min(deadline),
                 _ => deadline,
             };
-            call.wait = Some(Wait::Until { deadline, retry });
+            call.wait = Some(DetachedState::GraceUntil { deadline, retry });
             call.last_deadline = Some(deadline);
         }
         call.confirmed = false;
         call.given_out = call.due().is_some_and(|at| at <= detachment.since());
         call.dues += usize::from(call.given_out);
         if call.given_out {
-            Detached::Due
+            DetachOutcome::CancelNow
         } else {
-            Detached::Waiting
+            DetachOutcome::Waiting
         }
     }
 
@@ -303,7 +312,7 @@ impl Model {
         }
         call.given_out = false;
         call.confirmed = false;
-        if let Some(Wait::Until { deadline, .. }) = call.wait {
+        if let Some(DetachedState::GraceUntil { deadline, .. }) = call.wait {
             call.released = Some(now.min(deadline + MAX_HOLD));
         }
     }
@@ -334,7 +343,7 @@ impl Model {
         if let Some(call) = self.get_mut(id) {
             call.readers = call.readers.saturating_sub(1);
             if call.readers == 0 && call.wait.is_some() && call.unwatched.is_none() {
-                call.unwatched = Some(now + UNSEEN_FOR);
+                call.unwatched = Some(now + UNOBSERVED_TTL);
             }
         }
     }
@@ -376,7 +385,7 @@ impl Model {
                 call.put_off = false;
                 call.looks.clear();
                 call.last_deadline = Some(until);
-                if let Some(Wait::Until { deadline, .. }) = &mut call.wait {
+                if let Some(DetachedState::GraceUntil { deadline, .. }) = &mut call.wait {
                     *deadline = until;
                 }
             }
@@ -399,11 +408,11 @@ impl Model {
             if call.wait.is_some() {
                 remember.until = remember.until.max(remember.at + call.patience);
             }
-            if let Some(Wait::Until { deadline, .. }) = call.wait {
+            if let Some(DetachedState::GraceUntil { deadline, .. }) = call.wait {
                 remember.until = remember.until.max(deadline);
             }
             let names = call.known_names();
-            let answered = matches!(remember.end, End::Answered(_));
+            let answered = matches!(remember.end, RetainedOutcome::Answered(_));
             self.keep(Kept {
                 id,
                 scope: call.scope,
@@ -476,14 +485,16 @@ impl Model {
             if !call.is_due(now) {
                 return true;
             }
-            if let Some(Wait::Unseen { .. } | Wait::ForItsEnd { .. }) = call.wait {
+            if let Some(DetachedState::ForgetAt { .. } | DetachedState::UntilComplete { .. }) =
+                call.wait
+            {
                 return false;
             }
             if !call.waits_on(now) {
                 call.given_out = true;
                 call.dues += 1;
                 over.push(if call.confirmed {
-                    (call.id, Expired::Confirmed)
+                    (call.id, Expired::GraceConfirmed)
                 } else {
                     (call.id, Expired::Grace)
                 });
@@ -584,21 +595,21 @@ impl Call {
     pub(super) fn is_held_at(&self, now: Instant) -> bool {
         let held = self.holds > 0;
         match self.wait {
-            Some(Wait::Until { deadline, .. }) => held && now < deadline + MAX_HOLD,
+            Some(DetachedState::GraceUntil { deadline, .. }) => held && now < deadline + MAX_HOLD,
             _ => held,
         }
     }
 
     fn due(&self) -> Option<Instant> {
         match self.wait? {
-            Wait::Until { deadline, .. } => {
+            DetachedState::GraceUntil { deadline, .. } => {
                 let held_to = (self.holds > 0).then_some(deadline + MAX_HOLD);
                 let others = held_to.or(self.released).into_iter();
                 let look = self.looks.last().copied();
                 others.chain(look).chain([deadline]).max()
             }
-            Wait::Unseen { until, .. } => Some(until).max(self.may_last_to),
-            Wait::ForItsEnd { .. } => self
+            DetachedState::ForgetAt { until, .. } => Some(until).max(self.may_last_to),
+            DetachedState::UntilComplete { .. } => self
                 .unwatched
                 .map(|at| at.max(self.may_last_to.unwrap_or(at))),
         }
@@ -618,7 +629,7 @@ impl Call {
         let Some(due) = self.due() else {
             return false;
         };
-        let Some(Wait::Until { deadline, retry }) = &mut self.wait else {
+        let Some(DetachedState::GraceUntil { deadline, retry }) = &mut self.wait else {
             return false;
         };
         if now > due + LATE && !self.put_off {

@@ -11,8 +11,8 @@ use tokio::runtime::Builder;
 
 use super::{
     super::{
-        progress::{BodyPlan, Head},
-        state::{Instance, Registry},
+        response::{BodyPlan, Head},
+        state::{LayerShared, Registry},
         tap::Tap,
     },
     *,
@@ -24,7 +24,7 @@ use crate::{
     envelope::Frames,
     headers::McpHeaders,
     options::Options,
-    registry::{Form, Manager, Outlet},
+    registry::{EventIdFormat, Manager, StreamHandle},
 };
 
 /// A session manager that counts what it is told.
@@ -81,7 +81,7 @@ fn asked(registry: &Arc<Registry>, method: Method, last_event_id: Option<&str>) 
         request = request.header("last-event-id", id);
     }
     let request = request.body(()).unwrap();
-    let instance = Arc::new(Instance {
+    let instance = Arc::new(LayerShared {
         options: Options::default(),
         registry: registry.clone(),
     });
@@ -100,7 +100,7 @@ fn read(exchange: &Arc<Exchange>) {
     let mut frames = Frames::default();
     assert!(frames.push(Bytes::from_static(BODY.as_bytes())));
     exchange.body_ended(Ok(frames));
-    exchange.settle();
+    exchange.parse_body();
     assert!(exchange.info().is_some());
 }
 
@@ -126,11 +126,11 @@ fn cancelled_while_bound(spins: usize) -> usize {
         for _ in 0..spins {
             std::hint::spin_loop();
         }
-        assert!(exchange.end_here(id, CancelReason::TimedOut));
+        assert!(exchange.force_cancel(id, CancelReason::TimedOut));
         let bound = bound.join().unwrap().map(|bound| bound.id);
         assert_eq!(bound, Some(id), "it is handed over");
     });
-    exchange.opened(id);
+    exchange.on_dispatched(id);
     assert_eq!(registry.len(), 0);
     manager.cancels.load(Ordering::Relaxed)
 }
@@ -180,12 +180,16 @@ fn who_waits_for_a_call_to_be_accepted_hears_that_a_session_manager_bound_it() {
     exchange.set_replay(Arc::new(Replays::default()));
     read(&exchange);
     let id = exchange.info().unwrap().id();
-    let mut decided = pin!(exchange.until_decided(id));
+    let mut decided = pin!(exchange.wait_until_accepted_or_ended(id));
     assert!(decided.as_mut().now_or_never().is_none());
     let bound = exchange.bind(typed(), Arc::new(Counts::of(7)), || 0);
     assert_eq!(bound.unwrap().id, id);
     exchange.set_pending_cancel(PendingCancel::None);
-    assert!(!exchange.at_home(|core| core.is_undecided(id)).unwrap());
+    assert!(
+        !exchange
+            .with_session(|core| core.is_unaccepted(id))
+            .unwrap()
+    );
     assert!(decided.now_or_never().is_some(), "it waits on");
 }
 
@@ -203,7 +207,7 @@ fn a_call_that_two_session_managers_bind_ends() {
         let inner = exchange.bind(typed(), Arc::new(Counts::of(8)), || 0);
         let id = outer.unwrap().id;
         assert_eq!(inner.unwrap().id, id);
-        exchange.opened(id);
+        exchange.on_dispatched(id);
         assert_eq!(registry.len(), 1);
         assert!(exchange.is_in_flight(id), "read first: {is_read_first}");
         exchange.answered(id, || None);
@@ -231,7 +235,7 @@ fn drained_while_bound(spins: usize) -> DrainReport {
             std::hint::spin_loop();
         }
         exchange.bind(typed(), manager, || 0);
-        exchange.opened(id);
+        exchange.on_dispatched(id);
         for _ in 0..100 {
             thread::yield_now();
         }
@@ -278,8 +282,8 @@ impl Manager for HasSession {
 #[derive(Default)]
 struct Told(AtomicUsize);
 
-impl Outlet for Told {
-    fn tell(&self, _message: Bytes) {
+impl StreamHandle for Told {
+    fn send(&self, _message: Bytes) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -297,7 +301,7 @@ fn streamed(
         exchange.set_replay(replay.clone());
     }
     read(&exchange);
-    let BodyPlan::Tap(mut tap) = exchange.head(Head::Stream { readable: true }) else {
+    let BodyPlan::Tap(mut tap) = exchange.on_head(Head::Stream { readable: true }) else {
         panic!("its events are to be read");
     };
     if event {
@@ -311,10 +315,10 @@ async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
     let registry = Arc::new(Registry::new());
     let (exchange, _, tap) = streamed(&registry, true);
     let id = exchange.info().unwrap().id();
-    exchange.abandon(DetachCause::Disconnected, tap);
+    exchange.on_dropped(DetachCause::Disconnected, tap);
     assert!(exchange.is_detached(id));
     let resume = asked(&registry, Method::GET, Some("1"));
-    let _stream = resume.head(Head::Stream { readable: true });
+    let _stream = resume.on_head(Head::Stream { readable: true });
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(exchange.signal.reason(), None);
     assert!(exchange.is_in_flight(id));
@@ -324,7 +328,7 @@ async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
 async fn the_server_of_a_path_is_told_that_its_client_hung_up() {
     let registry = Arc::new(Registry::new());
     let (exchange, replay, tap) = streamed(&registry, false);
-    exchange.abandon(DetachCause::Disconnected, tap);
+    exchange.on_dropped(DetachCause::Disconnected, tap);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(
         exchange.signal.reason(),
@@ -338,7 +342,7 @@ fn a_delete_ends_the_calls_of_a_session_of_its_path() {
     let registry = Arc::new(Registry::new());
     let (exchange, ..) = streamed(&registry, true);
     let delete = asked(&registry, Method::DELETE, None);
-    let _body = delete.head(Head::Answer);
+    let _body = delete.on_head(Head::Answer);
     assert_eq!(exchange.signal.reason(), Some(CancelReason::SessionClosed));
 }
 
@@ -347,11 +351,11 @@ fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
     let exchange = unread(registry);
     let id = exchange.bind(typed(), Arc::new(Counts::of(scope)), || 0);
     let id = id.unwrap().id;
-    exchange.opened(id);
-    let _body = exchange.head(Head::Stream { readable: true });
-    exchange.at_home(|core| core.name(id, b"0/0", Form::Rmcp));
-    exchange.mark_passed(true, None);
-    let generation = FIRST;
+    exchange.on_dispatched(id);
+    let _body = exchange.on_head(Head::Stream { readable: true });
+    exchange.with_session(|core| core.record_event_id(id, b"0/0", EventIdFormat::Rmcp));
+    exchange.record_stream_meta(true, None);
+    let generation = POST_GENERATION;
     let attachment = Attachment {
         exchange: exchange.clone(),
         id,
@@ -400,13 +404,13 @@ fn a_resumed_stream_hears_of_its_own_call_only(first: u64) {
     let (victim, _stream) = bound(&registry, 8);
     let (other, attachment) = bound(&registry, 7);
     let resume = asked(&registry, Method::GET, Some("0/0"));
-    let _body = resume.head(Head::Stream { readable: true });
+    let _body = resume.on_head(Head::Stream { readable: true });
     let id = victim.info().unwrap().id();
     let _newest = victim.attach(id);
     let told = Arc::new(Told::default());
     let stream: Weak<Told> = Arc::downgrade(&told);
-    resume.open(stream);
-    assert!(other.end_here(attachment.id, CancelReason::TimedOut));
+    resume.on_stream_opened(stream);
+    assert!(other.force_cancel(attachment.id, CancelReason::TimedOut));
     assert!(victim.is_in_flight(id));
     assert_eq!(told.0.load(Ordering::Relaxed), 0, "of another's cancel");
 }
@@ -439,10 +443,10 @@ fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused()
 fn assert_over(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts) {
     assert_eq!(registry.len(), 0);
     if let Some(call) = exchange.info() {
-        exchange.opened(call.id());
-        assert!(!exchange.end_here(call.id(), CancelReason::TimedOut));
+        exchange.on_dispatched(call.id());
+        assert!(!exchange.force_cancel(call.id(), CancelReason::TimedOut));
     }
-    exchange.abandon(DetachCause::Disconnected, None);
+    exchange.on_dropped(DetachCause::Disconnected, None);
     assert_eq!(exchange.signal.reason(), None);
     assert_eq!(manager.cancels.load(Ordering::Relaxed), 0);
 }
@@ -459,11 +463,11 @@ fn a_call_that_was_answered_before_a_session_manager_got_it_is_not_in_flight() {
         } else {
             settled(&registry)
         };
-        exchange.answered_elsewhere();
+        exchange.on_answered_externally();
         exchange.bind(typed(), manager.clone(), || 0);
         // The session manager may refuse the request: see `contest`.
         assert!(older.is_in_flight(older_id));
-        older.answered_elsewhere();
+        older.on_answered_externally();
         assert_over(&registry, &exchange, &manager);
     }
 }
@@ -480,7 +484,7 @@ fn beside_an_answer(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce()
         for _ in 0..spins {
             std::hint::spin_loop();
         }
-        exchange.answered_elsewhere();
+        exchange.on_answered_externally();
     });
 }
 
@@ -508,7 +512,7 @@ fn a_call_that_is_answered_while_its_body_is_read_is_over() {
         let mut frames = Frames::default();
         assert!(frames.push(Bytes::from_static(BODY.as_bytes())));
         exchange.body_ended(Ok(frames));
-        beside_an_answer(&exchange, round % 500, || exchange.settle());
+        beside_an_answer(&exchange, round % 500, || exchange.parse_body());
         assert_over(&registry, &exchange, &Counts::of(7));
     }
 }
@@ -523,14 +527,16 @@ fn of_an_answer_and_a_deadline_one_wins() {
         exchange.set_replay(replays.clone());
         let mut is_cancelled = false;
         beside_an_answer(&exchange, round % 500, || {
-            is_cancelled = exchange.begin_end(id, CancelReason::TimedOut).is_some();
+            is_cancelled = exchange
+                .begin_force_cancel(id, CancelReason::TimedOut)
+                .is_some();
         });
         assert_eq!(
             exchange.signal.reason().is_some(),
             is_cancelled,
             "round {round}"
         );
-        let told = usize::from(is_cancelled && exchange.last_words().is_some());
+        let told = usize::from(is_cancelled && exchange.cancel_response().is_some());
         assert_eq!(usize::from(is_cancelled), told, "round {round}");
         assert_eq!(registry.len(), 0);
     }
@@ -542,7 +548,7 @@ fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
         let request = Request::get("/").body(()).unwrap();
-        let instance = Arc::new(Instance {
+        let instance = Arc::new(LayerShared {
             options: Options::default(),
             registry,
         });
@@ -551,7 +557,7 @@ fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
         let linked = tokio_util::sync::CancellationToken::new();
         exchange.link(linked.clone());
         beside_an_answer(&exchange, round % 500, || {
-            exchange.abandon(DetachCause::Disconnected, None);
+            exchange.on_dropped(DetachCause::Disconnected, None);
         });
         assert_eq!(
             exchange.signal.reason().is_some(),

@@ -18,7 +18,7 @@ const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// What is known of a call's stream when it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Going {
+pub(crate) struct StreamEnd {
     /// The stream had an event id, so its client can ask for the rest.
     pub(crate) replayable: bool,
     /// How long the server told its client to wait before it comes back.
@@ -31,45 +31,45 @@ pub(crate) struct Going {
 
 /// What to do with a call whose client has just gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum DisconnectAction {
     CancelNow,
     CancelAfter(Duration),
-    RunOn,
+    KeepRunning,
 }
 
 // === impl Going ===
 
-impl Going {
+impl StreamEnd {
     /// Whether its client may resume on another server, unseen by this one.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
-        let without_session = call.session().is_none() && !call.ends_with_its_stream();
+        let without_session = call.session().is_none() && !call.is_cancelled_on_disconnect();
         self.replayable && (self.stored || without_session)
     }
 
     /// How long the answer of a call that runs on is owed to its client.
-    pub(crate) fn patience(self) -> Duration {
+    pub(crate) fn resume_window(self) -> Duration {
         if self.replayable {
-            after(self.retry)
+            default_grace(self.retry)
         } else {
             Duration::ZERO
         }
     }
 
     /// How long a client stays away that does as it was told.
-    fn as_told(self) -> Duration {
-        as_told(self.retry.filter(|_| self.replayable))
+    fn retry_delay(self) -> Duration {
+        retry_delay(self.retry.filter(|_| self.replayable))
     }
 }
 
 // === impl Verdict ===
 
-impl Verdict {
+impl DisconnectAction {
     /// How long the answer of a call is owed to a client that goes so.
-    pub(crate) fn patience(self, going: Going) -> Duration {
+    pub(crate) fn resume_window(self, going: StreamEnd) -> Duration {
         match self {
             Self::CancelNow => Duration::ZERO,
             Self::CancelAfter(grace) => grace,
-            Self::RunOn => going.patience(),
+            Self::KeepRunning => going.resume_window(),
         }
     }
 }
@@ -78,60 +78,62 @@ impl Verdict {
 
 impl Grace {
     /// No verdict owes an answer for longer than this.
-    pub(crate) fn longest(self, retry: Option<Duration>) -> Duration {
+    pub(crate) fn max_grace(self, retry: Option<Duration>) -> Duration {
         match self {
-            Self::After(grace) | Self::AutoAfter(grace) => grace.max(after(retry)),
-            Self::Auto | Self::Immediate | Self::Never => after(retry),
+            Self::After(grace) | Self::AutoAfter(grace) => grace.max(default_grace(retry)),
+            Self::Auto | Self::Immediate | Self::Never => default_grace(retry),
         }
     }
 
-    pub(crate) fn verdict(self, call: &CallInfo, going: Going) -> Verdict {
-        if call.must_run_on() {
-            return Verdict::RunOn;
+    pub(crate) fn on_disconnect(self, call: &CallInfo, going: StreamEnd) -> DisconnectAction {
+        if call.is_task() {
+            return DisconnectAction::KeepRunning;
         }
         if call.method() == LISTEN {
-            return Verdict::CancelNow;
+            return DisconnectAction::CancelNow;
         }
         match self {
-            Self::Auto => auto(call, going),
-            Self::Immediate if going.by_server => auto(call, going),
-            Self::Immediate => Verdict::CancelNow,
-            Self::AutoAfter(grace) => match auto(call, going) {
-                Verdict::CancelAfter(_) => Verdict::CancelAfter(grace.max(going.as_told())),
+            Self::Auto => decide_auto(call, going),
+            Self::Immediate if going.by_server => decide_auto(call, going),
+            Self::Immediate => DisconnectAction::CancelNow,
+            Self::AutoAfter(grace) => match decide_auto(call, going) {
+                DisconnectAction::CancelAfter(_) => {
+                    DisconnectAction::CancelAfter(grace.max(going.retry_delay()))
+                }
                 verdict => verdict,
             },
-            Self::After(grace) => Verdict::CancelAfter(grace.max(going.as_told())),
-            Self::Never => Verdict::RunOn,
+            Self::After(grace) => DisconnectAction::CancelAfter(grace.max(going.retry_delay())),
+            Self::Never => DisconnectAction::KeepRunning,
         }
     }
 }
 
 /// How long a client that may come back is waited for.
-fn after(retry: Option<Duration>) -> Duration {
+fn default_grace(retry: Option<Duration>) -> Duration {
     let counted = retry.unwrap_or_default().min(MAX_RETRY);
     let attempts = 5 * counted + Duration::from_secs(5);
-    MIN_GRACE.max(attempts).max(as_told(retry))
+    MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 
 /// How long a client stays away that comes back after `retry`.
-fn as_told(retry: Option<Duration>) -> Duration {
+fn retry_delay(retry: Option<Duration>) -> Duration {
     let retry = retry.unwrap_or_default();
     retry.saturating_add(retry.min(MAX_DELAY))
 }
 
-fn auto(call: &CallInfo, going: Going) -> Verdict {
-    if call.ends_with_its_stream() || !going.replayable {
+fn decide_auto(call: &CallInfo, going: StreamEnd) -> DisconnectAction {
+    if call.is_cancelled_on_disconnect() || !going.replayable {
         // A stream that the server ended on purpose was not hung up.
         return if going.by_server {
-            Verdict::RunOn
+            DisconnectAction::KeepRunning
         } else {
-            Verdict::CancelNow
+            DisconnectAction::CancelNow
         };
     }
     if going.may_be_resumed_elsewhere(call) {
-        return Verdict::RunOn;
+        return DisconnectAction::KeepRunning;
     }
-    Verdict::CancelAfter(after(going.retry))
+    DisconnectAction::CancelAfter(default_grace(going.retry))
 }
 
 #[cfg(test)]
@@ -141,7 +143,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    const STREAMING: Going = Going {
+    const STREAMING: StreamEnd = StreamEnd {
         replayable: true,
         retry: Some(Duration::from_secs(3)),
         by_server: false,
@@ -154,113 +156,137 @@ mod tests {
         call
     }
 
-    fn auto(going: Going) -> Verdict {
-        Grace::Auto.verdict(&call("tools/call", true), going)
+    fn auto(going: StreamEnd) -> DisconnectAction {
+        Grace::Auto.on_disconnect(&call("tools/call", true), going)
     }
 
     #[test]
     fn auto_waits_only_for_a_client_that_can_come_back() {
-        assert_eq!(auto(STREAMING), Verdict::CancelAfter(MIN_GRACE));
-        let silent = Going {
+        assert_eq!(auto(STREAMING), DisconnectAction::CancelAfter(MIN_GRACE));
+        let silent = StreamEnd {
             replayable: false,
             ..STREAMING
         };
-        assert_eq!(auto(silent), Verdict::CancelNow);
+        assert_eq!(auto(silent), DisconnectAction::CancelNow);
         let stateless = call("tools/call", false);
-        assert_eq!(Grace::Auto.verdict(&stateless, silent), Verdict::CancelNow);
+        assert_eq!(
+            Grace::Auto.on_disconnect(&stateless, silent),
+            DisconnectAction::CancelNow
+        );
     }
 
     #[test]
     fn auto_waits_for_nobody_from_2026_07_28_on() {
         let mut call = call("tools/call", false);
-        call.set_ends_with_its_stream(true);
-        assert_eq!(Grace::Auto.verdict(&call, STREAMING), Verdict::CancelNow);
-        let ended = Going {
+        call.set_cancelled_on_disconnect(true);
+        assert_eq!(
+            Grace::Auto.on_disconnect(&call, STREAMING),
+            DisconnectAction::CancelNow
+        );
+        let ended = StreamEnd {
             by_server: true,
             ..STREAMING
         };
-        assert_eq!(Grace::Auto.verdict(&call, ended), Verdict::RunOn);
+        assert_eq!(
+            Grace::Auto.on_disconnect(&call, ended),
+            DisconnectAction::KeepRunning
+        );
     }
 
     #[test]
     fn auto_after_changes_how_long_a_client_is_waited_for_and_nothing_else() {
         let after = |session, going| {
-            Grace::AutoAfter(9 * SECOND).verdict(&call("tools/call", session), going)
+            Grace::AutoAfter(9 * SECOND).on_disconnect(&call("tools/call", session), going)
         };
-        let lost = Going {
+        let lost = StreamEnd {
             replayable: false,
             ..STREAMING
         };
-        let ended = Going {
+        let ended = StreamEnd {
             by_server: true,
             ..lost
         };
-        assert_eq!(after(true, STREAMING), Verdict::CancelAfter(9 * SECOND));
+        assert_eq!(
+            after(true, STREAMING),
+            DisconnectAction::CancelAfter(9 * SECOND)
+        );
         for (session, going) in [
             (true, lost),
             (false, lost),
             (true, ended),
             (false, STREAMING),
         ] {
-            let as_auto = Grace::Auto.verdict(&call("tools/call", session), going);
+            let as_auto = Grace::Auto.on_disconnect(&call("tools/call", session), going);
             assert_eq!(after(session, going), as_auto, "{going:?}");
         }
     }
 
     #[test]
     fn auto_gives_a_slow_client_five_times_its_retry() {
-        let retry = |seconds| Going {
+        let retry = |seconds| StreamEnd {
             retry: Some(seconds * SECOND),
             ..STREAMING
         };
-        assert_eq!(auto(retry(0)), Verdict::CancelAfter(MIN_GRACE));
-        assert_eq!(auto(retry(10)), Verdict::CancelAfter(55 * SECOND));
-        assert_eq!(auto(retry(3_000)), Verdict::CancelAfter(3005 * SECOND));
-        // It counts once at least.
-        assert_eq!(auto(retry(4_000)), Verdict::CancelAfter(4005 * SECOND));
+        assert_eq!(auto(retry(0)), DisconnectAction::CancelAfter(MIN_GRACE));
+        assert_eq!(auto(retry(10)), DisconnectAction::CancelAfter(55 * SECOND));
         assert_eq!(
-            auto(Going {
+            auto(retry(3_000)),
+            DisconnectAction::CancelAfter(3005 * SECOND)
+        );
+        // It counts once at least.
+        assert_eq!(
+            auto(retry(4_000)),
+            DisconnectAction::CancelAfter(4005 * SECOND)
+        );
+        assert_eq!(
+            auto(StreamEnd {
                 retry: None,
                 ..STREAMING
             }),
-            Verdict::CancelAfter(MIN_GRACE)
+            DisconnectAction::CancelAfter(MIN_GRACE)
         );
     }
 
     #[test]
     fn auto_reads_no_hang_up_into_a_stream_that_the_server_ended() {
-        let ended = Going {
+        let ended = StreamEnd {
             by_server: true,
             replayable: false,
             ..STREAMING
         };
-        assert_eq!(auto(ended), Verdict::RunOn);
+        assert_eq!(auto(ended), DisconnectAction::KeepRunning);
         let stateless = call("tools/call", false);
-        let ended = Going {
+        let ended = StreamEnd {
             by_server: true,
             ..STREAMING
         };
-        assert_eq!(Grace::Auto.verdict(&stateless, ended), Verdict::RunOn);
+        assert_eq!(
+            Grace::Auto.on_disconnect(&stateless, ended),
+            DisconnectAction::KeepRunning
+        );
     }
 
     #[test]
     fn auto_lets_run_what_may_be_resumed_elsewhere() {
         assert_eq!(
-            auto(Going {
+            auto(StreamEnd {
                 stored: true,
                 ..STREAMING
             }),
-            Verdict::RunOn
+            DisconnectAction::KeepRunning
         );
         // Without a session only a store makes event ids.
         let stateless = call("tools/call", false);
-        assert_eq!(Grace::Auto.verdict(&stateless, STREAMING), Verdict::RunOn);
         assert_eq!(
-            Grace::Immediate.verdict(&stateless, STREAMING),
-            Verdict::CancelNow
+            Grace::Auto.on_disconnect(&stateless, STREAMING),
+            DisconnectAction::KeepRunning
         );
-        let after = Grace::After(9 * SECOND).verdict(&stateless, STREAMING);
-        assert_eq!(after, Verdict::CancelAfter(9 * SECOND));
+        assert_eq!(
+            Grace::Immediate.on_disconnect(&stateless, STREAMING),
+            DisconnectAction::CancelNow
+        );
+        let after = Grace::After(9 * SECOND).on_disconnect(&stateless, STREAMING);
+        assert_eq!(after, DisconnectAction::CancelAfter(9 * SECOND));
     }
 
     #[test]
@@ -272,10 +298,16 @@ mod tests {
             Grace::Never,
         ] {
             let listen = call("subscriptions/listen", false);
-            assert_eq!(grace.verdict(&listen, STREAMING), Verdict::CancelNow);
+            assert_eq!(
+                grace.on_disconnect(&listen, STREAMING),
+                DisconnectAction::CancelNow
+            );
             let mut task = call("tools/call", true);
-            task.set_must_run_on(true);
-            assert_eq!(grace.verdict(&task, STREAMING), Verdict::RunOn);
+            task.set_task(true);
+            assert_eq!(
+                grace.on_disconnect(&task, STREAMING),
+                DisconnectAction::KeepRunning
+            );
         }
     }
 
@@ -283,13 +315,16 @@ mod tests {
     fn an_explicit_grace_replaces_the_table() {
         let call = call("tools/call", false);
         assert_eq!(
-            Grace::After(9 * SECOND).verdict(&call, STREAMING),
-            Verdict::CancelAfter(9 * SECOND)
+            Grace::After(9 * SECOND).on_disconnect(&call, STREAMING),
+            DisconnectAction::CancelAfter(9 * SECOND)
         );
-        assert_eq!(Grace::Never.verdict(&call, STREAMING), Verdict::RunOn);
         assert_eq!(
-            Grace::Immediate.verdict(&call, STREAMING),
-            Verdict::CancelNow
+            Grace::Never.on_disconnect(&call, STREAMING),
+            DisconnectAction::KeepRunning
+        );
+        assert_eq!(
+            Grace::Immediate.on_disconnect(&call, STREAMING),
+            DisconnectAction::CancelNow
         );
     }
 
@@ -297,34 +332,34 @@ mod tests {
     fn no_grace_is_shorter_than_what_the_server_told_a_client_that_can_come_back() {
         for grace in [Grace::After(30 * SECOND), Grace::AutoAfter(30 * SECOND)] {
             let verdict = |retry, replayable| {
-                let going = Going {
+                let going = StreamEnd {
                     retry: Some(retry),
                     replayable,
                     ..STREAMING
                 };
-                grace.verdict(&call("tools/call", true), going)
+                grace.on_disconnect(&call("tools/call", true), going)
             };
-            let cancel_after = |seconds| Verdict::CancelAfter(seconds * SECOND);
+            let cancel_after = |seconds| DisconnectAction::CancelAfter(seconds * SECOND);
             assert_eq!(verdict(3 * SECOND, true), cancel_after(30));
             assert_eq!(verdict(25 * SECOND, true), cancel_after(30));
             assert_eq!(verdict(60 * SECOND, true), cancel_after(65));
         }
-        let cannot = Going {
+        let cannot = StreamEnd {
             retry: Some(60 * SECOND),
             replayable: false,
             ..STREAMING
         };
-        let after = Grace::After(SECOND).verdict(&call("tools/call", true), cannot);
-        assert_eq!(after, Verdict::CancelAfter(SECOND));
+        let after = Grace::After(SECOND).on_disconnect(&call("tools/call", true), cannot);
+        assert_eq!(after, DisconnectAction::CancelAfter(SECOND));
     }
 
     #[test]
     fn immediate_does_not_mean_a_client_that_was_told_to_come_back() {
-        let polling = Going {
+        let polling = StreamEnd {
             by_server: true,
             ..STREAMING
         };
-        let verdict = Grace::Immediate.verdict(&call("tools/call", true), polling);
-        assert_eq!(verdict, Verdict::CancelAfter(MIN_GRACE));
+        let verdict = Grace::Immediate.on_disconnect(&call("tools/call", true), polling);
+        assert_eq!(verdict, DisconnectAction::CancelAfter(MIN_GRACE));
     }
 }

@@ -13,13 +13,13 @@ use std::{
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::state::{Attachment, Exchange, Instance, Resume};
+use super::state::{Attachment, Exchange, LayerShared, Resume};
 use crate::{
     call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
     headers::LAST_EVENT_ID,
     lock::lock,
     observe::Event,
-    registry::{End, Named, UNSEEN_FOR, Wait},
+    registry::{DetachedState, Named, RetainedOutcome, UNOBSERVED_TTL},
 };
 
 /// What an accepted resume is.
@@ -36,9 +36,9 @@ pub(super) enum Accepted {
 impl Exchange {
     /// The client of a call came back for it: another stream of it lives from now on. `None` if it has ended.
     pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
-        let attached = self.at_home(|core| Some((core.detachment(id), core.attach(id)?)));
+        let attached = self.with_session(|core| Some((core.detachment(id), core.attach(id)?)));
         let (detachment, generation) = attached??;
-        self.resumed(id, detachment);
+        self.on_resumed(id, detachment);
         Some(Attachment {
             exchange: self.clone(),
             id,
@@ -48,25 +48,25 @@ impl Exchange {
 
     /// Lets a call run on, however long its client stays away: it may have come back where nobody can see it. If the loss of its
     /// present stream is still to be noticed, that means nothing then. Returns `false` if the call has ended.
-    pub(crate) fn spare(&self, id: CallId) -> bool {
+    pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
         };
         let now = Instant::now();
         // As if no stream of it were read.
-        let going = self.going(true);
-        let unseen = Wait::Unseen {
-            until: now + UNSEEN_FOR,
-            patience: going.patience(),
+        let going = self.stream_end(true);
+        let unseen = DetachedState::ForgetAt {
+            until: now + UNOBSERVED_TTL,
+            resume_window: going.resume_window(),
         };
-        let wait = self.run_on(call, going, now).unwrap_or(unseen);
-        let is_spared = self.at_home(|core| core.spare(id, wait));
+        let wait = self.keep_running_state(call, going, now).unwrap_or(unseen);
+        let is_spared = self.with_session(|core| core.set_maybe_resumed(id, wait));
         is_spared.unwrap_or(false)
     }
 
     /// The client of a call came back for it, and was taken.
-    pub(crate) fn resumed(&self, id: CallId, detachment: Option<Detachment>) {
-        self.state().going = None;
+    pub(crate) fn on_resumed(&self, id: CallId, detachment: Option<Detachment>) {
+        self.state().stream_end_cause = None;
         if let Some(call) = self.call(id) {
             self.report(&Event::Resumed { call, detachment });
         }
@@ -86,8 +86,8 @@ fn as_text(event_id: &[u8]) -> Cow<'_, [u8]> {
 
 impl Resume {
     /// `None` if the headers do not name one event.
-    pub(super) fn receive(
-        instance: &Instance,
+    pub(super) fn begin(
+        instance: &LayerShared,
         session: SessionKey,
         headers: &HeaderMap,
     ) -> Option<Self> {
@@ -97,16 +97,16 @@ impl Resume {
         };
         let event_id = as_text(event_id.as_bytes().trim_ascii());
         let event_id = &*event_id;
-        let holds = instance.registry.visit(&session.id, |core| {
+        let holds = instance.registry.with_session(&session.id, |core| {
             let now = Instant::now();
             // In whatever scope: who gave out the id may not be known yet.
-            let mut calls = core.that_may_have(event_id);
-            calls.retain(|(id, _)| core.hold(*id, now));
+            let mut calls = core.candidates_for_event(event_id);
+            calls.retain(|(id, _)| core.begin_resume(*id, now));
             calls
         });
         Some(Self {
             event_id: event_id.into(),
-            holds: Mutex::new(holds.unwrap_or_default()),
+            paused_calls: Mutex::new(holds.unwrap_or_default()),
             session,
         })
     }
@@ -117,54 +117,56 @@ impl Resume {
     }
 
     /// The inner service answered it with a stream.
-    pub(super) fn accept(&self, instance: &Instance) -> Accepted {
+    pub(super) fn accept(&self, instance: &LayerShared) -> Accepted {
         if self.is_managed() {
-            self.release();
+            self.end();
             return Accepted::Nothing;
         }
-        let accepted = match instance.registry.named(&self.session, &self.event_id) {
+        let accepted = match instance.registry.match_event(&self.session, &self.event_id) {
             Named::Call(id, exchange) => {
                 let attached = exchange.attach(id);
                 attached.map_or(Accepted::Nothing, Accepted::Attached)
             }
-            Named::Ended(End::Cancelled(request, reason)) => Accepted::Cancelled(request, reason),
-            Named::OneOf(calls) => {
+            Named::Ended(RetainedOutcome::Cancelled(request, reason)) => {
+                Accepted::Cancelled(request, reason)
+            }
+            Named::Ambiguous(calls) => {
                 // Also those that another resume holds: it may be refused.
                 for (id, exchange) in calls {
-                    exchange.spare(id);
+                    exchange.set_maybe_resumed(id);
                 }
                 Accepted::Nothing
             }
-            Named::Nothing | Named::Ended(End::Answered(_)) => Accepted::Nothing,
+            Named::Nothing | Named::Ended(RetainedOutcome::Answered(_)) => Accepted::Nothing,
         };
-        self.release();
+        self.end();
         accepted
     }
 
     /// The exchange of the call in flight that it asks for.
-    pub(super) fn target(&self, instance: &Instance) -> Option<Arc<Exchange>> {
-        let sole = instance
-            .registry
-            .visit(&self.session.id, |core| core.sole_with(&self.event_id));
+    pub(super) fn target(&self, instance: &LayerShared) -> Option<Arc<Exchange>> {
+        let sole = instance.registry.with_session(&self.session.id, |core| {
+            core.unique_match_for_event(&self.event_id)
+        });
         Some(sole??.1)
     }
 
     /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.
-    pub(super) fn is_going(&self, instance: &Instance, cause: DetachCause) {
+    pub(super) fn set_end_cause(&self, instance: &LayerShared, cause: DetachCause) {
         // Which is what it takes a drop for.
         if cause != DetachCause::Disconnected
             && self.is_managed()
             && let Some(exchange) = self.target(instance)
         {
-            exchange.state().going = Some(cause);
+            exchange.state().stream_end_cause = Some(cause);
         }
     }
 
     /// Lets the clocks go on that it stopped.
-    pub(super) fn release(&self) {
-        let holds = mem::take(&mut *lock(&self.holds));
+    pub(super) fn end(&self) {
+        let holds = mem::take(&mut *lock(&self.paused_calls));
         for (id, exchange) in holds {
-            exchange.at_home(|core| core.release(id, Instant::now()));
+            exchange.with_session(|core| core.end_resume(id, Instant::now()));
         }
     }
 }

@@ -19,7 +19,7 @@ use super::state::{Exchange, RequestKind};
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     jsonrpc,
-    registry::Outlet,
+    registry::StreamHandle,
     timer::{OnDeadline, TimerHandle},
 };
 
@@ -30,7 +30,7 @@ pub(crate) struct Delivering(Arc<Exchange>);
 
 impl Drop for Delivering {
     fn drop(&mut self) {
-        self.0.instance.registry.end_delivery();
+        self.0.shared.registry.end_delivery();
     }
 }
 
@@ -38,116 +38,116 @@ impl Drop for Delivering {
 
 impl Exchange {
     /// A stream of its call is open, or of the call that it resumes. Returns the exchange of the latter, if there is one.
-    pub(crate) fn open(&self, outlet: Weak<dyn Outlet>) -> Option<Arc<Exchange>> {
+    pub(crate) fn on_stream_opened(&self, outlet: Weak<dyn StreamHandle>) -> Option<Arc<Exchange>> {
         let mut resumed = None;
         match &self.kind {
             RequestKind::Resume(resume) => {
-                resumed = resume.target(&self.instance);
+                resumed = resume.target(&self.shared);
                 if let Some(exchange) = &resumed {
-                    exchange.add_outlet(outlet.clone());
+                    exchange.add_stream(outlet.clone());
                 }
             }
             _ if self.info().is_some() => {
-                if self.is_call_over()
+                if self.has_call_ended()
                     && let Some(next) = self.next_call()
                 {
-                    return next.open(outlet);
+                    return next.on_stream_opened(outlet);
                 }
-                self.add_outlet(outlet);
+                self.add_stream(outlet);
                 // One of the two sees the other: who ends its call, and this.
-                if self.is_call_over() || self.outlasts_the_server() {
-                    self.hand_over();
+                if self.has_call_ended() || self.may_outlive_drain() {
+                    self.register_orphaned_streams();
                 }
                 return None;
             }
-            _ => self.add_outlet(outlet.clone()),
+            _ => self.add_stream(outlet.clone()),
         }
-        self.instance.registry.open(outlet);
+        self.shared.registry.register_stream(outlet);
         resumed
     }
 
     /// Whether its call has ended. A stream of it that then has nothing to say would be nobody's.
-    pub(crate) fn is_call_over(&self) -> bool {
-        self.call_over.load(Ordering::Acquire)
+    pub(crate) fn has_call_ended(&self) -> bool {
+        self.has_call_ended.load(Ordering::Acquire)
     }
 
     /// Its call has ended. `true` if older streams of it are open, which nothing may come to any more. (The newest
     /// is the one on which the answer came, or the one that its client left.)
-    pub(super) fn note_call_over(&self, is_delivering: bool) -> bool {
+    pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();
         // After that: who sees that it is over sees how.
-        self.call_over.store(true, Ordering::Release);
-        state.last_words.has_older()
+        self.has_call_ended.store(true, Ordering::Release);
+        state.streams.has_older()
     }
 
     /// The answer of its call, if that is on its way to a client that is there.
     pub(crate) fn delivering(self: &Arc<Self>) -> Option<Delivering> {
-        if !self.is_call_over() || !self.state().is_delivering {
+        if !self.has_call_ended() || !self.state().is_delivering {
             return None;
         }
-        self.instance.registry.begin_delivery();
+        self.shared.registry.begin_delivery();
         Some(Delivering(self.clone()))
     }
 
     /// Has the registry keep its open streams as well: a drain would not find them by a call.
     #[cold]
-    pub(crate) fn hand_over(&self) {
+    pub(crate) fn register_orphaned_streams(&self) {
         let (mut outlets, is_delivering) = {
             let state = self.state();
-            (state.last_words.open(), state.is_delivering)
+            (state.streams.open(), state.is_delivering)
         };
-        let registry = &self.instance.registry;
+        let registry = &self.shared.registry;
         // The newest stream carries the answer, and ends with it.
         if let Some(newest) = outlets.pop_if(|_| is_delivering) {
-            registry.keep(newest);
+            registry.register_ending_stream(newest);
         }
         for outlet in outlets {
-            registry.open(outlet);
+            registry.register_stream(outlet);
         }
     }
 
     /// Whether the server has come to its end, and its call goes on all the same.
-    fn outlasts_the_server(&self) -> bool {
-        let registry = &self.instance.registry;
-        registry.is_closed() && self.info().is_some_and(CallInfo::must_run_on)
+    fn may_outlive_drain(&self) -> bool {
+        let registry = &self.shared.registry;
+        registry.is_closed() && self.info().is_some_and(CallInfo::is_task)
     }
 
-    fn add_outlet(&self, outlet: Weak<dyn Outlet>) {
-        let said = self.state().last_words.add(outlet);
+    fn add_stream(&self, outlet: Weak<dyn StreamHandle>) {
+        let said = self.state().streams.add(outlet);
         if let Some((message, outlet)) = said {
-            outlet.tell(message);
+            outlet.send(message);
             outlet.close();
         }
     }
 
     /// Tells whoever is attached that its call was cancelled.
     #[cold]
-    pub(super) fn tell_client(&self, id: CallId, reason: CancelReason) {
+    pub(super) fn send_cancel_error(&self, id: CallId, reason: CancelReason) {
         let Some(call) = self.call(id) else {
             return;
         };
         let message = jsonrpc::cancelled(call.request_id(), reason);
-        let outlets = self.state().last_words.say(message.clone());
+        let outlets = self.state().streams.set_error(message.clone());
         for outlet in outlets {
-            outlet.tell(message.clone());
+            outlet.send(message.clone());
             outlet.close();
         }
-        self.closed.store(true, Ordering::Release);
-        self.answerer.wake();
+        self.is_cancelled_here.store(true, Ordering::Release);
+        self.response_waker.wake();
     }
 
     /// Has the response future woken for what [`last_words`](Self::last_words) has then.
-    pub(crate) fn notify(&self, waker: &Waker) {
-        self.answerer.register(waker);
+    pub(crate) fn set_response_waker(&self, waker: &Waker) {
+        self.response_waker.register(waker);
     }
 
     /// The JSON-RPC answer to its call, once that was cancelled here.
-    pub(crate) fn last_words(&self) -> Option<Bytes> {
-        if !self.closed.load(Ordering::Acquire) {
+    pub(crate) fn cancel_response(&self) -> Option<Bytes> {
+        if !self.is_cancelled_here.load(Ordering::Acquire) {
             return None;
         }
-        self.state().last_words.message()
+        self.state().streams.error()
     }
 
     /// Its call, if it has not ended.
@@ -158,21 +158,21 @@ impl Exchange {
 
     /// How often its streams are probed.
     pub(crate) fn keep_alive(&self) -> Option<Duration> {
-        self.instance.options.keep_alive
+        self.shared.options.keep_alive
     }
 
     /// How long its client may leave a stream unread.
     pub(crate) fn stall_timeout(&self) -> Option<Duration> {
-        self.instance.options.stall_timeout
+        self.shared.options.stall_timeout
     }
 
     /// Has a stream of it looked at, after `timeout` for the first time.
-    pub(crate) fn watch(
+    pub(crate) fn set_stream_timer(
         &self,
         stream: Weak<dyn OnDeadline>,
         timeout: Duration,
     ) -> Option<TimerHandle> {
         let at = Instant::now().checked_add(timeout)?;
-        Some(self.instance.registry.timer().set(at, stream))
+        Some(self.shared.registry.timer().set(at, stream))
     }
 }

@@ -5,34 +5,34 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    Core,
-    entry::{Entry, Place},
-    index::{self, EventId, NameHash, SessionsOfId, StreamId},
-    records::End,
-    streams::{Form, Streams},
+    SessionState,
+    entry::{CallKey, Entry},
+    index::{self, EventId, KeyHash, ScopeSet, StreamId},
+    retained_call::RetainedOutcome,
+    streams::{EventIdFormat, Streams},
 };
 use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
 
 /// What an event id names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Named<T, A> {
+pub(crate) enum EventMatch<T, A> {
     Nothing,
     /// A stream of a call in flight.
     Call(CallId, T),
     /// Perhaps one of these: not all of their streams are known by name, or several have it.
-    OneOf(Vec<(CallId, T)>),
+    Ambiguous(Vec<(CallId, T)>),
     /// A stream of a call that has ended.
-    Ended(End<A>),
+    Ended(RetainedOutcome<A>),
 }
 
 // === impl Named ===
 
-impl<T, A> Named<T, A> {
+impl<T, A> EventMatch<T, A> {
     /// The calls in flight that may be meant.
     pub(crate) fn in_flight(self) -> Vec<(CallId, T)> {
         match self {
             Self::Call(id, call) => vec![(id, call)],
-            Self::OneOf(calls) => calls,
+            Self::Ambiguous(calls) => calls,
             Self::Nothing | Self::Ended(_) => Vec::new(),
         }
     }
@@ -40,16 +40,16 @@ impl<T, A> Named<T, A> {
 
 // === impl Core ===
 
-impl<T: Clone, A: Clone> Core<T, A> {
+impl<T: Clone, A: Clone> SessionState<T, A> {
     /// Notes an event id of a call's stream.
-    pub(crate) fn name(&mut self, id: CallId, event_id: &[u8], form: Form) {
+    pub(crate) fn record_event_id(&mut self, id: CallId, event_id: &[u8], format: EventIdFormat) {
         let session = self.calls.get(id).and_then(Entry::session);
         let Some(session) = session else {
             return;
         };
-        let stream = match (form, index::numbers(event_id)) {
-            (Form::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
-            (_, numbers) => match self.name_of_any(id, session, event_id, numbers) {
+        let stream = match (format, index::numbers(event_id)) {
+            (EventIdFormat::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
+            (_, numbers) => match self.record_opaque_event_id(id, session, event_id, numbers) {
                 Some(stream) => stream,
                 None => return,
             },
@@ -58,20 +58,20 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some(forgotten) = entry.and_then(|entry| entry.streams.add(stream)) else {
             return;
         };
-        let slot = self.common.names.stream(session, stream);
+        let slot = self.shared.hasher.stream(session, stream);
         self.index.insert(slot, id);
         if let Some(forgotten) = forgotten {
-            self.has_blurred = true;
-            self.unname(session, forgotten, id);
+            self.has_incomplete_event_ids = true;
+            self.unindex_stream(session, forgotten, id);
         }
     }
 
     /// What an event of any server is entered under. `None` if it counts up from the last one, or from nothing, and no
     /// other call of the session counts so.
-    fn name_of_any(
+    fn record_opaque_event_id(
         &mut self,
         id: CallId,
-        session: NameHash,
+        session: KeyHash,
         event_id: &[u8],
         numbers: Option<(u64, u64)>,
     ) -> Option<StreamId> {
@@ -81,18 +81,20 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
         let event = EventId {
             numbers,
-            hash: self.common.names.event(event_id),
+            hash: self.shared.hasher.event(event_id),
         };
-        let mut owners = event.streams().filter_map(|name| self.owner(session, name));
+        let mut owners = event
+            .streams()
+            .filter_map(|name| self.call_of_stream(session, name));
         let has_rival = owners.any(|(owner, _)| owner != id);
-        self.has_rivals |= has_rival;
+        self.has_shared_event_ids |= has_rival;
         let entry = self.calls.get_mut(id)?;
         if let Some((index, stream)) = numbers.filter(|_| !has_rival)
             && entry.streams.start_run(index, stream)
         {
             let slot = self
-                .common
-                .names
+                .shared
+                .hasher
                 .stream(session, StreamId::Numbered(stream));
             self.index.insert(slot, id);
             return None;
@@ -101,26 +103,26 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Notes that a call's event ids are not all known, because its stream cannot be read.
-    pub(crate) fn blur(&mut self, id: CallId) {
+    pub(crate) fn mark_event_ids_incomplete(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
-            entry.streams.blur();
-            self.has_blurred = true;
+            entry.streams.mark_incomplete();
+            self.has_incomplete_event_ids = true;
         }
     }
 
-    pub(super) fn forget_streams(&mut self, id: CallId, session: NameHash, streams: &Streams) {
+    pub(super) fn unindex_streams(&mut self, id: CallId, session: KeyHash, streams: &Streams) {
         for stream in streams.iter() {
-            self.unname(session, stream, id);
+            self.unindex_stream(session, stream, id);
         }
     }
 
-    fn unname(&mut self, session: NameHash, stream: StreamId, id: CallId) {
-        let slot = self.common.names.stream(session, stream);
-        self.free(slot, id);
+    fn unindex_stream(&mut self, session: KeyHash, stream: StreamId, id: CallId) {
+        let slot = self.shared.hasher.stream(session, stream);
+        self.unindex(slot, id);
     }
 
     /// Frees a name if it is a call's own, and says whether it was. `None` if it is nobody's.
-    fn free(&mut self, slot: NameHash, id: CallId) -> Option<bool> {
+    fn unindex(&mut self, slot: KeyHash, id: CallId) -> Option<bool> {
         let is_owner = *self.index.get(slot)? == id;
         if is_owner {
             self.index.remove(slot);
@@ -129,73 +131,75 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Gives up the id of a call that left. `false` if another call may be meant by it.
-    pub(super) fn free_id(&mut self, id: CallId, place: &Place) -> bool {
-        let slot = self.common.names.request(place.session, &place.request);
-        if let Some(was_its_own) = self.free(slot, id) {
+    pub(super) fn unindex_request(&mut self, id: CallId, place: &CallKey) -> bool {
+        let slot = self.shared.hasher.request(place.session, &place.request);
+        if let Some(was_its_own) = self.unindex(slot, id) {
             return was_its_own;
         }
         let mut others = self.calls().filter(|(other, _)| *other != id);
-        !others.any(|(_, other)| other.is(place.session, &place.request))
+        !others.any(|(_, other)| other.has_key(place.session, &place.request))
     }
 
     /// What an event id of a session names.
-    pub(crate) fn named(&self, scope: &Scope, event_id: &[u8]) -> Named<T, A> {
+    pub(crate) fn match_event(&self, scope: &Scope, event_id: &[u8]) -> EventMatch<T, A> {
         match self.session(scope) {
-            Some(session) => self.named_in(session, event_id),
-            None => Named::Nothing,
+            Some(session) => self.match_event_in(session, event_id),
+            None => EventMatch::Nothing,
         }
     }
 
-    fn named_in(&self, session: NameHash, event_id: &[u8]) -> Named<T, A> {
+    fn match_event_in(&self, session: KeyHash, event_id: &[u8]) -> EventMatch<T, A> {
         let is_its = |entry: &Entry<T>| entry.session() == Some(session);
-        let event = self.common.names.event_id(event_id);
-        let mut calls = if self.has_rivals {
-            self.calls_that(|entry| is_its(entry) && entry.streams.have(event))
+        let event = self.shared.hasher.event_id(event_id);
+        let mut calls = if self.has_shared_event_ids {
+            self.calls_where(|entry| is_its(entry) && entry.streams.contains(event))
         } else {
-            self.on(session, event).into_iter().collect()
+            self.call_with_event(session, event).into_iter().collect()
         };
         if let Some((id, call)) = calls.pop() {
             if calls.is_empty() {
-                return Named::Call(id, call);
+                return EventMatch::Call(id, call);
             }
             calls.push((id, call));
-            return Named::OneOf(calls);
+            return EventMatch::Ambiguous(calls);
         }
-        if let Some(end) = self.memory.end_of(session, event) {
-            return Named::Ended(end.clone());
+        if let Some(end) = self.retained.outcome_of(session, event) {
+            return EventMatch::Ended(end.clone());
         }
         // A late client asks for what is forgotten: that must not take longer the more calls there are.
-        let blurred = if self.has_blurred {
-            self.calls_that(|entry| is_its(entry) && entry.streams.are_blurred())
+        let blurred = if self.has_incomplete_event_ids {
+            self.calls_where(|entry| is_its(entry) && entry.streams.is_incomplete())
         } else {
             Vec::new()
         };
         if blurred.is_empty() {
-            Named::Nothing
+            EventMatch::Nothing
         } else {
-            Named::OneOf(blurred)
+            EventMatch::Ambiguous(blurred)
         }
     }
 
     /// The call in flight that an event was seen on, if no two have the same.
-    fn on(&self, session: NameHash, event: EventId) -> Option<(CallId, T)> {
-        let mut owners = event.streams().filter_map(|name| self.owner(session, name));
+    fn call_with_event(&self, session: KeyHash, event: EventId) -> Option<(CallId, T)> {
+        let mut owners = event
+            .streams()
+            .filter_map(|name| self.call_of_stream(session, name));
         let is_it =
-            |entry: &Entry<T>| entry.session() == Some(session) && entry.streams.have(event);
+            |entry: &Entry<T>| entry.session() == Some(session) && entry.streams.contains(event);
         let (id, entry) = owners.find(|(_, entry)| is_it(entry))?;
         Some((id, entry.call.clone()))
     }
 
     /// The call that a stream is entered for.
-    fn owner(&self, session: NameHash, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
-        let id = *self.index.get(self.common.names.stream(session, stream))?;
+    fn call_of_stream(&self, session: KeyHash, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
+        let id = *self.index.get(self.shared.hasher.stream(session, stream))?;
         Some((id, self.calls.get(id)?))
     }
 
     /// The session with this id in a scope.
-    pub(super) fn session(&self, scope: &Scope) -> Option<NameHash> {
+    pub(super) fn session(&self, scope: &Scope) -> Option<KeyHash> {
         let (_, id) = self.session_id.as_ref()?;
-        Some(self.common.names.session(*id, scope))
+        Some(self.shared.hasher.session(*id, scope))
     }
 
     /// The call of a session with this JSON-RPC id, if its request was accepted.
@@ -203,37 +207,41 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.accepted(self.session(scope)?, request)
     }
 
-    fn accepted(&self, session: NameHash, request: &RequestId) -> Option<(CallId, T)> {
-        let slot = self.common.names.request(session, request);
+    fn accepted(&self, session: KeyHash, request: &RequestId) -> Option<(CallId, T)> {
+        let slot = self.shared.hasher.request(session, request);
         let id = *self.index.get(slot)?;
         let entry = self.calls.get(id)?;
-        let is_it = entry.is(session, request);
+        let is_it = entry.has_key(session, request);
         is_it.then(|| (id, entry.call.clone()))
     }
 
     /// The same, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
+    pub(crate) fn find_unaccepted_too(
+        &self,
+        scope: &Scope,
+        request: &RequestId,
+    ) -> Option<(CallId, T)> {
         self.find(scope, request).or_else(|| {
             let session = self.session(scope)?;
             let mut calls = self.calls();
-            let (id, entry) = calls.find(|(_, entry)| entry.is(session, request))?;
+            let (id, entry) = calls.find(|(_, entry)| entry.has_key(session, request))?;
             Some((id, entry.call.clone()))
         })
     }
 
     /// The call with this JSON-RPC id, in whatever scope. `None` if there is none, or one in more than one scope.
-    pub(crate) fn find_in_any(&self, request: &RequestId) -> Option<CallId> {
-        if let SessionsOfId::One(session) = self.sessions
+    pub(crate) fn find_unique(&self, request: &RequestId) -> Option<CallId> {
+        if let ScopeSet::One(session) = self.scopes
             && let Some((id, _)) = self.accepted(session, request)
         {
             return Some(id);
         }
         let places = self
             .calls()
-            .filter_map(|(id, entry)| Some((id, entry.place.as_ref()?)));
+            .filter_map(|(id, entry)| Some((id, entry.key.as_ref()?)));
         let its = places.filter(|(_, place)| place.request == *request);
         let mut its: Vec<_> = its
-            .map(|(id, place)| (place.session, !place.owns_id, id))
+            .map(|(id, place)| (place.session, !place.is_accepted, id))
             .collect();
         // Of each session the one that was accepted, if one was.
         its.sort_unstable();
@@ -245,36 +253,36 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// The calls in flight that an event id may name, of the sessions of all scopes.
-    pub(crate) fn that_may_have(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
-        match self.sessions {
-            SessionsOfId::None => return Vec::new(),
-            SessionsOfId::One(session) => return self.named_in(session, event_id).in_flight(),
-            SessionsOfId::Several => {}
+    pub(crate) fn candidates_for_event(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
+        match self.scopes {
+            ScopeSet::None => return Vec::new(),
+            ScopeSet::One(session) => return self.match_event_in(session, event_id).in_flight(),
+            ScopeSet::Several => {}
         }
-        let event = self.common.names.event_id(event_id);
-        let has_it = |entry: &Entry<T>| entry.place.is_some() && entry.streams.have(event);
+        let event = self.shared.hasher.event_id(event_id);
+        let has_it = |entry: &Entry<T>| entry.key.is_some() && entry.streams.contains(event);
         let having = self.calls().filter(|(_, entry)| has_it(entry));
         let known: Vec<_> = having.map(|(_, entry)| entry.session()).collect();
         // In a session where one call has it, no other is meant.
         let may =
-            |entry: &Entry<T>| entry.streams.are_blurred() && !known.contains(&entry.session());
-        self.calls_that(|entry| has_it(entry) || may(entry))
+            |entry: &Entry<T>| entry.streams.is_incomplete() && !known.contains(&entry.session());
+        self.calls_where(|entry| has_it(entry) || may(entry))
     }
 
     /// The call in flight that an event was seen on, in whatever scope. `None` if several have it.
-    pub(crate) fn sole_with(&self, event_id: &[u8]) -> Option<(CallId, T)> {
-        let named = match self.sessions {
-            SessionsOfId::None => return None,
-            SessionsOfId::One(session) => self.named_in(session, event_id),
-            SessionsOfId::Several => {
-                let event = self.common.names.event_id(event_id);
-                let mut having = self.calls_that(|entry| entry.streams.have(event));
+    pub(crate) fn unique_match_for_event(&self, event_id: &[u8]) -> Option<(CallId, T)> {
+        let named = match self.scopes {
+            ScopeSet::None => return None,
+            ScopeSet::One(session) => self.match_event_in(session, event_id),
+            ScopeSet::Several => {
+                let event = self.shared.hasher.event_id(event_id);
+                let mut having = self.calls_where(|entry| entry.streams.contains(event));
                 return having.pop().filter(|_| having.is_empty());
             }
         };
         match named {
-            Named::Call(id, call) => Some((id, call)),
-            Named::Nothing | Named::OneOf(_) | Named::Ended(_) => None,
+            EventMatch::Call(id, call) => Some((id, call)),
+            EventMatch::Nothing | EventMatch::Ambiguous(_) | EventMatch::Ended(_) => None,
         }
     }
 
@@ -282,14 +290,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn has_several_sessions(&self) -> bool {
         let mut sessions = self.calls().filter_map(|(_, entry)| entry.session());
         let first = sessions.next();
-        self.sessions == SessionsOfId::Several && sessions.any(|other| Some(other) != first)
+        self.scopes == ScopeSet::Several && sessions.any(|other| Some(other) != first)
     }
 
     /// Whether anything is known of a session.
-    pub(crate) fn has(&self, scope: &Scope) -> bool {
+    pub(crate) fn has_session(&self, scope: &Scope) -> bool {
         self.session(scope).is_some_and(|session| {
             let mut calls = self.calls();
-            calls.any(|(_, entry)| entry.session() == Some(session)) || self.memory.has(session)
+            calls.any(|(_, entry)| entry.session() == Some(session))
+                || self.retained.has_session(session)
         })
     }
 
@@ -298,17 +307,17 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
         };
-        self.calls_that(|entry| {
-            let place = entry.place.as_ref();
-            place.is_some_and(|place| place.session == session && !place.owns_id)
+        self.calls_where(|entry| {
+            let place = entry.key.as_ref();
+            place.is_some_and(|place| place.session == session && !place.is_accepted)
         })
     }
 
     /// Whether a session call is in flight whose request is not accepted yet.
-    pub(crate) fn is_undecided(&self, id: CallId) -> bool {
+    pub(crate) fn is_unaccepted(&self, id: CallId) -> bool {
         let entry = self.calls.get(id);
-        let place = entry.and_then(|entry| entry.place.as_ref());
-        place.is_some_and(|place| !place.owns_id)
+        let place = entry.and_then(|entry| entry.key.as_ref());
+        place.is_some_and(|place| !place.is_accepted)
     }
 
     pub(crate) fn call(&self, id: CallId) -> Option<&T> {
@@ -330,22 +339,27 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// How long the client of a detached call may stay away, as was decided when it went.
     pub(crate) fn grace(&self, id: CallId) -> Option<Duration> {
-        Some(self.calls.get(id)?.clock()?.patience)
+        Some(self.calls.get(id)?.grace_timer()?.resume_window)
     }
 
     /// Returns why a detached call lost its client, if the call has no grace. A hold was all that kept it.
-    pub(crate) fn ungraced(&self, id: CallId) -> Option<DetachCause> {
-        let clock = self.calls.get(id)?.clock()?;
-        clock.patience.is_zero().then(|| clock.detachment.cause())
+    pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
+        let clock = self.calls.get(id)?.grace_timer()?;
+        clock
+            .resume_window
+            .is_zero()
+            .then(|| clock.detachment.cause())
     }
 
     /// Whether a client that is away may come for something to a session: for a call in flight, or for an answer.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
-            let is_away =
-                |entry: &Entry<T>| entry.session() == Some(session) && entry.clock().is_some();
+            let is_away = |entry: &Entry<T>| {
+                entry.session() == Some(session) && entry.grace_timer().is_some()
+            };
             let mut calls = self.calls();
-            calls.any(|(_, entry)| is_away(entry)) || self.memory.owes_answers(session, now)
+            calls.any(|(_, entry)| is_away(entry))
+                || self.retained.has_undelivered_answers(session, now)
         })
     }
 
@@ -354,10 +368,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
         };
-        self.calls_that(|entry| entry.session() == Some(session) && entry.clock().is_some())
+        self.calls_where(|entry| entry.session() == Some(session) && entry.grace_timer().is_some())
     }
 
-    pub(super) fn calls_that(&self, are: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {
+    pub(super) fn calls_where(&self, are: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {
         let calls = self.calls().filter(|(_, entry)| are(entry));
         calls.map(|(id, entry)| (id, entry.call.clone())).collect()
     }

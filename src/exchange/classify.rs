@@ -6,7 +6,7 @@ use http::{Method, Request};
 
 use super::{
     identity::{Revision, SessionHeader},
-    state::{Exchange, Instance, Phase, RequestKind, Resume},
+    state::{Exchange, LayerShared, Phase, RequestKind, Resume},
 };
 use crate::{
     call::Scope,
@@ -17,7 +17,7 @@ use crate::{
 
 impl Exchange {
     pub(crate) fn new<B>(
-        instance: Arc<Instance>,
+        instance: Arc<LayerShared>,
         request: &Request<B>,
         fields: &McpHeaders<'_>,
     ) -> Self {
@@ -29,12 +29,12 @@ impl Exchange {
     }
 
     /// Makes the exchange of a request that the layer itself sends. It has ended already, so its token never fires.
-    pub(crate) fn of_replay(instance: Arc<Instance>) -> Self {
+    pub(crate) fn of_replay(instance: Arc<LayerShared>) -> Self {
         let session = SessionHeader::None;
         let revision = Revision::WithSessions;
         let exchange = Self::of_parts(instance, session, revision, None, RequestKind::Replay);
         exchange.state().phase = Phase::Ended;
-        exchange.signal.forget();
+        exchange.signal.disarm();
         exchange
     }
 
@@ -47,7 +47,7 @@ impl Exchange {
 
 impl RequestKind {
     fn of<B>(
-        instance: &Instance,
+        instance: &LayerShared,
         request: &Request<B>,
         session: &SessionHeader,
         content_type: Header<'_>,
@@ -59,7 +59,7 @@ impl RequestKind {
             Method::GET => {
                 let resume = session
                     .key(|id| instance.registry.manager_of(id).unwrap_or_else(scope))
-                    .and_then(|session| Resume::receive(instance, session, request.headers()));
+                    .and_then(|session| Resume::begin(instance, session, request.headers()));
                 match resume {
                     Some(resume) => Self::Resume(Box::new(resume)),
                     None if !session.is_none() => Self::Listen {

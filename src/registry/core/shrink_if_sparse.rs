@@ -6,33 +6,33 @@ use std::{
 };
 
 /// Room for so many is always kept: 64. A peak's room is given back when less than an eighth of it is used.
-const KEPT: usize = 64;
+const MIN_CAPACITY: usize = 64;
 
 /// What keeps its room when it empties. To be asked after a removal: it gives so much back at a time that as many must
 /// go or come before it moves again.
-pub(crate) trait GiveBack {
-    fn give_back(&mut self);
+pub(crate) trait ShrinkIfSparse {
+    fn shrink_if_sparse(&mut self);
 }
 
-impl<K: Eq + Hash, V, S: BuildHasher> GiveBack for HashMap<K, V, S> {
-    fn give_back(&mut self) {
-        if is_much(self.len(), self.capacity()) {
+impl<K: Eq + Hash, V, S: BuildHasher> ShrinkIfSparse for HashMap<K, V, S> {
+    fn shrink_if_sparse(&mut self) {
+        if is_sparse(self.len(), self.capacity()) {
             self.shrink_to(2 * self.len());
         }
     }
 }
 
-impl<T> GiveBack for VecDeque<T> {
-    fn give_back(&mut self) {
-        if is_much(self.len(), self.capacity()) {
+impl<T> ShrinkIfSparse for VecDeque<T> {
+    fn shrink_if_sparse(&mut self) {
+        if is_sparse(self.len(), self.capacity()) {
             self.shrink_to(2 * self.len());
         }
     }
 }
 
 /// Whether less than an eighth is used.
-fn is_much(len: usize, capacity: usize) -> bool {
-    capacity > KEPT && len < capacity / 8
+fn is_sparse(len: usize, capacity: usize) -> bool {
+    capacity > MIN_CAPACITY && len < capacity / 8
 }
 
 #[cfg(test)]
@@ -44,11 +44,11 @@ mod tests {
         let mut numbers: VecDeque<usize> = (0..100_000).collect();
         let mut capacities = vec![numbers.capacity()];
         while numbers.pop_front().is_some() {
-            numbers.give_back();
+            numbers.shrink_if_sparse();
             capacities.push(numbers.capacity());
         }
         capacities.dedup();
         assert!(capacities.len() < 9, "{capacities:?}");
-        assert!(capacities.last() <= Some(&KEPT), "{capacities:?}");
+        assert!(capacities.last() <= Some(&MIN_CAPACITY), "{capacities:?}");
     }
 }

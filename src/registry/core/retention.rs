@@ -21,14 +21,16 @@ use tokio::time::Instant;
 
 use super::{
     super::totals::Totals,
-    index::{EventId, NameHash, StreamId},
-    records::{End, Leaving, Rank, Ranked, Record, Records},
+    index::{EventId, KeyHash, StreamId},
+    retained_call::{
+        DeliveryState, EndedCall, PerDeliveryState, RetainedCall, RetainedOutcome, RetainedQueue,
+    },
 };
 use crate::call::{CallId, Outcome};
 
 /// A record that its client may have come for, and that was let go or never kept because there was no room.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Dropped {
+pub(crate) struct EvictedAnswer {
     pub(crate) call: CallId,
     /// The id of its session.
     pub(crate) session: Arc<str>,
@@ -39,62 +41,68 @@ pub(crate) struct Dropped {
 
 /// What a record costs besides its answer and the texts in it, in bytes, about: its place in a queue, 230 as measured where a
 /// session has many. So a session has 2,048 records at most.
-pub(super) const RECORD: usize = 512;
+pub(super) const RECORD_OVERHEAD: usize = 512;
 
 /// What the first record of a session costs besides, in bytes, about, because the session would be forgotten without it. As
 /// measured, a session of which nothing else is known takes about 1,400 with one record. So there are 12,000 of them at most.
-pub(super) const SESSION: usize = 832;
+pub(super) const SESSION_OVERHEAD: usize = 832;
 
 /// What is remembered of a session. In a box: a session is large enough without any.
 #[derive(Debug)]
-pub(super) struct Memory<A>(Option<Box<Remembered<A>>>);
+pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueues<A>>>);
 
 #[derive(Debug)]
-struct Remembered<A> {
-    records: Ranked<Records<A>>,
+struct RetainedQueues<A> {
+    records: PerDeliveryState<RetainedQueue<A>>,
     /// The number of the next record.
-    next: u64,
+    next_number: u64,
     /// What was dropped and not said yet.
-    dropped: Vec<Dropped>,
+    evicted: Vec<EvictedAnswer>,
 }
 
 // === impl Memory ===
 
-impl<A> Memory<A> {
+impl<A> RetainedCalls<A> {
     /// Keeps an ended call if it can, and forgets what is then too much for its session. Says whether it dropped
     /// something, or all sessions together remember too much.
-    pub(super) fn keep(&mut self, id: &Arc<str>, leaving: Leaving<A>, totals: &Totals) -> bool {
+    pub(super) fn retain(&mut self, id: &Arc<str>, leaving: EndedCall<A>, totals: &Totals) -> bool {
         let kept = self.0.get_or_insert_default();
-        let rank = leaving.rank();
+        let rank = leaving.delivery_state();
         let record = kept.record(id, leaving);
-        if record.weight > kept.most(rank, totals) {
-            kept.note_dropped(id, rank, &record);
+        if record.weight > kept.max_weight(rank, totals) {
+            kept.record_eviction(id, rank, &record);
         } else {
             totals.add_bytes(rank, record.weight);
             kept.records.of_mut(rank).push(record);
-            while kept.bytes() > totals.most_bytes_of_session() {
-                kept.drop_oldest(id, kept.goes_first(), totals);
+            while kept.bytes() > totals.max_bytes_of_session() {
+                kept.evict_oldest(id, kept.next_to_evict(), totals);
             }
         }
-        !kept.dropped.is_empty() || totals.bytes() > totals.most_bytes()
+        !kept.evicted.is_empty() || totals.bytes() > totals.max_bytes()
     }
 
     /// Drops the oldest of a rank until not more than so many bytes of it are left.
-    pub(super) fn shrink(&mut self, id: &Arc<str>, rank: Rank, to: usize, totals: &Totals) {
+    pub(super) fn shrink(
+        &mut self,
+        id: &Arc<str>,
+        rank: DeliveryState,
+        to: usize,
+        totals: &Totals,
+    ) {
         if let Some(kept) = &mut self.0 {
             while kept.records.of(rank).bytes() > to {
-                kept.drop_oldest(id, rank, totals);
+                kept.evict_oldest(id, rank, totals);
             }
         }
     }
 
     /// Forgets those whose time is over by `now`, so many of a rank at most.
-    pub(super) fn forget_due(&mut self, now: Instant, most: usize, totals: &Totals) {
+    pub(super) fn remove_expired(&mut self, now: Instant, most: usize, totals: &Totals) {
         let Some(kept) = &mut self.0 else {
             return;
         };
-        let is_due = |record: &Record<A>| record.until <= now;
-        for rank in Rank::ALL {
+        let is_due = |record: &RetainedCall<A>| record.until <= now;
+        for rank in DeliveryState::ALL {
             for _ in 0..most {
                 if !kept.records.of(rank).oldest().is_some_and(is_due) {
                     break;
@@ -105,9 +113,9 @@ impl<A> Memory<A> {
     }
 
     /// Forgets what is remembered of a session.
-    pub(super) fn clear(&mut self, session: NameHash, totals: &Totals) {
+    pub(super) fn clear(&mut self, session: KeyHash, totals: &Totals) {
         if let Some(kept) = &mut self.0 {
-            for rank in Rank::ALL {
+            for rank in DeliveryState::ALL {
                 let bytes = kept.records.of_mut(rank).clear(session);
                 totals.remove_bytes(rank, bytes);
             }
@@ -115,41 +123,50 @@ impl<A> Memory<A> {
     }
 
     /// How the latest of these calls ended that had this event.
-    pub(super) fn end_of(&self, session: NameHash, event: EventId) -> Option<&End<A>> {
+    pub(super) fn outcome_of(
+        &self,
+        session: KeyHash,
+        event: EventId,
+    ) -> Option<&RetainedOutcome<A>> {
         let kept = self.0.as_ref()?;
-        let latest = Rank::ALL.map(|rank| kept.records.of(rank).latest_with(session, event));
+        let latest =
+            DeliveryState::ALL.map(|rank| kept.records.of(rank).latest_with_event(session, event));
         let latest = latest.into_iter().flatten();
         let latest = latest.max_by_key(|record| record.number);
-        latest.map(|record| &record.end)
+        latest.map(|record| &record.outcome)
     }
 
-    pub(super) fn has(&self, session: NameHash) -> bool {
+    pub(super) fn has_session(&self, session: KeyHash) -> bool {
         let kept = self.0.iter();
-        let mut ranks = kept.flat_map(|kept| Rank::ALL.map(|rank| kept.records.of(rank)));
-        ranks.any(|records| records.have(session))
+        let mut ranks = kept.flat_map(|kept| DeliveryState::ALL.map(|rank| kept.records.of(rank)));
+        ranks.any(|records| records.has_session(session))
     }
 
     /// Whether it owes an answer to a client of a session.
-    pub(super) fn owes_answers(&self, session: NameHash, now: Instant) -> bool {
+    pub(super) fn has_undelivered_answers(&self, session: KeyHash, now: Instant) -> bool {
         let kept = self.0.as_ref();
-        kept.is_some_and(|kept| kept.records.of(Rank::Owed).have_answers(session, now))
+        kept.is_some_and(|kept| {
+            kept.records
+                .of(DeliveryState::Undelivered)
+                .has_answers(session, now)
+        })
     }
 
     /// When the first of the oldest is to be forgotten.
-    pub(super) fn next_end(&self) -> Option<Instant> {
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
         let kept = self.0.as_ref()?;
-        let [spare, owed] = Rank::ALL.map(|rank| kept.records.of(rank).oldest());
+        let [spare, owed] = DeliveryState::ALL.map(|rank| kept.records.of(rank).oldest());
         let earlier = spare.zip(owed).map(|(a, b)| a.until.min(b.until));
         earlier.or_else(|| Some(spare.or(owed)?.until))
     }
 
     /// When the oldest of a rank is.
-    pub(super) fn forgotten_at(&self, rank: Rank) -> Option<Instant> {
+    pub(super) fn earliest_expiry(&self, rank: DeliveryState) -> Option<Instant> {
         let oldest = self.0.as_ref()?.records.of(rank).oldest();
         oldest.map(|record| record.until)
     }
 
-    pub(super) fn bytes_of(&self, rank: Rank) -> usize {
+    pub(super) fn bytes_of(&self, rank: DeliveryState) -> usize {
         let kept = self.0.as_ref();
         kept.map_or(0, |kept| kept.records.of(rank).bytes())
     }
@@ -158,24 +175,24 @@ impl<A> Memory<A> {
     pub(super) fn is_empty(&self) -> bool {
         self.0.as_ref().is_none_or(|kept| {
             let is_empty = |rank| kept.records.of(rank).oldest().is_none();
-            Rank::ALL.into_iter().all(is_empty) && kept.dropped.is_empty()
+            DeliveryState::ALL.into_iter().all(is_empty) && kept.evicted.is_empty()
         })
     }
 
-    pub(super) fn take_dropped(&mut self) -> Vec<Dropped> {
+    pub(super) fn take_evicted(&mut self) -> Vec<EvictedAnswer> {
         let kept = self.0.as_mut();
-        kept.map_or_else(Vec::new, |kept| mem::take(&mut kept.dropped))
+        kept.map_or_else(Vec::new, |kept| mem::take(&mut kept.evicted))
     }
 
     #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
         let kept = self.0.iter();
-        kept.flat_map(|kept| Rank::ALL.map(|rank| kept.records.of(rank).len()))
+        kept.flat_map(|kept| DeliveryState::ALL.map(|rank| kept.records.of(rank).len()))
             .sum()
     }
 }
 
-impl<A> Default for Memory<A> {
+impl<A> Default for RetainedCalls<A> {
     fn default() -> Self {
         Self(None)
     }
@@ -183,95 +200,96 @@ impl<A> Default for Memory<A> {
 
 // === impl Remembered ===
 
-impl<A> Remembered<A> {
-    fn record(&mut self, id: &Arc<str>, leaving: Leaving<A>) -> Record<A> {
-        let Leaving {
+impl<A> RetainedQueues<A> {
+    fn record(&mut self, id: &Arc<str>, leaving: EndedCall<A>) -> RetainedCall<A> {
+        let EndedCall {
             call,
             session,
             streams,
-            ended,
+            completion: ended,
             ..
         } = leaving;
-        let texts = id.len() + ended.end.text_len();
+        let texts = id.len() + ended.outcome.text_len();
         let session_too = match self.bytes() {
-            0 => SESSION,
+            0 => SESSION_OVERHEAD,
             _ => 0,
         };
-        let number = self.next;
-        self.next += 1;
-        Record {
+        let number = self.next_number;
+        self.next_number += 1;
+        RetainedCall {
             number,
             call,
             session,
-            weight: RECORD
+            weight: RECORD_OVERHEAD
                 + session_too
                 + ended.weight
                 + texts
                 + streams.len() * size_of::<StreamId>(),
             streams,
-            end: ended.end,
+            outcome: ended.outcome,
             until: ended.until,
         }
     }
 
     /// How large a record may be to fit in, with whatever may be forgotten for it.
-    fn most(&self, rank: Rank, totals: &Totals) -> usize {
-        let (total, session) = (totals.most_bytes(), totals.most_bytes_of_session());
+    fn max_weight(&self, rank: DeliveryState, totals: &Totals) -> usize {
+        let (total, session) = (totals.max_bytes(), totals.max_bytes_of_session());
         match rank {
-            Rank::Owed => session.min(total),
-            Rank::Spare => {
-                let session = session.saturating_sub(self.records.of(Rank::Owed).bytes());
-                session.min(total.saturating_sub(totals.bytes_of(Rank::Owed)))
+            DeliveryState::Undelivered => session.min(total),
+            DeliveryState::Delivered => {
+                let session =
+                    session.saturating_sub(self.records.of(DeliveryState::Undelivered).bytes());
+                session.min(total.saturating_sub(totals.bytes_of(DeliveryState::Undelivered)))
             }
         }
     }
 
     fn bytes(&self) -> usize {
-        Rank::ALL
+        DeliveryState::ALL
             .map(|rank| self.records.of(rank).bytes())
             .iter()
             .sum()
     }
 
     /// Whose turn it is if one has to go.
-    fn goes_first(&self) -> Rank {
-        match self.records.of(Rank::Spare).oldest() {
-            Some(_) => Rank::Spare,
-            None => Rank::Owed,
+    fn next_to_evict(&self) -> DeliveryState {
+        match self.records.of(DeliveryState::Delivered).oldest() {
+            Some(_) => DeliveryState::Delivered,
+            None => DeliveryState::Undelivered,
         }
     }
 
-    fn drop_oldest(&mut self, id: &Arc<str>, rank: Rank, totals: &Totals) {
+    fn evict_oldest(&mut self, id: &Arc<str>, rank: DeliveryState, totals: &Totals) {
         if let Some(record) = self.pop(rank, totals) {
-            self.note_dropped(id, rank, &record);
+            self.record_eviction(id, rank, &record);
         }
     }
 
-    fn pop(&mut self, rank: Rank, totals: &Totals) -> Option<Record<A>> {
+    fn pop(&mut self, rank: DeliveryState, totals: &Totals) -> Option<RetainedCall<A>> {
         let record = self.records.of_mut(rank).pop()?;
         totals.remove_bytes(rank, record.weight);
         Some(record)
     }
 
     #[cold]
-    fn note_dropped(&mut self, id: &Arc<str>, rank: Rank, record: &Record<A>) {
-        if rank == Rank::Owed {
-            self.dropped.push(Dropped {
+    fn record_eviction(&mut self, id: &Arc<str>, rank: DeliveryState, record: &RetainedCall<A>) {
+        if rank == DeliveryState::Undelivered {
+            self.evicted.push(EvictedAnswer {
                 call: record.call,
                 session: id.clone(),
-                outcome: record.end.outcome(),
+                outcome: record.outcome.to_outcome(),
                 bytes: record.weight,
             });
         }
     }
 }
 
-impl<A> Default for Remembered<A> {
+impl<A> Default for RetainedQueues<A> {
     fn default() -> Self {
         Self {
-            records: Ranked::default(),
-            next: 0,
-            dropped: Vec::new(),
+            records: PerDeliveryState::default(),
+            next_number: 0,
+            evicted: Vec::new(),
         }
     }
 }

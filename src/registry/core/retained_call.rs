@@ -5,23 +5,23 @@ use std::collections::VecDeque;
 use tokio::time::Instant;
 
 use super::{
-    give_back::GiveBack,
-    index::{EventId, NameHash},
+    index::{EventId, KeyHash},
+    shrink_if_sparse::ShrinkIfSparse,
     streams::Streams,
 };
 use crate::call::{CallId, CancelReason, Outcome, RequestId};
 
 /// How a remembered call ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum End<A> {
+pub(crate) enum RetainedOutcome<A> {
     Answered(A),
     Cancelled(RequestId, CancelReason),
 }
 
 /// A call that ends and is to be remembered.
 #[derive(Debug)]
-pub(crate) struct Ended<A> {
-    pub(crate) end: End<A>,
+pub(crate) struct Completion<A> {
+    pub(crate) outcome: RetainedOutcome<A>,
     /// The size of the answer in bytes.
     pub(crate) weight: usize,
     pub(crate) at: Instant,
@@ -31,45 +31,45 @@ pub(crate) struct Ended<A> {
 
 /// The same with what the core knows of it.
 #[derive(Debug)]
-pub(super) struct Leaving<A> {
+pub(super) struct EndedCall<A> {
     pub(super) call: CallId,
-    pub(super) session: NameHash,
+    pub(super) session: KeyHash,
     pub(super) streams: Streams,
     pub(super) had_client: bool,
-    pub(super) ended: Ended<A>,
+    pub(super) completion: Completion<A>,
 }
 
 /// Whether a client waits for a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rank {
+pub(crate) enum DeliveryState {
     /// The answer went out to a client that was there. It is kept in case that the link broke just then.
-    Spare,
+    Delivered,
     /// The client was away, or its call was cancelled.
-    Owed,
+    Undelivered,
 }
 
 /// One for each rank.
 #[derive(Debug, Default)]
-pub(crate) struct Ranked<T> {
-    spare: T,
-    owed: T,
+pub(crate) struct PerDeliveryState<T> {
+    delivered: T,
+    undelivered: T,
 }
 
 /// The records of a rank, oldest first.
 #[derive(Debug)]
-pub(super) struct Records<A> {
-    kept: VecDeque<Record<A>>,
+pub(super) struct RetainedQueue<A> {
+    calls: VecDeque<RetainedCall<A>>,
     bytes: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Record<A> {
+pub(super) struct RetainedCall<A> {
     /// Counts up in its session.
     pub(super) number: u64,
     pub(super) call: CallId,
-    pub(super) session: NameHash,
+    pub(super) session: KeyHash,
     pub(super) streams: Streams,
-    pub(super) end: End<A>,
+    pub(super) outcome: RetainedOutcome<A>,
     pub(super) weight: usize,
     /// It is kept so long at least.
     pub(super) until: Instant,
@@ -77,91 +77,99 @@ pub(super) struct Record<A> {
 
 // === impl Leaving ===
 
-impl<A> Leaving<A> {
-    pub(super) fn rank(&self) -> Rank {
-        match self.ended.end {
-            End::Answered(_) if self.had_client => Rank::Spare,
-            End::Answered(_) | End::Cancelled(..) => Rank::Owed,
+impl<A> EndedCall<A> {
+    pub(super) fn delivery_state(&self) -> DeliveryState {
+        match self.completion.outcome {
+            RetainedOutcome::Answered(_) if self.had_client => DeliveryState::Delivered,
+            RetainedOutcome::Answered(_) | RetainedOutcome::Cancelled(..) => {
+                DeliveryState::Undelivered
+            }
         }
     }
 }
 
 // === impl Rank ===
 
-impl Rank {
+impl DeliveryState {
     /// In the order in which their records go.
-    pub(crate) const ALL: [Self; 2] = [Self::Spare, Self::Owed];
+    pub(crate) const ALL: [Self; 2] = [Self::Delivered, Self::Undelivered];
 }
 
 // === impl Ranked ===
 
-impl<T> Ranked<T> {
-    pub(crate) fn of(&self, rank: Rank) -> &T {
+impl<T> PerDeliveryState<T> {
+    pub(crate) fn of(&self, rank: DeliveryState) -> &T {
         match rank {
-            Rank::Spare => &self.spare,
-            Rank::Owed => &self.owed,
+            DeliveryState::Delivered => &self.delivered,
+            DeliveryState::Undelivered => &self.undelivered,
         }
     }
 
-    pub(super) fn of_mut(&mut self, rank: Rank) -> &mut T {
+    pub(super) fn of_mut(&mut self, rank: DeliveryState) -> &mut T {
         match rank {
-            Rank::Spare => &mut self.spare,
-            Rank::Owed => &mut self.owed,
+            DeliveryState::Delivered => &mut self.delivered,
+            DeliveryState::Undelivered => &mut self.undelivered,
         }
     }
 }
 
 // === impl Records ===
 
-impl<A> Records<A> {
-    pub(super) fn push(&mut self, record: Record<A>) {
-        if self.kept.is_empty() {
+impl<A> RetainedQueue<A> {
+    pub(super) fn push(&mut self, record: RetainedCall<A>) {
+        if self.calls.is_empty() {
             // Most sessions of a flood have no second one.
-            self.kept.reserve_exact(1);
+            self.calls.reserve_exact(1);
         }
         self.bytes += record.weight;
-        self.kept.push_back(record);
+        self.calls.push_back(record);
     }
 
     /// Takes the oldest out.
-    pub(super) fn pop(&mut self) -> Option<Record<A>> {
-        let record = self.kept.pop_front()?;
-        self.kept.give_back();
+    pub(super) fn pop(&mut self) -> Option<RetainedCall<A>> {
+        let record = self.calls.pop_front()?;
+        self.calls.shrink_if_sparse();
         self.bytes -= record.weight;
         Some(record)
     }
 
     /// Takes all of a session out. Returns how many bytes they counted.
-    pub(super) fn clear(&mut self, session: NameHash) -> usize {
+    pub(super) fn clear(&mut self, session: KeyHash) -> usize {
         let before = self.bytes;
-        self.kept.retain(|record| {
+        self.calls.retain(|record| {
             let stays = record.session != session;
             if !stays {
                 self.bytes -= record.weight;
             }
             stays
         });
-        self.kept.give_back();
+        self.calls.shrink_if_sparse();
         before - self.bytes
     }
 
-    pub(super) fn oldest(&self) -> Option<&Record<A>> {
-        self.kept.front()
+    pub(super) fn oldest(&self) -> Option<&RetainedCall<A>> {
+        self.calls.front()
     }
 
-    pub(super) fn latest_with(&self, session: NameHash, event: EventId) -> Option<&Record<A>> {
-        let mut kept = self.kept.iter().rev();
-        kept.find(|record| record.session == session && record.streams.have(event))
+    pub(super) fn latest_with_event(
+        &self,
+        session: KeyHash,
+        event: EventId,
+    ) -> Option<&RetainedCall<A>> {
+        let mut kept = self.calls.iter().rev();
+        kept.find(|record| record.session == session && record.streams.contains(event))
     }
 
     /// Whether an answer of a session is among them whose time is not over.
-    pub(super) fn have_answers(&self, session: NameHash, now: Instant) -> bool {
-        let mut its = self.kept.iter().filter(|record| record.session == session);
-        its.any(|record| matches!(record.end, End::Answered(_)) && record.until > now)
+    pub(super) fn has_answers(&self, session: KeyHash, now: Instant) -> bool {
+        let mut its = self.calls.iter().filter(|record| record.session == session);
+        its.any(|record| {
+            matches!(record.outcome, RetainedOutcome::Answered(_)) && record.until > now
+        })
     }
 
-    pub(super) fn have(&self, session: NameHash) -> bool {
-        self.kept.iter().any(|record| record.session == session)
+    pub(super) fn has_session(&self, session: KeyHash) -> bool {
+        self.calls.iter().any(|record| record.session == session)
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -170,14 +178,14 @@ impl<A> Records<A> {
 
     #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
-        self.kept.len()
+        self.calls.len()
     }
 }
 
-impl<A> Default for Records<A> {
+impl<A> Default for RetainedQueue<A> {
     fn default() -> Self {
         Self {
-            kept: VecDeque::new(),
+            calls: VecDeque::new(),
             bytes: 0,
         }
     }
@@ -185,8 +193,8 @@ impl<A> Default for Records<A> {
 
 // === impl End ===
 
-impl<A> End<A> {
-    pub(super) fn outcome(&self) -> Outcome {
+impl<A> RetainedOutcome<A> {
+    pub(super) fn to_outcome(&self) -> Outcome {
         match self {
             Self::Answered(_) => Outcome::Completed,
             Self::Cancelled(_, CancelReason::ClientCancelled) => Outcome::ClientCancelled,

@@ -8,42 +8,42 @@ use std::{
 
 use super::{
     identity::SessionHeader,
-    request_body::{RequestBody, Settled},
+    request_body::{BodyKind, RequestBody},
     state::{
-        Attachment, Attempts, Copied, Exchange, Handover, Locked, Lodging, Passage, PendingCancel,
-        Phase,
+        Attachment, Attempts, CallRef, Dispatch, Exchange, ExchangeState, LateAnswer,
+        OpaqueMessage, PendingCancel, Phase,
     },
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key},
     cancel::Canceller,
     limits::Limit,
-    registry::{FIRST, Generation, report},
+    registry::{Generation, POST_GENERATION, report},
     timer::migrating_timeout,
 };
 
 /// How long a cancel may take to be accepted by a session that is being closed: 1 s. A session that died takes nothing, and what
 /// comes next closes it anyway.
-pub(crate) const BEFORE_CLOSE: Duration = Duration::from_secs(1);
+pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A task reads a stream of a call on, to see its end, until this is dropped.
-pub(crate) struct Reading {
+pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
 }
 
 // === impl Reading ===
 
-impl Reading {
+impl BackgroundReader {
     pub(crate) fn new(exchange: Arc<Exchange>, call: CallId) -> Self {
-        exchange.read_on(call);
+        exchange.add_background_reader(call);
         Self { exchange, call }
     }
 }
 
-impl Drop for Reading {
+impl Drop for BackgroundReader {
     fn drop(&mut self) {
-        self.exchange.lose_sight(self.call);
+        self.exchange.remove_background_reader(self.call);
     }
 }
 
@@ -55,9 +55,9 @@ impl Attachment {
     pub(crate) fn drop_stream(&self) {
         let (client_left, going) = {
             let mut state = self.exchange.state();
-            let resumed = self.generation != FIRST;
-            let going = state.going.take_if(|_| resumed);
-            (resumed || state.phase == Phase::Abandoned, going)
+            let resumed = self.generation != POST_GENERATION;
+            let going = state.stream_end_cause.take_if(|_| resumed);
+            (resumed || state.phase == Phase::Dropped, going)
         };
         let cause = match client_left {
             true => going.unwrap_or(DetachCause::Disconnected),
@@ -71,19 +71,19 @@ impl Attachment {
 
 // === impl Locked ===
 
-impl Locked {
+impl ExchangeState {
     /// The session manager has the call. Gives out who would have cancelled it without one.
-    fn bind_to(
+    fn set_canceller(
         &mut self,
         canceller: Arc<dyn Canceller>,
         contested: Option<Key>,
     ) -> Option<Arc<dyn Canceller>> {
-        self.handover = Handover::Opening(Attempts {
+        self.dispatch = Dispatch::InProgress(Attempts {
             attempts: 1,
             contested: contested.map(Box::new),
             ..Attempts::default()
         });
-        self.request = RequestBody::Settled(Settled::Plain);
+        self.request = RequestBody::Known(BodyKind::Plain);
         self.canceller.replace(canceller)
     }
 }
@@ -103,7 +103,7 @@ impl Exchange {
         canceller: Arc<dyn Canceller>,
         fingerprint: impl FnOnce() -> u64,
     ) -> Option<Attachment> {
-        if matches!(self.session, SessionHeader::Doubtful) || call.method() == "initialize" {
+        if matches!(self.session, SessionHeader::Ambiguous) || call.method() == "initialize" {
             return None;
         }
         call.set_protocol_version(self.protocol_version());
@@ -111,13 +111,13 @@ impl Exchange {
         if self.is_bound_by(&*canceller) {
             return self.bind_again(call, &key, canceller, fingerprint);
         }
-        if self.info().is_none() && !self.instance.registry.has_room() {
-            self.pass_by(&call);
+        if self.info().is_none() && !self.shared.registry.has_capacity() {
+            self.skip_tracking(&call);
             return None;
         }
         match self.info() {
             Some(known) => call.set_policy(known.policy()),
-            None => call.set_policy(self.instance.options.policy_for(&call)),
+            None => call.set_policy(self.shared.options.policy_for(&call)),
         }
         if call.policy().supersede {
             call.set_fingerprint(fingerprint());
@@ -138,25 +138,25 @@ impl Exchange {
             return None;
         }
         if state.is_answered {
-            state.request = RequestBody::Settled(Settled::Other);
+            state.request = RequestBody::Known(BodyKind::Other);
             drop(state);
-            self.completed_unseen(&call);
+            self.report_completed_at_once(&call);
             return None;
         }
-        let entered = self.enter(call, Some(key), true);
+        let entered = self.register(call, Some(key), true);
         let contested = if entered.is_contested {
             self.key_of_call(&*canceller)
         } else {
             None
         };
-        let replay = state.bind_to(canceller, contested);
+        let replay = state.set_canceller(canceller, contested);
         // The body is not read any more.
         self.body_ended.store(false, Ordering::Relaxed);
         drop(state);
         // It owns a copy of the request's head, and whatever that owns.
         drop(replay);
-        self.entered(entered);
-        Some(self.attachment(id, FIRST))
+        self.on_registered(entered);
+        Some(self.attachment(id, POST_GENERATION))
     }
 
     pub(super) fn attachment(self: &Arc<Self>, id: CallId, generation: Generation) -> Attachment {
@@ -173,12 +173,12 @@ impl Exchange {
 
     /// A call is not tracked, because there is no room for it.
     #[cold]
-    fn pass_by(&self, call: &CallInfo) {
-        let untracked = RequestBody::Settled(Settled::Untracked(None));
+    fn skip_tracking(&self, call: &CallInfo) {
+        let untracked = RequestBody::Known(BodyKind::Untracked(None));
         let former = mem::replace(&mut self.state().request, untracked);
         // That may have been reported when its body was read.
         if !former.is_untracked() {
-            self.untracked(call, Limit::Calls);
+            self.report_untracked(call, Limit::Calls);
         }
     }
 
@@ -191,15 +191,18 @@ impl Exchange {
         key: Key,
         canceller: Arc<dyn Canceller>,
     ) -> Option<Attachment> {
-        let Lodging { info: call, home } = self.call.get()?;
+        let CallRef {
+            info: call,
+            session: home,
+        } = self.call.get()?;
         if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
             return None;
         }
-        call.learn(typed);
+        call.merge_typed(typed);
         let deadline = call.deadline();
         let mut state = self.state();
         // What cancels it from now on finds the name under which its server knows it.
-        let ((left, contested), later) = home.begin(|core| {
+        let ((left, contested), later) = home.with_deferred(|core| {
             if let Some(deadline) = deadline {
                 core.set_deadline(call.id(), deadline);
             }
@@ -209,70 +212,70 @@ impl Exchange {
                 return (None, Some(key));
             }
             let Key { session, request } = key;
-            (core.rename(call.id(), &session.scope, request), None)
+            (core.rekey(call.id(), &session.scope, request), None)
         });
-        let replay = state.bind_to(canceller, contested);
+        let replay = state.set_canceller(canceller, contested);
         drop(state);
-        later.done();
+        later.run();
         drop(replay);
         report(left);
-        self.tell_decided();
+        self.notify_changed();
         if !self.is_in_flight(call.id())
             && let Some(reason) = self.signal.reason()
-            && let Handover::Opening(opening) = &mut self.state().handover
+            && let Dispatch::InProgress(opening) = &mut self.state().dispatch
         {
-            opening.due.get_or_insert((reason, None));
+            opening.deferred_cancel.get_or_insert((reason, None));
         }
-        Some(self.attachment(call.id(), FIRST))
+        Some(self.attachment(call.id(), POST_GENERATION))
     }
 
     /// Cancels a call of a session that is being closed, and waits until the server took it.
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let reason = CancelReason::SessionClosed;
-        let Some(cancelled) = self.cancel_any(id, reason, None) else {
+        let Some(cancelled) = self.cancel_now(id, reason, None) else {
             return;
         };
-        if self.is_call_over() {
-            self.hand_over();
+        if self.has_call_ended() {
+            self.register_orphaned_streams();
         }
         if let Some(injection) = self.injection(id, reason, cancelled) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
-            let _result = migrating_timeout(BEFORE_CLOSE, injection).await;
+            let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
 
     /// The answer of its call comes by. Given back if no stream will give it out.
-    pub(crate) fn pass(&self, answer: Copied) -> Option<Copied> {
-        let passage = &mut self.state().passage;
+    pub(crate) fn offer_late_answer(&self, answer: OpaqueMessage) -> Option<OpaqueMessage> {
+        let passage = &mut self.state().late_answer;
         match passage {
-            Passage::Closed => Some(answer),
-            Passage::Open | Passage::Passed(_) => {
-                *passage = Passage::Passed(answer);
+            LateAnswer::Closed => Some(answer),
+            LateAnswer::Possible | LateAnswer::Received(_) => {
+                *passage = LateAnswer::Received(answer);
                 None
             }
         }
     }
 
     /// The last stream of its call has ended without the answer, which is given out if it came by before.
-    pub(crate) fn close_passage(&self) -> Option<Copied> {
-        let former = mem::replace(&mut self.state().passage, Passage::Closed);
+    pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
+        let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match former {
-            Passage::Passed(answer) => Some(answer),
-            Passage::Open | Passage::Closed => None,
+            LateAnswer::Received(answer) => Some(answer),
+            LateAnswer::Possible | LateAnswer::Closed => None,
         }
     }
 
     /// Whether its answer is looked for where it comes by, and not in a stream.
-    pub(super) fn is_passage_closed(&self) -> bool {
-        matches!(self.state().passage, Passage::Closed)
+    pub(super) fn is_late_answer_closed(&self) -> bool {
+        matches!(self.state().late_answer, LateAnswer::Closed)
     }
 
     /// Its call has a stream again.
-    pub(crate) fn open_passage(&self) {
-        let passage = &mut self.state().passage;
-        if matches!(passage, Passage::Closed) {
-            *passage = Passage::Open;
+    pub(crate) fn reopen_late_answer(&self) {
+        let passage = &mut self.state().late_answer;
+        if matches!(passage, LateAnswer::Closed) {
+            *passage = LateAnswer::Possible;
         }
     }
 
@@ -280,7 +283,7 @@ impl Exchange {
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
         self.pending_cancel.store(pending as u8, Ordering::Release);
         if pending != PendingCancel::Unknown {
-            self.tell_decided();
+            self.notify_changed();
         }
     }
 
@@ -293,8 +296,8 @@ impl Exchange {
     }
 
     /// Lets go of the streams that are open: what lies in them is read on elsewhere.
-    pub(crate) fn let_streams_go(&self) {
-        let outlets = self.state().last_words.outlets();
+    pub(crate) fn close_streams(&self) {
+        let outlets = self.state().streams.upgraded();
         for outlet in outlets {
             outlet.close();
         }
