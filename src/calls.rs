@@ -270,7 +270,7 @@ impl Calls {
     }
 }
 
-// === impl Taken ===
+// === impl RawSnapshot ===
 
 impl RawSnapshot {
     fn of(id: CallId, entry: &Entry<Arc<Exchange>>) -> Self {

@@ -37,7 +37,7 @@ pub(crate) enum DisconnectAction {
     KeepRunning,
 }
 
-// === impl Going ===
+// === impl StreamEnd ===
 
 impl StreamEnd {
     /// Whether its client may resume on another server, unseen by this one.
@@ -61,7 +61,7 @@ impl StreamEnd {
     }
 }
 
-// === impl Verdict ===
+// === impl DisconnectAction ===
 
 impl DisconnectAction {
     /// How long the answer of a call is owed to a client that goes so.

@@ -132,7 +132,7 @@ impl Policy {
     }
 }
 
-// === impl Rules ===
+// === impl EffectivePolicy ===
 
 impl EffectivePolicy {
     /// The same for a call that is exempt.

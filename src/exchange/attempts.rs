@@ -6,7 +6,8 @@
 use std::{mem, sync::Arc};
 
 use super::state::{
-    Attachment, Attempts, CallRef, Core, Dispatch, Exchange, ExchangeState, Phase, RequestKind,
+    Attachment, Attempts, CallRef, Dispatch, Exchange, ExchangeState, Phase, RequestKind,
+    SessionState,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, Outcome},
@@ -23,7 +24,7 @@ enum Attempt {
     Abandoned,
 }
 
-// === impl Locked ===
+// === impl ExchangeState ===
 
 impl ExchangeState {
     /// A further attempt of the request is on its way to the session manager.
@@ -218,7 +219,7 @@ impl Exchange {
 
     fn cancel_superseded(self: &Arc<Self>, id: CallId) {
         let span = self.span();
-        let finish = |core: &mut Core, ended| core.finish_detached(id, ended);
+        let finish = |core: &mut SessionState, ended| core.finish_detached(id, ended);
         let cancelled = self.cancel_detached(None, id, CancelReason::Superseded, finish);
         if let Some(injection) = cancelled {
             self.inject(id, injection, span);

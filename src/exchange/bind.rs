@@ -32,7 +32,7 @@ pub(crate) struct BackgroundReader {
     call: CallId,
 }
 
-// === impl Reading ===
+// === impl BackgroundReader ===
 
 impl BackgroundReader {
     pub(crate) fn new(exchange: Arc<Exchange>, call: CallId) -> Self {
@@ -69,7 +69,7 @@ impl Attachment {
     }
 }
 
-// === impl Locked ===
+// === impl ExchangeState ===
 
 impl ExchangeState {
     /// The session manager has the call. Gives out who would have cancelled it without one.

@@ -21,7 +21,7 @@ struct OverflowStreams {
     error: Option<Bytes>,
 }
 
-// === impl LastWords ===
+// === impl CallStreams ===
 
 impl CallStreams {
     /// Adds one. What it is to be told, if that was said already.

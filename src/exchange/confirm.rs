@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::state::{Core, Exchange};
+use super::state::{Exchange, SessionState};
 use crate::{
     call::{CallId, CancelReason},
     catch_panic::catch_panic,
@@ -69,7 +69,7 @@ impl Exchange {
     /// Cancels an orphan of which somebody said so, if that still holds.
     fn cancel_confirmed(self: &Arc<Self>, id: CallId, expiry: ExpiryToken, reason: CancelReason) {
         let span = self.span();
-        let finish = |core: &mut Core, ended| {
+        let finish = |core: &mut SessionState, ended| {
             if core.expiry(id) == Some(expiry) {
                 core.finish_due(id, ended)
             } else {
@@ -82,7 +82,7 @@ impl Exchange {
     }
 }
 
-// === impl Question ===
+// === impl PendingConfirmation ===
 
 impl PendingConfirmation {
     async fn await_answer(mut self, answer: Confirming) {

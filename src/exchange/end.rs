@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::state::{Core, Dispatch, Exchange};
+use super::state::{Dispatch, Exchange, SessionState};
 use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{CancelGuard, Canceller, Injection},
@@ -40,7 +40,7 @@ impl Exchange {
         reason: CancelReason,
     ) {
         let span = self.span();
-        let finish = |core: &mut Core, ended| core.finish_due(id, ended);
+        let finish = |core: &mut SessionState, ended| core.finish_due(id, ended);
         if let Some(injection) = self.cancel_detached(event, id, reason, finish) {
             self.inject(id, injection, span);
         }
@@ -52,7 +52,7 @@ impl Exchange {
         event: Option<&Event<'_>>,
         id: CallId,
         reason: CancelReason,
-        finish: impl FnOnce(&mut Core, Completion<Answer>) -> Option<Finished>,
+        finish: impl FnOnce(&mut SessionState, Completion<Answer>) -> Option<Finished>,
     ) -> Option<Injection> {
         let cancelled = self.mark_cancelled(id, reason, finish);
         let cancelled = cancelled.map(|it| (self.apply_cancel(id, reason, it.finished), it));
@@ -91,7 +91,7 @@ impl Exchange {
         reason: CancelReason,
         outcome: Option<Outcome>,
     ) -> Option<JustCancelled> {
-        let finish = |core: &mut Core, ended| core.finish(id, Some(ended));
+        let finish = |core: &mut SessionState, ended| core.finish(id, Some(ended));
         let cancelled = self.mark_cancelled(id, reason, finish)?;
         let seen = self.apply_cancel(id, reason, cancelled.finished);
         self.report_end(id, outcome.unwrap_or(seen), cancelled.finished);
@@ -150,7 +150,7 @@ impl Exchange {
         &self,
         id: CallId,
         reason: CancelReason,
-        finish: impl FnOnce(&mut Core, Completion<Answer>) -> Option<Finished>,
+        finish: impl FnOnce(&mut SessionState, Completion<Answer>) -> Option<Finished>,
     ) -> Option<JustCancelled> {
         let (call, now) = (self.call(id)?, Instant::now());
         let canceller = self.state().canceller.clone();
@@ -348,7 +348,9 @@ impl Exchange {
     #[cold]
     fn report_evicted(&self) {
         let registry = &self.shared.registry;
-        let mut dropped = self.with_session(Core::take_evicted).unwrap_or_default();
+        let mut dropped = self
+            .with_session(SessionState::take_evicted)
+            .unwrap_or_default();
         dropped.extend(registry.evict());
         for dropped in &dropped {
             // Not in the span of this call, which has nothing to do with it.

@@ -38,7 +38,7 @@ pub(super) trait Contested: Send {
     fn lose(self: Box<Self>);
 }
 
-// === impl Settled ===
+// === impl BodyKind ===
 
 impl BodyKind {
     /// A body that could not be read.

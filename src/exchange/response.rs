@@ -50,7 +50,7 @@ pub(crate) enum BodyPlan {
     Late { request: RequestId, error: Bytes },
 }
 
-// === impl Locked ===
+// === impl ExchangeState ===
 
 impl ExchangeState {
     /// Notes that the inner service has answered. A GET or DELETE of a session that is not answered with a stream is a plain request.

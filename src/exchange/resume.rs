@@ -19,7 +19,7 @@ use crate::{
     headers::LAST_EVENT_ID,
     lock::lock,
     observe::Event,
-    registry::{DetachedState, Named, RetainedOutcome, UNOBSERVED_TTL},
+    registry::{DetachedState, EventMatch, RetainedOutcome, UNOBSERVED_TTL},
 };
 
 /// What an accepted resume is.
@@ -123,21 +123,23 @@ impl Resume {
             return Accepted::Nothing;
         }
         let accepted = match instance.registry.match_event(&self.session, &self.event_id) {
-            Named::Call(id, exchange) => {
+            EventMatch::Call(id, exchange) => {
                 let attached = exchange.attach(id);
                 attached.map_or(Accepted::Nothing, Accepted::Attached)
             }
-            Named::Ended(RetainedOutcome::Cancelled(request, reason)) => {
+            EventMatch::Ended(RetainedOutcome::Cancelled(request, reason)) => {
                 Accepted::Cancelled(request, reason)
             }
-            Named::Ambiguous(calls) => {
+            EventMatch::Ambiguous(calls) => {
                 // Also those that another resume holds: it may be refused.
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
                 Accepted::Nothing
             }
-            Named::Nothing | Named::Ended(RetainedOutcome::Answered(_)) => Accepted::Nothing,
+            EventMatch::Nothing | EventMatch::Ended(RetainedOutcome::Answered(_)) => {
+                Accepted::Nothing
+            }
         };
         self.end();
         accepted

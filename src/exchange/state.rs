@@ -30,7 +30,7 @@ use crate::{
 
 pub(crate) type Registry = registry::Registry<Exchange>;
 
-pub(crate) type Core = registry::Core<Exchange>;
+pub(crate) type SessionState = registry::SessionState<Exchange>;
 
 /// What all exchanges of one service share.
 #[derive(Debug)]
@@ -202,7 +202,7 @@ impl Phase {
     }
 }
 
-// === impl Instance ===
+// === impl LayerShared ===
 
 impl LayerShared {
     pub(crate) fn report(&self, event: &Event<'_>) {
@@ -287,7 +287,10 @@ impl Exchange {
     }
 
     /// Runs one operation on the core in which its call lives. `None` if it carries none.
-    pub(crate) fn with_session<R>(&self, operation: impl FnOnce(&mut Core) -> R) -> Option<R> {
+    pub(crate) fn with_session<R>(
+        &self,
+        operation: impl FnOnce(&mut SessionState) -> R,
+    ) -> Option<R> {
         Some(self.call.get()?.session.with(operation))
     }
 
@@ -298,7 +301,8 @@ impl Exchange {
 
     /// Whether a call is in flight that the inner service took.
     pub(crate) fn is_accepted(&self, id: CallId) -> bool {
-        let is_accepted = |core: &mut Core| core.is_in_flight(id) && !core.is_unaccepted(id);
+        let is_accepted =
+            |core: &mut SessionState| core.is_in_flight(id) && !core.is_unaccepted(id);
         self.with_session(is_accepted).unwrap_or(false)
     }
 
@@ -330,7 +334,7 @@ impl Exchange {
     }
 }
 
-// === impl Locked ===
+// === impl ExchangeState ===
 
 impl ExchangeState {
     /// Whether a session manager watches its call.

@@ -2,7 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
-use super::state::{Core, Exchange, PendingCancel};
+use super::state::{Exchange, PendingCancel, SessionState};
 use crate::call::CallId;
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
@@ -14,7 +14,7 @@ const RACED_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 impl Exchange {
     /// Waits until a call is accepted, or not in flight any more, or waits for a pending cancel itself.
     pub(super) async fn wait_until_accepted_or_ended(&self, id: CallId) {
-        let is_undecided = |core: &mut Core| core.is_unaccepted(id);
+        let is_undecided = |core: &mut SessionState| core.is_unaccepted(id);
         self.wait_until(|| match self.pending_cancel() {
             PendingCancel::Awaited => true,
             PendingCancel::Unknown => !self.is_in_flight(id),

@@ -41,7 +41,7 @@ use crate::{
     cancel::{CancelError, CancelGuard, Canceller, Injection},
     exchange::{CLOSE_CANCEL_TIMEOUT, Exchange, PendingCancel, Registry},
     observe::SetupHints,
-    registry::{Answer, EventIdFormat, Manager, Named, RetainedOutcome},
+    registry::{Answer, EventIdFormat, EventMatch, Manager, RetainedOutcome},
     timer::{Migration, Timer},
 };
 
@@ -95,10 +95,14 @@ impl<M> ManagerInner<M> {
     }
 
     /// Returns the call or retained outcome that an event id belongs to.
-    pub(super) fn match_event(&self, session: &SessionId, last_event_id: &str) -> Named<Exchange> {
+    pub(super) fn match_event(
+        &self,
+        session: &SessionId,
+        last_event_id: &str,
+    ) -> EventMatch<Exchange> {
         match self.registry.get() {
             Some(registry) => registry.match_event(&self.key_of(session), last_event_id.as_bytes()),
-            None => Named::Nothing,
+            None => EventMatch::Nothing,
         }
     }
 
@@ -109,7 +113,7 @@ impl<M> ManagerInner<M> {
         last_event_id: &str,
     ) -> Option<RetainedOutcome<Answer>> {
         match self.match_event(session, last_event_id) {
-            Named::Ended(end) if !replay::has_answer(&end, last_event_id) => Some(end),
+            EventMatch::Ended(end) if !replay::has_answer(&end, last_event_id) => Some(end),
             _ => None,
         }
     }

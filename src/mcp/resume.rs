@@ -20,7 +20,7 @@ use super::{
 use crate::{
     call::CallId,
     exchange::{BackgroundReader, Exchange},
-    registry::{Answer, Named, RetainedOutcome},
+    registry::{Answer, EventMatch, RetainedOutcome},
     timer::{Migration, migrating_timeout},
 };
 
@@ -108,14 +108,14 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    fn match_event(&self) -> Named<Exchange> {
+    fn match_event(&self) -> EventMatch<Exchange> {
         self.shared.match_event(self.session, &self.last_event_id)
     }
 
     /// Returns the call in flight that the event belongs to.
     fn call(&self) -> Option<(CallId, Arc<Exchange>)> {
         match self.match_event() {
-            Named::Call(id, exchange) => Some((id, exchange)),
+            EventMatch::Call(id, exchange) => Some((id, exchange)),
             _ => None,
         }
     }
@@ -153,17 +153,17 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     /// Attaches the manager's stream to the call, as its newest generation.
     fn attach(&self, stream: Resumed) -> CallStream<Resumed> {
         let call = match self.match_event() {
-            Named::Call(id, exchange) => exchange.attach(id).map(|attachment| {
+            EventMatch::Call(id, exchange) => exchange.attach(id).map(|attachment| {
                 exchange.reopen_late_answer();
                 BoundCall::new(attachment, self.shared.event_id_format())
             }),
-            Named::Ambiguous(calls) => {
+            EventMatch::Ambiguous(calls) => {
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
                 None
             }
-            Named::Nothing | Named::Ended(_) => None,
+            EventMatch::Nothing | EventMatch::Ended(_) => None,
         };
         // A task that reads the rest of the stream uses the session too.
         CallStream::new(stream, call, self.used.clone())

@@ -1,4 +1,4 @@
-//! The drain: what it waits for, and what is left.
+//! The drain: what it waits for, and what it ends.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -7,15 +7,15 @@ use super::{Call, Registry, StreamHandle, Tracked};
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    /// Somebody waits for calls to end. How many have ended by themselves so far, since somebody waits.
+    /// Begins to track completions. Returns the number of calls that have ended by themselves since the first drain began.
     pub(crate) fn begin_drain(&self) -> usize {
-        self.sessions.common.totals.track_completions();
+        self.sessions.shared.totals.track_completions();
         self.completions_since(0)
     }
 
     pub(crate) fn completions_since(&self, before: usize) -> usize {
-        let ended = self.sessions.common.totals.completions();
-        ended.saturating_sub(before)
+        let completions = self.sessions.shared.totals.completions();
+        completions.saturating_sub(before)
     }
 
     pub(crate) fn begin_delivery(&self) {
@@ -28,14 +28,14 @@ impl<T: Tracked> Registry<T> {
         }
     }
 
-    /// Whether answers of calls that have ended are on their way to their clients.
+    /// Returns `true` if answers of calls that have ended are on their way to their clients.
     pub(crate) fn is_delivering(&self) -> bool {
         self.deliveries.load(Ordering::Acquire) > 0
     }
 
-    /// All that is left. Nothing new stays from now on.
+    /// Closes the registry. Returns the calls in flight and the registered streams. What starts later is ended at once.
     pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn StreamHandle>>) {
-        // Before anybody looks for calls and streams: one of the two sees the other.
+        // Before the scan for calls and streams: either the scan finds a new one, or the new one finds this flag.
         self.closed.store(true, Ordering::Release);
         let calls = self.scan_calls(|id, entry| Some((id, entry.call.clone())));
         (calls.collect(), self.streams().take())

@@ -1,4 +1,4 @@
-//! The choice of what to forget when all sessions together remember too much.
+//! Eviction of retained calls, when those of all sessions together exceed their limit.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -6,90 +6,91 @@ use tokio::time::Instant;
 
 use super::{EvictedAnswer, Registry, SessionEntry, Tracked, core::DeliveryState};
 
-/// A session that remembers something.
+/// A session with retained calls.
 struct EvictionCandidate<T> {
     entry: Arc<SessionEntry<T>>,
     bytes: usize,
-    /// When the oldest of it is forgotten anyway.
+    /// When its oldest retained call expires.
     earliest_expiry: Option<Instant>,
 }
 
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    /// Has the sessions that hold the most forget their oldest records, spare ones first, until all together hold
-    /// seven eighths of what they may. Returns what a client may still come for.
+    /// Evicts the oldest retained calls of the sessions with the most bytes, delivered ones first, until all sessions together
+    /// have seven eighths of the limit. Returns the evicted calls that a client might still have resumed.
     ///
-    /// By so much less, that it is not to be done for each record.
+    /// The target is below the limit, so that not every new retained call evicts.
     pub(crate) fn evict(&self) -> Vec<EvictedAnswer> {
-        let mut dropped = Vec::new();
+        let mut evicted = Vec::new();
         if self.pending_evictions.fetch_add(1, Ordering::AcqRel) > 0 {
-            // Who makes it now looks once more.
-            return dropped;
+            // The thread that evicts now checks once more.
+            return evicted;
         }
-        let mut wanted = 1;
-        while wanted > 0 {
+        let mut pending = 1;
+        while pending > 0 {
             let seen = self.pending_evictions.load(Ordering::Acquire);
-            self.evict_once(&mut dropped);
-            wanted = self.pending_evictions.fetch_sub(seen, Ordering::AcqRel) - seen;
+            self.evict_once(&mut evicted);
+            pending = self.pending_evictions.fetch_sub(seen, Ordering::AcqRel) - seen;
         }
-        dropped
+        evicted
     }
 
-    fn evict_once(&self, dropped: &mut Vec<EvictedAnswer>) {
-        let totals = &self.sessions.common.totals;
-        let most = totals.max_bytes();
-        if totals.bytes() <= most {
+    fn evict_once(&self, evicted: &mut Vec<EvictedAnswer>) {
+        let totals = &self.sessions.shared.totals;
+        let max_bytes = totals.max_bytes();
+        if totals.bytes() <= max_bytes {
             return;
         }
-        let target = most - most / 8;
-        for rank in DeliveryState::ALL {
-            let Some(too_much) = totals.bytes().checked_sub(target) else {
+        let target = max_bytes - max_bytes / 8;
+        for delivery in DeliveryState::ALL {
+            let Some(excess) = totals.bytes().checked_sub(target) else {
                 break;
             };
-            if totals.bytes_of(rank) == 0 {
+            if totals.bytes_of(delivery) == 0 {
                 continue;
             }
-            let mut holders = self.candidates(rank);
-            let level = eviction_threshold(holders.iter().map(|holder| holder.bytes), too_much);
-            holders.retain(|holder| holder.bytes > level);
-            holders.sort_by_key(|holder| holder.earliest_expiry);
-            for holder in holders {
+            let mut candidates = self.candidates(delivery);
+            let threshold =
+                eviction_threshold(candidates.iter().map(|candidate| candidate.bytes), excess);
+            candidates.retain(|candidate| candidate.bytes > threshold);
+            candidates.sort_by_key(|candidate| candidate.earliest_expiry);
+            for candidate in candidates {
                 if totals.bytes() <= target {
                     break;
                 }
-                dropped.extend(holder.entry.with(|core| {
-                    core.shrink_retained(rank, level);
+                evicted.extend(candidate.entry.with(|core| {
+                    core.shrink_retained(delivery, threshold);
                     core.take_evicted()
                 }));
             }
         }
     }
 
-    fn candidates(&self, rank: DeliveryState) -> Vec<EvictionCandidate<T>> {
-        let holders = self.sessions.entries().filter_map(|home| {
-            let (bytes, until) =
-                home.read(|core| (core.bytes_of(rank), core.earliest_expiry(rank)));
+    fn candidates(&self, delivery: DeliveryState) -> Vec<EvictionCandidate<T>> {
+        let candidates = self.sessions.entries().filter_map(|entry| {
+            let (bytes, earliest_expiry) =
+                entry.read(|core| (core.bytes_of(delivery), core.earliest_expiry(delivery)));
             (bytes > 0).then_some(EvictionCandidate {
-                entry: home,
+                entry,
                 bytes,
-                earliest_expiry: until,
+                earliest_expiry,
             })
         });
-        holders.collect()
+        candidates.collect()
     }
 }
 
-/// The level to which the larger ones are cut so that `too_much` is cut off, or 0.
-fn eviction_threshold(sizes: impl Iterator<Item = usize>, too_much: usize) -> usize {
+/// Returns the size to which the larger ones are cut, so that `excess` is cut off in all. Returns 0 if there is less.
+fn eviction_threshold(sizes: impl Iterator<Item = usize>, excess: usize) -> usize {
     let mut sizes: Vec<usize> = sizes.collect();
     sizes.sort_unstable_by(|one, other| other.cmp(one));
     let smaller = sizes.iter().skip(1).copied().chain([0]);
     let mut cut = 0;
     for (count, (size, next)) in (1..).zip(sizes.iter().zip(smaller)) {
         let step = count * (size - next);
-        if cut + step >= too_much {
-            return size - (too_much - cut).div_ceil(count);
+        if cut + step >= excess {
+            return size - (excess - cut).div_ceil(count);
         }
         cut += step;
     }

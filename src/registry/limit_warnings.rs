@@ -1,4 +1,4 @@
-//! Notes of limits that were met, which are logged from time to time.
+//! Warnings about reached limits, at most one per minute and limit.
 
 use std::{mem, sync::Mutex, time::Duration};
 
@@ -6,44 +6,44 @@ use tokio::time::Instant;
 
 use crate::{limits::Limit, lock::lock};
 
-/// How often a limit that is reached is logged: once a minute. A flood of calls is no flood of lines.
+/// Minimum time between two log lines about the same limit: one minute, so that many calls do not cause many lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How often what was said last.
+/// The counters of calls over a limit, and of evicted answers.
 #[derive(Debug, Default)]
 pub(crate) struct LimitWarnings {
     limits: Mutex<[RateLimitedCounter; Limit::ALL.len()]>,
     evictions: Mutex<RateLimitedCounter>,
 }
 
-/// How often something happened that was not said yet.
+/// Counts occurrences between two log lines.
 #[derive(Debug, Clone, Copy, Default)]
 struct RateLimitedCounter {
     logged_at: Option<Instant>,
     unlogged: u64,
 }
 
-// === impl Notes ===
+// === impl LimitWarnings ===
 
 impl LimitWarnings {
-    /// A call met a limit. How many did since that was said last, if it is time to say so.
+    /// Counts a call over a limit. Returns the number of calls since the last log line, if another line is due.
     pub(crate) fn record(&self, limit: Limit, now: Instant) -> Option<u64> {
-        let mut reached = lock(&self.limits);
+        let mut limits = lock(&self.limits);
         let of = Limit::ALL.iter().position(|one| *one == limit);
-        reached.get_mut(of?)?.add(1, now)
+        limits.get_mut(of?)?.add(1, now)
     }
 
-    /// Answers were dropped. How many were since that was said last, if it is time to say so.
+    /// Counts evicted answers. Returns the number of answers since the last log line, if another line is due.
     pub(crate) fn record_evictions(&self, answers: usize, now: Instant) -> Option<u64> {
-        let mut dropped = lock(&self.evictions);
-        dropped.add(answers as u64, now)
+        let mut evictions = lock(&self.evictions);
+        evictions.add(answers as u64, now)
     }
 }
 
-// === impl Unsaid ===
+// === impl RateLimitedCounter ===
 
 impl RateLimitedCounter {
-    /// How often it happened since that was said last, if it is time to say so.
+    /// Adds occurrences. Returns the number since the last log line, if another line is due.
     fn add(&mut self, times: u64, now: Instant) -> Option<u64> {
         self.unlogged += times;
         let is_time = |at: Instant| now.saturating_duration_since(at) >= LOG_INTERVAL;
@@ -60,27 +60,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_that_is_met_again_and_again_is_said_once_a_minute() {
-        let notes = LimitWarnings::default();
+    fn a_limit_that_is_reached_many_times_is_logged_once_a_minute() {
+        let warnings = LimitWarnings::default();
         let start = Instant::now();
-        assert_eq!(notes.record(Limit::Detached, start), Some(1));
+        assert_eq!(warnings.record(Limit::Detached, start), Some(1));
         for _ in 0..1_000 {
             let soon = start + LOG_INTERVAL - Duration::from_millis(1);
-            assert_eq!(notes.record(Limit::Detached, soon), None);
+            assert_eq!(warnings.record(Limit::Detached, soon), None);
         }
-        assert_eq!(notes.record(Limit::Calls, start), Some(1), "another limit");
+        assert_eq!(
+            warnings.record(Limit::Calls, start),
+            Some(1),
+            "another limit"
+        );
         let later = start + LOG_INTERVAL;
-        assert_eq!(notes.record(Limit::Detached, later), Some(1_001));
-        assert_eq!(notes.record(Limit::Detached, later), None);
+        assert_eq!(warnings.record(Limit::Detached, later), Some(1_001));
+        assert_eq!(warnings.record(Limit::Detached, later), None);
     }
 
     #[test]
-    fn answers_that_are_dropped_are_said_once_a_minute() {
-        let notes = LimitWarnings::default();
+    fn evicted_answers_are_logged_once_a_minute() {
+        let warnings = LimitWarnings::default();
         let start = Instant::now();
-        assert_eq!(notes.record_evictions(0, start), None);
-        assert_eq!(notes.record_evictions(3, start), Some(3));
-        assert_eq!(notes.record_evictions(4, start), None);
-        assert_eq!(notes.record_evictions(1, start + LOG_INTERVAL), Some(5));
+        assert_eq!(warnings.record_evictions(0, start), None);
+        assert_eq!(warnings.record_evictions(3, start), Some(3));
+        assert_eq!(warnings.record_evictions(4, start), None);
+        assert_eq!(warnings.record_evictions(1, start + LOG_INTERVAL), Some(5));
     }
 }

@@ -1,7 +1,7 @@
-//! The homes of all sessions. A call lives in its session: the session's home is its core, behind a lock of its own.
+//! Map from session id to session state. Each session has its own lock; a call belongs to exactly one session.
 //!
-//! A home belongs to a session id. It stays the same when it turns out who gave out that id, so a call never moves. Two ids meet
-//! at a lock only for the moment in which a home is looked for.
+//! An entry is keyed by the session id alone, so it does not change when the session manager of the id becomes known. Two session
+//! ids share a lock only while an entry is looked up.
 
 use std::{
     collections::hash_map,
@@ -24,26 +24,26 @@ use crate::{
     timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, Timer, TimerHandle},
 };
 
-/// In how many homes calls without a session live: 16, so that as many may come and go at the same time.
+/// Number of entries for calls without a session: 16. That many of these calls can start and end at the same time.
 const SESSIONLESS_SHARDS: usize = 16;
 
-/// How much of what is due in a home is done at a time: 16 calls, and as many records of ended ones of each rank. Then its
-/// lock is free.
+/// Maximum number of expired deadlines that are handled under one lock of an entry: 16 calls in flight, and 16 retained calls of
+/// each delivery state.
 pub(super) const EXPIRY_BATCH: usize = 16;
 
-/// At how many calls one looks while a home is locked: 256, which takes about a tenth of a millisecond.
+/// Maximum number of calls that are scanned under one lock of an entry: 256. They take about a tenth of a millisecond.
 pub(super) const SCAN_BATCH: usize = 256;
 
-pub(crate) type Core<T> = core::SessionState<Arc<T>, Answer>;
+pub(crate) type SessionState<T> = core::SessionState<Arc<T>, Answer>;
 
 pub(crate) type Untracked<T> = core::Untracked<Arc<T>>;
 
 pub(crate) struct SessionMap<T> {
     shards: Shards<Mutex<Shard<T>>>,
     sessionless: [Arc<SessionEntry<T>>; SESSIONLESS_SHARDS],
-    pub(super) common: Arc<RegistryShared>,
+    pub(super) shared: Arc<RegistryShared>,
     pub(super) timer: Arc<Timer>,
-    /// Notified when calls have ended while that is counted.
+    /// Notified when calls have ended while completions are tracked.
     pub(super) ended: Notify,
 }
 
@@ -51,22 +51,22 @@ type Shard<T> = PrehashedMap<Arc<SessionEntry<T>>>;
 
 pub(crate) struct SessionEntry<T> {
     map: Weak<SessionMap<T>>,
-    /// The session id and its hash. `None` if its calls have no session.
+    /// The session id and its hash. `None` for calls without a session.
     session_id: Option<(Arc<str>, KeyHash)>,
     state: Mutex<EntryState<T>>,
-    /// Has the timer look at it, once anything of it came to have a time.
+    /// The timer entry of the next deadline. Set with the first deadline.
     timer: OnceLock<TimerHandle>,
 }
 
 struct EntryState<T> {
-    core: Core<T>,
-    /// When the timer looks at it, if it does.
+    core: SessionState<T>,
+    /// When the timer checks this entry. `None` if it does not.
     timer_deadline: Option<Instant>,
-    /// Nothing was known of its session, and nobody finds it any more: the session has another home, or none.
+    /// Set when the entry is removed from the map, because its session has no calls. The session has another entry now, or none.
     is_removed: bool,
 }
 
-/// What an operation on a home leaves to be done once nothing is locked.
+/// The effects of an operation on an entry, to be applied when no lock is held.
 #[must_use]
 pub(crate) struct DeferredEffects<T> {
     entry: Arc<SessionEntry<T>>,
@@ -74,69 +74,63 @@ pub(crate) struct DeferredEffects<T> {
 }
 
 struct Effects {
-    /// There is an earlier deadline than the timer knows.
+    /// A deadline that is earlier than the one of the timer.
     earlier_deadline: Option<Instant>,
-    /// Somebody waits for calls to end, and one has.
+    /// A drain waits for calls to end, and one has ended.
     has_completed: bool,
     is_empty: bool,
 }
 
-// === impl Street ===
+// === impl SessionMap ===
 
 impl<T: Tracked> SessionMap<T> {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new_cyclic(|street| {
-            let common = Arc::new(RegistryShared::default());
-            let lone = || Arc::new(SessionEntry::new(street.clone(), common.clone(), None));
+        Arc::new_cyclic(|map| {
+            let shared = Arc::new(RegistryShared::default());
+            let sessionless = || Arc::new(SessionEntry::new(map.clone(), shared.clone(), None));
             Self {
                 shards: Shards::default(),
-                sessionless: [(); SESSIONLESS_SHARDS].map(|()| lone()),
-                common,
+                sessionless: [(); SESSIONLESS_SHARDS].map(|()| sessionless()),
+                shared,
                 timer: Arc::new(Timer::new()),
                 ended: Notify::new(),
             }
         })
     }
 
-    /// The home of a session id of which something is known.
+    /// Returns the entry of a session id. `None` if nothing is known of the session.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
-        let hash = self.common.hasher.session_id(session_id);
+        let hash = self.shared.hasher.session_id(session_id);
         let shard = self.shard(hash);
-        let home = shard.get(&hash).filter(|home| home.has_id(session_id))?;
-        Some(home.clone())
+        let entry = shard.get(&hash).filter(|entry| entry.has_id(session_id))?;
+        Some(entry.clone())
     }
 
-    /// Runs one operation in the home of a session id, which is built if there is none. What is left to be done comes
-    /// back: nothing else is locked then.
+    /// Runs one operation on the state of a session id, and inserts an entry if there is none. Returns the effects of the
+    /// operation, which the caller applies when no lock is held.
     ///
-    /// If another id has its hash, its calls and those of this one could not be told apart: then they live where
-    /// calls without a session do.
+    /// If another session id has the same hash, the call is stored where calls without a session are: the calls of the two
+    /// sessions could not be told apart.
     pub(super) fn with_or_insert<R>(
         self: &Arc<Self>,
         session_id: Option<&Arc<str>>,
         id: CallId,
-        operation: impl FnOnce(&Arc<SessionEntry<T>>, &mut Core<T>) -> R,
+        operation: impl FnOnce(&Arc<SessionEntry<T>>, &mut SessionState<T>) -> R,
     ) -> (R, DeferredEffects<T>) {
         loop {
-            let home = session_id.and_then(|session_id| self.find_or_insert(session_id));
-            let home = home.unwrap_or_else(|| self.sessionless(id).clone());
-            let mut state = home.state();
-            // Else it left the street meanwhile.
+            let entry = session_id.and_then(|session_id| self.find_or_insert(session_id));
+            let entry = entry.unwrap_or_else(|| self.sessionless(id).clone());
+            let mut state = entry.state();
+            // Otherwise it was removed meanwhile.
             if !state.is_removed {
-                let (result, after) = state.run(|core| operation(&home, core));
+                let (result, effects) = state.run(|core| operation(&entry, core));
                 drop(state);
-                return (
-                    result,
-                    DeferredEffects {
-                        entry: home,
-                        effects: after,
-                    },
-                );
+                return (result, DeferredEffects { entry, effects });
             }
         }
     }
 
-    /// Where calls without a session live.
+    /// Returns the entry for a call without a session.
     fn sessionless(&self, id: CallId) -> &Arc<SessionEntry<T>> {
         let at = u64::from(id) as usize % SESSIONLESS_SHARDS;
         #[expect(clippy::indexing_slicing, reason = "there are so many")]
@@ -144,27 +138,27 @@ impl<T: Tracked> SessionMap<T> {
     }
 
     fn find_or_insert(self: &Arc<Self>, session_id: &Arc<str>) -> Option<Arc<SessionEntry<T>>> {
-        let hash = self.common.hasher.session_id(session_id);
+        let hash = self.shared.hasher.session_id(session_id);
         match self.shard(hash).entry(hash) {
-            hash_map::Entry::Occupied(home) if !home.get().has_id(session_id) => None,
-            hash_map::Entry::Occupied(home) => Some(home.get().clone()),
+            hash_map::Entry::Occupied(entry) if !entry.get().has_id(session_id) => None,
+            hash_map::Entry::Occupied(entry) => Some(entry.get().clone()),
             hash_map::Entry::Vacant(vacant) => {
-                let street = Arc::downgrade(self);
+                let map = Arc::downgrade(self);
                 let session_id = Some((session_id.clone(), hash));
-                let home = SessionEntry::new(street, self.common.clone(), session_id);
-                Some(vacant.insert(Arc::new(home)).clone())
+                let entry = SessionEntry::new(map, self.shared.clone(), session_id);
+                Some(vacant.insert(Arc::new(entry)).clone())
             }
         }
     }
 
-    /// Removes a home of whose session nothing is known. Here alone a home is locked while its shard is.
-    fn remove_if_empty(&self, home: &SessionEntry<T>) {
-        let Some((_, hash)) = home.session_id else {
+    /// Removes an entry whose session has no calls. Only here an entry is locked while its shard is locked.
+    fn remove_if_empty(&self, entry: &SessionEntry<T>) {
+        let Some((_, hash)) = entry.session_id else {
             return;
         };
         let mut shard = self.shard(hash);
         {
-            let mut state = home.state();
+            let mut state = entry.state();
             if state.is_removed || !state.core.is_empty() {
                 return;
             }
@@ -176,21 +170,21 @@ impl<T: Tracked> SessionMap<T> {
         drop(removed);
     }
 
-    /// Those that there are. One that comes or goes meanwhile may be among them.
+    /// Returns all entries. One that is added or removed meanwhile may be among them.
     pub(super) fn entries(&self) -> impl Iterator<Item = Arc<SessionEntry<T>>> {
         let of_sessions = self.shards.iter().flat_map(|shard| {
-            let homes = lock(shard);
-            homes.values().cloned().collect::<Vec<_>>()
+            let entries = lock(shard);
+            entries.values().cloned().collect::<Vec<_>>()
         });
         of_sessions.chain(self.sessionless.iter().cloned())
     }
 
-    /// Has the home of one session found where that of another would be.
+    /// Stores the entry of one session under the hash of another.
     #[cfg(test)]
     pub(super) fn pretend_collision(&self, session_id: &str, other: &str) {
-        let home = self.find(session_id).unwrap();
-        let hash = self.common.hasher.session_id(other);
-        self.shard(hash).insert(hash, home);
+        let entry = self.find(session_id).unwrap();
+        let hash = self.shared.hasher.session_id(other);
+        self.shard(hash).insert(hash, entry);
     }
 
     fn shard(&self, hash: KeyHash) -> MutexGuard<'_, Shard<T>> {
@@ -198,7 +192,7 @@ impl<T: Tracked> SessionMap<T> {
     }
 }
 
-// === impl Later ===
+// === impl DeferredEffects ===
 
 impl<T: Tracked> DeferredEffects<T> {
     pub(crate) fn run(self) {
@@ -206,19 +200,19 @@ impl<T: Tracked> DeferredEffects<T> {
     }
 }
 
-// === impl Home ===
+// === impl SessionEntry ===
 
 impl<T: Tracked> SessionEntry<T> {
     fn new(
-        street: Weak<SessionMap<T>>,
-        common: Arc<RegistryShared>,
+        map: Weak<SessionMap<T>>,
+        shared: Arc<RegistryShared>,
         session_id: Option<(Arc<str>, KeyHash)>,
     ) -> Self {
         Self {
-            map: street,
+            map,
             session_id: session_id.clone(),
             state: Mutex::new(EntryState {
-                core: Core::new(common, session_id),
+                core: SessionState::new(shared, session_id),
                 timer_deadline: None,
                 is_removed: false,
             }),
@@ -231,101 +225,98 @@ impl<T: Tracked> SessionEntry<T> {
         its.is_some_and(|(its, _)| **its == *session_id)
     }
 
-    /// Runs one operation on its core.
-    pub(crate) fn with<R>(self: &Arc<Self>, operation: impl FnOnce(&mut Core<T>) -> R) -> R {
-        let (result, after) = self.state().run(operation);
-        self.apply(&after);
+    /// Runs one operation on the session state, and applies its effects.
+    pub(crate) fn with<R>(
+        self: &Arc<Self>,
+        operation: impl FnOnce(&mut SessionState<T>) -> R,
+    ) -> R {
+        let (result, effects) = self.state().run(operation);
+        self.apply(&effects);
         result
     }
 
-    /// Looks at its core.
-    pub(super) fn read<R>(&self, look: impl FnOnce(&Core<T>) -> R) -> R {
-        look(&self.state().core)
+    /// Reads the session state.
+    pub(super) fn read<R>(&self, select: impl FnOnce(&SessionState<T>) -> R) -> R {
+        select(&self.state().core)
     }
 
-    /// The same as [`with`](Self::with), but for what is left to be done.
+    /// Runs one operation as [`with`](Self::with) does, and returns its effects instead of applying them.
     pub(crate) fn with_deferred<R>(
         self: &Arc<Self>,
-        operation: impl FnOnce(&mut Core<T>) -> R,
+        operation: impl FnOnce(&mut SessionState<T>) -> R,
     ) -> (R, DeferredEffects<T>) {
-        let (result, after) = self.state().run(operation);
-        let home = self.clone();
-        (
-            result,
-            DeferredEffects {
-                entry: home,
-                effects: after,
-            },
-        )
+        let (result, effects) = self.state().run(operation);
+        let entry = self.clone();
+        (result, DeferredEffects { entry, effects })
     }
 
-    /// Looks at its calls in flight that came before one, oldest first. Its lock is free in between and when they come out.
+    /// Scans the calls in flight that started before `before`, oldest first. The lock is free between two batches.
     pub(super) fn scan_calls<R>(
         self: Arc<Self>,
         before: CallId,
-        look: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R>,
+        select: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R>,
     ) -> impl Iterator<Item = R> {
         let mut after = None;
-        let pages = iter::from_fn(move || {
-            let (page, last) = self.read(|core| {
+        let batches = iter::from_fn(move || {
+            let (batch, last) = self.read(|core| {
                 let mut last = None;
                 let calls = core.calls_between(after, before).take(SCAN_BATCH);
                 let calls = calls.inspect(|(id, _)| last = Some(*id));
-                let page = calls.filter_map(|(id, entry)| look(id, entry));
-                (page.collect::<Vec<_>>(), last)
+                let batch = calls.filter_map(|(id, entry)| select(id, entry));
+                (batch.collect::<Vec<_>>(), last)
             });
             after = Some(last?);
-            Some(page)
+            Some(batch)
         });
-        pages.flatten()
+        batches.flatten()
     }
 
-    fn apply(self: &Arc<Self>, after: &Effects) {
-        if after.has_completed {
+    fn apply(self: &Arc<Self>, effects: &Effects) {
+        if effects.has_completed {
             self.notify_drain();
         }
-        if let Some(at) = after.earlier_deadline {
+        if let Some(at) = effects.earlier_deadline {
             self.set_timer(at);
         }
-        if after.is_empty {
+        if effects.is_empty {
             self.remove_if_empty();
         }
     }
 
     #[cold]
     fn notify_drain(&self) {
-        if let Some(street) = self.map.upgrade() {
-            street.ended.notify_waiters();
+        if let Some(map) = self.map.upgrade() {
+            map.ended.notify_waiters();
         }
     }
 
-    /// Has the timer look at it.
+    /// Sets the timer to `at`, unless it is set to an earlier time.
     #[cold]
     fn set_timer(self: &Arc<Self>, at: Instant) {
-        let Some(street) = self.map.upgrade() else {
+        let Some(map) = self.map.upgrade() else {
             return;
         };
         if self.timer.get().is_none() {
-            let home: Weak<Self> = Arc::downgrade(self);
-            // Of two that come at the same time one is the first.
-            let _first = self.timer.set(street.timer.set(at, home));
+            let entry: Weak<Self> = Arc::downgrade(self);
+            // Of two concurrent calls one sets the handle.
+            let _first = self.timer.set(map.timer.set(at, entry));
         }
-        if let Some(ticket) = self.timer.get() {
-            ticket.reset_earlier(at);
+        if let Some(timer) = self.timer.get() {
+            timer.reset_earlier(at);
         }
-        street.timer.ensure_on_current_runtime();
+        map.timer.ensure_on_current_runtime();
     }
 
-    /// Leaves the street if nothing is known of its session.
+    /// Removes this entry from the map if its session has no calls.
     fn remove_if_empty(&self) {
         if self.session_id.is_some()
-            && let Some(street) = self.map.upgrade()
+            && let Some(map) = self.map.upgrade()
         {
-            street.remove_if_empty(self);
+            map.remove_if_empty(self);
         }
     }
 
-    /// Whether it has a deadline at which nobody would look at it.
+    /// Returns `true` if it has a deadline for which the timer is not set.
     #[cfg(test)]
     pub(super) fn has_unscheduled_deadline(&self) -> bool {
         let next = self.state().core.next_deadline();
@@ -339,22 +330,22 @@ impl<T: Tracked> SessionEntry<T> {
 }
 
 impl<T: Tracked> OnDeadline for SessionEntry<T> {
-    fn on_deadline(&self, watch: &LatenessTracker, _noticed: Timeliness) -> Option<Rearm> {
-        let (expired, next, has_ended) = {
+    fn on_deadline(&self, tracker: &LatenessTracker, _timeliness: Timeliness) -> Option<Rearm> {
+        let (expired, next, has_completed) = {
             let mut state = self.state();
-            let (expired, after) = state.run(|core| core.expire_some(watch, EXPIRY_BATCH));
+            let (expired, effects) = state.run(|core| core.expire_some(tracker, EXPIRY_BATCH));
             state.timer_deadline = state.core.next_deadline();
-            (expired, state.timer_deadline, after.has_completed)
+            (expired, state.timer_deadline, effects.has_completed)
         };
-        if has_ended {
+        if has_completed {
             self.notify_drain();
         }
-        // Before anybody hears of what is over, which may last: the others are for whoever looks next.
-        if let Some((ticket, next)) = self.timer.get().zip(next) {
-            ticket.reset_earlier(next);
+        // Before the expired calls are reported, which may take long. The next run handles the rest.
+        if let Some((timer, next)) = self.timer.get().zip(next) {
+            timer.reset_earlier(next);
         }
         for (id, call, expired) in expired {
-            // What is let go of is the user's. A destructor that panics harms no other call.
+            // What is dropped here is the user's. A destructor that panics must not affect another call.
             catch_panic(|| match expired {
                 Expired::Grace => call.on_grace_expired(id),
                 Expired::GraceConfirmed => call.on_expired(id, CancelReason::Orphaned),
@@ -369,21 +360,21 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
     }
 }
 
-// === impl Inside ===
+// === impl EntryState ===
 
 impl<T: Tracked> EntryState<T> {
-    fn run<R>(&mut self, operation: impl FnOnce(&mut Core<T>) -> R) -> (R, Effects) {
+    fn run<R>(&mut self, operation: impl FnOnce(&mut SessionState<T>) -> R) -> (R, Effects) {
         let result = operation(&mut self.core);
         let next = self.core.next_deadline();
-        let sooner = next.filter(|next| self.timer_deadline.is_none_or(|at| *next < at));
-        if sooner.is_some() {
-            self.timer_deadline = sooner;
+        let earlier_deadline = next.filter(|next| self.timer_deadline.is_none_or(|at| *next < at));
+        if earlier_deadline.is_some() {
+            self.timer_deadline = earlier_deadline;
         }
-        let after = Effects {
-            earlier_deadline: sooner,
+        let effects = Effects {
+            earlier_deadline,
             has_completed: self.core.take_completion_flag(),
             is_empty: self.core.is_empty(),
         };
-        (result, after)
+        (result, effects)
     }
 }

@@ -1,4 +1,4 @@
-//! Open streams that no call keeps: standalone ones, resumed ones, and those of routes without MCP.
+//! Open streams that belong to no call in flight: standalone ones, resumed ones, and those of routes without MCP.
 
 use std::{
     mem,
@@ -7,22 +7,22 @@ use std::{
 
 use bytes::Bytes;
 
-/// How many may be kept before those that ended are looked for: 16. Fewer are not worth a walk.
+/// Minimum number of streams before ended ones are removed: 16. Fewer are not worth a scan.
 const MIN_PURGE_LEN: usize = 16;
 
-/// A response body that can be told something.
+/// A handle to an open response body.
 pub(crate) trait StreamHandle: Send + Sync {
-    /// Sends a JSON-RPC message as soon as it can be put in.
+    /// Sends a JSON-RPC message as soon as it can be injected.
     fn send(&self, message: Bytes);
 
-    /// Lets go of the inner body, and ends after what was told.
+    /// Drops the inner body, and ends the stream after the messages that were sent.
     fn close(&self);
 }
 
 #[derive(Default)]
 pub(super) struct OpenStreams {
     open: Vec<Weak<dyn StreamHandle>>,
-    /// How many were left when those that ended were taken out last.
+    /// Number of streams after ended ones were removed last.
     len_after_purge: usize,
 }
 

@@ -18,26 +18,26 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-const FOR_ITS_END: DetachedState = DetachedState::UntilComplete {
+const UNTIL_COMPLETE: DetachedState = DetachedState::UntilComplete {
     resume_window: Duration::ZERO,
 };
 
-/// What a registry tracks here. It notes what it hears.
+/// What a registry tracks here. It records its notifications.
 #[derive(Default)]
 struct Call {
-    home: OnceLock<Arc<SessionEntry<Call>>>,
-    heard: Mutex<Vec<Heard>>,
+    entry: OnceLock<Arc<SessionEntry<Call>>>,
+    events: Mutex<Vec<Notification>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Left,
+enum Notification {
+    Untracked,
     Expired(CancelReason),
 }
 
 impl Tracked for Call {
     fn on_untracked(&self, _id: CallId, _finished: Finished) {
-        self.heard.lock().unwrap().push(Heard::Left);
+        self.events.lock().unwrap().push(Notification::Untracked);
     }
 
     fn on_grace_expired(self: &Arc<Self>, id: CallId) {
@@ -45,18 +45,21 @@ impl Tracked for Call {
     }
 
     fn on_expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
-        self.heard.lock().unwrap().push(Heard::Expired(reason));
+        self.events
+            .lock()
+            .unwrap()
+            .push(Notification::Expired(reason));
         self.with(|core| core.finish(id, None));
     }
 }
 
 impl Call {
-    fn with<R>(&self, operation: impl FnOnce(&mut Core<Call>) -> R) -> R {
-        self.home.get().unwrap().with(operation)
+    fn with<R>(&self, operation: impl FnOnce(&mut SessionState<Call>) -> R) -> R {
+        self.entry.get().unwrap().with(operation)
     }
 
-    fn heard(&self) -> Vec<Heard> {
-        self.heard.lock().unwrap().clone()
+    fn events(&self) -> Vec<Notification> {
+        self.events.lock().unwrap().clone()
     }
 }
 
@@ -74,30 +77,31 @@ fn key(id: &str, request: i64) -> Key {
     }
 }
 
-/// Starts a call and claims its id.
+/// Starts a call and accepts it.
 fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
     let (id, call) = (CallId::next(), Arc::new(Call::default()));
     let name = (key.session.scope.clone(), key.request.clone());
-    let (left, later, is_too_late) = registry.start(id, Some(&key.session.id), |home, core| {
-        call.home.set(home.clone()).ok();
-        core.start(id, Some(name), call.clone(), None);
-        core.accept(id)
-    });
-    later.run();
-    report(left);
+    let (untracked, deferred, is_too_late) =
+        registry.start(id, Some(&key.session.id), |entry, core| {
+            call.entry.set(entry.clone()).ok();
+            core.start(id, Some(name), call.clone(), None);
+            core.accept(id)
+        });
+    deferred.run();
+    report(untracked);
     assert!(!is_too_late);
     (id, call)
 }
 
-/// Ends a call with an answer of so many bytes, which its client may still come for if it is `owed`.
-fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> CallId {
+/// Ends a call with an outcome of that many bytes, for which its client may still resume if it `is_undelivered`.
+fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, is_undelivered: bool) -> CallId {
     let (id, call) = accepted(registry, key);
     let now = Instant::now();
     call.with(|core| {
         core.record_event_id(id, b"event", EventIdFormat::Any);
-        if owed {
-            let gone = Detachment::new(DetachCause::Disconnected, now);
-            core.detach(id, POST_GENERATION, FOR_ITS_END, false, gone);
+        if is_undelivered {
+            let detachment = Detachment::new(DetachCause::Disconnected, now);
+            core.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment);
         }
         let ended = Completion {
             outcome: RetainedOutcome::Cancelled(key.request.clone(), CancelReason::Orphaned),
@@ -110,24 +114,24 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> C
     id
 }
 
-fn has_home(registry: &Registry<Call>, id: &str) -> bool {
+fn has_entry(registry: &Registry<Call>, id: &str) -> bool {
     registry.sessions.find(id).is_some()
 }
 
 #[test]
-fn a_session_has_a_home_as_long_as_something_is_known_of_it() {
+fn a_session_has_an_entry_while_it_has_calls() {
     let registry = Registry::new();
     let key = key("s", 1);
     for _again in 0..2 {
-        assert!(!has_home(&registry, "s"));
+        assert!(!has_entry(&registry, "s"));
         assert!(registry.find(&key).is_none() && registry.find_unaccepted_too(&key).is_none());
         let (id, call) = accepted(&registry, &key);
         assert_eq!(registry.find(&key).unwrap().0, id);
-        assert_eq!((has_home(&registry, "s"), registry.len()), (true, 1));
+        assert_eq!((has_entry(&registry, "s"), registry.len()), (true, 1));
         assert!(call.with(|core| core.finish(id, None)).is_some());
         assert!(call.with(|core| core.finish(id, None)).is_none(), "once");
     }
-    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
+    assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
 }
 
 #[test]
@@ -145,23 +149,23 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     let named = |key: &Key| registry.match_event(&key.session, b"0/0").in_flight().len();
     assert_eq!((named(&here), named(&there)), (1, 0));
     assert_eq!(registry.begin_close(&there.session).len(), 1);
-    assert!(one.1.heard().is_empty() && other.1.heard().is_empty());
+    assert!(one.1.events().is_empty() && other.1.events().is_empty());
 }
 
 #[test]
-fn invariant_9_who_leaves_for_a_call_with_its_id_hears_of_it_once() {
+fn invariant_9_a_call_that_is_untracked_for_another_with_its_id_is_notified_once() {
     let registry = Registry::new();
     let (_, older) = accepted(&registry, &key("s", 7));
     let (_, elsewhere) = accepted(&registry, &key("t", 7));
     let (id, _newer) = accepted(&registry, &key("s", 7));
-    assert_eq!(older.heard(), [Heard::Left]);
-    assert_eq!(elsewhere.heard(), []);
+    assert_eq!(older.events(), [Notification::Untracked]);
+    assert_eq!(elsewhere.events(), []);
     assert_eq!(registry.find(&key("s", 7)).unwrap().0, id);
 }
 
-/// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
+/// As if the hashes of two keys were equal in all 64 bits, which no client can cause.
 #[test]
-fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_where_nobody_finds_them() {
+fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found() {
     let registry = Registry::new();
     let (victim, stranger) = (key("victim", 7), key("stranger", 7));
     let (id, call) = accepted(&registry, &victim);
@@ -179,12 +183,12 @@ fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_where_nobody_
             .unwrap()
             .may_cancel_server
     );
-    assert!(call.heard().is_empty() && call.with(|core| core.is_in_flight(id)));
+    assert!(call.events().is_empty() && call.with(|core| core.is_in_flight(id)));
 }
 
-/// Homes come and go all the time while calls are entered: each is found from then on until it ends.
+/// Entries are added and removed all the time while calls start: each call is found from then on until it ends.
 #[test]
-fn no_call_is_entered_where_nobody_looks() {
+fn no_call_is_registered_in_a_removed_entry() {
     const THREADS: usize = 4;
     let registry = Registry::new();
     let barrier = Barrier::new(THREADS);
@@ -202,11 +206,11 @@ fn no_call_is_entered_where_nobody_looks() {
             });
         }
     });
-    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
+    assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_graces_of_all_sessions_end_when_they_are_over() {
+async fn the_graces_of_all_sessions_expire_on_time() {
     let registry = Registry::new();
     let now = Instant::now();
     let calls = [3_u32, 1, 2].map(|seconds| {
@@ -215,8 +219,8 @@ async fn the_graces_of_all_sessions_end_when_they_are_over() {
             deadline: now + seconds * SECOND,
             retry: SECOND,
         };
-        let gone = Detachment::new(DetachCause::Disconnected, now);
-        let detached = call.with(|core| core.detach(id, POST_GENERATION, wait, false, gone));
+        let detachment = Detachment::new(DetachCause::Disconnected, now);
+        let detached = call.with(|core| core.detach(id, POST_GENERATION, wait, false, detachment));
         assert_eq!(detached, DetachOutcome::Waiting);
         (seconds, call)
     });
@@ -226,12 +230,15 @@ async fn the_graces_of_all_sessions_end_when_they_are_over() {
         tokio::time::sleep(SECOND + Duration::from_millis(u64::from(second == 0))).await;
     }
     for (_, call) in &calls {
-        assert_eq!(call.heard(), [Heard::Expired(CancelReason::Orphaned)]);
+        assert_eq!(
+            call.events(),
+            [Notification::Expired(CancelReason::Orphaned)]
+        );
     }
 }
 
 #[test]
-fn the_sessions_that_hold_the_most_forget_first() {
+fn the_sessions_with_the_most_bytes_evict_first() {
     let registry = Registry::new();
     registry.limit(Limits::default().retained(100_000));
     let mut dropped = Vec::new();
@@ -240,11 +247,11 @@ fn the_sessions_that_hold_the_most_forget_first() {
         end_with(&registry, &key("large", request), 5_000, true);
         dropped.extend(registry.evict());
     }
-    let totals = &registry.sessions.common.totals;
+    let totals = &registry.sessions.shared.totals;
     assert!(totals.bytes() <= 100_000, "{}", totals.bytes());
     assert!(totals.bytes() > 80_000, "{}", totals.bytes());
     let of = |id: &str| {
-        let bytes = |core: &mut Core<Call>| core.bytes_of(DeliveryState::Undelivered);
+        let bytes = |core: &mut SessionState<Call>| core.bytes_of(DeliveryState::Undelivered);
         registry.with_session(id, bytes).unwrap()
     };
     assert!(of("small") >= 1_000);
@@ -252,9 +259,9 @@ fn the_sessions_that_hold_the_most_forget_first() {
     assert!(dropped.iter().all(|dropped| &*dropped.session == "large"));
 }
 
-/// The oldest of sessions that hold the same, as those of clients have that open one for each call.
+/// The oldest of sessions with equal bytes, as with clients that open a session for each call.
 #[tokio::test(start_paused = true)]
-async fn of_sessions_that_hold_the_same_the_oldest_forget() {
+async fn of_sessions_with_equal_bytes_the_oldest_evict() {
     let registry = Registry::new();
     registry.limit(Limits::default().retained(100_000));
     let mut dropped = Vec::new();
@@ -274,7 +281,7 @@ async fn of_sessions_that_hold_the_same_the_oldest_forget() {
 }
 
 #[test]
-fn whoever_drains_and_who_starts_see_each_other() {
+fn a_drain_and_a_starting_call_see_each_other() {
     for _round in 0..2_000 {
         let registry = Registry::new();
         let barrier = Barrier::new(2);
@@ -282,11 +289,11 @@ fn whoever_drains_and_who_starts_see_each_other() {
             let starts = scope.spawn(|| {
                 barrier.wait();
                 let (id, call) = (CallId::next(), Arc::new(Call::default()));
-                let start = |_: &Arc<SessionEntry<Call>>, core: &mut Core<Call>| {
+                let start = |_: &Arc<SessionEntry<Call>>, core: &mut SessionState<Call>| {
                     core.start(id, None, call.clone(), None);
                 };
-                let (_, later, is_too_late) = registry.start(id, Some(&"s".into()), start);
-                later.run();
+                let (_, deferred, is_too_late) = registry.start(id, Some(&"s".into()), start);
+                deferred.run();
                 is_too_late
             });
             barrier.wait();
@@ -297,9 +304,9 @@ fn whoever_drains_and_who_starts_see_each_other() {
     }
 }
 
-/// As `Exchange::report_dropped` does: who has ended a call makes room, if that is too much.
+/// As `Exchange::report_evicted` does: the thread that has ended a call evicts, if the limit is exceeded.
 #[test]
-fn when_all_have_made_room_no_more_is_remembered_than_may_be() {
+fn after_concurrent_evictions_the_limit_is_kept() {
     const MOST: usize = 1_000_000;
     for round in 0..500 {
         let registry = Registry::new();
@@ -314,7 +321,7 @@ fn when_all_have_made_room_no_more_is_remembered_than_may_be() {
                 registry.evict();
                 is_over.store(true, Ordering::Release);
             });
-            // While the other one makes room.
+            // While the other one evicts.
             while registry.pending_evictions.load(Ordering::Acquire) == 0
                 && !is_over.load(Ordering::Acquire)
             {
@@ -323,15 +330,15 @@ fn when_all_have_made_room_no_more_is_remembered_than_may_be() {
             end_with(&registry, &key("other", 1), 600_000, true);
             registry.evict();
         });
-        let bytes = registry.sessions.common.totals.bytes();
-        assert!(bytes <= MOST, "round {round}: {bytes} bytes are remembered");
+        let bytes = registry.sessions.shared.totals.bytes();
+        assert!(bytes <= MOST, "round {round}: {bytes} bytes are retained");
     }
 }
 
-/// Calls that lose their clients, get them back, end, are looked at and remembered, all at the same time: nothing of
+/// Calls are detached, attached, ended, checked and retained, all at the same time: nothing of
 /// them is left.
 #[test]
-fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_end() {
+fn after_concurrent_operations_all_counters_are_zero() {
     const CALLS: usize = 400;
     const THREADS: usize = 3;
     for round in 0..10_u64 {
@@ -362,20 +369,20 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                             0 => drop(call.with(|core| core.attach(*id))),
                             1 | 2 => {
                                 let wait = match dice & 64 {
-                                    0 => FOR_ITS_END,
+                                    0 => UNTIL_COMPLETE,
                                     _ => DetachedState::GraceUntil {
                                         deadline: now,
                                         retry: SECOND,
                                     },
                                 };
-                                let gone = Detachment::new(DetachCause::Disconnected, now);
+                                let detachment = Detachment::new(DetachCause::Disconnected, now);
                                 let _done = call.with(|core| {
-                                    core.detach(*id, POST_GENERATION, wait, false, gone)
+                                    core.detach(*id, POST_GENERATION, wait, false, detachment)
                                 });
                             }
                             3 => {
-                                let held = call.with(|core| core.begin_resume(*id, now));
-                                if held {
+                                let has_begun = call.with(|core| core.begin_resume(*id, now));
+                                if has_begun {
                                     call.with(|core| core.end_resume(*id, now));
                                 }
                             }
@@ -393,12 +400,12 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                                     core.record_event_id(*id, b"0/0", EventIdFormat::Any)
                                 });
                                 call.with(|core| core.finish(*id, Some(ended)));
-                                call.with(Core::take_evicted);
+                                call.with(SessionState::take_evicted);
                                 registry.evict();
                             }
                             5 => {
-                                if let Some(home) = registry.sessions.find(&keys(n).session.id) {
-                                    home.on_deadline(
+                                if let Some(entry) = registry.sessions.find(&keys(n).session.id) {
+                                    entry.on_deadline(
                                         &LatenessTracker::new(now, Timeliness::OnTime),
                                         Timeliness::OnTime,
                                     );
@@ -421,15 +428,15 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
         for n in 0..CALLS {
             registry.begin_close(&keys(n).session);
         }
-        let bytes = registry.sessions.common.totals.bytes();
+        let bytes = registry.sessions.shared.totals.bytes();
         assert_eq!(bytes, 0, "round {round}");
         assert_eq!(registry.sessions.entries().count(), 16, "round {round}");
     }
 }
 
-/// Clocks start, stop and end while several keepers look.
+/// Timers start, stop and expire while several timer tasks check them.
 #[test]
-fn no_deadline_is_left_at_which_nobody_looks() {
+fn no_deadline_is_left_without_a_timer() {
     const CALLS: usize = 24;
     const THREADS: u64 = 3;
     let start = Instant::now();
@@ -458,10 +465,10 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                                     deadline: now + Duration::from_millis(dice >> 40 & 31),
                                     retry: SECOND,
                                 };
-                                let gone = Detachment::new(DetachCause::Disconnected, now);
+                                let detachment = Detachment::new(DetachCause::Disconnected, now);
                                 call.with(|core| {
-                                    core.detach(*id, POST_GENERATION, wait, false, gone);
-                                    stream.map(|it| core.detach(*id, it, wait, false, gone))
+                                    core.detach(*id, POST_GENERATION, wait, false, detachment);
+                                    stream.map(|it| core.detach(*id, it, wait, false, detachment))
                                 });
                             }
                             2 => {
@@ -475,53 +482,53 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                 });
             }
         });
-        for home in registry.sessions.entries() {
-            assert!(!home.has_unscheduled_deadline(), "round {round}");
+        for entry in registry.sessions.entries() {
+            assert!(!entry.has_unscheduled_deadline(), "round {round}");
         }
     }
 }
 
 /// Detaches a call at `now`, with its deadline then.
-fn let_go((id, call): &(CallId, Arc<Call>), now: Instant) {
+fn detach((id, call): &(CallId, Arc<Call>), now: Instant) {
     let wait = DetachedState::GraceUntil {
         deadline: now + SECOND,
         retry: SECOND,
     };
-    let gone = Detachment::new(DetachCause::Disconnected, now);
-    call.with(|core| core.detach(*id, POST_GENERATION, wait, false, gone));
+    let detachment = Detachment::new(DetachCause::Disconnected, now);
+    call.with(|core| core.detach(*id, POST_GENERATION, wait, false, detachment));
 }
 
 /// Other calls of the session are served in between.
 #[test]
-fn what_is_due_in_a_home_is_done_in_portions() {
+fn expired_deadlines_of_a_session_are_handled_in_batches() {
     const PORTIONS: usize = 5;
     let registry = Registry::new();
     let calls: Vec<_> = (0..EXPIRY_BATCH * PORTIONS)
         .map(|n| accepted(&registry, &key("s", n as i64)))
         .collect();
     let now = Instant::now();
-    calls.iter().for_each(|call| let_go(call, now));
-    let watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
-    let home = registry.sessions.find("s").unwrap();
-    for portions in 1..=PORTIONS {
-        home.on_deadline(&watch, Timeliness::OnTime);
-        let over = calls.iter().filter(|(_, call)| !call.heard().is_empty());
-        assert_eq!(over.count(), portions * EXPIRY_BATCH);
-        assert!(!home.has_unscheduled_deadline());
+    calls.iter().for_each(|call| detach(call, now));
+    let tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    let entry = registry.sessions.find("s").unwrap();
+    for batches in 1..=PORTIONS {
+        entry.on_deadline(&tracker, Timeliness::OnTime);
+        let expired = calls.iter().filter(|(_, call)| !call.events().is_empty());
+        assert_eq!(expired.count(), batches * EXPIRY_BATCH);
+        assert!(!entry.has_unscheduled_deadline());
     }
-    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
+    assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
 }
 
-/// Whoever looks at all calls has no lock while it does something with one of them.
+/// A scan of all calls holds no lock while the caller handles one of them.
 #[test]
-fn calls_are_looked_at_page_by_page() {
+fn calls_are_scanned_in_batches() {
     let registry = Registry::new();
     let ids: Vec<_> = (0..2 * SCAN_BATCH + 1)
         .map(|n| accepted(&registry, &key("s", n as i64)).0)
         .collect();
     let mut seen = Vec::new();
     for id in registry.scan_calls(|id, _| Some(id)) {
-        // One that comes meanwhile does not make it endless.
+        // One that starts meanwhile does not make it endless.
         accepted(&registry, &key("s", 100_000 + seen.len() as i64));
         seen.push(id);
     }
@@ -529,7 +536,7 @@ fn calls_are_looked_at_page_by_page() {
 }
 
 #[test]
-fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
+fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
     const STAY: usize = 3 * SCAN_BATCH;
     let registry = Registry::new();
     let start = |n: usize| accepted(&registry, &key(&format!("s{}", n % 2), n as i64));
@@ -564,16 +571,16 @@ fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
 /// Much is due, and whenever the tasks of the runtime have a turn they take 9 ms. A client resumes a millisecond before its
 /// call's grace ends, and its resume needs a few of these turns to get through.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_was_in_time_is_heard_while_much_is_due() {
+async fn a_timely_resume_is_served_while_many_deadlines_expire() {
     const TURN: Duration = Duration::from_millis(9);
     let registry = Arc::new(Registry::new());
     let now = Instant::now();
     let others: Vec<_> = (0..200)
         .map(|n| accepted(&registry, &key(&format!("s{n}"), 1)))
         .collect();
-    others.iter().for_each(|call| let_go(call, now));
+    others.iter().for_each(|call| detach(call, now));
     let (id, call) = accepted(&registry, &key("late", 1));
-    let_go(&(id, call.clone()), now + Duration::from_millis(1));
+    detach(&(id, call.clone()), now + Duration::from_millis(1));
     tokio::time::sleep_until(now + SECOND).await;
     let mut busy = tokio::task::JoinSet::new();
     busy.spawn(async {
@@ -584,7 +591,7 @@ async fn a_client_that_was_in_time_is_heard_while_much_is_due() {
     for _ in 0..6 {
         tokio::task::yield_now().await;
     }
-    assert!(others.iter().all(|(_, call)| !call.heard().is_empty()));
-    assert_eq!(call.heard(), []);
+    assert!(others.iter().all(|(_, call)| !call.events().is_empty()));
+    assert_eq!(call.events(), []);
     assert!(call.with(|core| core.begin_resume(id, Instant::now())));
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
-/// Counters that the cores of all sessions share. No lock: each core counts what it does under its own.
+/// Counters that all sessions share. They need no lock: each session updates them under its own.
 #[derive(Debug)]
 pub(crate) struct Totals {
     limits: [AtomicUsize; Limit::ALL.len()],
@@ -13,9 +13,9 @@ pub(crate) struct Totals {
     retained_of_session: AtomicUsize,
     in_flight: AtomicUsize,
     detached: AtomicUsize,
-    /// The bytes that are remembered.
+    /// The bytes of retained calls.
     bytes: PerDeliveryState<AtomicUsize>,
-    /// Whether the calls that end by themselves are counted.
+    /// Whether calls that end by themselves are counted.
     is_tracking_completions: AtomicBool,
     completions: AtomicUsize,
 }
@@ -40,8 +40,8 @@ impl Default for Totals {
 
 impl Totals {
     pub(super) fn limit(&self, limits: Limits) {
-        for (most, limit) in self.limits.iter().zip(Limit::ALL) {
-            most.store(limits.most(limit), Ordering::Relaxed);
+        for (max, limit) in self.limits.iter().zip(Limit::ALL) {
+            max.store(limits.most(limit), Ordering::Relaxed);
         }
         self.retained.store(limits.retained, Ordering::Relaxed);
         self.retained_of_session
@@ -51,15 +51,15 @@ impl Totals {
     pub(super) fn max(&self, limit: Limit) -> usize {
         let mut limits = self.limits.iter().zip(Limit::ALL);
         let found = limits.find(|(_, one)| *one == limit);
-        found.map_or(0, |(most, _)| most.load(Ordering::Relaxed))
+        found.map_or(0, |(max, _)| max.load(Ordering::Relaxed))
     }
 
-    /// How many bytes may be remembered.
+    /// Maximum number of bytes of retained calls.
     pub(super) fn max_bytes(&self) -> usize {
         self.retained.load(Ordering::Relaxed)
     }
 
-    /// How many bytes of one session may be.
+    /// Maximum number of bytes of retained calls of one session.
     pub(super) fn max_bytes_of_session(&self) -> usize {
         self.retained_of_session.load(Ordering::Relaxed)
     }
@@ -96,10 +96,10 @@ impl Totals {
         self.detached.load(Ordering::Relaxed)
     }
 
-    /// Counts a call without a client, unless there are too many.
+    /// Counts a detached call. Returns `false` if that would exceed the limit.
     pub(super) fn try_add_detached(&self) -> bool {
-        let most = self.max(Limit::Detached);
-        let one_more = |detached| (detached < most).then_some(detached + 1);
+        let max = self.max(Limit::Detached);
+        let one_more = |detached| (detached < max).then_some(detached + 1);
         let added = self
             .detached
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
@@ -114,22 +114,22 @@ impl Totals {
         self.detached.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn bytes_of(&self, rank: DeliveryState) -> usize {
-        self.bytes.of(rank).load(Ordering::Relaxed)
+    pub(super) fn bytes_of(&self, delivery: DeliveryState) -> usize {
+        self.bytes.of(delivery).load(Ordering::Relaxed)
     }
 
     pub(super) fn bytes(&self) -> usize {
         DeliveryState::ALL
-            .map(|rank| self.bytes_of(rank))
+            .map(|delivery| self.bytes_of(delivery))
             .iter()
             .sum()
     }
 
-    pub(super) fn add_bytes(&self, rank: DeliveryState, bytes: usize) {
-        self.bytes.of(rank).fetch_add(bytes, Ordering::Relaxed);
+    pub(super) fn add_bytes(&self, delivery: DeliveryState, bytes: usize) {
+        self.bytes.of(delivery).fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn remove_bytes(&self, rank: DeliveryState, bytes: usize) {
-        self.bytes.of(rank).fetch_sub(bytes, Ordering::Relaxed);
+    pub(super) fn remove_bytes(&self, delivery: DeliveryState, bytes: usize) {
+        self.bytes.of(delivery).fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! The times of one call in flight: its deadline, and its clock while it is detached.
+//! The timers of one call in flight: its deadline, and its grace timer while it is detached.
 
 use std::time::Duration;
 
@@ -10,115 +10,112 @@ use crate::{
     timer::{MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD},
 };
 
-/// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
+/// How long a pending resume keeps a call past its deadline: 5 s, far more than an inner service takes to answer
 /// a GET, and little for an orphan.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 
-/// How late the end of a grace may be noticed to be acted on at once: 2 ms. Tokio's timers round up to 1 ms.
+/// How late a grace may be found expired to be acted on at once: 2 ms. Tokio's timers round up to 1 ms.
 pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
-/// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
+/// Maximum number of resumes in a row that renew the grace although they brought no event: 20, a minute for
 /// a client that polls every 3 s.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
 
-/// What becomes of a call when its client goes.
+/// The state of a detached call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DetachedState {
     /// Cancelled at `deadline` if it is still detached then. `retry` is how long its client waits before
-    /// it comes back.
+    /// it resumes.
     GraceUntil { deadline: Instant, retry: Duration },
-    /// Runs on. Its end will be seen. The answer is kept so long for its client.
+    /// Keeps running. Its end will be observed. The answer is retained for the resume window.
     UntilComplete { resume_window: Duration },
-    /// Runs on unseen, forgotten at this time.
+    /// Keeps running unobserved, and is removed at `until`.
     ForgetAt {
         until: Instant,
         resume_window: Duration,
     },
 }
 
-/// When a call is to be looked at.
+/// The timers of a call.
 #[derive(Debug, Default)]
 pub(super) struct CallTimers {
     /// When it is cancelled at the latest, attached or not.
     pub(super) deadline: Option<Instant>,
-    /// When it is looked at next, which is what `due` holds for it.
+    /// The key of this call in `SessionState::due`.
     pub(super) due: Option<Instant>,
-    /// Its clock, while it is detached.
+    /// Its grace timer, while it is detached.
     pub(super) grace_timer: Option<GraceTimer>,
-    /// The resumes whose streams live.
+    /// The resumes whose streams are open.
     pub(super) resumed: Vec<Generation>,
-    /// How many resumes were received and are not answered.
+    /// Number of resumes that were received and are not answered.
     pending_resumes: u32,
-    /// How many tasks read a stream of it on, and will see its end.
+    /// Number of tasks that read a stream of it in the background, and will observe its end.
     background_readers: u32,
+    /// Number of resumes in a row that brought no event.
     empty_resumes: u32,
-    /// Its client may have come back where nobody sees it: the loss of its stream means nothing, and no other call supersedes it.
+    /// Its client may have resumed unobserved: the loss of its stream means nothing, and no other call supersedes it.
     pub(super) is_maybe_resumed: bool,
-    /// How often somebody was told to cancel it.
+    /// How often its grace has expired.
     expiry_count: u32,
     last_deadline: Option<Instant>,
 }
 
-/// The clock of a detached call.
+/// The timer of a detached call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GraceTimer {
     pub(super) detachment: Detachment,
     pub(super) state: DetachedState,
-    /// How long its client may stay away, as was decided when it went: the grace of a call that has one.
+    /// How long its client may wait before it resumes, as decided at the detach: the grace of a call that has one.
     pub(super) resume_window: Duration,
-    /// It was put off for long.
+    /// It was postponed for long.
     was_postponed: bool,
-    /// Not before this time is it over: that it was, was noticed late.
+    /// The grace was found expired, but late. It must not be acted on before this time.
     recheck_at: Option<Instant>,
-    /// How often it was looked at again.
+    /// How often it was checked again.
     rechecks: u8,
-    /// Its time is over, and somebody was told to cancel the call.
+    /// It has expired, and the caller was told to cancel the call.
     pub(super) is_expired: bool,
-    /// Whoever had to be asked said that it may be cancelled.
+    /// The cancel was confirmed.
     is_confirmed: bool,
-    /// Nobody reads a stream of the call on, which would run to its end: when it is forgotten.
+    /// When the call is removed, because no task reads a stream of it. It would keep running to its end otherwise.
     unobserved_until: Option<Instant>,
-    /// When the last hold ended, or could have lasted to.
+    /// When the last pending resume ended, at most its own deadline.
     resumes_ended_at: Option<Instant>,
 }
 
-/// Which time it is that somebody was told to cancel a call.
+/// Identifies one expiry of a call's grace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpiryToken(u32);
 
-/// What a look at a call whose time has come decides.
+/// The decision about a call with an expired deadline.
 pub(super) enum ExpiryDecision {
-    /// The time that its client had to come back is over.
+    /// The grace has expired.
     GraceExpired,
-    /// The same, and nobody is to be asked any more.
+    /// The grace has expired, and the cancel is confirmed.
     GraceConfirmed,
-    /// The time that it may last is over.
+    /// The call timeout has passed.
     CallTimeout,
     Postponed,
     Forget,
 }
 
-// === impl Wait ===
+// === impl DetachedState ===
 
 impl DetachedState {
     fn resume_window(self, since: Instant) -> Duration {
         match self {
             Self::GraceUntil { deadline, .. } => deadline.saturating_duration_since(since),
-            Self::UntilComplete {
-                resume_window: patience,
+            Self::UntilComplete { resume_window } | Self::ForgetAt { resume_window, .. } => {
+                resume_window
             }
-            | Self::ForgetAt {
-                resume_window: patience,
-                ..
-            } => patience,
         }
     }
 }
 
-// === impl Times ===
+// === impl CallTimers ===
 
 impl CallTimers {
-    /// Of a call that is attached, and cancelled at this time at the latest.
+    /// The timers of an attached call that is cancelled at `deadline` at the latest.
     pub(super) fn with_deadline(deadline: Instant) -> Self {
         Self {
             deadline: Some(deadline),
@@ -126,16 +123,20 @@ impl CallTimers {
         }
     }
 
-    /// Starts the clock. Returns when it is to be looked at.
+    /// Starts the grace timer. Returns its deadline.
     pub(super) fn detach(
         &mut self,
-        mut wait: DetachedState,
-        barren: bool,
+        mut state: DetachedState,
+        is_empty_resume: bool,
         detachment: Detachment,
     ) -> Option<Instant> {
-        let patience = wait.resume_window(detachment.since());
-        self.empty_resumes = if barren { self.empty_resumes + 1 } else { 0 };
-        if let DetachedState::GraceUntil { deadline, .. } = &mut wait {
+        let resume_window = state.resume_window(detachment.since());
+        self.empty_resumes = if is_empty_resume {
+            self.empty_resumes + 1
+        } else {
+            0
+        };
+        if let DetachedState::GraceUntil { deadline, .. } = &mut state {
             if self.empty_resumes > MAX_EMPTY_RESUMES {
                 *deadline = self.last_deadline.unwrap_or(*deadline).min(*deadline);
             }
@@ -143,8 +144,8 @@ impl CallTimers {
         }
         self.grace_timer = Some(GraceTimer {
             detachment,
-            state: wait,
-            resume_window: patience,
+            state,
+            resume_window,
             was_postponed: false,
             recheck_at: None,
             rechecks: 0,
@@ -156,75 +157,75 @@ impl CallTimers {
         self.detached_deadline()
     }
 
-    /// Notes that somebody was told to cancel the call.
+    /// Marks the grace as expired: the caller cancels the call.
     pub(super) fn mark_expired(&mut self) {
-        if let Some(clock) = &mut self.grace_timer {
-            clock.is_expired = true;
+        if let Some(timer) = &mut self.grace_timer {
+            timer.is_expired = true;
             self.expiry_count = self.expiry_count.wrapping_add(1);
         }
     }
 
-    /// The time that somebody was told to cancel the call, if that holds.
+    /// Returns the token of the current expiry. `None` if the grace has not expired, or was invalidated since.
     pub(super) fn expiry(&self) -> Option<ExpiryToken> {
-        let is_given_out = self.grace_timer.is_some_and(|clock| clock.is_expired);
-        is_given_out.then_some(ExpiryToken(self.expiry_count))
+        let is_expired = self.grace_timer.is_some_and(|timer| timer.is_expired);
+        is_expired.then_some(ExpiryToken(self.expiry_count))
     }
 
-    /// Has the clock looked at again. What was said of it does not hold any more.
+    /// Invalidates the expiry and its confirmation. The timer is checked again.
     fn invalidate_expiry(&mut self) {
-        if let Some(clock) = &mut self.grace_timer {
-            clock.is_expired = false;
-            clock.is_confirmed = false;
+        if let Some(timer) = &mut self.grace_timer {
+            timer.is_expired = false;
+            timer.is_confirmed = false;
         }
     }
 
-    /// Nobody said yet that the call may be cancelled: its time goes on.
+    /// Postpones the end of the grace to `until`, because the cancel was not confirmed.
     pub(super) fn postpone(&mut self, until: Instant) {
         self.invalidate_expiry();
-        if let Some(clock) = &mut self.grace_timer
-            && let DetachedState::GraceUntil { deadline, .. } = &mut clock.state
+        if let Some(timer) = &mut self.grace_timer
+            && let DetachedState::GraceUntil { deadline, .. } = &mut timer.state
         {
             *deadline = until;
-            clock.was_postponed = false;
-            clock.recheck_at = None;
-            clock.rechecks = 0;
+            timer.was_postponed = false;
+            timer.recheck_at = None;
+            timer.rechecks = 0;
             self.last_deadline = Some(until);
         }
     }
 
-    /// The call may be cancelled. Nobody knows whether the runtime stood still while that was asked, so the clock is looked
-    /// at once more.
+    /// Confirms that the call may be cancelled. The runtime may have been stalled during the confirmation, so the timer is checked
+    /// once more.
     pub(super) fn confirm(&mut self, now: Instant) {
         self.invalidate_expiry();
-        if let Some(clock) = &mut self.grace_timer {
-            clock.is_confirmed = true;
-            clock.recheck_at = Some(now + RECHECK_DELAY);
-            clock.rechecks = clock.rechecks.saturating_add(1);
+        if let Some(timer) = &mut self.grace_timer {
+            timer.is_confirmed = true;
+            timer.recheck_at = Some(now + RECHECK_DELAY);
+            timer.rechecks = timer.rechecks.saturating_add(1);
         }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let is_given_out = self.grace_timer.is_some_and(|clock| clock.is_expired);
-        let grace = self.detached_deadline().filter(|_| !is_given_out);
+        let is_expired = self.grace_timer.is_some_and(|timer| timer.is_expired);
+        let grace = self.detached_deadline().filter(|_| !is_expired);
         grace.into_iter().chain(self.deadline).min()
     }
 
-    /// When the clock of a detached call is looked at.
+    /// When the grace timer is checked. `None` if the call is attached, or has no deadline.
     pub(super) fn detached_deadline(&self) -> Option<Instant> {
-        let clock = self.grace_timer.as_ref()?;
-        match clock.state {
+        let timer = self.grace_timer.as_ref()?;
+        match timer.state {
             DetachedState::GraceUntil { deadline, .. } => {
                 let at = if self.has_pending_resume() {
                     resume_deadline(deadline)
                 } else {
-                    // A deadline that passed meanwhile could not be noticed before.
-                    clock.resumes_ended_at.unwrap_or(deadline).max(deadline)
+                    // A deadline that passed meanwhile is not late: it could not run before.
+                    timer.resumes_ended_at.unwrap_or(deadline).max(deadline)
                 };
-                Some(clock.recheck_at.unwrap_or(at).max(at))
+                Some(timer.recheck_at.unwrap_or(at).max(at))
             }
-            // Not before its deadline: who cannot see its end can still cancel it.
+            // Not before its deadline: a call that is not observed can still be cancelled.
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
-            DetachedState::UntilComplete { .. } => clock
+            DetachedState::UntilComplete { .. } => timer
                 .unobserved_until
                 .map(|at| at.max(self.deadline.unwrap_or(at))),
         }
@@ -234,10 +235,9 @@ impl CallTimers {
         self.pending_resumes > 0
     }
 
-    /// Adds a hold, of which the first stops the clock.
+    /// Adds a pending resume, of which the first stops the timer.
     ///
-    /// A resume may be the first to notice that the time is over (invariant 7). It would not know that any more when
-    /// the hold ends.
+    /// A resume may be the first to find the grace expired (invariant 7). When the resume ends, that could no longer be determined.
     pub(super) fn begin_resume(&mut self, now: Instant) {
         if !self.has_pending_resume()
             && let Some(at) = self.detached_deadline()
@@ -248,7 +248,7 @@ impl CallTimers {
         self.invalidate_expiry();
     }
 
-    /// Takes a hold away. The clock goes on with the last.
+    /// Removes a pending resume. With the last one the timer continues.
     pub(super) fn end_resume(&mut self, now: Instant) {
         if self.pending_resumes != 1 {
             self.pending_resumes = self.pending_resumes.saturating_sub(1);
@@ -256,74 +256,74 @@ impl CallTimers {
         }
         self.pending_resumes = 0;
         self.invalidate_expiry();
-        if let Some(clock) = &mut self.grace_timer
-            && let DetachedState::GraceUntil { deadline, .. } = clock.state
+        if let Some(timer) = &mut self.grace_timer
+            && let DetachedState::GraceUntil { deadline, .. } = timer.state
         {
-            clock.resumes_ended_at = Some(now.min(resume_deadline(deadline)));
+            timer.resumes_ended_at = Some(now.min(resume_deadline(deadline)));
         }
     }
 
-    /// Lets a call run on, now if it is detached.
-    pub(super) fn set_maybe_resumed(&mut self, wait: DetachedState) {
+    /// Lets a call keep running, because its client may have resumed unobserved. Takes effect now if the call is detached.
+    pub(super) fn set_maybe_resumed(&mut self, state: DetachedState) {
         self.invalidate_expiry();
         self.is_maybe_resumed = true;
-        if let Some(clock) = &mut self.grace_timer {
-            clock.state = wait;
+        if let Some(timer) = &mut self.grace_timer {
+            timer.state = state;
         }
     }
 
-    /// How long the end of a detached call is kept that comes at `at`: for as long as its client may stay away, and to the end
-    /// of its grace, however often that was put off. `None` if it has a client.
+    /// How long the outcome of a detached call that ends at `at` is retained: for its resume window, and to the end
+    /// of its grace, however often that was postponed. `None` if it is attached.
     pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
-        let clock = self.grace_timer.as_ref()?;
-        let whole = at.checked_add(clock.resume_window);
-        let waits_to = match clock.state {
+        let timer = self.grace_timer.as_ref()?;
+        let whole = at.checked_add(timer.resume_window);
+        let grace_deadline = match timer.state {
             DetachedState::GraceUntil { deadline, .. } => Some(deadline),
             DetachedState::UntilComplete { .. } | DetachedState::ForgetAt { .. } => None,
         };
-        whole.max(waits_to)
+        whole.max(grace_deadline)
     }
 
-    /// A task reads a stream of the call on.
+    /// Adds a task that reads a stream of the call in the background.
     pub(super) fn add_background_reader(&mut self) {
         self.background_readers = self.background_readers.saturating_add(1);
-        if let Some(clock) = &mut self.grace_timer {
-            clock.unobserved_until = None;
+        if let Some(timer) = &mut self.grace_timer {
+            timer.unobserved_until = None;
         }
     }
 
-    /// Such a task has ended without having seen the call's end.
-    pub(super) fn remove_background_reader(&mut self, unseen_until: Option<Instant>) {
+    /// Removes a task that has ended without having observed the call's end.
+    pub(super) fn remove_background_reader(&mut self, unobserved_until: Option<Instant>) {
         self.background_readers = self.background_readers.saturating_sub(1);
         if self.background_readers == 0
-            && let Some(clock) = &mut self.grace_timer
-            && let Some(unseen_until) = unseen_until
+            && let Some(timer) = &mut self.grace_timer
+            && let Some(unobserved_until) = unobserved_until
         {
-            clock.unobserved_until.get_or_insert(unseen_until);
+            timer.unobserved_until.get_or_insert(unobserved_until);
         }
     }
 
-    /// Looks at a call at `now` that was to be looked at at `at`, which was noticed so late. `starved`: it is known that a
-    /// runtime stood still.
+    /// Decides what to do with a call whose deadline was `at`. `late` is how long after `at` the timer ran. `is_stalled`: a
+    /// runtime is known to have been stalled.
     pub(super) fn check(
         &mut self,
         now: Instant,
         at: Instant,
         late: Duration,
-        starved: bool,
+        is_stalled: bool,
     ) -> ExpiryDecision {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return ExpiryDecision::CallTimeout;
         }
-        match self.grace_timer.map(|clock| clock.state) {
+        match self.grace_timer.map(|timer| timer.state) {
             Some(DetachedState::GraceUntil { .. })
-                if self.postpone_if_late(now, at, late, starved) =>
+                if self.postpone_if_late(now, at, late, is_stalled) =>
             {
                 ExpiryDecision::Postponed
             }
             Some(DetachedState::GraceUntil { .. }) => {
                 self.mark_expired();
-                if self.grace_timer.is_some_and(|clock| clock.is_confirmed) {
+                if self.grace_timer.is_some_and(|timer| timer.is_confirmed) {
                     ExpiryDecision::GraceConfirmed
                 } else {
                     ExpiryDecision::GraceExpired
@@ -341,32 +341,32 @@ impl CallTimers {
         now: Instant,
         at: Instant,
         late: Duration,
-        starved: bool,
+        is_stalled: bool,
     ) -> bool {
-        let Some(clock) = &mut self.grace_timer else {
+        let Some(timer) = &mut self.grace_timer else {
             return false;
         };
-        let DetachedState::GraceUntil { deadline, retry } = &mut clock.state else {
+        let DetachedState::GraceUntil { deadline, retry } = &mut timer.state else {
             return false;
         };
-        let tolerated = if clock.recheck_at == Some(at) {
+        let tolerated = if timer.recheck_at == Some(at) {
             RECHECK_TOLERANCE
         } else {
             TIMER_RESOLUTION
         };
-        let ends = if (starved || late > STALL_THRESHOLD) && !clock.was_postponed {
-            clock.was_postponed = true;
-            // What was true before need not be so any more.
-            clock.is_confirmed = false;
+        let deadline = if (is_stalled || late > STALL_THRESHOLD) && !timer.was_postponed {
+            timer.was_postponed = true;
+            // A confirmation from before the stall need not hold any more.
+            timer.is_confirmed = false;
             *deadline = now + (2 * *retry).max(MAX_RESUME_WAIT);
             *deadline
-        } else if (starved || late > tolerated) && clock.rechecks < MAX_RECHECKS {
-            clock.rechecks += 1;
-            *clock.recheck_at.insert(now + RECHECK_DELAY)
+        } else if (is_stalled || late > tolerated) && timer.rechecks < MAX_RECHECKS {
+            timer.rechecks += 1;
+            *timer.recheck_at.insert(now + RECHECK_DELAY)
         } else {
             return false;
         };
-        self.last_deadline = Some(ends);
+        self.last_deadline = Some(deadline);
         true
     }
 }

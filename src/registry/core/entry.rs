@@ -17,15 +17,15 @@ pub(crate) struct Entry<T> {
     pub(crate) call: T,
     pub(super) key: Option<CallKey>,
     pub(super) streams: Streams,
-    /// The stream that was accepted last.
+    /// The generation of the stream that was accepted last.
     newest_stream: Generation,
-    /// The stream of its POST lives.
+    /// Whether the stream of its POST is open.
     has_post_stream: bool,
     /// Boxed, because most calls have no deadline and end attached.
     pub(super) timers: Option<Box<CallTimers>>,
 }
 
-/// What a session call is found by among those whose session has the same id.
+/// The lookup key of a session call, among the calls whose sessions have the same id.
 #[derive(Debug)]
 pub(super) struct CallKey {
     pub(super) session: KeyHash,
@@ -40,26 +40,26 @@ pub(super) struct CallKey {
 pub(crate) struct Finished {
     /// Whether a cancel may be sent to the server under its JSON-RPC id (invariant 2).
     pub(crate) may_cancel_server: bool,
-    /// Its time without a client, if it had none.
+    /// Its detachment. `None` if it was attached.
     pub(crate) detachment: Option<Detachment>,
-    /// Whether the memory is fuller than it may be, or something was [dropped](super::Core::take_dropped) from it.
+    /// Whether the retained calls exceed their limit, or some were [evicted](super::SessionState::take_evicted).
     pub(crate) needs_eviction: bool,
 }
 
-/// Which time of a call is over.
+/// Which deadline of a call has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expired {
-    /// The one its client had to come back.
+    /// The grace.
     Grace,
-    /// The same, and nobody is to be asked any more.
+    /// The grace, and the cancel is confirmed.
     GraceConfirmed,
-    /// The one it may last.
+    /// The call timeout.
     Deadline,
-    /// The one for which it is kept unseen: it is forgotten already.
+    /// The call was unobserved for `UNOBSERVED_TTL` and has been removed.
     Forgotten(Finished),
 }
 
-// === impl Place ===
+// === impl CallKey ===
 
 impl CallKey {
     pub(super) fn new(session: KeyHash, request: RequestId) -> Self {
@@ -75,19 +75,19 @@ impl CallKey {
 // === impl Entry ===
 
 impl<T> Entry<T> {
-    pub(super) fn new(call: T, place: Option<CallKey>, deadline: Option<Instant>) -> Self {
-        let times = deadline.map(CallTimers::with_deadline);
+    pub(super) fn new(call: T, key: Option<CallKey>, deadline: Option<Instant>) -> Self {
+        let timers = deadline.map(CallTimers::with_deadline);
         Self {
             call,
-            key: place,
+            key,
             streams: Streams::default(),
             newest_stream: POST_GENERATION,
             has_post_stream: true,
-            timers: times.map(Box::new),
+            timers: timers.map(Box::new),
         }
     }
 
-    /// Adds a stream to those that live.
+    /// Adds an open stream.
     pub(super) fn add_stream(&mut self) -> Generation {
         self.newest_stream = self.newest_stream.next();
         let newest = self.newest_stream;
@@ -95,33 +95,33 @@ impl<T> Entry<T> {
         newest
     }
 
-    /// Takes a stream out of those that live. `false` if it was not among them.
+    /// Removes an open stream. Returns `false` if there is no such stream.
     pub(super) fn remove_stream(&mut self, stream: Generation) -> bool {
         if stream == POST_GENERATION {
             return mem::take(&mut self.has_post_stream);
         }
-        let resumed = self.timers.as_mut().map(|times| &mut times.resumed);
+        let resumed = self.timers.as_mut().map(|timers| &mut timers.resumed);
         let found = resumed.and_then(|resumed| {
-            let at = resumed.iter().position(|other| *other == stream)?;
-            Some(resumed.swap_remove(at))
+            let position = resumed.iter().position(|other| *other == stream)?;
+            Some(resumed.swap_remove(position))
         });
         found.is_some()
     }
 
-    /// Whether a stream of it lives.
+    /// Returns `true` if a stream is open.
     pub(super) fn has_stream(&self) -> bool {
-        let resumed = self.timers.as_ref().map(|times| &times.resumed);
+        let resumed = self.timers.as_ref().map(|timers| &timers.resumed);
         self.has_post_stream || resumed.is_some_and(|resumed| !resumed.is_empty())
     }
 
-    /// Whether it is the call of this session with this JSON-RPC id.
+    /// Returns `true` if it is the call of this session with this JSON-RPC id.
     pub(super) fn has_key(&self, session: KeyHash, request: &RequestId) -> bool {
-        let place = self.key.as_ref();
-        place.is_some_and(|place| place.session == session && place.request == *request)
+        let key = self.key.as_ref();
+        key.is_some_and(|key| key.session == session && key.request == *request)
     }
 
     pub(super) fn session(&self) -> Option<KeyHash> {
-        self.key.as_ref().map(|place| place.session)
+        self.key.as_ref().map(|key| key.session)
     }
 
     pub(super) fn grace_timer(&self) -> Option<&GraceTimer> {
@@ -129,15 +129,15 @@ impl<T> Entry<T> {
     }
 
     pub(super) fn detachment(&self) -> Option<Detachment> {
-        self.grace_timer().map(|clock| clock.detachment)
+        self.grace_timer().map(|timer| timer.detachment)
     }
 
-    /// Since when it has no client.
+    /// When it was detached.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
         self.detachment().map(|detachment| detachment.since())
     }
 
-    /// When it is cancelled if its client does not come back.
+    /// When it is cancelled if its client does not resume.
     pub(crate) fn grace_deadline(&self) -> Option<Instant> {
         match self.grace_timer()?.state {
             DetachedState::GraceUntil { .. } => self.timers.as_ref()?.detached_deadline(),

@@ -1,9 +1,9 @@
 //! The streams of a call, one after the other.
 
-/// The generation of a call's first stream.
+/// The generation of a call's first stream, that of the POST.
 pub(crate) const POST_GENERATION: Generation = Generation(1);
 
-/// Of a stream that no client has.
+/// The generation of a stream without a client.
 pub(crate) const NO_GENERATION: Generation = Generation(0);
 
 /// Which stream of its call a stream is.

@@ -1,4 +1,4 @@
-//! The calls in flight of a session and all their names.
+//! The lookup of calls in flight, by request id and by event id.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ use super::{
 };
 use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
 
-/// What an event id names.
+/// The calls that an event id matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EventMatch<T, A> {
     Nothing,
     /// A stream of a call in flight.
     Call(CallId, T),
-    /// Perhaps one of these: not all of their streams are known by name, or several have it.
+    /// One of these, perhaps: their known event ids are incomplete, or several calls have the event id.
     Ambiguous(Vec<(CallId, T)>),
     /// A stream of a call that has ended.
     Ended(RetainedOutcome<A>),
 }
 
-// === impl Named ===
+// === impl EventMatch ===
 
 impl<T, A> EventMatch<T, A> {
-    /// The calls in flight that may be meant.
+    /// Returns the calls in flight that may match.
     pub(crate) fn in_flight(self) -> Vec<(CallId, T)> {
         match self {
             Self::Call(id, call) => vec![(id, call)],
@@ -38,10 +38,10 @@ impl<T, A> EventMatch<T, A> {
     }
 }
 
-// === impl Core ===
+// === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Notes an event id of a call's stream.
+    /// Records an event id of a call's stream.
     pub(crate) fn record_event_id(&mut self, id: CallId, event_id: &[u8], format: EventIdFormat) {
         let session = self.calls.get(id).and_then(Entry::session);
         let Some(session) = session else {
@@ -55,19 +55,19 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             },
         };
         let entry = self.calls.get_mut(id);
-        let Some(forgotten) = entry.and_then(|entry| entry.streams.add(stream)) else {
+        let Some(dropped) = entry.and_then(|entry| entry.streams.add(stream)) else {
             return;
         };
         let slot = self.shared.hasher.stream(session, stream);
         self.index.insert(slot, id);
-        if let Some(forgotten) = forgotten {
+        if let Some(dropped) = dropped {
             self.has_incomplete_event_ids = true;
-            self.unindex_stream(session, forgotten, id);
+            self.unindex_stream(session, dropped, id);
         }
     }
 
-    /// What an event of any server is entered under. `None` if it counts up from the last one, or from nothing, and no
-    /// other call of the session counts so.
+    /// Returns the key for an event id of any format. `None` if the event id continues or starts a run of consecutive ids, and no
+    /// other call of the session has it.
     fn record_opaque_event_id(
         &mut self,
         id: CallId,
@@ -83,13 +83,13 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             numbers,
             hash: self.shared.hasher.event(event_id),
         };
-        let mut owners = event
+        let mut calls = event
             .streams()
-            .filter_map(|name| self.call_of_stream(session, name));
-        let has_rival = owners.any(|(owner, _)| owner != id);
-        self.has_shared_event_ids |= has_rival;
+            .filter_map(|stream| self.call_of_stream(session, stream));
+        let is_shared = calls.any(|(call, _)| call != id);
+        self.has_shared_event_ids |= is_shared;
         let entry = self.calls.get_mut(id)?;
-        if let Some((index, stream)) = numbers.filter(|_| !has_rival)
+        if let Some((index, stream)) = numbers.filter(|_| !is_shared)
             && entry.streams.start_run(index, stream)
         {
             let slot = self
@@ -102,7 +102,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(StreamId::Opaque(event.hash))
     }
 
-    /// Notes that a call's event ids are not all known, because its stream cannot be read.
+    /// Records that the known event ids of a call are incomplete, because its stream cannot be read.
     pub(crate) fn mark_event_ids_incomplete(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.streams.mark_incomplete();
@@ -121,7 +121,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.unindex(slot, id);
     }
 
-    /// Frees a name if it is a call's own, and says whether it was. `None` if it is nobody's.
+    /// Removes a key from the index if it maps to this call, and returns whether it did. `None` if it is not in the index.
     fn unindex(&mut self, slot: KeyHash, id: CallId) -> Option<bool> {
         let is_owner = *self.index.get(slot)? == id;
         if is_owner {
@@ -130,17 +130,17 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(is_owner)
     }
 
-    /// Gives up the id of a call that left. `false` if another call may be meant by it.
-    pub(super) fn unindex_request(&mut self, id: CallId, place: &CallKey) -> bool {
-        let slot = self.shared.hasher.request(place.session, &place.request);
-        if let Some(was_its_own) = self.unindex(slot, id) {
-            return was_its_own;
+    /// Removes the request id of an ended call from the index. Returns `false` if another call may have the id.
+    pub(super) fn unindex_request(&mut self, id: CallId, key: &CallKey) -> bool {
+        let slot = self.shared.hasher.request(key.session, &key.request);
+        if let Some(was_own) = self.unindex(slot, id) {
+            return was_own;
         }
         let mut others = self.calls().filter(|(other, _)| *other != id);
-        !others.any(|(_, other)| other.has_key(place.session, &place.request))
+        !others.any(|(_, other)| other.has_key(key.session, &key.request))
     }
 
-    /// What an event id of a session names.
+    /// Returns which calls of a session an event id matches.
     pub(crate) fn match_event(&self, scope: &Scope, event_id: &[u8]) -> EventMatch<T, A> {
         match self.session(scope) {
             Some(session) => self.match_event_in(session, event_id),
@@ -149,10 +149,10 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     }
 
     fn match_event_in(&self, session: KeyHash, event_id: &[u8]) -> EventMatch<T, A> {
-        let is_its = |entry: &Entry<T>| entry.session() == Some(session);
+        let is_of_session = |entry: &Entry<T>| entry.session() == Some(session);
         let event = self.shared.hasher.event_id(event_id);
         let mut calls = if self.has_shared_event_ids {
-            self.calls_where(|entry| is_its(entry) && entry.streams.contains(event))
+            self.calls_where(|entry| is_of_session(entry) && entry.streams.contains(event))
         } else {
             self.call_with_event(session, event).into_iter().collect()
         };
@@ -166,31 +166,31 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         if let Some(end) = self.retained.outcome_of(session, event) {
             return EventMatch::Ended(end.clone());
         }
-        // A late client asks for what is forgotten: that must not take longer the more calls there are.
-        let blurred = if self.has_incomplete_event_ids {
-            self.calls_where(|entry| is_its(entry) && entry.streams.is_incomplete())
+        // A late client may resume a call that was removed. The lookup must not take longer the more calls there are.
+        let incomplete = if self.has_incomplete_event_ids {
+            self.calls_where(|entry| is_of_session(entry) && entry.streams.is_incomplete())
         } else {
             Vec::new()
         };
-        if blurred.is_empty() {
+        if incomplete.is_empty() {
             EventMatch::Nothing
         } else {
-            EventMatch::Ambiguous(blurred)
+            EventMatch::Ambiguous(incomplete)
         }
     }
 
-    /// The call in flight that an event was seen on, if no two have the same.
+    /// Returns the call in flight that has an event id, where event ids are not shared.
     fn call_with_event(&self, session: KeyHash, event: EventId) -> Option<(CallId, T)> {
-        let mut owners = event
+        let mut calls = event
             .streams()
-            .filter_map(|name| self.call_of_stream(session, name));
-        let is_it =
+            .filter_map(|stream| self.call_of_stream(session, stream));
+        let is_match =
             |entry: &Entry<T>| entry.session() == Some(session) && entry.streams.contains(event);
-        let (id, entry) = owners.find(|(_, entry)| is_it(entry))?;
+        let (id, entry) = calls.find(|(_, entry)| is_match(entry))?;
         Some((id, entry.call.clone()))
     }
 
-    /// The call that a stream is entered for.
+    /// Returns the call to which the index maps a stream.
     fn call_of_stream(&self, session: KeyHash, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
         let id = *self.index.get(self.shared.hasher.stream(session, stream))?;
         Some((id, self.calls.get(id)?))
@@ -211,11 +211,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let slot = self.shared.hasher.request(session, request);
         let id = *self.index.get(slot)?;
         let entry = self.calls.get(id)?;
-        let is_it = entry.has_key(session, request);
-        is_it.then(|| (id, entry.call.clone()))
+        let is_match = entry.has_key(session, request);
+        is_match.then(|| (id, entry.call.clone()))
     }
 
-    /// The same, also if its request is not accepted yet.
+    /// The call of a session with this JSON-RPC id, also if its request is not accepted yet.
     pub(crate) fn find_unaccepted_too(
         &self,
         scope: &Scope,
@@ -236,23 +236,23 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         {
             return Some(id);
         }
-        let places = self
+        let keys = self
             .calls()
             .filter_map(|(id, entry)| Some((id, entry.key.as_ref()?)));
-        let its = places.filter(|(_, place)| place.request == *request);
-        let mut its: Vec<_> = its
-            .map(|(id, place)| (place.session, !place.is_accepted, id))
+        let matches = keys.filter(|(_, key)| key.request == *request);
+        let mut matches: Vec<_> = matches
+            .map(|(id, key)| (key.session, !key.is_accepted, id))
             .collect();
-        // Of each session the one that was accepted, if one was.
-        its.sort_unstable();
-        its.dedup_by_key(|(session, ..)| *session);
-        match *its {
+        // Of each session the accepted call, if there is one.
+        matches.sort_unstable();
+        matches.dedup_by_key(|(session, ..)| *session);
+        match *matches {
             [(.., id)] => Some(id),
             _ => None,
         }
     }
 
-    /// The calls in flight that an event id may name, of the sessions of all scopes.
+    /// Returns the calls in flight that an event id may match, of the sessions of all scopes.
     pub(crate) fn candidates_for_event(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
         match self.scopes {
             ScopeSet::None => return Vec::new(),
@@ -260,40 +260,40 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             ScopeSet::Several => {}
         }
         let event = self.shared.hasher.event_id(event_id);
-        let has_it = |entry: &Entry<T>| entry.key.is_some() && entry.streams.contains(event);
-        let having = self.calls().filter(|(_, entry)| has_it(entry));
-        let known: Vec<_> = having.map(|(_, entry)| entry.session()).collect();
-        // In a session where one call has it, no other is meant.
-        let may =
-            |entry: &Entry<T>| entry.streams.is_incomplete() && !known.contains(&entry.session());
-        self.calls_where(|entry| has_it(entry) || may(entry))
+        let has_event = |entry: &Entry<T>| entry.key.is_some() && entry.streams.contains(event);
+        let matches = self.calls().filter(|(_, entry)| has_event(entry));
+        let matched: Vec<_> = matches.map(|(_, entry)| entry.session()).collect();
+        // In a session where one call has the event id, no other call matches.
+        let may_have =
+            |entry: &Entry<T>| entry.streams.is_incomplete() && !matched.contains(&entry.session());
+        self.calls_where(|entry| has_event(entry) || may_have(entry))
     }
 
-    /// The call in flight that an event was seen on, in whatever scope. `None` if several have it.
+    /// Returns the call in flight that has an event id, in any scope. `None` if several have it.
     pub(crate) fn unique_match_for_event(&self, event_id: &[u8]) -> Option<(CallId, T)> {
-        let named = match self.scopes {
+        let event_match = match self.scopes {
             ScopeSet::None => return None,
             ScopeSet::One(session) => self.match_event_in(session, event_id),
             ScopeSet::Several => {
                 let event = self.shared.hasher.event_id(event_id);
-                let mut having = self.calls_where(|entry| entry.streams.contains(event));
-                return having.pop().filter(|_| having.is_empty());
+                let mut matches = self.calls_where(|entry| entry.streams.contains(event));
+                return matches.pop().filter(|_| matches.is_empty());
             }
         };
-        match named {
+        match event_match {
             EventMatch::Call(id, call) => Some((id, call)),
             EventMatch::Nothing | EventMatch::Ambiguous(_) | EventMatch::Ended(_) => None,
         }
     }
 
-    /// Whether calls in flight are of sessions in more than one scope.
+    /// Returns `true` if the calls in flight belong to sessions in more than one scope.
     pub(crate) fn has_several_sessions(&self) -> bool {
         let mut sessions = self.calls().filter_map(|(_, entry)| entry.session());
         let first = sessions.next();
         self.scopes == ScopeSet::Several && sessions.any(|other| Some(other) != first)
     }
 
-    /// Whether anything is known of a session.
+    /// Returns `true` if a session has calls in flight or retained calls.
     pub(crate) fn has_session(&self, scope: &Scope) -> bool {
         self.session(scope).is_some_and(|session| {
             let mut calls = self.calls();
@@ -308,16 +308,16 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             return Vec::new();
         };
         self.calls_where(|entry| {
-            let place = entry.key.as_ref();
-            place.is_some_and(|place| place.session == session && !place.is_accepted)
+            let key = entry.key.as_ref();
+            key.is_some_and(|key| key.session == session && !key.is_accepted)
         })
     }
 
-    /// Whether a session call is in flight whose request is not accepted yet.
+    /// Returns `true` if a session call is in flight whose request is not accepted yet.
     pub(crate) fn is_unaccepted(&self, id: CallId) -> bool {
         let entry = self.calls.get(id);
-        let place = entry.and_then(|entry| entry.key.as_ref());
-        place.is_some_and(|place| !place.is_accepted)
+        let key = entry.and_then(|entry| entry.key.as_ref());
+        key.is_some_and(|key| !key.is_accepted)
     }
 
     pub(crate) fn call(&self, id: CallId) -> Option<&T> {
@@ -332,17 +332,17 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.detachment(id).is_some()
     }
 
-    /// Since when and how a call has no client.
+    /// Returns the detachment of a call. `None` if it is attached or has ended.
     pub(crate) fn detachment(&self, id: CallId) -> Option<Detachment> {
         self.calls.get(id)?.detachment()
     }
 
-    /// How long the client of a detached call may stay away, as was decided when it went.
+    /// Returns the resume window of a detached call, as it was decided at the detach.
     pub(crate) fn grace(&self, id: CallId) -> Option<Duration> {
         Some(self.calls.get(id)?.grace_timer()?.resume_window)
     }
 
-    /// Returns why a detached call lost its client, if the call has no grace. A hold was all that kept it.
+    /// Returns the cause of a detach, if the call has no grace. Only a pending resume kept it running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
         let clock = self.calls.get(id)?.grace_timer()?;
         clock
@@ -351,7 +351,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .then(|| clock.detachment.cause())
     }
 
-    /// Whether a client that is away may come for something to a session: for a call in flight, or for an answer.
+    /// Returns `true` if a client may resume in a session: a detached call, or a call whose answer is retained.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
             let is_away = |entry: &Entry<T>| {
@@ -363,7 +363,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// The calls of a session that have no client.
+    /// The detached calls of a session.
     pub(crate) fn detached(&self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
@@ -371,8 +371,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls_where(|entry| entry.session() == Some(session) && entry.grace_timer().is_some())
     }
 
-    pub(super) fn calls_where(&self, are: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {
-        let calls = self.calls().filter(|(_, entry)| are(entry));
+    pub(super) fn calls_where(&self, is_match: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {
+        let calls = self.calls().filter(|(_, entry)| is_match(entry));
         calls.map(|(id, entry)| (id, entry.call.clone())).collect()
     }
 }

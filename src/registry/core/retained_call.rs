@@ -1,4 +1,4 @@
-//! The records of ended calls, each [owed](Rank::Owed) or [spare](Rank::Spare).
+//! Retained calls, each [delivered](DeliveryState::Delivered) or [undelivered](DeliveryState::Undelivered).
 
 use std::collections::VecDeque;
 
@@ -11,25 +11,25 @@ use super::{
 };
 use crate::call::{CallId, CancelReason, Outcome, RequestId};
 
-/// How a remembered call ended.
+/// The outcome of a retained call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RetainedOutcome<A> {
     Answered(A),
     Cancelled(RequestId, CancelReason),
 }
 
-/// A call that ends and is to be remembered.
+/// The completion of a call that is to be retained.
 #[derive(Debug)]
 pub(crate) struct Completion<A> {
     pub(crate) outcome: RetainedOutcome<A>,
     /// The size of the answer in bytes.
     pub(crate) weight: usize,
     pub(crate) at: Instant,
-    /// It is kept so long at least. Where its client was away, what was decided then may be longer.
+    /// It is retained at least until then. For a detached call, the time that was decided at the detach may be later.
     pub(crate) until: Instant,
 }
 
-/// The same with what the core knows of it.
+/// A completion with what the session state has of the call.
 #[derive(Debug)]
 pub(super) struct EndedCall<A> {
     pub(super) call: CallId,
@@ -39,23 +39,23 @@ pub(super) struct EndedCall<A> {
     pub(super) completion: Completion<A>,
 }
 
-/// Whether a client waits for a record.
+/// Whether the outcome of a call was delivered to its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeliveryState {
-    /// The answer went out to a client that was there. It is kept in case that the link broke just then.
+    /// The answer was sent to a client that was connected. It is retained in case the connection broke at that moment.
     Delivered,
-    /// The client was away, or its call was cancelled.
+    /// The client was disconnected, or its call was cancelled.
     Undelivered,
 }
 
-/// One for each rank.
+/// One value for each delivery state.
 #[derive(Debug, Default)]
 pub(crate) struct PerDeliveryState<T> {
     delivered: T,
     undelivered: T,
 }
 
-/// The records of a rank, oldest first.
+/// The retained calls of a delivery state, oldest first.
 #[derive(Debug)]
 pub(super) struct RetainedQueue<A> {
     calls: VecDeque<RetainedCall<A>>,
@@ -71,11 +71,11 @@ pub(super) struct RetainedCall<A> {
     pub(super) streams: Streams,
     pub(super) outcome: RetainedOutcome<A>,
     pub(super) weight: usize,
-    /// It is kept so long at least.
+    /// It is retained at least until then.
     pub(super) until: Instant,
 }
 
-// === impl Leaving ===
+// === impl EndedCall ===
 
 impl<A> EndedCall<A> {
     pub(super) fn delivery_state(&self) -> DeliveryState {
@@ -88,60 +88,60 @@ impl<A> EndedCall<A> {
     }
 }
 
-// === impl Rank ===
+// === impl DeliveryState ===
 
 impl DeliveryState {
-    /// In the order in which their records go.
+    /// In the order in which they are evicted.
     pub(crate) const ALL: [Self; 2] = [Self::Delivered, Self::Undelivered];
 }
 
-// === impl Ranked ===
+// === impl PerDeliveryState ===
 
 impl<T> PerDeliveryState<T> {
-    pub(crate) fn of(&self, rank: DeliveryState) -> &T {
-        match rank {
+    pub(crate) fn of(&self, delivery: DeliveryState) -> &T {
+        match delivery {
             DeliveryState::Delivered => &self.delivered,
             DeliveryState::Undelivered => &self.undelivered,
         }
     }
 
-    pub(super) fn of_mut(&mut self, rank: DeliveryState) -> &mut T {
-        match rank {
+    pub(super) fn of_mut(&mut self, delivery: DeliveryState) -> &mut T {
+        match delivery {
             DeliveryState::Delivered => &mut self.delivered,
             DeliveryState::Undelivered => &mut self.undelivered,
         }
     }
 }
 
-// === impl Records ===
+// === impl RetainedQueue ===
 
 impl<A> RetainedQueue<A> {
-    pub(super) fn push(&mut self, record: RetainedCall<A>) {
+    pub(super) fn push(&mut self, call: RetainedCall<A>) {
         if self.calls.is_empty() {
-            // Most sessions of a flood have no second one.
+            // Under a flood of sessions, most sessions have one.
             self.calls.reserve_exact(1);
         }
-        self.bytes += record.weight;
-        self.calls.push_back(record);
+        self.bytes += call.weight;
+        self.calls.push_back(call);
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest.
     pub(super) fn pop(&mut self) -> Option<RetainedCall<A>> {
-        let record = self.calls.pop_front()?;
+        let call = self.calls.pop_front()?;
         self.calls.shrink_if_sparse();
-        self.bytes -= record.weight;
-        Some(record)
+        self.bytes -= call.weight;
+        Some(call)
     }
 
-    /// Takes all of a session out. Returns how many bytes they counted.
+    /// Removes all of a session. Returns the bytes that they counted.
     pub(super) fn clear(&mut self, session: KeyHash) -> usize {
         let before = self.bytes;
-        self.calls.retain(|record| {
-            let stays = record.session != session;
-            if !stays {
-                self.bytes -= record.weight;
+        self.calls.retain(|call| {
+            let is_kept = call.session != session;
+            if !is_kept {
+                self.bytes -= call.weight;
             }
-            stays
+            is_kept
         });
         self.calls.shrink_if_sparse();
         before - self.bytes
@@ -157,19 +157,17 @@ impl<A> RetainedQueue<A> {
         event: EventId,
     ) -> Option<&RetainedCall<A>> {
         let mut kept = self.calls.iter().rev();
-        kept.find(|record| record.session == session && record.streams.contains(event))
+        kept.find(|call| call.session == session && call.streams.contains(event))
     }
 
-    /// Whether an answer of a session is among them whose time is not over.
+    /// Returns `true` if an answer of a session is among them that has not expired.
     pub(super) fn has_answers(&self, session: KeyHash, now: Instant) -> bool {
-        let mut its = self.calls.iter().filter(|record| record.session == session);
-        its.any(|record| {
-            matches!(record.outcome, RetainedOutcome::Answered(_)) && record.until > now
-        })
+        let mut calls = self.calls.iter().filter(|call| call.session == session);
+        calls.any(|call| matches!(call.outcome, RetainedOutcome::Answered(_)) && call.until > now)
     }
 
     pub(super) fn has_session(&self, session: KeyHash) -> bool {
-        self.calls.iter().any(|record| record.session == session)
+        self.calls.iter().any(|call| call.session == session)
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -191,7 +189,7 @@ impl<A> Default for RetainedQueue<A> {
     }
 }
 
-// === impl End ===
+// === impl RetainedOutcome ===
 
 impl<A> RetainedOutcome<A> {
     pub(super) fn to_outcome(&self) -> Outcome {
@@ -202,7 +200,7 @@ impl<A> RetainedOutcome<A> {
         }
     }
 
-    /// How long the texts in it are that a client chose.
+    /// Length of the texts in it that a client chose.
     pub(super) fn text_len(&self) -> usize {
         match self {
             Self::Cancelled(RequestId::String(id), _) => id.len(),

@@ -1,19 +1,18 @@
-//! Calls of a session that have ended, for clients that resume their calls.
+//! Retention of ended calls, for clients that resume them.
 //!
-//! A client that was cut off asks again for a stream whose call has ended meanwhile. The memory has what it then gets: the
-//! answer, or that the call was cancelled. The client may ask as often as it likes.
+//! A client that was disconnected may resume a stream whose call has ended meanwhile. The retained call has what the client then
+//! gets: the answer, or the error of a cancelled call. The client may resume any number of times.
 //!
-//! The records of a rank are in one queue, in the order in which their calls ended. A record is kept at least until its
-//! time: it is forgotten when it is at the head of its queue and its time is over, so it may wait for one before it that
-//! stays longer.
+//! The retained calls of a delivery state are in one queue, in order of completion. They are removed from its head. A retained call
+//! may therefore outlive its own deadline, if an older one has a later deadline.
 //!
-//! It has two bounds, in bytes of a session id and in bytes of all sessions. A record that cannot fit is not kept, and nothing is
-//! forgotten for it: one that is larger than a bound, or a spare one beside the owed ones. For other records, the oldest spare
-//! records of the session go first, and then its oldest owed ones, which the [`Dropped`] report: their clients get what they
-//! would get without this crate. If all sessions together remember too much, the registry makes room
-//! ([`Core::shrink_memory`](super::Core::shrink_memory)).
+//! There are two limits, in bytes of a session id and in bytes of all sessions. A call that cannot fit is not retained, and none is
+//! evicted for it: one that is larger than a limit, or a delivered one beside the undelivered ones. For other calls, the oldest
+//! delivered ones of the session are evicted first, and then its oldest undelivered ones. [`EvictedAnswer`] reports the latter:
+//! their clients get what they would get without this crate. If all sessions together exceed their limit, the registry evicts
+//! ([`SessionState::shrink_retained`](super::SessionState::shrink_retained)).
 //!
-//! Records are in no map: a late client is rare, and looks through those of its session.
+//! Retained calls are in no map: a late client is rare, and searches those of its session only.
 
 use std::{mem, sync::Arc};
 
@@ -28,166 +27,178 @@ use super::{
 };
 use crate::call::{CallId, Outcome};
 
-/// A record that its client may have come for, and that was let go or never kept because there was no room.
+/// An answer that was evicted, or not retained at all, although its client might have resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EvictedAnswer {
     pub(crate) call: CallId,
     /// The id of its session.
     pub(crate) session: Arc<str>,
     pub(crate) outcome: Outcome,
-    /// What it counted.
+    /// Its size, as it was counted.
     pub(crate) bytes: usize,
 }
 
-/// What a record costs besides its answer and the texts in it, in bytes, about: its place in a queue, 230 as measured where a
-/// session has many. So a session has 2,048 records at most.
+/// Approximate cost of a retained call besides its answer and its texts, in bytes: its entry in a queue, 230 as measured where a
+/// session has many. So a session has at most 2,048 of them.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
-/// What the first record of a session costs besides, in bytes, about, because the session would be forgotten without it. As
-/// measured, a session of which nothing else is known takes about 1,400 with one record. So there are 12,000 of them at most.
+/// Approximate further cost of the first retained call of a session, in bytes, because the session's entry would be removed without
+/// it. As measured, a session with nothing but one retained call takes about 1,400. So there are at most 12,000 of them.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
-/// What is remembered of a session. In a box: a session is large enough without any.
+/// The retained calls of a session. Boxed, because most sessions have none and are large enough.
 #[derive(Debug)]
 pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueues<A>>>);
 
 #[derive(Debug)]
 struct RetainedQueues<A> {
-    records: PerDeliveryState<RetainedQueue<A>>,
-    /// The number of the next record.
+    by_state: PerDeliveryState<RetainedQueue<A>>,
+    /// The number of the next retained call.
     next_number: u64,
-    /// What was dropped and not said yet.
+    /// The answers that were evicted and are not reported yet.
     evicted: Vec<EvictedAnswer>,
 }
 
-// === impl Memory ===
+// === impl RetainedCalls ===
 
 impl<A> RetainedCalls<A> {
-    /// Keeps an ended call if it can, and forgets what is then too much for its session. Says whether it dropped
-    /// something, or all sessions together remember too much.
-    pub(super) fn retain(&mut self, id: &Arc<str>, leaving: EndedCall<A>, totals: &Totals) -> bool {
-        let kept = self.0.get_or_insert_default();
-        let rank = leaving.delivery_state();
-        let record = kept.record(id, leaving);
-        if record.weight > kept.max_weight(rank, totals) {
-            kept.record_eviction(id, rank, &record);
+    /// Retains an ended call if it fits, and evicts what then exceeds the limit of the session. Returns `true` if an answer was
+    /// evicted, or all sessions together exceed their limit.
+    pub(super) fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) -> bool {
+        let queues = self.0.get_or_insert_default();
+        let delivery = ended.delivery_state();
+        let call = queues.retained_call(id, ended);
+        if call.weight > queues.max_weight(delivery, totals) {
+            queues.record_eviction(id, delivery, &call);
         } else {
-            totals.add_bytes(rank, record.weight);
-            kept.records.of_mut(rank).push(record);
-            while kept.bytes() > totals.max_bytes_of_session() {
-                kept.evict_oldest(id, kept.next_to_evict(), totals);
+            totals.add_bytes(delivery, call.weight);
+            queues.by_state.of_mut(delivery).push(call);
+            while queues.bytes() > totals.max_bytes_of_session() {
+                queues.evict_oldest(id, queues.next_to_evict(), totals);
             }
         }
-        !kept.evicted.is_empty() || totals.bytes() > totals.max_bytes()
+        !queues.evicted.is_empty() || totals.bytes() > totals.max_bytes()
     }
 
-    /// Drops the oldest of a rank until not more than so many bytes of it are left.
+    /// Evicts the oldest of a delivery state until at most `max_bytes` of it are left.
     pub(super) fn shrink(
         &mut self,
         id: &Arc<str>,
-        rank: DeliveryState,
-        to: usize,
+        delivery: DeliveryState,
+        max_bytes: usize,
         totals: &Totals,
     ) {
-        if let Some(kept) = &mut self.0 {
-            while kept.records.of(rank).bytes() > to {
-                kept.evict_oldest(id, rank, totals);
+        if let Some(queues) = &mut self.0 {
+            while queues.by_state.of(delivery).bytes() > max_bytes {
+                queues.evict_oldest(id, delivery, totals);
             }
         }
     }
 
-    /// Forgets those whose time is over by `now`, so many of a rank at most.
-    pub(super) fn remove_expired(&mut self, now: Instant, most: usize, totals: &Totals) {
-        let Some(kept) = &mut self.0 else {
+    /// Removes at most `max` of each delivery state that have expired by `now`.
+    pub(super) fn remove_expired(&mut self, now: Instant, max: usize, totals: &Totals) {
+        let Some(queues) = &mut self.0 else {
             return;
         };
-        let is_due = |record: &RetainedCall<A>| record.until <= now;
-        for rank in DeliveryState::ALL {
-            for _ in 0..most {
-                if !kept.records.of(rank).oldest().is_some_and(is_due) {
+        let is_due = |call: &RetainedCall<A>| call.until <= now;
+        for delivery in DeliveryState::ALL {
+            for _ in 0..max {
+                if !queues.by_state.of(delivery).oldest().is_some_and(is_due) {
                     break;
                 }
-                kept.pop(rank, totals);
+                queues.pop(delivery, totals);
             }
         }
     }
 
-    /// Forgets what is remembered of a session.
+    /// Removes the retained calls of a session.
     pub(super) fn clear(&mut self, session: KeyHash, totals: &Totals) {
-        if let Some(kept) = &mut self.0 {
-            for rank in DeliveryState::ALL {
-                let bytes = kept.records.of_mut(rank).clear(session);
-                totals.remove_bytes(rank, bytes);
+        if let Some(queues) = &mut self.0 {
+            for delivery in DeliveryState::ALL {
+                let bytes = queues.by_state.of_mut(delivery).clear(session);
+                totals.remove_bytes(delivery, bytes);
             }
         }
     }
 
-    /// How the latest of these calls ended that had this event.
+    /// Returns the outcome of the latest retained call that has an event.
     pub(super) fn outcome_of(
         &self,
         session: KeyHash,
         event: EventId,
     ) -> Option<&RetainedOutcome<A>> {
-        let kept = self.0.as_ref()?;
-        let latest =
-            DeliveryState::ALL.map(|rank| kept.records.of(rank).latest_with_event(session, event));
+        let queues = self.0.as_ref()?;
+        let latest = DeliveryState::ALL.map(|delivery| {
+            queues
+                .by_state
+                .of(delivery)
+                .latest_with_event(session, event)
+        });
         let latest = latest.into_iter().flatten();
-        let latest = latest.max_by_key(|record| record.number);
-        latest.map(|record| &record.outcome)
+        let latest = latest.max_by_key(|call| call.number);
+        latest.map(|call| &call.outcome)
     }
 
     pub(super) fn has_session(&self, session: KeyHash) -> bool {
-        let kept = self.0.iter();
-        let mut ranks = kept.flat_map(|kept| DeliveryState::ALL.map(|rank| kept.records.of(rank)));
-        ranks.any(|records| records.has_session(session))
+        let queues = self.0.iter();
+        let mut all = queues
+            .flat_map(|queues| DeliveryState::ALL.map(|delivery| queues.by_state.of(delivery)));
+        all.any(|records| records.has_session(session))
     }
 
-    /// Whether it owes an answer to a client of a session.
+    /// Returns `true` if an undelivered answer of a session is retained and has not expired.
     pub(super) fn has_undelivered_answers(&self, session: KeyHash, now: Instant) -> bool {
-        let kept = self.0.as_ref();
-        kept.is_some_and(|kept| {
-            kept.records
+        let queues = self.0.as_ref();
+        queues.is_some_and(|queues| {
+            queues
+                .by_state
                 .of(DeliveryState::Undelivered)
                 .has_answers(session, now)
         })
     }
 
-    /// When the first of the oldest is to be forgotten.
+    /// When the next retained call expires.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
-        let kept = self.0.as_ref()?;
-        let [spare, owed] = DeliveryState::ALL.map(|rank| kept.records.of(rank).oldest());
-        let earlier = spare.zip(owed).map(|(a, b)| a.until.min(b.until));
-        earlier.or_else(|| Some(spare.or(owed)?.until))
+        let queues = self.0.as_ref()?;
+        let [delivered, undelivered] =
+            DeliveryState::ALL.map(|delivery| queues.by_state.of(delivery).oldest());
+        let earlier = delivered
+            .zip(undelivered)
+            .map(|(a, b)| a.until.min(b.until));
+        earlier.or_else(|| Some(delivered.or(undelivered)?.until))
     }
 
-    /// When the oldest of a rank is.
-    pub(super) fn earliest_expiry(&self, rank: DeliveryState) -> Option<Instant> {
-        let oldest = self.0.as_ref()?.records.of(rank).oldest();
-        oldest.map(|record| record.until)
+    /// When the oldest of a delivery state expires.
+    pub(super) fn earliest_expiry(&self, delivery: DeliveryState) -> Option<Instant> {
+        let oldest = self.0.as_ref()?.by_state.of(delivery).oldest();
+        oldest.map(|call| call.until)
     }
 
-    pub(super) fn bytes_of(&self, rank: DeliveryState) -> usize {
-        let kept = self.0.as_ref();
-        kept.map_or(0, |kept| kept.records.of(rank).bytes())
+    pub(super) fn bytes_of(&self, delivery: DeliveryState) -> usize {
+        let queues = self.0.as_ref();
+        queues.map_or(0, |queues| queues.by_state.of(delivery).bytes())
     }
 
-    /// Whether nothing is remembered, and nothing is left to be said.
+    /// Returns `true` if no call is retained, and no eviction is left to report.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.as_ref().is_none_or(|kept| {
-            let is_empty = |rank| kept.records.of(rank).oldest().is_none();
-            DeliveryState::ALL.into_iter().all(is_empty) && kept.evicted.is_empty()
+        self.0.as_ref().is_none_or(|queues| {
+            let is_empty = |delivery| queues.by_state.of(delivery).oldest().is_none();
+            DeliveryState::ALL.into_iter().all(is_empty) && queues.evicted.is_empty()
         })
     }
 
     pub(super) fn take_evicted(&mut self) -> Vec<EvictedAnswer> {
-        let kept = self.0.as_mut();
-        kept.map_or_else(Vec::new, |kept| mem::take(&mut kept.evicted))
+        let queues = self.0.as_mut();
+        queues.map_or_else(Vec::new, |queues| mem::take(&mut queues.evicted))
     }
 
     #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
-        let kept = self.0.iter();
-        kept.flat_map(|kept| DeliveryState::ALL.map(|rank| kept.records.of(rank).len()))
+        let queues = self.0.iter();
+        queues
+            .flat_map(|queues| {
+                DeliveryState::ALL.map(|delivery| queues.by_state.of(delivery).len())
+            })
             .sum()
     }
 }
@@ -198,17 +209,17 @@ impl<A> Default for RetainedCalls<A> {
     }
 }
 
-// === impl Remembered ===
+// === impl RetainedQueues ===
 
 impl<A> RetainedQueues<A> {
-    fn record(&mut self, id: &Arc<str>, leaving: EndedCall<A>) -> RetainedCall<A> {
+    fn retained_call(&mut self, id: &Arc<str>, ended: EndedCall<A>) -> RetainedCall<A> {
         let EndedCall {
             call,
             session,
             streams,
             completion: ended,
             ..
-        } = leaving;
+        } = ended;
         let texts = id.len() + ended.outcome.text_len();
         let session_too = match self.bytes() {
             0 => SESSION_OVERHEAD,
@@ -231,14 +242,14 @@ impl<A> RetainedQueues<A> {
         }
     }
 
-    /// How large a record may be to fit in, with whatever may be forgotten for it.
-    fn max_weight(&self, rank: DeliveryState, totals: &Totals) -> usize {
+    /// Maximum weight of a call that can be retained, after the evictions that are allowed for it.
+    fn max_weight(&self, delivery: DeliveryState, totals: &Totals) -> usize {
         let (total, session) = (totals.max_bytes(), totals.max_bytes_of_session());
-        match rank {
+        match delivery {
             DeliveryState::Undelivered => session.min(total),
             DeliveryState::Delivered => {
                 let session =
-                    session.saturating_sub(self.records.of(DeliveryState::Undelivered).bytes());
+                    session.saturating_sub(self.by_state.of(DeliveryState::Undelivered).bytes());
                 session.min(total.saturating_sub(totals.bytes_of(DeliveryState::Undelivered)))
             }
         }
@@ -246,39 +257,39 @@ impl<A> RetainedQueues<A> {
 
     fn bytes(&self) -> usize {
         DeliveryState::ALL
-            .map(|rank| self.records.of(rank).bytes())
+            .map(|delivery| self.by_state.of(delivery).bytes())
             .iter()
             .sum()
     }
 
-    /// Whose turn it is if one has to go.
+    /// The delivery state of which the oldest is evicted next.
     fn next_to_evict(&self) -> DeliveryState {
-        match self.records.of(DeliveryState::Delivered).oldest() {
+        match self.by_state.of(DeliveryState::Delivered).oldest() {
             Some(_) => DeliveryState::Delivered,
             None => DeliveryState::Undelivered,
         }
     }
 
-    fn evict_oldest(&mut self, id: &Arc<str>, rank: DeliveryState, totals: &Totals) {
-        if let Some(record) = self.pop(rank, totals) {
-            self.record_eviction(id, rank, &record);
+    fn evict_oldest(&mut self, id: &Arc<str>, delivery: DeliveryState, totals: &Totals) {
+        if let Some(call) = self.pop(delivery, totals) {
+            self.record_eviction(id, delivery, &call);
         }
     }
 
-    fn pop(&mut self, rank: DeliveryState, totals: &Totals) -> Option<RetainedCall<A>> {
-        let record = self.records.of_mut(rank).pop()?;
-        totals.remove_bytes(rank, record.weight);
-        Some(record)
+    fn pop(&mut self, delivery: DeliveryState, totals: &Totals) -> Option<RetainedCall<A>> {
+        let call = self.by_state.of_mut(delivery).pop()?;
+        totals.remove_bytes(delivery, call.weight);
+        Some(call)
     }
 
     #[cold]
-    fn record_eviction(&mut self, id: &Arc<str>, rank: DeliveryState, record: &RetainedCall<A>) {
-        if rank == DeliveryState::Undelivered {
+    fn record_eviction(&mut self, id: &Arc<str>, delivery: DeliveryState, call: &RetainedCall<A>) {
+        if delivery == DeliveryState::Undelivered {
             self.evicted.push(EvictedAnswer {
-                call: record.call,
+                call: call.call,
                 session: id.clone(),
-                outcome: record.outcome.to_outcome(),
-                bytes: record.weight,
+                outcome: call.outcome.to_outcome(),
+                bytes: call.weight,
             });
         }
     }
@@ -287,7 +298,7 @@ impl<A> RetainedQueues<A> {
 impl<A> Default for RetainedQueues<A> {
     fn default() -> Self {
         Self {
-            records: PerDeliveryState::default(),
+            by_state: PerDeliveryState::default(),
             next_number: 0,
             evicted: Vec::new(),
         }

@@ -1,15 +1,15 @@
-//! Room that a peak leaves behind, and that is given back when it is over.
+//! Release of capacity that a collection no longer needs after a peak.
 
 use std::{
     collections::{HashMap, VecDeque},
     hash::{BuildHasher, Hash},
 };
 
-/// Room for so many is always kept: 64. A peak's room is given back when less than an eighth of it is used.
+/// Minimum capacity that is always kept: 64. A larger capacity is released when less than an eighth of it is used.
 const MIN_CAPACITY: usize = 64;
 
-/// What keeps its room when it empties. To be asked after a removal: it gives so much back at a time that as many must
-/// go or come before it moves again.
+/// A collection that keeps its capacity when elements are removed. To be called after a removal. It leaves half of the remaining
+/// capacity free, so that many insertions or removals are needed before it reallocates again.
 pub(crate) trait ShrinkIfSparse {
     fn shrink_if_sparse(&mut self);
 }
@@ -30,7 +30,7 @@ impl<T> ShrinkIfSparse for VecDeque<T> {
     }
 }
 
-/// Whether less than an eighth is used.
+/// Returns `true` if less than an eighth is used.
 fn is_sparse(len: usize, capacity: usize) -> bool {
     capacity > MIN_CAPACITY && len < capacity / 8
 }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_empties_gives_its_room_back_a_few_times_only() {
+    fn a_collection_that_empties_shrinks_a_few_times_only() {
         let mut numbers: VecDeque<usize> = (0..100_000).collect();
         let mut capacities = vec![numbers.capacity()];
         while numbers.pop_front().is_some() {

@@ -1,30 +1,30 @@
 //! The event ids of a call: what its client may resume with.
 //!
 //! rmcp writes `<index>/<stream>`, and any event of a stream names that stream. Ids of other servers may look the same and mean
-//! something else (`<stream>/<index>`, or a constant behind the slash), so they name only the stream they were seen on
-//! ([`Form`]). Ids that count up, as rmcp's do behind a proxy, take the room of one.
+//! something else (`<stream>/<index>`, or a constant after the slash), so they name only the stream they were seen on
+//! ([`EventIdFormat`]). Consecutive ids, as those of rmcp behind a proxy, are stored as one.
 
 use std::collections::VecDeque;
 
 use super::index::{EventId, StreamId};
 
-/// How many event ids of a call are known by name, from the first on and up to the latest: 1,024 each, 16 KiB a call
-/// at most. Those that count up are one.
+/// Maximum number of known event ids of a call, of the first and of the latest ones each: 1,024. They take at most 16 KiB a call.
+/// Consecutive ids count as one.
 pub(crate) const MAX_EVENT_IDS: usize = 1_024;
 
-/// What the event ids of a server say.
+/// The format of a server's event ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EventIdFormat {
-    /// They are rmcp's own: what stands behind the slash names the stream.
+    /// That of rmcp: the number after the slash names the stream.
     Rmcp,
-    /// Nothing: each names the stream that it was seen on.
+    /// Any other: each event id names the stream that it was seen on.
     Any,
 }
 
-/// The streams of a call, as far as they are known by name.
+/// The known event ids of a call's streams.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    /// Nearly always all there is. It needs no allocation.
+    /// Nearly always the only one. It needs no allocation.
     first: Option<FirstIds>,
     overflow: Option<Box<OverflowIds>>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Streams {
 #[derive(Debug, Clone, Copy)]
 enum FirstIds {
     Stream(StreamId),
-    /// The events `<index>/<stream>` from one index to another, which came in this order.
+    /// The events `<index>/<stream>` from one index to another, in this order.
     Run {
         stream: u64,
         from: u32,
@@ -40,20 +40,20 @@ enum FirstIds {
     },
 }
 
-/// What few calls have.
+/// The event ids after the first, which few calls have.
 #[derive(Debug, Default)]
 struct OverflowIds {
-    /// The names after the first.
+    /// The ids after the first.
     first: Vec<StreamId>,
     latest: VecDeque<StreamId>,
-    /// Not all are known by name.
+    /// Set when the known ids are incomplete.
     is_incomplete: bool,
 }
 
 // === impl Streams ===
 
 impl Streams {
-    /// Adds a name. `None` if it is known, else which one had to be forgotten for it.
+    /// Adds an id. Returns `None` if it is known, otherwise the id that was removed for it.
     pub(super) fn add(&mut self, stream: StreamId) -> Option<Option<StreamId>> {
         if self.first.is_none() {
             self.first = Some(FirstIds::Stream(stream));
@@ -75,7 +75,7 @@ impl Streams {
         Some(more.latest.pop_front())
     }
 
-    /// Starts a run with an event, the first that is known. `false` if it cannot.
+    /// Starts a run with the first known event. Returns `false` if there are other ids.
     pub(super) fn start_run(&mut self, index: u64, stream: u64) -> bool {
         let Ok(at) = u32::try_from(index) else {
             return false;
@@ -91,7 +91,7 @@ impl Streams {
         false
     }
 
-    /// Adds an event to the run. `false` if it does not continue it.
+    /// Adds an event to the run. Returns `false` if the event does not continue the run.
     pub(super) fn continue_run(&mut self, index: u64, stream: u64) -> bool {
         match &mut self.first {
             Some(FirstIds::Run {
@@ -110,7 +110,7 @@ impl Streams {
         }
     }
 
-    /// Notes that not all are known by name.
+    /// Records that the known ids are incomplete.
     pub(super) fn mark_incomplete(&mut self) {
         self.overflow.get_or_insert_default().is_incomplete = true;
     }
@@ -121,7 +121,7 @@ impl Streams {
             .is_some_and(|more| more.is_incomplete)
     }
 
-    /// Whether an event is of one of these streams.
+    /// Returns `true` if an event belongs to one of these streams.
     pub(super) fn contains(&self, event: EventId) -> bool {
         if let Some(FirstIds::Run { stream, from, to }) = self.first
             && let Some((index, of)) = event.numbers
@@ -142,7 +142,7 @@ impl Streams {
         })
     }
 
-    /// What they are entered under in the index.
+    /// The keys of these streams in the index.
     pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
         let first = self.first.map(|first| match first {
             FirstIds::Stream(stream) => stream,

@@ -1,7 +1,7 @@
 use super::{
     call_timers::{MAX_EMPTY_RESUMES, MAX_RESUME_WAIT, TIMER_RESOLUTION},
     index::StreamId,
-    model::{assert_empty, scope_of, session_id, unseen},
+    model::{assert_empty, scope_of, session_id, unobserved},
     streams::MAX_EVENT_IDS,
     *,
 };
@@ -19,7 +19,7 @@ type TestCore = SessionState<&'static str, &'static str>;
 const SECOND: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(3);
 
-const FOR_ITS_END: DetachedState = DetachedState::UntilComplete {
+const UNTIL_COMPLETE: DetachedState = DetachedState::UntilComplete {
     resume_window: Duration::ZERO,
 };
 
@@ -29,9 +29,9 @@ fn core() -> TestCore {
 }
 
 fn limited(limits: Limits) -> TestCore {
-    let common = Arc::new(RegistryShared::default());
-    common.totals.limit(limits);
-    SessionState::new(common.clone(), Some(session_id(&common)))
+    let shared = Arc::new(RegistryShared::default());
+    shared.totals.limit(limits);
+    SessionState::new(shared.clone(), Some(session_id(&shared)))
 }
 
 fn here() -> Scope {
@@ -67,13 +67,19 @@ fn until(deadline: Instant) -> DetachedState {
     }
 }
 
-fn gone(at: Instant) -> Detachment {
+fn detachment(at: Instant) -> Detachment {
     Detachment::new(DetachCause::Disconnected, at)
 }
 
 /// Detaches the first stream of a call at `now`, with its deadline a second later.
 fn detach(core: &mut TestCore, id: CallId, now: Instant) -> DetachOutcome {
-    core.detach(id, POST_GENERATION, until(now + SECOND), false, gone(now))
+    core.detach(
+        id,
+        POST_GENERATION,
+        until(now + SECOND),
+        false,
+        detachment(now),
+    )
 }
 
 fn answered(answer: &'static str, until: Instant) -> Option<Completion<&'static str>> {
@@ -153,14 +159,14 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
         POST_GENERATION,
         until(now + 9 * SECOND),
         false,
-        gone(now),
+        detachment(now),
     );
     assert_eq!(core.next_deadline(), deadline);
     assert!(core.expire(now).is_empty());
-    let mut over = core.expire(now + SECOND);
-    over.sort_by_key(|(id, ..)| *id);
+    let mut expired = core.expire(now + SECOND);
+    expired.sort_by_key(|(id, ..)| *id);
     assert_eq!(
-        over,
+        expired,
         [
             (attached, "attached", Expired::Deadline),
             (detached, "detached", Expired::Deadline),
@@ -172,7 +178,13 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
 fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
     let (mut core, now) = (core(), Instant::now());
     let id = lasting(&mut core, request(1), "call", Some(now + 9 * SECOND));
-    core.detach(id, POST_GENERATION, until(now + SECOND), false, gone(now));
+    core.detach(
+        id,
+        POST_GENERATION,
+        until(now + SECOND),
+        false,
+        detachment(now),
+    );
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     core.attach(id);
     assert_eq!(
@@ -223,7 +235,7 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     assert_eq!(
-        core.detach(id, POST_GENERATION, until(now), false, gone(now)),
+        core.detach(id, POST_GENERATION, until(now), false, detachment(now)),
         DetachOutcome::CancelNow
     );
     core.finish(id, None);
@@ -242,18 +254,18 @@ fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
     let third = core.attach(id).unwrap();
     assert!(second < third);
     assert_eq!(
-        core.detach(id, second, until(now), false, gone(now)),
+        core.detach(id, second, until(now), false, detachment(now)),
         DetachOutcome::Ignored
     );
     assert_eq!(
-        core.detach(id, third, until(now + SECOND), false, gone(now)),
+        core.detach(id, third, until(now + SECOND), false, detachment(now)),
         DetachOutcome::Waiting
     );
     assert!(core.is_detached(id));
 }
 
 #[test]
-fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_order() {
+fn invariant_4_a_call_is_detached_when_its_last_stream_has_ended_in_any_order() {
     let now = Instant::now();
     for order in [
         [0, 1, 2],
@@ -272,7 +284,13 @@ fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_orde
         ];
         for (nth, stream) in order.into_iter().enumerate() {
             let detach = |core: &mut TestCore| {
-                core.detach(id, streams[stream], until(now + SECOND), false, gone(now))
+                core.detach(
+                    id,
+                    streams[stream],
+                    until(now + SECOND),
+                    false,
+                    detachment(now),
+                )
             };
             assert!(!core.is_detached(id), "{order:?}");
             let detached = detach(&mut core);
@@ -284,7 +302,7 @@ fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_orde
 }
 
 #[test]
-fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through() {
+fn invariant_6_a_cancel_takes_no_effect_if_the_timer_is_stopped_or_started_anew() {
     let now = Instant::now();
     let due = |core: &mut TestCore| {
         let id = accepted(core, request(1), "call");
@@ -297,7 +315,7 @@ fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through
     let mut core = core();
     let id = due(&mut core);
     let second = core.attach(id).unwrap();
-    core.detach(id, second, until(now + 9 * SECOND), false, gone(now));
+    core.detach(id, second, until(now + 9 * SECOND), false, detachment(now));
     assert_eq!(core.finish_due(id, ended()), None, "it has a new grace");
     core.finish(id, None);
 
@@ -315,20 +333,20 @@ fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through
 }
 
 #[test]
-fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
+fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.expiry(id), None, "its time is not over");
+    assert_eq!(core.expiry(id), None, "its grace has not expired");
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
-    // Its client resumes and goes again, and that grace ends as well.
+    // Its client resumes and disconnects again, and that grace expires as well.
     let second = core.attach(id).unwrap();
     let later = now + 2 * SECOND;
-    core.detach(id, second, until(later), false, gone(now + SECOND));
+    core.detach(id, second, until(later), false, detachment(now + SECOND));
     assert_eq!(core.expire(later), [(id, "call", Expired::Grace)]);
-    assert!(!core.confirm(id, due, later), "that was another time");
+    assert!(!core.confirm(id, due, later), "that was another expiry");
     assert!(!core.postpone(id, due, later + SECOND));
 
     let due = core.expiry(id).unwrap();
@@ -344,13 +362,16 @@ fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
         None,
         "it is looked at once more"
     );
-    let glance = later + SECOND + RECHECK_DELAY;
-    assert_eq!(core.expire(glance), [(id, "call", Expired::GraceConfirmed)]);
+    let recheck = later + SECOND + RECHECK_DELAY;
+    assert_eq!(
+        core.expire(recheck),
+        [(id, "call", Expired::GraceConfirmed)]
+    );
     assert!(core.finish_due(id, answered("", now).unwrap()).is_some());
 }
 
 #[test]
-fn invariant_7_a_runtime_that_stood_still_while_somebody_was_asked_is_noticed() {
+fn invariant_7_a_runtime_that_stalled_during_a_confirmation_is_noticed() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -363,13 +384,17 @@ fn invariant_7_a_runtime_that_stood_still_while_somebody_was_asked_is_noticed() 
     assert_eq!(core.expire(awake), []);
     assert!(core.begin_resume(id, awake));
     core.end_resume(id, awake);
-    let over = core.expire(awake + 2 * RETRY);
-    assert_eq!(over, [(id, "call", Expired::Grace)], "it is asked again");
+    let expired = core.expire(awake + 2 * RETRY);
+    assert_eq!(
+        expired,
+        [(id, "call", Expired::Grace)],
+        "the confirmation is requested again"
+    );
 }
 
-/// What was true before a runtime stood still need not be true any more: its lease may have lapsed, say.
+/// What was confirmed before a stall need not be true any more: for example, a lease may have expired.
 #[test]
-fn invariant_7_what_somebody_said_before_a_runtime_stood_still_is_asked_again() {
+fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -379,12 +404,12 @@ fn invariant_7_what_somebody_said_before_a_runtime_stood_still_is_asked_again() 
     assert!(core.confirm(id, due, now + SECOND));
     let awake = now + 60 * SECOND;
     assert_eq!(core.expire(awake), []);
-    let over = core.expire(awake + MAX_RESUME_WAIT.max(2 * RETRY));
-    assert_eq!(over, [(id, "call", Expired::Grace)]);
+    let expired = core.expire(awake + MAX_RESUME_WAIT.max(2 * RETRY));
+    assert_eq!(expired, [(id, "call", Expired::Grace)]);
 }
 
 #[test]
-fn invariant_5_what_its_client_is_about_to_resume_is_not_superseded() {
+fn invariant_5_a_call_with_a_pending_resume_is_not_superseded() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -399,7 +424,7 @@ fn invariant_5_what_its_client_is_about_to_resume_is_not_superseded() {
 }
 
 #[test]
-fn invariant_4_an_accepted_resume_stops_the_clock_for_good() {
+fn invariant_4_an_accepted_resume_stops_the_timer_for_good() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -410,7 +435,7 @@ fn invariant_4_an_accepted_resume_stops_the_clock_for_good() {
 }
 
 #[test]
-fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
+fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -425,7 +450,7 @@ fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
 }
 
 #[test]
-fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
+fn invariant_5_a_refused_resume_lets_the_timer_continue() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -435,14 +460,14 @@ fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
     assert_eq!(core.next_deadline(), Some(now + SECOND));
     assert!(
         core.begin_resume(id, now),
-        "another resume may hold it then"
+        "another resume may be pending then"
     );
     core.end_resume(id, now);
     assert_eq!(core.expire(now + SECOND).len(), 1);
 }
 
 #[test]
-fn invariant_5_a_resume_that_is_given_up_does_not_end_the_hold_of_another() {
+fn invariant_5_a_resume_that_is_dropped_does_not_end_another() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -458,14 +483,14 @@ fn invariant_5_a_resume_that_is_given_up_does_not_end_the_hold_of_another() {
 }
 
 #[test]
-fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume() {
+fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.begin_resume(id, now);
     let second = core.attach(id).unwrap();
-    core.detach(id, second, until(now + SECOND), false, gone(now));
+    core.detach(id, second, until(now + SECOND), false, detachment(now));
     core.begin_resume(id, now);
 
     core.end_resume(id, now);
@@ -477,13 +502,13 @@ fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume
 }
 
 #[test]
-fn invariant_5_a_resume_that_comes_before_the_drop_holds_it_too() {
+fn invariant_5_a_resume_before_the_drop_stops_the_timer_too() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     core.begin_resume(id, now);
     assert_eq!(
-        core.detach(id, POST_GENERATION, until(now), false, gone(now)),
+        core.detach(id, POST_GENERATION, until(now), false, detachment(now)),
         DetachOutcome::Waiting
     );
     assert!(core.expire(now + MAX_RESUME_WAIT / 2).is_empty());
@@ -501,7 +526,7 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
         let now = start + poll * SECOND;
         let deadline = until(now + 2 * SECOND);
         assert_eq!(
-            core.detach(id, generation, deadline, false, gone(now)),
+            core.detach(id, generation, deadline, false, detachment(now)),
             DetachOutcome::Waiting
         );
         assert_eq!(core.next_deadline(), Some(now + 2 * SECOND));
@@ -510,7 +535,7 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
 }
 
 #[test]
-fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
+fn invariant_6_empty_resumes_renew_it_a_few_times_only() {
     let start = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "polled in vain");
@@ -519,7 +544,7 @@ fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
     loop {
         let now = start + (renewals + 1) * SECOND;
         let generation = core.attach(id).unwrap();
-        match core.detach(id, generation, until(now + SECOND), true, gone(now)) {
+        match core.detach(id, generation, until(now + SECOND), true, detachment(now)) {
             DetachOutcome::Waiting => renewals += 1,
             _ => break,
         }
@@ -533,25 +558,31 @@ fn invariant_6_an_event_makes_it_renew_again() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    for barren in [true, false]
+    for is_empty_resume in [true, false]
         .into_iter()
         .cycle()
         .take(4 * MAX_EMPTY_RESUMES as usize)
     {
         let generation = core.attach(id).unwrap();
-        let detached = core.detach(id, generation, until(now + SECOND), barren, gone(now));
+        let detached = core.detach(
+            id,
+            generation,
+            until(now + SECOND),
+            is_empty_resume,
+            detachment(now),
+        );
         assert_eq!(detached, DetachOutcome::Waiting);
     }
 }
 
-/// Looks at what is next, so late.
-fn look(core: &mut TestCore, late: Duration) -> Vec<(CallId, &'static str, Expired)> {
+/// Expires the next deadline, `late` after its time.
+fn expire_next(core: &mut TestCore, late: Duration) -> Vec<(CallId, &'static str, Expired)> {
     let at = core.next_deadline().unwrap();
     core.expire(at + late)
 }
 
 #[test]
-fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
+fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -567,13 +598,13 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
         "not as long"
     );
     assert_eq!(
-        look(&mut core, Duration::ZERO),
+        expire_next(&mut core, Duration::ZERO),
         [(id, "call", Expired::Grace)]
     );
 }
 
 #[test]
-fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
+fn invariant_7_a_deadline_that_another_runtime_handles_is_postponed_once() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -583,23 +614,23 @@ fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
         core.expire_some(&LatenessTracker::new(noticed, Timeliness::Late), 9)
             .is_empty()
     );
-    let put_off = noticed + 2 * RETRY;
-    assert_eq!(core.next_deadline(), Some(put_off));
+    let postponed = noticed + 2 * RETRY;
+    assert_eq!(core.next_deadline(), Some(postponed));
     assert!(
-        core.expire_some(&LatenessTracker::new(put_off, Timeliness::Late), 9)
+        core.expire_some(&LatenessTracker::new(postponed, Timeliness::Late), 9)
             .is_empty()
     );
     assert_eq!(
         core.next_deadline(),
-        Some(put_off + RECHECK_DELAY),
+        Some(postponed + RECHECK_DELAY),
         "not as long"
     );
-    let over = look(&mut core, Duration::ZERO);
-    assert_eq!(over, [(id, "call", Expired::Grace)]);
+    let expired = expire_next(&mut core, Duration::ZERO);
+    assert_eq!(expired, [(id, "call", Expired::Grace)]);
 }
 
 #[test]
-fn invariant_7_what_fell_due_while_the_keeper_was_behind_is_not_late() {
+fn invariant_7_a_deadline_behind_a_backlog_of_the_timer_task_is_not_late() {
     let now = Instant::now();
     let mut core = core();
     let ids: Vec<_> = (0..8)
@@ -608,52 +639,52 @@ fn invariant_7_what_fell_due_while_the_keeper_was_behind_is_not_late() {
     for (id, n) in ids.iter().zip(0..) {
         detach(&mut core, *id, now + n * SECOND / 1_000);
     }
-    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
     let turn = |n: u32| now + SECOND + n * SECOND / 100;
     for n in 1..=20 {
-        watch.next_turn(turn(n));
+        tracker.next_turn(turn(n));
     }
     for (id, n) in ids.iter().zip(21..) {
-        watch.next_turn(turn(n));
-        let over = core.expire_some(&watch, 1);
-        assert_eq!(over, [(*id, "call", Expired::Grace)]);
+        tracker.next_turn(turn(n));
+        let expired = core.expire_some(&tracker, 1);
+        assert_eq!(expired, [(*id, "call", Expired::Grace)]);
     }
 }
 
 #[test]
-fn invariant_7_what_fell_due_between_two_turns_is_looked_at_again_if_it_comes_soon_after() {
+fn invariant_7_a_deadline_between_two_turns_that_runs_a_little_late_is_checked_again() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now + SECOND / 1_000);
-    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
-    watch.next_turn(now + SECOND + SECOND / 100);
-    watch.next_turn(now + SECOND + SECOND / 50);
-    assert_eq!(core.expire_some(&watch, 9), []);
-    assert_eq!(core.next_deadline(), Some(watch.now() + RECHECK_DELAY));
-    let over = look(&mut core, Duration::ZERO);
-    assert_eq!(over, [(id, "call", Expired::Grace)]);
+    let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    tracker.next_turn(now + SECOND + SECOND / 100);
+    tracker.next_turn(now + SECOND + SECOND / 50);
+    assert_eq!(core.expire_some(&tracker, 9), []);
+    assert_eq!(core.next_deadline(), Some(tracker.now() + RECHECK_DELAY));
+    let expired = expire_next(&mut core, Duration::ZERO);
+    assert_eq!(expired, [(id, "call", Expired::Grace)]);
 }
 
 #[test]
-fn invariant_7_what_fell_due_while_a_runtime_stood_still_between_two_turns_is_late() {
+fn invariant_7_a_deadline_during_a_stall_between_two_turns_is_late() {
     let now = Instant::now();
     let mut core = core();
     let ids = [1, 2].map(|n| accepted(&mut core, request(n), "call"));
     detach(&mut core, ids[0], now);
     detach(&mut core, ids[1], now + SECOND);
-    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
-    watch.next_turn(now + SECOND + SECOND / 100);
-    watch.next_turn(now + 12 * SECOND);
-    watch.next_turn(now + 12 * SECOND + SECOND / 100);
-    let over = core.expire_some(&watch, 9);
-    assert_eq!(over, [(ids[0], "call", Expired::Grace)]);
-    assert_eq!(core.next_deadline(), Some(watch.now() + 2 * RETRY));
+    let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    tracker.next_turn(now + SECOND + SECOND / 100);
+    tracker.next_turn(now + 12 * SECOND);
+    tracker.next_turn(now + 12 * SECOND + SECOND / 100);
+    let expired = core.expire_some(&tracker, 9);
+    assert_eq!(expired, [(ids[0], "call", Expired::Grace)]);
+    assert_eq!(core.next_deadline(), Some(tracker.now() + 2 * RETRY));
 }
 
 #[test]
-fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_nothing() {
-    for (late, put_off) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, RECHECK_DELAY)] {
+fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
+    for (late, postponed) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, RECHECK_DELAY)] {
         let mut now = Instant::now();
         let mut core = core();
         let id = accepted(&mut core, request(1), "polled in vain");
@@ -661,22 +692,28 @@ fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_
         for _ in 0..MAX_EMPTY_RESUMES {
             let generation = core.attach(id).unwrap();
             now += SECOND / 2;
-            core.detach(id, generation, until(now + SECOND), true, gone(now));
+            core.detach(id, generation, until(now + SECOND), true, detachment(now));
         }
         now += SECOND + late;
         assert!(core.expire(now).is_empty(), "the runtime was starved");
-        let put_off = now + put_off;
+        let postponed = now + postponed;
 
         let generation = core.attach(id).unwrap();
         now += RECHECK_DELAY / 2;
-        let detached = core.detach(id, generation, until(now + 60 * SECOND), true, gone(now));
+        let detached = core.detach(
+            id,
+            generation,
+            until(now + 60 * SECOND),
+            true,
+            detachment(now),
+        );
         assert_eq!(detached, DetachOutcome::Waiting);
-        assert_eq!(core.next_deadline(), Some(put_off), "nor renewed by it");
+        assert_eq!(core.next_deadline(), Some(postponed), "nor renewed by it");
     }
 }
 
 #[test]
-fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
+fn invariant_7_a_deadline_on_time_is_not_postponed() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -685,7 +722,7 @@ fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
 }
 
 #[test]
-fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
+fn invariant_7_a_deadline_that_runs_a_little_late_is_checked_again() {
     for late in [
         TIMER_RESOLUTION + TIMER_RESOLUTION / 2,
         3 * SECOND / 10,
@@ -700,9 +737,9 @@ fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
         let again = Some(noticed + RECHECK_DELAY);
         assert_eq!(core.next_deadline(), again);
         let (_, entry) = core.calls().next().unwrap();
-        assert_eq!(entry.grace_deadline(), again, "which is what is said of it");
+        assert_eq!(entry.grace_deadline(), again, "which is what is reported");
         assert_eq!(
-            look(&mut core, RECHECK_TOLERANCE),
+            expire_next(&mut core, RECHECK_TOLERANCE),
             [(id, "call", Expired::Grace)]
         );
     }
@@ -717,11 +754,11 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
     let noticed = now + SECOND + 3 * SECOND / 10;
     assert!(core.expire(noticed).is_empty());
 
-    let heard = noticed + RECHECK_DELAY / 2;
-    assert!(core.begin_resume(id, heard));
+    let received = noticed + RECHECK_DELAY / 2;
+    assert!(core.begin_resume(id, received));
     assert!(
         core.expire(noticed + RECHECK_DELAY).is_empty(),
-        "it is held"
+        "a resume is pending"
     );
     core.attach(id).unwrap();
 
@@ -730,7 +767,7 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
 }
 
 #[test]
-fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time() {
+fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_others() {
     let now = Instant::now();
     let noticed = now + SECOND + 3 * SECOND / 10;
     let refused = noticed + RECHECK_DELAY / 2;
@@ -745,12 +782,12 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time()
         core.end_resume(id, refused);
         let next = core.next_deadline();
         assert_eq!(next, Some(noticed + RECHECK_DELAY), "{who_notices}");
-        assert_eq!(look(&mut core, RECHECK_TOLERANCE).len(), 1);
+        assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
     }
 }
 
 #[test]
-fn invariant_7_the_time_of_a_hold_is_not_longer_when_its_end_is_noticed_late() {
+fn invariant_7_a_pending_resume_that_expires_late_gets_no_more_time() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -759,7 +796,7 @@ fn invariant_7_the_time_of_a_hold_is_not_longer_when_its_end_is_noticed_late() {
     let noticed = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
     assert!(core.expire(noticed).is_empty());
     assert_eq!(core.next_deadline(), Some(noticed + RECHECK_DELAY));
-    assert_eq!(look(&mut core, RECHECK_TOLERANCE).len(), 1);
+    assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
 }
 
 #[test]
@@ -769,16 +806,16 @@ fn invariant_7_a_machine_that_is_never_on_time_ends_its_orphans() {
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     for _ in 0..MAX_RECHECKS {
-        assert!(look(&mut core, 2 * RECHECK_TOLERANCE).is_empty());
+        assert!(expire_next(&mut core, 2 * RECHECK_TOLERANCE).is_empty());
     }
     assert_eq!(
-        look(&mut core, 2 * RECHECK_TOLERANCE),
+        expire_next(&mut core, 2 * RECHECK_TOLERANCE),
         [(id, "call", Expired::Grace)]
     );
 }
 
 #[test]
-fn invariant_7_a_deadline_that_passed_while_held_was_not_noticed_late() {
+fn invariant_7_a_deadline_that_passed_during_a_pending_resume_is_not_late() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -801,11 +838,12 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     assert!(core.expire(noticed).is_empty());
     core.end_resume(id, noticed);
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
-    assert_eq!(look(&mut core, Duration::ZERO).len(), 1, "once");
+    assert_eq!(expire_next(&mut core, Duration::ZERO).len(), 1, "once");
 }
 
 #[test]
-fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybodys() {
+fn invariant_8_ids_in_the_format_of_rmcp_are_not_taken_for_those_of_rmcp_if_any_server_may_have_issued_them()
+ {
     for ids in [
         // A counter and a constant, a stream and its counter, counters that go on from call to call.
         [["1/7", "2/7"], ["3/7", "4/7"]],
@@ -861,7 +899,7 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
 }
 
 #[test]
-fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id() {
+fn invariant_8_a_call_whose_stream_cannot_be_read_may_match_any_unknown_id() {
     let mut core = core();
     let known = accepted(&mut core, request(1), "known");
     core.record_event_id(known, b"0/1", EventIdFormat::Rmcp);
@@ -880,7 +918,7 @@ fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id
 }
 
 #[test]
-fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
+fn invariant_9_a_reused_id_untracks_the_older_call_and_does_not_cancel_it() {
     let now = Instant::now();
     let mut core = core();
     let older = accepted(&mut core, request(7), "older");
@@ -889,12 +927,12 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
     let newer = CallId::next();
     core.start(newer, request(7), "newer", None);
 
-    let left = Finished {
+    let untracked = Finished {
         may_cancel_server: false,
-        detachment: Some(gone(now)),
+        detachment: Some(detachment(now)),
         needs_eviction: false,
     };
-    assert_eq!(core.accept(newer), Some((older, "older", left)));
+    assert_eq!(core.accept(newer), Some((older, "older", untracked)));
     assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
     assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
     assert!(core.finish(older, None).is_none());
@@ -903,7 +941,7 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
 }
 
 #[test]
-fn invariant_9_claiming_twice_is_not_a_reuse() {
+fn invariant_9_accepting_twice_is_not_a_reuse() {
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
     core.accept(id);
@@ -912,7 +950,7 @@ fn invariant_9_claiming_twice_is_not_a_reuse() {
 }
 
 #[test]
-fn invariant_11_an_ended_call_is_remembered_by_its_streams() {
+fn invariant_11_an_ended_call_is_retained_under_its_streams() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
@@ -930,7 +968,7 @@ fn invariant_11_an_ended_call_is_remembered_by_its_streams() {
 }
 
 #[test]
-fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
+fn invariant_11_a_call_without_an_event_id_is_not_retained() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "silent");
@@ -938,9 +976,9 @@ fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
     assert_empty(&core);
 }
 
-/// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
+/// As if the hashes of two keys were equal in all 64 bits, which no client can cause.
 #[test]
-fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
+fn a_full_collision_of_two_keys_finds_nothing_and_affects_neither_call() {
     let now = Instant::now();
     let mut core = core();
     let victim = accepted(&mut core, request(7), "victim");
@@ -965,7 +1003,7 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
     assert_untouched(&core, victim);
 }
 
-/// It is found as before, and its client may still come back.
+/// It is found as before, and its client may still resume.
 fn assert_untouched(core: &TestCore, victim: CallId) {
     assert_eq!(
         core.match_event(&here(), b"0/0"),
@@ -977,7 +1015,7 @@ fn assert_untouched(core: &TestCore, victim: CallId) {
 }
 
 #[test]
-fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
+fn invariant_11_a_retained_call_outlives_its_deadline_behind_one_with_a_later_one() {
     let now = Instant::now();
     let mut core = core();
     for (stream, seconds) in [(0, 1), (1, 9), (2, 1)] {
@@ -996,7 +1034,7 @@ fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
 }
 
 #[test]
-fn invariant_11_the_oldest_answers_go_first() {
+fn invariant_11_the_oldest_answers_are_evicted_first() {
     let now = Instant::now();
     let mut core = limited(Limits::default().retained_of_session(1_400));
     for stream in 0..4 {
@@ -1008,7 +1046,7 @@ fn invariant_11_the_oldest_answers_go_first() {
     assert_empty(&core);
 }
 
-/// Ends a call with an answer of so many bytes, which no other has on this stream.
+/// Ends a call with an answer of `weight` bytes, on a stream that no other call has.
 fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: usize) -> CallId {
     let id = accepted(core, request(stream), "call");
     core.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
@@ -1028,7 +1066,7 @@ fn keeps(core: &TestCore, stream: i64) -> bool {
 }
 
 #[test]
-fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
+fn invariant_11_an_answer_that_is_too_large_is_not_retained_and_evicts_none() {
     let now = Instant::now();
     let mut core = core();
     end_with(&mut core, now, 1, true, 2);
@@ -1036,8 +1074,8 @@ fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
     for away in [false, true] {
         let large = end_with(&mut core, now, 3, away, usize::MAX / 2);
         assert!(!keeps(&core, 3));
-        let told: Vec<_> = core.take_evicted().iter().map(|told| told.call).collect();
-        assert_eq!(told.contains(&large), away);
+        let evicted: Vec<_> = core.take_evicted().iter().map(|evicted| evicted.call).collect();
+        assert_eq!(evicted.contains(&large), away);
     }
     assert!(keeps(&core, 1) && keeps(&core, 2));
     core.expire(now + SECOND);
@@ -1045,7 +1083,7 @@ fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
 }
 
 #[test]
-fn invariant_11_no_answer_that_was_taken_stays_in_place_of_one_that_was_not() {
+fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one() {
     let now = Instant::now();
     let mut core = limited(Limits::default().retained_of_session(4_332));
     end_with(&mut core, now, 0, true, 488);
@@ -1055,29 +1093,29 @@ fn invariant_11_no_answer_that_was_taken_stays_in_place_of_one_that_was_not() {
     assert!(keeps(&core, 0), "the oldest of its session");
     assert_eq!([7, 8].map(|stream| keeps(&core, stream)), [true, true]);
     end_with(&mut core, now, 9, false, 2_600);
-    assert!(!keeps(&core, 9), "it would not fit beside what is owed");
+    assert!(!keeps(&core, 9), "it would not fit beside undelivered ones");
     assert!(keeps(&core, 8), "so nothing went for it");
-    assert!(core.take_evicted().is_empty(), "of these nothing is told");
+    assert!(core.take_evicted().is_empty(), "of these nothing is reported");
     core.expire(now + SECOND);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_11_an_answer_that_was_taken_does_not_fit_beside_what_other_sessions_are_owed() {
+fn invariant_11_a_delivered_answer_does_not_fit_beside_undelivered_ones_of_other_sessions() {
     let now = Instant::now();
-    let common = Arc::new(RegistryShared::default());
-    common.totals.limit(Limits::default().retained(4_000));
-    let mut cores = [(), ()].map(|()| TestCore::new(common.clone(), Some(session_id(&common))));
+    let shared = Arc::new(RegistryShared::default());
+    shared.totals.limit(Limits::default().retained(4_000));
+    let mut cores = [(), ()].map(|()| TestCore::new(shared.clone(), Some(session_id(&shared))));
     end_with(&mut cores[0], now, 0, true, 2_000);
     end_with(&mut cores[1], now, 0, false, 488);
     assert!(!keeps(&cores[1], 0));
     end_with(&mut cores[1], now, 1, true, 488);
     assert!(keeps(&cores[0], 0) && keeps(&cores[1], 1));
-    assert!(common.totals.bytes() > 4_000, "others make room");
+    assert!(shared.totals.bytes() > 4_000, "others evict");
 }
 
 #[test]
-fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
+fn invariant_11_an_evicted_undelivered_answer_is_reported_once() {
     let now = Instant::now();
     let mut core = limited(Limits::default().retained_of_session(3_000));
     let answer = end_with(&mut core, now, 0, true, 488);
@@ -1092,8 +1130,8 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
     core.finish(cancelled, Some(ended));
     let last = end_with(&mut core, now, 2, true, 2_400);
 
-    let told = core.take_evicted();
-    let told: Vec<_> = told
+    let evicted = core.take_evicted();
+    let evicted: Vec<_> = evicted
         .iter()
         .map(|it| (it.call, &*it.session, it.outcome))
         .collect();
@@ -1102,17 +1140,17 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
         (answer, "s", Outcome::Completed),
         (cancelled, "s", orphaned),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(evicted, expected);
     assert!(core.take_evicted().is_empty());
     core.begin_close(&here());
-    let told = core.take_evicted();
-    assert!(told.is_empty(), "{last:?} went with its session");
+    let evicted = core.take_evicted();
+    assert!(evicted.is_empty(), "{last:?} was removed with its session");
     assert_empty(&core);
 }
 
-/// An id of a stream names the call that had it last.
+/// An event id matches the call that had its stream last.
 #[test]
-fn invariant_11_the_latest_of_two_ends_counts_whoever_was_there() {
+fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {
     let now = Instant::now();
     for [first, second] in [[true, false], [false, true]] {
         let mut core = core();
@@ -1133,7 +1171,7 @@ fn invariant_11_the_latest_of_two_ends_counts_whoever_was_there() {
 }
 
 #[test]
-fn invariant_12_the_end_of_a_session_takes_its_calls_and_its_memory() {
+fn invariant_12_the_end_of_a_session_returns_its_calls_and_removes_retained_ones() {
     let now = Instant::now();
     let mut core = core();
     let live = accepted(&mut core, request(1), "live");
@@ -1160,29 +1198,29 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     assert_empty(&core);
 }
 
-/// It was unseen since then, and that is reported once.
+/// It was unobserved since then, and that is reported once.
 fn assert_forgotten(core: &mut TestCore, id: CallId, since: Instant) {
-    let over = core.expire(since + UNOBSERVED_TTL);
-    let [(forgotten, _, Expired::Forgotten(finished))] = &*over else {
-        panic!("{over:?}");
+    let expired = core.expire(since + UNOBSERVED_TTL);
+    let [(forgotten, _, Expired::Forgotten(finished))] = &*expired else {
+        panic!("{expired:?}");
     };
     assert_eq!(*forgotten, id);
-    assert_eq!(finished.detachment, Some(gone(since)));
+    assert_eq!(finished.detachment, Some(detachment(since)));
     assert!(core.finish(id, None).is_none());
     assert_empty(core);
 }
 
 #[test]
-fn invariant_13_an_unseen_call_is_forgotten_not_cancelled() {
+fn invariant_13_an_unobserved_call_is_removed_and_not_cancelled() {
     let now = Instant::now();
     let mut core = core();
-    let id = accepted(&mut core, request(7), "unseen");
-    core.detach(id, POST_GENERATION, unseen(now), false, gone(now));
+    let id = accepted(&mut core, request(7), "unobserved");
+    core.detach(id, POST_GENERATION, unobserved(now), false, detachment(now));
     assert_forgotten(&mut core, id, now);
 }
 
 #[test]
-fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
+fn invariant_13_a_call_without_a_background_reader_is_removed() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
@@ -1195,7 +1233,7 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
     );
     core.add_background_reader(id);
     core.add_background_reader(id);
-    core.detach(id, POST_GENERATION, FOR_ITS_END, false, gone(now));
+    core.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment(now));
     core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_eq!(core.next_deadline(), None, "another task reads on");
     core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
@@ -1207,44 +1245,44 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
 }
 
 #[test]
-fn invariant_14_a_spared_call_runs_on() {
+fn invariant_14_a_call_that_is_maybe_resumed_keeps_running() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.set_maybe_resumed(id, unseen(now));
+    core.set_maybe_resumed(id, unobserved(now));
     assert!(core.expire(now + 60 * SECOND).is_empty());
     assert_eq!(core.len(), 1);
 }
 
 #[test]
-fn invariant_14_a_call_that_is_spared_while_it_is_attached_is_so_until_its_client_comes_back() {
+fn invariant_14_an_attached_call_that_is_maybe_resumed_is_so_until_its_client_resumes() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    assert!(core.set_maybe_resumed(id, unseen(now)));
+    assert!(core.set_maybe_resumed(id, unobserved(now)));
     assert!(core.is_maybe_resumed(id));
-    core.detach(id, POST_GENERATION, unseen(now), false, gone(now));
+    core.detach(id, POST_GENERATION, unobserved(now), false, detachment(now));
     assert!(core.is_maybe_resumed(id));
     core.attach(id);
     assert!(!core.is_maybe_resumed(id));
     core.finish(id, None);
-    assert!(!core.set_maybe_resumed(id, unseen(now)), "it has ended");
+    assert!(!core.set_maybe_resumed(id, unobserved(now)), "it has ended");
 }
 
 #[test]
-fn invariant_13_a_call_whose_end_is_seen_elsewhere_is_not_forgotten() {
+fn invariant_13_a_call_whose_end_is_observed_elsewhere_is_not_removed() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     core.add_background_reader(id);
-    core.detach(id, POST_GENERATION, FOR_ITS_END, false, gone(now));
+    core.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment(now));
     core.remove_background_reader(id, None);
     assert_eq!(core.next_deadline(), None);
 }
 
 #[test]
-fn invariant_11_an_answer_is_kept_for_as_long_as_its_client_was_to_be_waited_for() {
+fn invariant_11_an_answer_is_retained_for_the_resume_window() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let now = Instant::now();
     let later = now + 60 * SECOND;
@@ -1256,12 +1294,12 @@ fn invariant_11_an_answer_is_kept_for_as_long_as_its_client_was_to_be_waited_for
             },
             later + HOUR,
         ),
-        (FOR_ITS_END, later + SECOND),
+        (UNTIL_COMPLETE, later + SECOND),
     ] {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
         core.record_event_id(id, b"0/1", EventIdFormat::Rmcp);
-        core.detach(id, POST_GENERATION, wait, false, gone(now));
+        core.detach(id, POST_GENERATION, wait, false, detachment(now));
         let ended = Completion {
             outcome: RetainedOutcome::Answered("done"),
             weight: 4,
@@ -1276,19 +1314,19 @@ fn invariant_11_an_answer_is_kept_for_as_long_as_its_client_was_to_be_waited_for
 }
 
 #[test]
-fn the_time_without_a_client_ends_with_a_resume() {
+fn a_detachment_ends_with_a_resume() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.detachment(id), Some(gone(now)));
+    assert_eq!(core.detachment(id), Some(detachment(now)));
     core.attach(id);
     assert_eq!(core.detachment(id), None);
     assert_eq!(core.finish(id, None).unwrap().detachment, None);
 }
 
 #[test]
-fn after_a_peak_its_room_is_given_back() {
+fn after_a_peak_capacity_is_released() {
     let mut core = core();
     let calls = (0..6_000).map(|n| {
         let id = accepted(&mut core, request(n), "call");
@@ -1336,7 +1374,7 @@ fn a_number_and_a_text_are_two_ids() {
 }
 
 #[test]
-fn calls_without_a_session_have_no_names() {
+fn calls_without_a_session_have_no_keys() {
     let now = Instant::now();
     let mut core = TestCore::new(Arc::default(), None);
     let ids = [(); 2].map(|()| accepted(&mut core, request(7), "call"));
@@ -1354,7 +1392,7 @@ fn calls_without_a_session_have_no_names() {
 }
 
 #[test]
-fn a_call_that_is_renamed_is_as_it_was_but_for_its_names() {
+fn a_call_that_is_rekeyed_changes_in_nothing_but_its_keys() {
     let now = Instant::now();
     let mut core = core();
     let id = CallId::next();
@@ -1367,8 +1405,8 @@ fn a_call_that_is_renamed_is_as_it_was_but_for_its_names() {
     detach(&mut core, id, now);
     let older = accepted(&mut core, request(7), "older");
 
-    let left = core.rekey(id, &here(), RequestId::Number(7));
-    assert_eq!(left.map(|(id, ..)| id), Some(older));
+    let untracked = core.rekey(id, &here(), RequestId::Number(7));
+    assert_eq!(untracked.map(|(id, ..)| id), Some(older));
     assert_eq!(
         core.find(&here(), &RequestId::Number(7)),
         Some((id, "call"))
@@ -1383,9 +1421,12 @@ fn a_call_that_is_renamed_is_as_it_was_but_for_its_names() {
     assert_eq!(core.match_event(&here(), b"0/1"), EventMatch::Nothing);
     assert_eq!(core.match_event(&scope_of(1), b"0/1"), EventMatch::Nothing);
     assert_eq!(core.find_unique(&RequestId::Number(8)), Some(id));
-    assert_eq!(core.detachment(id), Some(gone(now)));
+    assert_eq!(core.detachment(id), Some(detachment(now)));
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
-    assert_eq!(core.finish(id, None).unwrap().detachment, Some(gone(now)));
+    assert_eq!(
+        core.finish(id, None).unwrap().detachment,
+        Some(detachment(now))
+    );
     assert_empty(&core);
 }
 
@@ -1424,7 +1465,7 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
 
 /// As servers have them that number the events of each response anew.
 #[test]
-fn invariant_8_an_event_id_that_two_calls_have_names_neither_for_sure() {
+fn invariant_8_an_event_id_that_two_calls_have_is_ambiguous() {
     for ids in [["7", "7"], ["0/7", "0/7"], ["7/0", "7/0"]] {
         let mut core = core();
         let calls = [1, 2].map(|id| accepted(&mut core, request(id), "call"));
@@ -1443,9 +1484,9 @@ fn invariant_8_an_event_id_that_two_calls_have_names_neither_for_sure() {
     }
 }
 
-/// Two calls have an event, one of them ends, and a third one comes with the same event.
+/// Two calls have an event, one of them ends, and a third one gets the same event.
 #[test]
-fn an_event_of_two_calls_in_flight_names_both_also_if_a_third_had_it_that_ended() {
+fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() {
     let (mut core, now) = (core(), Instant::now());
     let first = accepted(&mut core, request(1), "first");
     let second = accepted(&mut core, request(2), "second");
@@ -1466,9 +1507,9 @@ fn an_event_of_two_calls_in_flight_names_both_also_if_a_third_had_it_that_ended(
     assert_eq!(core.expire(now + SECOND), [], "its client has come back");
 }
 
-/// What counts up is known without its names, and so a call that had one of the events before is not noticed.
+/// The ids of a run are not in the index, so a call that had one of the events before is not noticed.
 #[test]
-fn an_event_that_a_call_counts_up_to_names_both_if_another_had_it_before() {
+fn an_event_in_the_run_of_one_call_matches_both_if_another_had_it_before() {
     let (mut core, now) = (core(), Instant::now());
     let counts = accepted(&mut core, request(1), "counts");
     let other = accepted(&mut core, request(2), "other");
@@ -1486,9 +1527,9 @@ fn an_event_that_a_call_counts_up_to_names_both_if_another_had_it_before() {
     assert_eq!(core.expire(now + SECOND), [], "its client has come back");
 }
 
-/// A name is forgotten with the call that had it last, and with it whose else it is.
+/// A stream is removed from the index with the call that had it last, although another call has it too.
 #[test]
-fn an_event_of_two_calls_still_names_the_first_when_the_second_has_ended() {
+fn an_event_of_two_calls_still_matches_the_first_when_the_second_has_ended() {
     let mut core = core();
     let first = accepted(&mut core, request(1), "first");
     let second = accepted(&mut core, request(2), "second");
@@ -1503,9 +1544,9 @@ fn an_event_of_two_calls_still_names_the_first_when_the_second_has_ended() {
     assert_empty(&core);
 }
 
-/// Its client says that it went on elsewhere, and nobody says in which of the two sessions.
+/// Its client has resumed elsewhere, and it is not known in which of the two sessions.
 #[test]
-fn an_event_that_a_blurred_call_of_another_scope_may_have_means_that_call_too() {
+fn an_event_that_a_call_with_incomplete_ids_of_another_scope_may_have_matches_that_call_too() {
     let mut core = core();
     let known = accepted(&mut core, request(7), "known");
     core.record_event_id(known, b"x", EventIdFormat::Any);
@@ -1517,7 +1558,7 @@ fn an_event_that_a_blurred_call_of_another_scope_may_have_means_that_call_too() 
 }
 
 #[test]
-fn the_limit_of_a_session_is_not_met_by_calls_of_another_scope() {
+fn calls_of_another_scope_do_not_count_for_the_limit_of_a_session() {
     let now = Instant::now();
     let mut core = limited(Limits::default().detached_of_session(1));
     let here = accepted(&mut core, request(7), "here");
@@ -1527,7 +1568,7 @@ fn the_limit_of_a_session_is_not_met_by_calls_of_another_scope() {
     assert_eq!(detach(&mut core, there, now), DetachOutcome::Waiting);
 }
 
-/// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
+/// As if the hashes of two keys were equal in all 64 bits, which no client can cause.
 #[test]
 fn a_full_collision_of_two_streams_finds_no_call_of_another_scope() {
     let mut core = core();
