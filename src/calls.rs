@@ -14,7 +14,7 @@ use crate::{
     registry::Entry,
 };
 
-/// How long a drain waits for servers to take the cancels of its last calls: 1 s. What is not taken by then may still be taken
+/// How long a drain waits for servers to accept the cancels of its last calls: 1 s. The other cancels may still be accepted
 /// until the process ends.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -75,7 +75,7 @@ pub struct DrainReport {
     pub cancelled: usize,
 }
 
-/// What is taken of a call while its session is locked. The rest is copied afterwards.
+/// What is copied of a call while its session is locked. The rest is copied afterwards.
 struct RawSnapshot {
     id: CallId,
     call: Arc<Exchange>,
@@ -116,10 +116,10 @@ impl Calls {
     /// All calls as they are now, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
-        let taken = self
+        let snapshots = self
             .registry
             .scan_calls(|id, entry| Some(RawSnapshot::of(id, entry)));
-        let mut calls: Vec<_> = taken.filter_map(|taken| taken.snapshot(now)).collect();
+        let mut calls: Vec<_> = snapshots.filter_map(|raw| raw.snapshot(now)).collect();
         calls.sort_unstable_by_key(|call| call.info.id());
         calls
     }
@@ -229,7 +229,7 @@ impl Calls {
         let before = self.registry.begin_drain();
         let all_ended = async {
             loop {
-                // Listens before it looks.
+                // Enabled before the check, so that no end is missed in between.
                 let mut ended = pin!(self.registry.ended().notified());
                 ended.as_mut().enable();
                 if is_drained(&self.registry) && !self.registry.is_delivering() {
@@ -264,7 +264,7 @@ impl Calls {
             stream.close();
         }
         drop(delivered);
-        // What is not taken in this time is still on its way until the process ends.
+        // Cancels that are not accepted in this time are still delivered until the process ends.
         let _taken = timeout(DRAIN_ACCEPT_TIMEOUT, all_delivered.recv()).await;
         DrainReport { ended, cancelled }
     }

@@ -1,4 +1,4 @@
-//! Verdicts: what a disconnect means for a call.
+//! What a disconnect means for a call.
 //!
 //! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], and a test compares the two. The other
 //! graces replace all of its rows but those for tasks and subscriptions; [`Grace::AutoAfter`] only replaces its times.
@@ -10,18 +10,18 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// The longest `retry` that counts several times for a grace: 10 min. A server may say anything.
+/// Maximum `retry` that counts several times for a grace: 10 min, because a server may send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
-/// How late a client may be that comes back after `retry`, for the network: 5 s, or `retry` if that is shorter.
+/// Maximum delay of the network for a client that resumes after `retry`: 5 s, or `retry` if that is shorter.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// What is known of a call's stream when it goes.
+/// What is known of a call's stream when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamEnd {
     /// The stream had an event id, so its client can ask for the rest.
     pub(crate) replayable: bool,
-    /// How long the server told its client to wait before it comes back.
+    /// The `retry` of the server: how long its client waits before it resumes.
     pub(crate) retry: Option<Duration>,
     /// The server ended it.
     pub(crate) by_server: bool,
@@ -29,7 +29,7 @@ pub(crate) struct StreamEnd {
     pub(crate) stored: bool,
 }
 
-/// What to do with a call whose client has just gone.
+/// What to do with a call whose client has just disconnected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DisconnectAction {
     CancelNow,
@@ -40,13 +40,13 @@ pub(crate) enum DisconnectAction {
 // === impl StreamEnd ===
 
 impl StreamEnd {
-    /// Whether its client may resume on another server, unseen by this one.
+    /// Returns `true` if its client may resume on another server, unobserved by this one.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
         let without_session = call.session().is_none() && !call.is_cancelled_on_disconnect();
         self.replayable && (self.stored || without_session)
     }
 
-    /// How long the answer of a call that runs on is owed to its client.
+    /// How long the client of a call that keeps running may resume.
     pub(crate) fn resume_window(self) -> Duration {
         if self.replayable {
             default_grace(self.retry)
@@ -55,7 +55,7 @@ impl StreamEnd {
         }
     }
 
-    /// How long a client stays away that does as it was told.
+    /// How long a client that follows `retry` takes to resume. Zero if it cannot resume.
     fn retry_delay(self) -> Duration {
         retry_delay(self.retry.filter(|_| self.replayable))
     }
@@ -64,12 +64,12 @@ impl StreamEnd {
 // === impl DisconnectAction ===
 
 impl DisconnectAction {
-    /// How long the answer of a call is owed to a client that goes so.
-    pub(crate) fn resume_window(self, going: StreamEnd) -> Duration {
+    /// How long the client of a call with this action may resume.
+    pub(crate) fn resume_window(self, stream_end: StreamEnd) -> Duration {
         match self {
             Self::CancelNow => Duration::ZERO,
             Self::CancelAfter(grace) => grace,
-            Self::KeepRunning => going.resume_window(),
+            Self::KeepRunning => stream_end.resume_window(),
         }
     }
 }
@@ -77,7 +77,7 @@ impl DisconnectAction {
 // === impl Grace ===
 
 impl Grace {
-    /// No verdict owes an answer for longer than this.
+    /// Maximum resume window of any action under this grace.
     pub(crate) fn max_grace(self, retry: Option<Duration>) -> Duration {
         match self {
             Self::After(grace) | Self::AutoAfter(grace) => grace.max(default_grace(retry)),
@@ -85,7 +85,7 @@ impl Grace {
         }
     }
 
-    pub(crate) fn on_disconnect(self, call: &CallInfo, going: StreamEnd) -> DisconnectAction {
+    pub(crate) fn on_disconnect(self, call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
         if call.is_task() {
             return DisconnectAction::KeepRunning;
         }
@@ -93,47 +93,49 @@ impl Grace {
             return DisconnectAction::CancelNow;
         }
         match self {
-            Self::Auto => decide_auto(call, going),
-            Self::Immediate if going.by_server => decide_auto(call, going),
+            Self::Auto => decide_auto(call, stream_end),
+            Self::Immediate if stream_end.by_server => decide_auto(call, stream_end),
             Self::Immediate => DisconnectAction::CancelNow,
-            Self::AutoAfter(grace) => match decide_auto(call, going) {
+            Self::AutoAfter(grace) => match decide_auto(call, stream_end) {
                 DisconnectAction::CancelAfter(_) => {
-                    DisconnectAction::CancelAfter(grace.max(going.retry_delay()))
+                    DisconnectAction::CancelAfter(grace.max(stream_end.retry_delay()))
                 }
-                verdict => verdict,
+                action => action,
             },
-            Self::After(grace) => DisconnectAction::CancelAfter(grace.max(going.retry_delay())),
+            Self::After(grace) => {
+                DisconnectAction::CancelAfter(grace.max(stream_end.retry_delay()))
+            }
             Self::Never => DisconnectAction::KeepRunning,
         }
     }
 }
 
-/// How long a client that may come back is waited for.
+/// The default grace for a client that can resume.
 fn default_grace(retry: Option<Duration>) -> Duration {
     let counted = retry.unwrap_or_default().min(MAX_RETRY);
     let attempts = 5 * counted + Duration::from_secs(5);
     MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 
-/// How long a client stays away that comes back after `retry`.
+/// How long a client that resumes after `retry` takes.
 fn retry_delay(retry: Option<Duration>) -> Duration {
     let retry = retry.unwrap_or_default();
     retry.saturating_add(retry.min(MAX_DELAY))
 }
 
-fn decide_auto(call: &CallInfo, going: StreamEnd) -> DisconnectAction {
-    if call.is_cancelled_on_disconnect() || !going.replayable {
-        // A stream that the server ended on purpose was not hung up.
-        return if going.by_server {
+fn decide_auto(call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
+    if call.is_cancelled_on_disconnect() || !stream_end.replayable {
+        // A stream that the server ended on purpose is no disconnect.
+        return if stream_end.by_server {
             DisconnectAction::KeepRunning
         } else {
             DisconnectAction::CancelNow
         };
     }
-    if going.may_be_resumed_elsewhere(call) {
+    if stream_end.may_be_resumed_elsewhere(call) {
         return DisconnectAction::KeepRunning;
     }
-    DisconnectAction::CancelAfter(default_grace(going.retry))
+    DisconnectAction::CancelAfter(default_grace(stream_end.retry))
 }
 
 #[cfg(test)]
@@ -156,12 +158,12 @@ mod tests {
         call
     }
 
-    fn auto(going: StreamEnd) -> DisconnectAction {
-        Grace::Auto.on_disconnect(&call("tools/call", true), going)
+    fn auto(stream_end: StreamEnd) -> DisconnectAction {
+        Grace::Auto.on_disconnect(&call("tools/call", true), stream_end)
     }
 
     #[test]
-    fn auto_waits_only_for_a_client_that_can_come_back() {
+    fn auto_waits_only_for_a_client_that_can_resume() {
         assert_eq!(auto(STREAMING), DisconnectAction::CancelAfter(MIN_GRACE));
         let silent = StreamEnd {
             replayable: false,
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_waits_for_nobody_from_2026_07_28_on() {
+    fn auto_does_not_wait_from_2026_07_28_on() {
         let mut call = call("tools/call", false);
         call.set_cancelled_on_disconnect(true);
         assert_eq!(
@@ -194,9 +196,9 @@ mod tests {
     }
 
     #[test]
-    fn auto_after_changes_how_long_a_client_is_waited_for_and_nothing_else() {
-        let after = |session, going| {
-            Grace::AutoAfter(9 * SECOND).on_disconnect(&call("tools/call", session), going)
+    fn auto_after_changes_the_grace_and_nothing_else() {
+        let after = |session, stream_end| {
+            Grace::AutoAfter(9 * SECOND).on_disconnect(&call("tools/call", session), stream_end)
         };
         let lost = StreamEnd {
             replayable: false,
@@ -210,14 +212,14 @@ mod tests {
             after(true, STREAMING),
             DisconnectAction::CancelAfter(9 * SECOND)
         );
-        for (session, going) in [
+        for (session, stream_end) in [
             (true, lost),
             (false, lost),
             (true, ended),
             (false, STREAMING),
         ] {
-            let as_auto = Grace::Auto.on_disconnect(&call("tools/call", session), going);
-            assert_eq!(after(session, going), as_auto, "{going:?}");
+            let as_auto = Grace::Auto.on_disconnect(&call("tools/call", session), stream_end);
+            assert_eq!(after(session, stream_end), as_auto, "{stream_end:?}");
         }
     }
 
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_reads_no_hang_up_into_a_stream_that_the_server_ended() {
+    fn auto_takes_no_stream_that_the_server_ended_for_a_disconnect() {
         let ended = StreamEnd {
             by_server: true,
             replayable: false,
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_lets_run_what_may_be_resumed_elsewhere() {
+    fn auto_keeps_running_what_may_be_resumed_elsewhere() {
         assert_eq!(
             auto(StreamEnd {
                 stored: true,
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listen_ends_with_its_stream_and_a_task_with_nothing() {
+    fn a_disconnect_cancels_a_listen_and_never_a_task() {
         for grace in [
             Grace::Auto,
             Grace::Immediate,
@@ -329,20 +331,20 @@ mod tests {
     }
 
     #[test]
-    fn no_grace_is_shorter_than_what_the_server_told_a_client_that_can_come_back() {
+    fn no_grace_is_shorter_than_the_retry_of_a_client_that_can_resume() {
         for grace in [Grace::After(30 * SECOND), Grace::AutoAfter(30 * SECOND)] {
-            let verdict = |retry, replayable| {
-                let going = StreamEnd {
+            let action = |retry, replayable| {
+                let stream_end = StreamEnd {
                     retry: Some(retry),
                     replayable,
                     ..STREAMING
                 };
-                grace.on_disconnect(&call("tools/call", true), going)
+                grace.on_disconnect(&call("tools/call", true), stream_end)
             };
             let cancel_after = |seconds| DisconnectAction::CancelAfter(seconds * SECOND);
-            assert_eq!(verdict(3 * SECOND, true), cancel_after(30));
-            assert_eq!(verdict(25 * SECOND, true), cancel_after(30));
-            assert_eq!(verdict(60 * SECOND, true), cancel_after(65));
+            assert_eq!(action(3 * SECOND, true), cancel_after(30));
+            assert_eq!(action(25 * SECOND, true), cancel_after(30));
+            assert_eq!(action(60 * SECOND, true), cancel_after(65));
         }
         let cannot = StreamEnd {
             retry: Some(60 * SECOND),
@@ -354,12 +356,12 @@ mod tests {
     }
 
     #[test]
-    fn immediate_does_not_mean_a_client_that_was_told_to_come_back() {
+    fn immediate_does_not_cancel_a_call_whose_server_ended_the_stream() {
         let polling = StreamEnd {
             by_server: true,
             ..STREAMING
         };
-        let verdict = Grace::Immediate.on_disconnect(&call("tools/call", true), polling);
-        assert_eq!(verdict, DisconnectAction::CancelAfter(MIN_GRACE));
+        let action = Grace::Immediate.on_disconnect(&call("tools/call", true), polling);
+        assert_eq!(action, DisconnectAction::CancelAfter(MIN_GRACE));
     }
 }

@@ -1,4 +1,4 @@
-//! The service, which makes an exchange of every request and has everything that passes watched.
+//! The service, which makes an exchange of every request and observes its request and response.
 
 use std::{
     fmt,

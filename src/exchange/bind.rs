@@ -22,11 +22,11 @@ use crate::{
     timer::migrating_timeout,
 };
 
-/// How long a cancel may take to be accepted by a session that is being closed: 1 s. A session that died takes nothing, and what
-/// comes next closes it anyway.
+/// How long a session that is being closed may take to accept a cancel: 1 s. A dead session accepts nothing, and is closed next
+/// anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A task reads a stream of a call on, to see its end, until this is dropped.
+/// A task that reads a stream of a call in the background, and observes its end, until this is dropped.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -50,18 +50,18 @@ impl Drop for BackgroundReader {
 // === impl Attachment ===
 
 impl Attachment {
-    /// Says that nobody reads the stream, because its client has left or because something inside let
-    /// go of it.
+    /// Reports that the stream was dropped, because its client has disconnected or because a service inside dropped
+    /// it.
     pub(crate) fn drop_stream(&self) {
-        let (client_left, going) = {
+        let (is_disconnected, stream_end_cause) = {
             let mut state = self.exchange.state();
             let resumed = self.generation != POST_GENERATION;
-            let going = state.stream_end_cause.take_if(|_| resumed);
-            (resumed || state.phase == Phase::Dropped, going)
+            let stream_end_cause = state.stream_end_cause.take_if(|_| resumed);
+            (resumed || state.phase == Phase::Dropped, stream_end_cause)
         };
-        let cause = match client_left {
-            true => going.unwrap_or(DetachCause::Disconnected),
-            // Unwinding comes through here before it comes to the exchange's guard.
+        let cause = match is_disconnected {
+            true => stream_end_cause.unwrap_or(DetachCause::Disconnected),
+            // Unwinding runs this destructor before that of the exchange's guard.
             false if std::thread::panicking() => DetachCause::ServicePanicked,
             false => DetachCause::ResponseDropped,
         };
@@ -72,7 +72,7 @@ impl Attachment {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// The session manager has the call. Gives out who would have cancelled it without one.
+    /// Sets the session manager as the canceller. Returns the canceller for calls without a session manager.
     fn set_canceller(
         &mut self,
         canceller: Arc<dyn Canceller>,
@@ -94,9 +94,9 @@ impl Exchange {
     /// Takes a call from the typed message that the session manager was given, and attaches it. `None` if it is not to
     /// be tracked.
     ///
-    /// A cancel waits from here on until the session manager has taken the request, see [`opened`](Self::opened). Until then
-    /// the call changes nothing for others, tracked or not: it supersedes none, and an older one in flight keeps its id. The
-    /// caller says next whether it [waits for a cancel](Self::set_pending_cancel).
+    /// From here on a cancel is deferred until the session manager has accepted the request, see
+    /// [`on_dispatched`](Self::on_dispatched). Until then the call affects no other call, tracked or not: it supersedes none, and an
+    /// older one in flight keeps its id. The caller sets next whether it [waits for a cancel](Self::set_pending_cancel).
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -132,7 +132,7 @@ impl Exchange {
             return self.rebind(call, key, canceller);
         }
         if state.request.is_untracked() {
-            // There was no room for it when its body was read, which was reported.
+            // It was over the limit when its body was read, which was reported.
             drop(state);
             self.release_span();
             return None;
@@ -143,8 +143,8 @@ impl Exchange {
             self.report_completed_at_once(&call);
             return None;
         }
-        let entered = self.register(call, Some(key), true);
-        let contested = if entered.is_contested {
+        let registered = self.register(call, Some(key), true);
+        let contested = if registered.is_contested {
             self.key_of_call(&*canceller)
         } else {
             None
@@ -155,7 +155,7 @@ impl Exchange {
         drop(state);
         // It owns a copy of the request's head, and whatever that owns.
         drop(replay);
-        self.on_registered(entered);
+        self.on_registered(registered);
         Some(self.attachment(id, POST_GENERATION))
     }
 
@@ -171,7 +171,7 @@ impl Exchange {
         self.info()?.key(canceller.scope())
     }
 
-    /// A call is not tracked, because there is no room for it.
+    /// Does not track a call, because it is over the limit.
     #[cold]
     fn skip_tracking(&self, call: &CallInfo) {
         let untracked = RequestBody::Known(BodyKind::Untracked(None));
@@ -182,8 +182,8 @@ impl Exchange {
         }
     }
 
-    /// The body was read before the session manager got the message: the same call, known better. One that was
-    /// cancelled meanwhile is handed over all the same, and its cancel follows it.
+    /// Binds a call whose body was read before the session manager got the message. A call that was cancelled meanwhile is
+    /// dispatched all the same, and its cancel follows it.
     #[cold]
     fn rebind(
         self: &Arc<Self>,
@@ -193,7 +193,7 @@ impl Exchange {
     ) -> Option<Attachment> {
         let CallRef {
             info: call,
-            session: home,
+            session,
         } = self.call.get()?;
         if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
             return None;
@@ -201,14 +201,14 @@ impl Exchange {
         call.merge_typed(typed);
         let deadline = call.deadline();
         let mut state = self.state();
-        // What cancels it from now on finds the name under which its server knows it.
-        let ((left, contested), later) = home.with_deferred(|core| {
+        // A cancel from now on finds the key under which its server has the call.
+        let ((untracked, contested), deferred) = session.with_deferred(|core| {
             if let Some(deadline) = deadline {
                 core.set_deadline(call.id(), deadline);
             }
             let Key { session, request } = &key;
-            let owner = core.find(&session.scope, request);
-            if owner.is_some_and(|(owner, _)| owner != call.id()) {
+            let accepted_call = core.find(&session.scope, request);
+            if accepted_call.is_some_and(|(accepted_call, _)| accepted_call != call.id()) {
                 return (None, Some(key));
             }
             let Key { session, request } = key;
@@ -216,20 +216,20 @@ impl Exchange {
         });
         let replay = state.set_canceller(canceller, contested);
         drop(state);
-        later.run();
+        deferred.run();
         drop(replay);
-        report(left);
+        report(untracked);
         self.notify_changed();
         if !self.is_in_flight(call.id())
             && let Some(reason) = self.signal.reason()
-            && let Dispatch::InProgress(opening) = &mut self.state().dispatch
+            && let Dispatch::InProgress(attempts) = &mut self.state().dispatch
         {
-            opening.deferred_cancel.get_or_insert((reason, None));
+            attempts.deferred_cancel.get_or_insert((reason, None));
         }
         Some(self.attachment(call.id(), POST_GENERATION))
     }
 
-    /// Cancels a call of a session that is being closed, and waits until the server took it.
+    /// Cancels a call of a session that is being closed, and waits until the server has accepted the cancel.
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let reason = CancelReason::SessionClosed;
         let Some(cancelled) = self.cancel_now(id, reason, None) else {
@@ -239,25 +239,25 @@ impl Exchange {
             self.register_orphaned_streams();
         }
         if let Some(injection) = self.injection(id, reason, cancelled) {
-            // A session that died by itself takes no message, and has stopped its handlers. Whatever
-            // becomes of this, the session is closed next.
+            // A session that died by itself accepts no message, and has stopped its handlers. In any
+            // case the session is closed next.
             let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
 
-    /// The answer of its call comes by. Given back if no stream will give it out.
+    /// Offers the answer of its call, which the transport has. Returns it if no stream will deliver it.
     pub(crate) fn offer_late_answer(&self, answer: OpaqueMessage) -> Option<OpaqueMessage> {
-        let passage = &mut self.state().late_answer;
-        match passage {
+        let late_answer = &mut self.state().late_answer;
+        match late_answer {
             LateAnswer::Closed => Some(answer),
             LateAnswer::Possible | LateAnswer::Received(_) => {
-                *passage = LateAnswer::Received(answer);
+                *late_answer = LateAnswer::Received(answer);
                 None
             }
         }
     }
 
-    /// The last stream of its call has ended without the answer, which is given out if it came by before.
+    /// The last stream of its call has ended without the answer. Returns the answer if it was offered before.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match former {
@@ -266,20 +266,20 @@ impl Exchange {
         }
     }
 
-    /// Whether its answer is looked for where it comes by, and not in a stream.
+    /// Returns `true` if its answer is observed in the transport, and not in a stream.
     pub(super) fn is_late_answer_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
 
-    /// Its call has a stream again.
+    /// Its call has an open stream again, which will deliver the answer.
     pub(crate) fn reopen_late_answer(&self) {
-        let passage = &mut self.state().late_answer;
-        if matches!(passage, LateAnswer::Closed) {
-            *passage = LateAnswer::Possible;
+        let late_answer = &mut self.state().late_answer;
+        if matches!(late_answer, LateAnswer::Closed) {
+            *late_answer = LateAnswer::Possible;
         }
     }
 
-    /// Sets whether its call waits for the pending cancel of an older call with its id. Cancels that wait for this look again.
+    /// Sets whether its call waits for the pending cancel of an older call with its id. Wakes the cancels that wait for this.
     pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
         self.pending_cancel.store(pending as u8, Ordering::Release);
         if pending != PendingCancel::Unknown {
@@ -295,11 +295,11 @@ impl Exchange {
         }
     }
 
-    /// Lets go of the streams that are open: what lies in them is read on elsewhere.
+    /// Closes the open streams: the rest of them is read elsewhere.
     pub(crate) fn close_streams(&self) {
-        let outlets = self.state().streams.upgraded();
-        for outlet in outlets {
-            outlet.close();
+        let streams = self.state().streams.upgraded();
+        for stream in streams {
+            stream.close();
         }
     }
 }

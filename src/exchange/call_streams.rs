@@ -1,4 +1,4 @@
-//! The last message to the clients of an exchange, and the open streams that carry it.
+//! The open streams of an exchange, and the error that they are sent last.
 
 use std::sync::{Arc, Weak};
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::registry::StreamHandle;
 
-/// What was said, and to whom.
+/// The open streams, and the error that was sent on them.
 #[derive(Default)]
 pub(super) struct CallStreams {
     /// Nearly always the only one. It needs no allocation.
@@ -24,49 +24,49 @@ struct OverflowStreams {
 // === impl CallStreams ===
 
 impl CallStreams {
-    /// Adds one. What it is to be told, if that was said already.
+    /// Adds a stream. Returns the error for it, if one was set already.
     pub(super) fn add(
         &mut self,
-        outlet: Weak<dyn StreamHandle>,
+        stream: Weak<dyn StreamHandle>,
     ) -> Option<(Bytes, Arc<dyn StreamHandle>)> {
-        let former = self.newest.take().filter(is_open);
-        let more = match (&mut self.overflow, former) {
+        let previous = self.newest.take().filter(is_open);
+        let overflow = match (&mut self.overflow, previous) {
             (None, None) => None,
-            (more, former) => {
-                let more = more.get_or_insert_default();
-                more.older.retain(is_open);
-                more.older.extend(former);
-                Some(more)
+            (overflow, previous) => {
+                let overflow = overflow.get_or_insert_default();
+                overflow.older.retain(is_open);
+                overflow.older.extend(previous);
+                Some(overflow)
             }
         };
-        let said = more.and_then(|more| more.error.clone());
-        let said = said.zip(outlet.upgrade());
-        self.newest = Some(outlet);
-        said
+        let error = overflow.and_then(|overflow| overflow.error.clone());
+        let error = error.zip(stream.upgrade());
+        self.newest = Some(stream);
+        error
     }
 
     pub(super) fn open(&self) -> Vec<Weak<dyn StreamHandle>> {
-        let older = self.overflow.iter().flat_map(|more| &more.older);
-        let outlets = older.chain(&self.newest);
-        outlets.filter(|outlet| is_open(outlet)).cloned().collect()
+        let older = self.overflow.iter().flat_map(|overflow| &overflow.older);
+        let streams = older.chain(&self.newest);
+        streams.filter(|stream| is_open(stream)).cloned().collect()
     }
 
-    /// Whether older streams than the newest are open.
+    /// Returns `true` if older streams than the newest are open.
     pub(super) fn has_older(&self) -> bool {
-        let more = self.overflow.as_ref();
-        more.is_some_and(|more| more.older.iter().any(is_open))
+        let overflow = self.overflow.as_ref();
+        overflow.is_some_and(|overflow| overflow.older.iter().any(is_open))
     }
 
-    /// Says the last that is to be said. Who is to be told.
+    /// Sets the error. Returns the streams on which it is to be sent.
     pub(super) fn set_error(&mut self, message: Bytes) -> Vec<Arc<dyn StreamHandle>> {
         self.overflow.get_or_insert_default().error = Some(message);
         self.upgraded()
     }
 
     pub(super) fn upgraded(&self) -> Vec<Arc<dyn StreamHandle>> {
-        let older = self.overflow.iter().flat_map(|more| &more.older);
-        let outlets = older.chain(&self.newest);
-        outlets.filter_map(Weak::upgrade).collect()
+        let older = self.overflow.iter().flat_map(|overflow| &overflow.older);
+        let streams = older.chain(&self.newest);
+        streams.filter_map(Weak::upgrade).collect()
     }
 
     pub(super) fn error(&self) -> Option<Bytes> {
@@ -74,6 +74,6 @@ impl CallStreams {
     }
 }
 
-fn is_open(outlet: &Weak<dyn StreamHandle>) -> bool {
-    outlet.strong_count() > 0
+fn is_open(stream: &Weak<dyn StreamHandle>) -> bool {
+    stream.strong_count() > 0
 }

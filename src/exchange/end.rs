@@ -1,4 +1,4 @@
-//! The end of a call: answered, cancelled, or let go.
+//! The end of a call: answered, cancelled, or untracked.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,21 +14,21 @@ use crate::{
     registry::{Answer, Completion, Finished, RetainedOutcome, Tracked},
 };
 
-/// The least that an ended call is remembered for its client: 60 s, which is also how long rmcp means to keep
+/// Minimum time that an ended call is retained for its client: 60 s, which is also how long rmcp means to keep
 /// the events of a completed stream.
 const MIN_RETENTION: Duration = Duration::from_secs(60);
 
-/// A call that was cancelled here just now, and of which its server is to be told.
+/// A call that was cancelled here just now, and whose server is to be notified.
 pub(super) struct JustCancelled {
     finished: Finished,
-    /// From before the call had ended: who finds that it has, and closes its session, waits for the injection.
+    /// Held since before the call has ended: a task that closes its session waits for the injection.
     guard: Option<CancelGuard>,
 }
 
 // === impl Exchange ===
 
 impl Exchange {
-    /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
+    /// Cancels a call, unless it has ended, or its client has just resumed (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.cancel_after(None, id, reason);
     }
@@ -46,7 +46,7 @@ impl Exchange {
         }
     }
 
-    /// Also reports what came before the cancel. The token does not wait for that.
+    /// Cancels a call as `finish` allows, and reports `event` first. The token fires before the report.
     pub(super) fn cancel_detached(
         self: &Arc<Self>,
         event: Option<&Event<'_>>,
@@ -64,7 +64,7 @@ impl Exchange {
         self.injection(id, reason, cancelled)
     }
 
-    /// Cancels a call, attached or not, whose server knows already.
+    /// Cancels a call, attached or not, whose server has the cancel already.
     pub(crate) fn on_cancelled_externally(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         let outcome = match reason {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
@@ -76,15 +76,15 @@ impl Exchange {
         if self.has_call_ended() {
             self.register_orphaned_streams();
         }
-        // Its server may have heard of the cancel before it heard of the call.
+        // Its server may have received the cancel before the call.
         if reason == CancelReason::ClientCancelled {
             self.defer_cancel(reason, cancelled);
         }
         self.release_canceller();
     }
 
-    /// Cancels a call, attached or not, here. What is to be told of it, and to whom, is left to the caller, who may
-    /// know its outcome.
+    /// Cancels a call here, attached or not. The caller notifies its server and its client, and may know its
+    /// outcome.
     pub(super) fn cancel_now(
         &self,
         id: CallId,
@@ -98,7 +98,7 @@ impl Exchange {
         Some(cancelled)
     }
 
-    /// Cancels a call, attached or not, and tells its client. `false` if it has ended, or must run on.
+    /// Cancels a call, attached or not, and sends its client the error. Returns `false` if the call has ended, or runs as a task.
     pub(crate) fn force_cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) -> bool {
         let span = self.span();
         let Some(injection) = self.begin_force_cancel(id, reason) else {
@@ -110,7 +110,8 @@ impl Exchange {
         true
     }
 
-    /// The same, but for what is to be injected. `None` if it has ended, or must run on.
+    /// Cancels a call as [`force_cancel`](Self::force_cancel) does, and returns the injection. `None` if the call has ended, or runs
+    /// as a task.
     pub(crate) fn begin_force_cancel(
         self: &Arc<Self>,
         id: CallId,
@@ -122,8 +123,8 @@ impl Exchange {
         Some(self.injection(id, reason, cancelled))
     }
 
-    /// The same when the server shuts down. `told` is dropped once the server took the cancel, or nobody can tell
-    /// it any more.
+    /// Cancels a call when the server shuts down. `delivered` is dropped once the server has accepted the cancel, or the delivery
+    /// has failed.
     pub(crate) fn cancel_at_shutdown(
         self: &Arc<Self>,
         id: CallId,
@@ -134,18 +135,18 @@ impl Exchange {
             return false;
         };
         if let Some(injection) = injection {
-            let told = delivered.clone();
-            let telling = async move {
+            let delivered = delivered.clone();
+            let delivering = async move {
                 let result = injection.await;
-                drop(told);
+                drop(delivered);
                 result
             };
-            self.inject(id, Box::pin(telling), span);
+            self.inject(id, Box::pin(delivering), span);
         }
         true
     }
 
-    /// Has the registry end a call, which is remembered as cancelled.
+    /// Ends a call in the registry, which retains it as cancelled.
     fn mark_cancelled(
         &self,
         id: CallId,
@@ -154,9 +155,9 @@ impl Exchange {
     ) -> Option<JustCancelled> {
         let (call, now) = (self.call(id)?, Instant::now());
         let canceller = self.state().canceller.clone();
-        // No session manager has it yet, so it has no key that could be another's. One may get it in this very moment.
+        // No session manager has it yet, so no other call can have its key. One may bind it in this moment.
         let is_on_its_way = canceller.is_none() && call.session().is_some();
-        let announced = canceller.and_then(|canceller| canceller.begin_cancel(call));
+        let guard = canceller.and_then(|canceller| canceller.begin_cancel(call));
         let ended = Completion {
             outcome: RetainedOutcome::Cancelled(call.request_id().clone(), reason),
             weight: 0,
@@ -165,30 +166,27 @@ impl Exchange {
         };
         let mut finished = self.with_session(|core| finish(core, ended))??;
         finished.may_cancel_server |= is_on_its_way;
-        Some(JustCancelled {
-            finished,
-            guard: announced,
-        })
+        Some(JustCancelled { finished, guard })
     }
 
-    /// Goes through with the cancel of a call that has just ended so. Says what became of it.
+    /// Applies the cancel of a call that has just been marked as cancelled. Returns its outcome.
     fn apply_cancel(&self, id: CallId, reason: CancelReason, finished: Finished) -> Outcome {
-        let is_told = self.has_cancel_recipient(id, finished);
+        let has_recipient = self.has_cancel_recipient(id, finished);
         self.notify_changed();
-        let older_stay = self.mark_call_ended(false);
+        let has_older = self.mark_call_ended(false);
         self.fire(reason);
-        if older_stay {
+        if has_older {
             self.register_orphaned_streams();
         }
-        if is_told {
+        if has_recipient {
             Outcome::Cancelled(reason)
         } else {
             Outcome::Abandoned(reason)
         }
     }
 
-    /// Whether anybody who can stop the work of a call hears that it is cancelled: its server, by an injection or
-    /// because its revision makes the end of the stream the cancel, or somebody who has its token.
+    /// Returns `true` if code that can stop the work of a call is notified of the cancel: its server, by an injection or
+    /// because in its revision the end of the stream is the cancel, or code that has its token.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -199,20 +197,20 @@ impl Exchange {
         let state = self.state();
         match state.canceller {
             Some(_) => finished.may_cancel_server,
-            // A session manager has not got it yet. If it still comes there, so does the cancel. Once it was answered, it
-            // does not.
+            // No session manager has it yet. If one still binds it, the cancel follows. Once the inner service has answered, none
+            // does.
             None => call.session().is_some() && !state.has_head,
         }
     }
 
-    /// What the server is to be told of a cancelled call now.
+    /// Returns the injection of a cancelled call, if there is one to send now.
     pub(super) fn injection(
         &self,
         id: CallId,
         reason: CancelReason,
         cancelled: JustCancelled,
     ) -> Option<Injection> {
-        // What was announced stays so until there is an injection.
+        // The cancel is pending until there is an injection.
         let (cancelled, canceller) = self.defer_cancel(reason, cancelled)?;
         let Some(canceller) = canceller.filter(|_| cancelled.finished.may_cancel_server) else {
             self.release_canceller();
@@ -221,8 +219,8 @@ impl Exchange {
         Some(canceller.cancel(self.call(id)?, reason))
     }
 
-    /// Keeps what is to be told until the call was handed over. Returns who is to tell it now, if it was, or nobody has the
-    /// call: in the same moment, because a session manager that binds the call next tells it then.
+    /// Defers a cancel until the call is dispatched. Returns the canceller if the call is dispatched or not bound. Both under one
+    /// lock, because a session manager that binds the call next sends the cancel then.
     fn defer_cancel(
         &self,
         reason: CancelReason,
@@ -230,10 +228,10 @@ impl Exchange {
     ) -> Option<(JustCancelled, Option<Arc<dyn Canceller>>)> {
         let mut state = self.state();
         match &mut state.dispatch {
-            Dispatch::InProgress(opening) => {
-                // Unless who handed it over saw that it is cancelled.
-                if cancelled.finished.may_cancel_server && opening.deferred_cancel.is_none() {
-                    opening.deferred_cancel = Some((reason, cancelled.guard));
+            Dispatch::InProgress(attempts) => {
+                // Unless the dispatch has found it cancelled.
+                if cancelled.finished.may_cancel_server && attempts.deferred_cancel.is_none() {
+                    attempts.deferred_cancel = Some((reason, cancelled.guard));
                 }
                 None
             }
@@ -245,15 +243,15 @@ impl Exchange {
         }
     }
 
-    /// The answer of a call was seen. `answer` says what to keep of it, and how many bytes that is; it is not asked if
-    /// nothing is to be kept.
+    /// The answer of a call was observed. `answer` returns what is to be retained of it, and its size in bytes. It is not called if
+    /// nothing is to be retained.
     pub(crate) fn answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
-        let kept = match self.shared.options.retain {
+        let is_retained = match self.shared.options.retain {
             RetainAnswers::All => true,
             RetainAnswers::Detached => self.is_detached(id),
             RetainAnswers::Off => false,
         };
-        let answer = if kept { answer() } else { None };
+        let answer = if is_retained { answer() } else { None };
         let ended = answer.and_then(|(mut answer, weight)| {
             answer.retry = self.retry();
             let now = Instant::now();
@@ -267,7 +265,7 @@ impl Exchange {
         self.end(id, Outcome::Completed, ended);
     }
 
-    /// Somebody between the layer and its server has the answer, and will give it to the client, whenever that comes for it.
+    /// A gateway between the layer and its server has the answer, and will deliver it when the client resumes.
     pub(crate) fn on_answered_externally(&self) {
         let (call, is_open) = {
             let mut state = self.state();
@@ -276,7 +274,7 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // No call comes any more, and a client that leaves from now on means nothing. One that has left fires the token now.
+            // No call follows, and a disconnect from now on means nothing. One that was first fires the token now.
             None if is_open => self.signal.disarm(),
             None => {}
         }
@@ -286,16 +284,16 @@ impl Exchange {
         self.end(id, outcome, None);
     }
 
-    fn end(&self, id: CallId, outcome: Outcome, remember: Option<Completion<Answer>>) {
+    fn end(&self, id: CallId, outcome: Outcome, completion: Option<Completion<Answer>>) {
         if let Some(finished) = self
-            .with_session(|core| core.finish(id, remember))
+            .with_session(|core| core.finish(id, completion))
             .flatten()
         {
             self.apply_end(id, outcome, finished);
         }
     }
 
-    /// The registry let a call go whose end nobody will see.
+    /// Ends a call as unknown that the registry has removed, because its end will not be observed.
     #[cold]
     pub(crate) fn end_untracked(&self, id: CallId, finished: Finished) {
         self.apply_end(id, Outcome::Unknown, finished);
@@ -304,7 +302,7 @@ impl Exchange {
         }
     }
 
-    /// There is no room for a call, which runs on as without the layer.
+    /// Reports a call over a limit, which keeps running as without the layer.
     #[cold]
     pub(super) fn report_untracked(&self, call: &CallInfo, limit: Limit) {
         self.report(&Event::Untracked { call, limit });
@@ -318,7 +316,7 @@ impl Exchange {
         }
     }
 
-    /// Goes through with the end of a call that was not cancelled.
+    /// Applies the end of a call that was not cancelled.
     pub(super) fn apply_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.notify_changed();
         let is_delivering = outcome == Outcome::Completed && finished.detachment.is_none();
@@ -344,43 +342,45 @@ impl Exchange {
         }
     }
 
-    /// There was no room for what is kept of some calls, be it this one or others.
+    /// Reports the evicted answers, of this call or of others.
     #[cold]
     fn report_evicted(&self) {
         let registry = &self.shared.registry;
-        let mut dropped = self
+        let mut evicted = self
             .with_session(SessionState::take_evicted)
             .unwrap_or_default();
-        dropped.extend(registry.evict());
-        for dropped in &dropped {
+        evicted.extend(registry.evict());
+        for evicted in &evicted {
             // Not in the span of this call, which has nothing to do with it.
             self.shared.report(&Event::AnswerEvicted {
-                call: dropped.call,
-                session: &dropped.session,
-                outcome: dropped.outcome,
-                bytes: dropped.bytes,
+                call: evicted.call,
+                session: &evicted.session,
+                outcome: evicted.outcome,
+                bytes: evicted.bytes,
             });
         }
         if let Some(answers) = registry
             .limit_warnings
-            .record_evictions(dropped.len(), Instant::now())
+            .record_evictions(evicted.len(), Instant::now())
         {
             log_evicted(answers);
         }
     }
 
-    /// How long the end of a call is kept at least, and if its client was there: as if it had gone just before.
+    /// How long the outcome of a call is retained at least. For an attached call: as if its client had disconnected just before.
     fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
-        let patience = match grace.max_grace(self.retry()) {
-            // Nearly always: no verdict says more.
+        let resume_window = match grace.max_grace(self.retry()) {
+            // Nearly always: no disconnect action gives more.
             short if short <= MIN_RETENTION => short,
             _ => {
-                let going = self.stream_end(false);
-                grace.on_disconnect(call, going).resume_window(going)
+                let stream_end = self.stream_end(false);
+                grace
+                    .on_disconnect(call, stream_end)
+                    .resume_window(stream_end)
             }
         };
-        now.checked_add(patience.max(MIN_RETENTION))
+        now.checked_add(resume_window.max(MIN_RETENTION))
             .unwrap_or(now + MIN_RETENTION)
     }
 }

@@ -15,7 +15,7 @@ const FIRST_STATELESS: &[u8] = b"2026-07-28";
 pub(super) enum SessionHeader {
     None,
     One(HeaderValue),
-    /// More than one, or not visible ASCII: whose call it is cannot be said.
+    /// More than one, or not visible ASCII: the session of the call cannot be determined.
     Ambiguous,
 }
 
@@ -98,7 +98,7 @@ impl Revision {
         }
     }
 
-    /// What the header and the body say together.
+    /// The revision of the header and the body together.
     pub(super) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Stateless, _) | (_, Self::Stateless) => Self::Stateless,

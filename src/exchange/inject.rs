@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
-/// hold it back, and it must not be held for ever.
+/// delay it without limit.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Delays before the second and the third attempt of a cancel: 250 ms and 1 s. A server that restarts or sheds load often takes
@@ -30,7 +30,7 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Has the injection run elsewhere, in a span, and reports if it fails. It is repeated twice if the server refuses it only
+    /// Spawns the injection in a span, and reports if it fails. It is repeated twice if the server refuses it only
     /// for the moment.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
@@ -91,8 +91,8 @@ impl Exchange {
         )
     }
 
-    /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled. One that
-    /// is not accepted yet is waited for. It may be refused, and then the cancel must not be lost for it.
+    /// Returns `true` if another call has the id of an ended call meanwhile: it would be cancelled. Waits for one that
+    /// is not accepted yet, because it may be refused, and then the cancel must not be lost.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;
@@ -112,7 +112,7 @@ impl Exchange {
         false
     }
 
-    /// Drops what would replay a cancel: its call has ended, and nothing is left to be told. It owns the request's head, its
+    /// Drops what would replay a cancel: its call has ended, and no cancel is left to send. It owns the request's head, its
     /// extensions and a clone of the inner service, and handlers may keep a `CallToken`, and with it the exchange, for ever.
     pub(super) fn release_canceller(&self) {
         let canceller = {

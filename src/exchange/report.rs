@@ -1,7 +1,7 @@
 //! Events, in the span in which the request was served.
 //!
 //! Much of what happens to a call happens where no span is entered: in a destructor, or on the timer's task. So the span is
-//! taken when the call becomes known, and stays open until the call has ended. If nobody subscribes to spans, none is taken.
+//! taken when the call becomes known, and stays open until the call has ended. Without a subscriber to spans, none is taken.
 
 use tracing::{Span, level_filters::LevelFilter};
 
@@ -54,7 +54,7 @@ impl Exchange {
         }
     }
 
-    /// Reports a call that was answered before it was known.
+    /// Reports a call as started and completed, because it was answered before it was known.
     pub(super) fn report_completed_at_once(&self, call: &CallInfo) {
         self.report(&Event::Started { call });
         self.report(&Event::Ended {

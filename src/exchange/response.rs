@@ -1,4 +1,4 @@
-//! The progress of an exchange, from the response's head and body.
+//! The response of an exchange: what its head and its body mean for the call.
 
 use std::{
     mem,
@@ -23,13 +23,13 @@ use crate::{
     sse,
 };
 
-/// The bit of `passed` that says that an event id passed. The others hold the last `retry` in ms.
+/// The bit of `stream_meta` that is set when an event id was sent. The others hold the last `retry` in ms.
 const REPLAYABLE: u32 = 1 << 31;
 
-/// What the response head says about the call.
+/// What the response head means for the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
-    /// 2xx with `text/event-stream`: accepted, the answer comes on the stream. `readable` if nothing
+    /// 2xx with `text/event-stream`: accepted, the answer is on the stream. `readable` if nothing
     /// encodes it.
     Stream { readable: bool },
     /// 2xx with any other body: the answer itself.
@@ -53,7 +53,7 @@ pub(crate) enum BodyPlan {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Notes that the inner service has answered. A GET or DELETE of a session that is not answered with a stream is a plain request.
+    /// Records the head of the response. A GET or DELETE of a session that is not answered with a stream is a plain request.
     fn record_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
         if matches!(
@@ -95,7 +95,7 @@ impl Exchange {
         }
     }
 
-    /// The body is the answer to its call, if that is in flight and no session manager watches it.
+    /// The body is the answer to its call, if that is in flight and no session manager tracks it.
     fn begin_answer(self: &Arc<Self>) -> Option<Attachment> {
         self.call_in_flight()?;
         {
@@ -108,7 +108,7 @@ impl Exchange {
         self.accept_call()
     }
 
-    /// Whatever the request was, the inner service took it.
+    /// The inner service accepted the request, of whatever kind it is.
     fn on_accepted(&self) {
         let registry = &self.shared.registry;
         if let RequestKind::Delete(session) = &self.kind {
@@ -127,15 +127,15 @@ impl Exchange {
         if let Some(contest) = contest {
             return contest.lose();
         }
-        let (key, meant) = match (&self.kind, &self.state().request) {
-            (RequestKind::Post, RequestBody::Known(BodyKind::Cancel(meant))) => (**meant).clone(),
+        let (key, target) = match (&self.kind, &self.state().request) {
+            (RequestKind::Post, RequestBody::Known(BodyKind::Cancel(target))) => (**target).clone(),
             _ => return,
         };
         // Meanwhile that call may have ended, and another may have its id.
         // The server accepted the cancel. Whether it has accepted the call, shows for a JSON answer only at the end.
         if let Some((id, exchange)) = registry
             .find_unaccepted_too(&key)
-            .filter(|(id, _)| *id == meant)
+            .filter(|(id, _)| *id == target)
         {
             exchange.on_cancelled_externally(id, CancelReason::ClientCancelled);
         }
@@ -180,8 +180,8 @@ impl Exchange {
         let call = self.info()?;
         let id = call.id();
         if call.policy().supersede && call.session().is_some() {
-            let remarks = &self.shared.registry.hints;
-            remarks.emit(Hint::SupersedeHasNoEffect);
+            let hints = &self.shared.registry.hints;
+            hints.emit(Hint::SupersedeHasNoEffect);
         }
         report(self.with_session(|core| core.accept(id)).flatten());
         self.notify_changed();
@@ -192,7 +192,7 @@ impl Exchange {
         })
     }
 
-    /// The client was told everything. `tap` has read it.
+    /// The client has received the whole response, which `tap` has read.
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
         match (self.mark_ended(), tap) {
             (Some(_), Some(tap)) => tap.finish(DetachCause::EndedByServer),
@@ -209,7 +209,7 @@ impl Exchange {
         }
     }
 
-    /// Ends the exchange. Returns its call if no session manager watches that, and the phase until now; `None` if the
+    /// Ends the exchange. Returns its call if no session manager tracks that, and the phase until now; `None` if the
     /// exchange had already ended.
     fn mark_ended(self: &Arc<Self>) -> Option<(Option<CallId>, Phase)> {
         self.parse_body();
@@ -238,14 +238,14 @@ impl Exchange {
             let has_passed = matches!(state.request, RequestBody::Known(_));
             (has_passed, state.request.take_contest())
         };
-        // The server has refused the request, or its client has left.
+        // The server has refused the request, or its client has disconnected.
         drop(contest);
         if has_passed && self.info().is_none() {
             self.release_canceller();
         }
     }
 
-    /// Nobody will read the rest. `tap` has read what there was.
+    /// The response was dropped before its end. `tap` has read the part before.
     pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.on_response_lost(cause, false);
         if let Some(tap) = tap {
@@ -253,7 +253,8 @@ impl Exchange {
         }
     }
 
-    /// `has_head`: the client has the response head, though another exchange of its request was given it.
+    /// Handles the loss of the response. `has_head`: the client has the response head, although it was that of another exchange of
+    /// its request.
     #[cold]
     fn on_response_lost(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
         self.parse_body();
@@ -292,8 +293,8 @@ impl Exchange {
         }
     }
 
-    /// Whether the request, which carries no call, has nothing to do with MCP: then its client cannot resume it, and to
-    /// disconnect is to abandon it. A session header alone says nothing: any client may send one on any route.
+    /// Returns `true` if the request, which carries no call, is not MCP: then its client cannot resume it, and a
+    /// disconnect abandons it. A session header alone proves nothing: any client may send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
             // What a server that speaks MCP does with a DELETE is done when it answers: its token cancels nothing.
@@ -308,12 +309,12 @@ impl Exchange {
         }
     }
 
-    /// Notes whether what passed of the response may have been the answer.
+    /// Sets whether the part of the response so far may have been the answer.
     pub(super) fn set_maybe_answered(&self, maybe: bool) {
         self.maybe_answered.store(maybe, Ordering::Relaxed);
     }
 
-    /// A stream of a call has gone on which the answer may have passed. In doubt the call is not cancelled: with its last
+    /// Removes a stream of a call that may have carried the answer. In doubt the call is not cancelled: with its last
     /// stream it ends as unknown.
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
@@ -329,7 +330,7 @@ impl Exchange {
         }
     }
 
-    /// Notes what passed on a stream of its call.
+    /// Records whether a stream of its call has event ids, and its `retry`.
     pub(crate) fn record_stream_meta(&self, replayable: bool, retry: Option<Duration>) {
         if replayable && self.stream_meta.load(Ordering::Relaxed) & REPLAYABLE == 0 {
             self.stream_meta.fetch_or(REPLAYABLE, Ordering::Relaxed);
@@ -345,7 +346,7 @@ impl Exchange {
         }
     }
 
-    /// How long the server told the client to wait before it comes back.
+    /// The `retry` of the server: how long the client waits before it resumes.
     pub(super) fn retry(&self) -> Option<Duration> {
         let retry = u64::from(self.stream_meta.load(Ordering::Relaxed) & !REPLAYABLE);
         (retry != 0).then(|| Duration::from_millis(retry))

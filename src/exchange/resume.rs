@@ -1,8 +1,8 @@
-//! Resumes: the calls that a GET with `Last-Event-ID` goes on with.
+//! Resumes: the calls that a GET with `Last-Event-ID` resumes.
 //!
-//! From its receipt on the GET holds the clocks of these calls, so that no deadline passes while the inner service thinks. Its
-//! stream is a call's next generation once the inner service accepted it. Where a session manager watches the call, only the
-//! manager says so: rmcp answers 200 to a resume that it refuses.
+//! From its receipt on the GET stops the grace timers of these calls, so that no deadline passes while the inner service works on
+//! it. Its stream is a call's next generation once the inner service accepted it. Where a session manager tracks the call, only the
+//! manager accepts a resume: rmcp answers 200 to a resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -24,7 +24,7 @@ use crate::{
 
 /// What an accepted resume is.
 pub(super) enum Accepted {
-    /// Nobody's, or a session manager's.
+    /// That of no known call, or one that its session manager attaches.
     Nothing,
     Attached(Attachment),
     /// The call was cancelled. Its client gets that error, unless the server has the answer all the same.
@@ -34,7 +34,7 @@ pub(super) enum Accepted {
 // === impl Exchange ===
 
 impl Exchange {
-    /// The client of a call came back for it: another stream of it lives from now on. `None` if it has ended.
+    /// Attaches a call whose client has resumed: another stream of it is open from now on. `None` if the call has ended.
     pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
         let attached = self.with_session(|core| Some((core.detachment(id), core.attach(id)?)));
         let (detachment, generation) = attached??;
@@ -46,25 +46,27 @@ impl Exchange {
         })
     }
 
-    /// Lets a call run on, however long its client stays away: it may have come back where nobody can see it. If the loss of its
-    /// present stream is still to be noticed, that means nothing then. Returns `false` if the call has ended.
+    /// Lets a call keep running, because its client may have resumed unobserved. The loss of its present stream has no effect
+    /// then, if it is yet to be noticed. Returns `false` if the call has ended.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
         };
         let now = Instant::now();
-        // As if no stream of it were read.
-        let going = self.stream_end(true);
-        let unseen = DetachedState::ForgetAt {
+        // As if the server had ended its stream, so that no task reads it.
+        let stream_end = self.stream_end(true);
+        let forget_at = DetachedState::ForgetAt {
             until: now + UNOBSERVED_TTL,
-            resume_window: going.resume_window(),
+            resume_window: stream_end.resume_window(),
         };
-        let wait = self.keep_running_state(call, going, now).unwrap_or(unseen);
-        let is_spared = self.with_session(|core| core.set_maybe_resumed(id, wait));
-        is_spared.unwrap_or(false)
+        let state = self
+            .keep_running_state(call, stream_end, now)
+            .unwrap_or(forget_at);
+        let is_marked = self.with_session(|core| core.set_maybe_resumed(id, state));
+        is_marked.unwrap_or(false)
     }
 
-    /// The client of a call came back for it, and was taken.
+    /// The client of a call has resumed, and the resume was accepted.
     pub(crate) fn on_resumed(&self, id: CallId, detachment: Option<Detachment>) {
         self.state().stream_end_cause = None;
         if let Some(call) = self.call(id) {
@@ -85,9 +87,9 @@ fn as_text(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// `None` if the headers do not name one event.
+    /// Begins a resume, which stops the grace timers of its calls. `None` if the headers do not name one event.
     pub(super) fn begin(
-        instance: &LayerShared,
+        shared: &LayerShared,
         session: SessionKey,
         headers: &HeaderMap,
     ) -> Option<Self> {
@@ -97,32 +99,32 @@ impl Resume {
         };
         let event_id = as_text(event_id.as_bytes().trim_ascii());
         let event_id = &*event_id;
-        let holds = instance.registry.with_session(&session.id, |core| {
+        let paused = shared.registry.with_session(&session.id, |core| {
             let now = Instant::now();
-            // In whatever scope: who gave out the id may not be known yet.
+            // In any scope: the issuer of the session id may not be known yet.
             let mut calls = core.candidates_for_event(event_id);
             calls.retain(|(id, _)| core.begin_resume(*id, now));
             calls
         });
         Some(Self {
             event_id: event_id.into(),
-            paused_calls: Mutex::new(holds.unwrap_or_default()),
+            paused_calls: Mutex::new(paused.unwrap_or_default()),
             session,
         })
     }
 
-    /// Whether a session manager says what becomes of it: rmcp answers 200 to a resume that it refuses.
+    /// Returns `true` if a session manager decides whether it is accepted: rmcp answers 200 to a resume that it refuses.
     fn is_managed(&self) -> bool {
         self.session.scope.path().is_none()
     }
 
     /// The inner service answered it with a stream.
-    pub(super) fn accept(&self, instance: &LayerShared) -> Accepted {
+    pub(super) fn accept(&self, shared: &LayerShared) -> Accepted {
         if self.is_managed() {
             self.end();
             return Accepted::Nothing;
         }
-        let accepted = match instance.registry.match_event(&self.session, &self.event_id) {
+        let accepted = match shared.registry.match_event(&self.session, &self.event_id) {
             EventMatch::Call(id, exchange) => {
                 let attached = exchange.attach(id);
                 attached.map_or(Accepted::Nothing, Accepted::Attached)
@@ -131,7 +133,7 @@ impl Resume {
                 Accepted::Cancelled(request, reason)
             }
             EventMatch::Ambiguous(calls) => {
-                // Also those that another resume holds: it may be refused.
+                // Also those with another pending resume: it may be refused.
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
@@ -145,29 +147,29 @@ impl Resume {
         accepted
     }
 
-    /// The exchange of the call in flight that it asks for.
-    pub(super) fn target(&self, instance: &LayerShared) -> Option<Arc<Exchange>> {
-        let sole = instance.registry.with_session(&self.session.id, |core| {
+    /// The exchange of the call in flight that it resumes.
+    pub(super) fn target(&self, shared: &LayerShared) -> Option<Arc<Exchange>> {
+        let call = shared.registry.with_session(&self.session.id, |core| {
             core.unique_match_for_event(&self.event_id)
         });
-        Some(sole??.1)
+        Some(call??.1)
     }
 
-    /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.
-    pub(super) fn set_end_cause(&self, instance: &LayerShared, cause: DetachCause) {
-        // Which is what it takes a drop for.
+    /// Records why its stream is about to end. A session manager's stream only observes that it is dropped.
+    pub(super) fn set_end_cause(&self, shared: &LayerShared, cause: DetachCause) {
+        // A drop alone means `Disconnected` already.
         if cause != DetachCause::Disconnected
             && self.is_managed()
-            && let Some(exchange) = self.target(instance)
+            && let Some(exchange) = self.target(shared)
         {
             exchange.state().stream_end_cause = Some(cause);
         }
     }
 
-    /// Lets the clocks go on that it stopped.
+    /// Ends the resume: the timers that it stopped continue.
     pub(super) fn end(&self) {
-        let holds = mem::take(&mut *lock(&self.paused_calls));
-        for (id, exchange) in holds {
+        let paused = mem::take(&mut *lock(&self.paused_calls));
+        for (id, exchange) in paused {
             exchange.with_session(|core| core.end_resume(id, Instant::now()));
         }
     }

@@ -25,7 +25,7 @@ use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
-    /// Somebody outside the crate has the token.
+    /// Code outside the crate has the token.
     is_observed: AtomicBool,
     pending: Mutex<Pending>,
 }
@@ -55,7 +55,7 @@ enum Hooks {
     /// Nearly always the token of a handler. It needs no allocation.
     One(Hook),
     Several(Vec<Hook>),
-    /// The exchange has come to its end: nothing will fire.
+    /// The exchange has ended: the token will not fire.
     Ended,
 }
 
@@ -66,38 +66,38 @@ impl Signal {
         self.reason.get().copied()
     }
 
-    /// The token, made when somebody first asks.
+    /// Returns the token, which the first call creates.
     pub(crate) fn token(&self) -> CancellationToken {
         let token = self.pending().token.get_or_insert_default().clone();
-        // `fire` sets the reason before it looks for a token: one of the two sees the other.
+        // `fire` sets the reason before it takes the lock for the token: either it finds the token, or this finds the reason.
         if self.reason.get().is_some() {
             token.cancel();
         }
         token
     }
 
-    /// Somebody outside the crate gets the token, and so may hear of a cancel.
+    /// Records that code outside the crate gets the token, and so may observe a cancel.
     pub(crate) fn mark_observed(&self) {
         self.is_observed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether anybody may hear of a cancel.
+    /// Returns `true` if code outside the crate may observe a cancel.
     pub(super) fn is_observed(&self) -> bool {
         if self.is_observed.load(Ordering::Relaxed) {
             return true;
         }
-        let waiting = self.pending();
-        waiting.token.is_some() || !waiting.hooks.is_empty()
+        let pending = self.pending();
+        pending.token.is_some() || !pending.hooks.is_empty()
     }
 
     /// Has `hook` run when it fires.
     pub(super) fn add(&self, hook: Hook, spawn: impl Fn(CleanUpTask)) {
         let unwanted = {
-            let mut waiting = self.pending();
+            let mut pending = self.pending();
             // As for the token.
             match self.reason.get() {
                 Some(_) => Some(hook),
-                None => waiting.hooks.add(hook),
+                None => pending.hooks.add(hook),
             }
         };
         match (unwanted, self.reason()) {
@@ -112,8 +112,8 @@ impl Signal {
             return;
         }
         let (token, hooks) = {
-            let mut waiting = self.pending();
-            (waiting.token.clone(), mem::take(&mut waiting.hooks))
+            let mut pending = self.pending();
+            (pending.token.clone(), mem::take(&mut pending.hooks))
         };
         if let Some(token) = token {
             token.cancel();
@@ -123,7 +123,7 @@ impl Signal {
         }
     }
 
-    /// It will not fire any more.
+    /// Drops the hooks: the token will not fire any more.
     pub(super) fn disarm(&self) {
         let hooks = mem::replace(&mut self.pending().hooks, Hooks::Ended);
         hooks.into_iter().for_each(Hook::discard);
@@ -137,7 +137,7 @@ impl Signal {
 // === impl Hooks ===
 
 impl Hooks {
-    /// Gives the hook back if it comes too late.
+    /// Returns the hook if it is added too late.
     fn add(&mut self, hook: Hook) -> Option<Hook> {
         match self {
             Self::None => *self = Self::One(hook),

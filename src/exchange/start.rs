@@ -19,7 +19,7 @@ use crate::{
     registry::DeferredEffects,
 };
 
-/// A call that has just been entered in its session.
+/// A call that has just been registered in its session.
 #[must_use]
 pub(super) struct Registered {
     deferred: DeferredEffects<Exchange>,
@@ -31,7 +31,7 @@ pub(super) struct Registered {
 // === impl Exchange ===
 
 impl Exchange {
-    /// The request body has passed: its frames, or why they say nothing.
+    /// The request body has ended: its frames, or why there are none to parse.
     pub(crate) fn body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.body_passed(RequestBody::Ended(frames));
     }
@@ -50,7 +50,7 @@ impl Exchange {
         }
     }
 
-    /// Reads the call from the request body, once it has passed and if nobody bound it.
+    /// Parses the call from the request body, once the body has ended and if no session manager bound the call.
     pub(crate) fn parse_body(self: &Arc<Self>) {
         if !self.body_ended.load(Ordering::Relaxed)
             || !self.body_ended.swap(false, Ordering::AcqRel)
@@ -85,7 +85,7 @@ impl Exchange {
         }
     }
 
-    /// It cannot be said which call the body carries, or whether it is JSON-RPC at all.
+    /// It cannot be determined which call the body carries, or whether it is JSON-RPC at all.
     #[cold]
     fn on_unparsed_body(&self, body: UnparsedBody) {
         let registry = &self.shared.registry;
@@ -109,7 +109,7 @@ impl Exchange {
     /// Reports a body that the layer cannot read, because no session manager will bind its call. A body that was dropped
     /// before its end is reported only if the inner service `accepted` the request: a refusal need not read what it refuses.
     pub(super) fn report_unparsed_body(&self, accepted: bool) {
-        let unread = {
+        let unparsed = {
             let mut state = self.state();
             if accepted && state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
@@ -122,7 +122,7 @@ impl Exchange {
             state.request = self.unparsed_body(body);
             is_reported.then_some(body)
         };
-        if let Some(body) = unread {
+        if let Some(body) = unparsed {
             self.shared.report(&Event::UnparsedBody { why: body.why });
         }
     }
@@ -133,12 +133,12 @@ impl Exchange {
         RequestBody::Known(BodyKind::unparsed(body.is_ambiguous || is_unread))
     }
 
-    /// The body was read. `false` if a session manager bound the call meanwhile.
-    fn set_body_kind(&self, settled: BodyKind) -> bool {
+    /// Sets what the body is. Returns `false` if a session manager bound the call meanwhile.
+    fn set_body_kind(&self, kind: BodyKind) -> bool {
         let mut state = self.state();
         let is_first = matches!(state.request, RequestBody::Reading);
         if is_first {
-            state.request = RequestBody::Known(settled);
+            state.request = RequestBody::Known(kind);
         }
         is_first
     }
@@ -148,15 +148,15 @@ impl Exchange {
             Message::Request(request) => Some(request),
             Message::Response => None,
             Message::Notification(notification) => {
-                let meant = notification
+                let target = notification
                     .cancels
                     .and_then(|request| self.cancel_target(request));
-                let settled = meant.map(|meant| BodyKind::Cancel(Box::new(meant)));
-                self.set_body_kind(settled.unwrap_or(BodyKind::Other));
+                let kind = target.map(|target| BodyKind::Cancel(Box::new(target)));
+                self.set_body_kind(kind.unwrap_or(BodyKind::Other));
                 return;
             }
         };
-        // Not `Plain`: that a client leaves means nothing where there is no call, or no room for it.
+        // Not `Plain`: a disconnect means nothing where there is no call, or the call is over the limit.
         let Some(call) = request.and_then(|request| self.call_of(request)) else {
             self.set_body_kind(BodyKind::Other);
             return;
@@ -184,13 +184,13 @@ impl Exchange {
             return self.report_completed_at_once(&call);
         }
         state.request = RequestBody::Known(BodyKind::Plain);
-        let entered = self.register(call, key, false);
+        let registered = self.register(call, key, false);
         drop(state);
-        self.on_registered(entered);
+        self.on_registered(registered);
     }
 
-    /// Has a call live in its session. Under the lock of the state, so that it is entered once. A home may be locked under
-    /// that lock, and nothing under a home.
+    /// Registers a call in its session. Under the lock of the state, so that it is registered once. A session entry may be locked
+    /// under that lock, and nothing under a session entry.
     pub(super) fn register(
         self: &Arc<Self>,
         call: CallInfo,
@@ -201,32 +201,32 @@ impl Exchange {
         let session_id = call.session_id().cloned();
         let name = key.map(|key| (key.session.scope, key.request));
         let registry = &self.shared.registry;
-        let (is_contested, later, is_too_late) =
-            registry.start(id, session_id.as_ref(), |home, core| {
+        let (is_contested, deferred, is_too_late) =
+            registry.start(id, session_id.as_ref(), |session, core| {
                 core.start(id, name, self.clone(), deadline);
-                // Who finds it at home finds it here, and the other way round: the home is locked. `get_or_init` is compiled
-                // for size: it would move it once more, byte by byte.
+                // A thread that finds the call in the session finds it here, and the other way round, because the session entry is
+                // locked. `get_or_init` is compiled for size: it would move the value once more, byte by byte.
                 let _first = self.call.set(CallRef {
                     info: call,
-                    session: home.clone(),
+                    session: session.clone(),
                 });
                 is_accepted && !core.try_accept(id)
             });
         Registered {
-            deferred: later,
+            deferred,
             is_too_late,
             is_contested,
         }
     }
 
-    /// Reports that its call has started. Nothing is locked any more.
-    pub(super) fn on_registered(self: &Arc<Self>, entered: Registered) {
+    /// Reports that its call has started. Must be called without locks.
+    pub(super) fn on_registered(self: &Arc<Self>, registered: Registered) {
         let Registered {
-            deferred: later,
+            deferred,
             is_too_late,
             ..
-        } = entered;
-        later.run();
+        } = registered;
+        deferred.run();
         let Some(call) = self.info() else {
             return;
         };
@@ -236,7 +236,7 @@ impl Exchange {
         }
     }
 
-    /// The call that a cancel by its client means, be its request accepted or not.
+    /// Returns the call that a cancel of its client names, whether its request is accepted or not.
     fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;
@@ -245,8 +245,8 @@ impl Exchange {
         Some((key, id))
     }
 
-    /// The call in a request that was read from the body. `initialize` is none, nor is a request of which
-    /// it cannot be said whether it belongs to a session.
+    /// The call in a request that was parsed from the body. `initialize` is none, nor is a request for which
+    /// it cannot be determined whether it belongs to a session.
     fn call_of(&self, request: Request<'_>) -> Option<CallInfo> {
         if &*request.method == "initialize" {
             return None;

@@ -50,24 +50,24 @@ pub(crate) struct Exchange {
     pub(crate) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
     pub(super) body_ended: AtomicBool,
-    /// What passed on the streams of its call, see `progress`.
+    /// What the streams of its call have shown so far, see `response`.
     pub(super) stream_meta: AtomicU32,
-    /// Its call was cancelled here, and its response is to say so.
+    /// Its call was cancelled here, and its response is to be the error.
     pub(super) is_cancelled_here: AtomicBool,
-    /// Its call has ended, see `outlet`.
+    /// Its call has ended, see `streams`.
     pub(super) has_call_ended: AtomicBool,
-    /// What passed may have been the answer to its call, see `tap`.
+    /// What its streams have sent may have been the answer to its call, see `tap`.
     pub(super) maybe_answered: AtomicBool,
     /// Whether its call waits for the pending cancel of an older call with its id: see [`PendingCancel`].
     pub(super) pending_cancel: AtomicU8,
-    /// The response future.
+    /// Wakes the response future.
     pub(super) response_waker: AtomicWaker,
-    /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
+    /// Notified when a call of it was accepted or has ended. Set by the first task that waits for that.
     pub(super) changed: OnceLock<Box<Notify>>,
     pub(super) state: Mutex<ExchangeState>,
 }
 
-/// A call, and the home in which it lives.
+/// A call, and the entry of its session.
 pub(super) struct CallRef {
     pub(super) info: CallInfo,
     pub(super) session: Arc<SessionEntry<Exchange>>,
@@ -95,7 +95,7 @@ pub(super) enum RequestKind {
 pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
-    /// The calls whose clock it stopped: several, if nobody can say which of them it names.
+    /// The calls whose grace timer it stopped: several, if the event id is ambiguous.
     pub(super) paused_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
@@ -105,38 +105,38 @@ pub(super) struct ExchangeState {
     pub(super) request: RequestBody,
     /// The inner service has answered.
     pub(super) has_head: bool,
-    /// Somebody inside the layer has the answer to the request, whatever it carries (contract 5).
+    /// A service inside the layer has the answer to the request, whatever it carries (contract 5).
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
     pub(super) late_answer: LateAnswer,
     /// The session manager has the answer to its call, and the response has not ended.
     pub(super) is_delivering: bool,
-    /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
+    /// Why a resumed stream of its call is ending now, where the stream itself cannot determine that.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
     /// Tracks the call that a further attempt of the same request made, after the first had ended.
     pub(super) next: Weak<Exchange>,
-    /// In a box: where nobody subscribes to spans there is none.
+    /// Boxed: without a subscriber to spans there is none.
     pub(super) span: Option<Box<Span>>,
 }
 
 /// A message that only its session manager can read.
 pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
-/// How the answer of its call gets from the session's transport to its client.
+/// Whether an answer can still be delivered that the session's transport has after the call's stream ended early.
 #[derive(Default)]
 pub(super) enum LateAnswer {
-    /// By a stream, as far as it is known.
+    /// A stream will deliver the answer, as far as is known.
     #[default]
     Possible,
-    /// The same, and it came by already: a copy, until a stream gives it out.
+    /// The transport has sent the answer: a copy, until a stream delivers it.
     Received(OpaqueMessage),
-    /// Not at all. The last stream has ended without it.
+    /// The last stream has ended without the answer.
     Closed,
 }
 
-/// One generation of a call: whoever has it tells when that stream has gone.
+/// One generation of a call. Its owner reports when that stream has ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Attachment {
     pub(crate) exchange: Arc<Exchange>,
@@ -144,26 +144,26 @@ pub(crate) struct Attachment {
     pub(crate) generation: Generation,
 }
 
-/// How far a call has come on its way into a session manager, which then watches its streams.
+/// The dispatch of a call to a session manager, which then observes the call's streams.
 #[derive(Default)]
 pub(super) enum Dispatch {
     /// No session manager has bound it.
     #[default]
     NotBound,
-    /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
+    /// It is bound, and its request is being dispatched. A cancel must not overtake the request, so it is deferred here.
     InProgress(Attempts),
-    /// The session manager took the request. `cancelled`: and a cancel that had waited for that.
+    /// The session manager accepted the request. `is_cancelled`: and a deferred cancel.
     Done { is_cancelled: bool },
 }
 
-/// What waits until the session manager took the request of a call, or refused it.
+/// What is deferred until the session manager has accepted or refused the request of a call.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// How many attempts of the request are on their way. A middleware may send a request again.
+    /// Number of attempts of the request that are in progress. A middleware may send a request again.
     pub(super) attempts: u32,
-    /// Whether the session manager took an attempt before.
+    /// Whether the session manager accepted an attempt before.
     pub(super) was_accepted: bool,
-    /// The name to claim, if an older call in flight had it: a request that is refused changes nothing for that.
+    /// The key of the call, if an older call in flight has the same: a refused request changes nothing for the older call.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
@@ -172,9 +172,9 @@ pub(super) struct Attempts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {
-    /// It does not. Such a cancel would meet it.
+    /// It does not. Such a cancel would cancel it.
     None = 0,
-    /// It is being looked for. The call can be found already.
+    /// Not known yet. The call can be found already.
     Unknown = 1,
     Awaited = 2,
 }
@@ -185,11 +185,11 @@ pub(super) enum Phase {
     Open,
     /// The inner service took the request.
     Streaming,
-    /// The response body is the answer to its call, which no session manager watches.
+    /// The response body is the answer to its call, which no session manager tracks.
     Answering,
-    /// The client was told all there was to tell.
+    /// The client has received the whole response.
     Ended,
-    /// The client left, or nobody reads the rest.
+    /// The response was dropped before its end.
     Dropped,
 }
 
@@ -214,14 +214,14 @@ impl LayerShared {
 
 impl Exchange {
     pub(super) fn of_parts(
-        instance: Arc<LayerShared>,
+        shared: Arc<LayerShared>,
         session: SessionHeader,
         revision: Revision,
         revision_date: Option<[u8; 10]>,
         kind: RequestKind,
     ) -> Self {
         Self {
-            shared: instance,
+            shared,
             session,
             revision,
             revision_date,
@@ -246,7 +246,7 @@ impl Exchange {
     }
 
     /// Whether a cancel of the call in this request may have to be replayed into the inner service:
-    /// it may carry a session call, and nobody is known to bind it.
+    /// it may carry a session call, and no session manager is known to bind it.
     pub(crate) fn may_need_replay(&self) -> bool {
         self.may_carry_call()
             && self.revision == Revision::WithSessions
@@ -256,7 +256,7 @@ impl Exchange {
             })
     }
 
-    /// Uses the session of its session manager, if it has one, until what is returned is dropped.
+    /// Uses the session of its session manager, if it has one, until the returned guard is dropped.
     #[cold]
     pub(crate) fn use_session(&self) -> Option<Box<dyn Send + Sync>> {
         self.shared.registry.use_session(self.session.id()?)
@@ -286,7 +286,7 @@ impl Exchange {
         self.call.get().is_some()
     }
 
-    /// Runs one operation on the core in which its call lives. `None` if it carries none.
+    /// Runs one operation on the state of its call's session. `None` if it carries no call.
     pub(crate) fn with_session<R>(
         &self,
         operation: impl FnOnce(&mut SessionState) -> R,
@@ -299,7 +299,7 @@ impl Exchange {
         is_in_flight.unwrap_or(false)
     }
 
-    /// Whether a call is in flight that the inner service took.
+    /// Returns `true` if a call is in flight that the inner service accepted.
     pub(crate) fn is_accepted(&self, id: CallId) -> bool {
         let is_accepted =
             |core: &mut SessionState| core.is_in_flight(id) && !core.is_unaccepted(id);
@@ -311,7 +311,7 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// A task reads a stream of its call on, to see its end.
+    /// Adds a task that reads a stream of its call in the background, and observes its end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|core| core.add_background_reader(id));
     }
@@ -337,7 +337,7 @@ impl Exchange {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Whether a session manager watches its call.
+    /// Returns `true` if a session manager tracks its call.
     pub(super) fn is_bound(&self) -> bool {
         !matches!(self.dispatch, Dispatch::NotBound)
     }

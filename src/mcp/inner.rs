@@ -416,7 +416,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         // reverse: it registers its key first, and then looks for pending cancels. Both use the same two locks, so at least
         // one of them finds the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
-        let injecting = self.begin_cancel(call);
+        let guard = self.begin_cancel(call);
         let undecided = match self.is_reused(&session, call) {
             Some(true) => return Box::pin(async { Err(CancelError::REUSED) }),
             Some(false) => {
@@ -438,7 +438,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
                 self.suppress(&session, &call);
             }
             let accepted = self.manager.accept_message(&session, message).await;
-            drop(injecting);
+            drop(guard);
             accepted.map_err(|error| CancelError::failed(redact_session(&error, &session)))
         })
     }

@@ -128,11 +128,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     /// Waits for the permit of the call, if the event belongs to a call in flight.
     async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
-        let reading = BackgroundReader::new(exchange, id);
-        Some((
-            self.shared.resume_queue.enqueue(id).acquire().await,
-            reading,
-        ))
+        let reader = BackgroundReader::new(exchange, id);
+        Some((self.shared.resume_queue.enqueue(id).acquire().await, reader))
     }
 
     /// Waits for the answer after the manager refused the resume of a call in flight.

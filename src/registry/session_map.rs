@@ -110,7 +110,7 @@ impl<T: Tracked> SessionMap<T> {
     /// operation, which the caller applies when no lock is held.
     ///
     /// If another session id has the same hash, the call is stored where calls without a session are: the calls of the two
-    /// sessions could not be told apart.
+    /// sessions could not be distinguished.
     pub(super) fn with_or_insert<R>(
         self: &Arc<Self>,
         session_id: Option<&Arc<str>>,

@@ -1,4 +1,4 @@
-//! The table of what a disconnect means is what [`Grace::verdict`] says.
+//! The table of what a disconnect means is what [`Grace::on_disconnect`] says.
 
 use std::time::Duration;
 
@@ -23,20 +23,22 @@ const ROWS: [Row; 8] = [
     ("`subscriptions/listen`", |call, _| call.method() == LISTEN),
     (
         "the server ended its stream, and no client can resume it",
-        |call, going| going.by_server && (call.is_cancelled_on_disconnect() || !going.replayable),
+        |call, stream_end| {
+            stream_end.by_server && (call.is_cancelled_on_disconnect() || !stream_end.replayable)
+        },
     ),
     ("protocol revision 2026-07-28 or later", |call, _| {
         call.is_cancelled_on_disconnect()
     }),
-    ("its stream had no event with an id yet", |_, going| {
-        !going.replayable
+    ("its stream had no event with an id yet", |_, stream_end| {
+        !stream_end.replayable
     }),
     ("no session, but event ids", |call, _| {
         call.session().is_none()
     }),
     (
         "in a session whose session manager has an event store",
-        |_, going| going.stored,
+        |_, stream_end| stream_end.stored,
     ),
     ("in a session, with event ids", |_, _| true),
 ];
@@ -52,19 +54,19 @@ fn cases() -> impl Iterator<Item = (CallInfo, StreamEnd)> {
             call.set_task(is(1));
             call.set_cancelled_on_disconnect(is(2));
             call.set_session(is(3).then(|| "s".into()));
-            let going = StreamEnd {
+            let stream_end = StreamEnd {
                 replayable: is(4),
                 retry: retry.map(Duration::from_secs),
                 by_server: is(5),
                 stored: is(6),
             };
-            (call, going)
+            (call, stream_end)
         })
     })
 }
 
 /// What a cell says.
-fn verdict(cell: &str, going: StreamEnd) -> DisconnectAction {
+fn action(cell: &str, stream_end: StreamEnd) -> DisconnectAction {
     match cell {
         "lets it keep running" => DisconnectAction::KeepRunning,
         "cancels it now" => DisconnectAction::CancelNow,
@@ -72,8 +74,8 @@ fn verdict(cell: &str, going: StreamEnd) -> DisconnectAction {
             let grace = other.strip_prefix("waits ");
             let grace = grace.and_then(|grace| grace.strip_suffix(", then cancels it"));
             let grace = grace.and_then(ByRetry::of_page);
-            let grace = grace.unwrap_or_else(|| panic!("no verdict: {other}"));
-            DisconnectAction::CancelAfter(grace.at(going.retry.unwrap_or_default()))
+            let grace = grace.unwrap_or_else(|| panic!("no action: {other}"));
+            DisconnectAction::CancelAfter(grace.at(stream_end.retry.unwrap_or_default()))
         }
     }
 }
@@ -89,12 +91,12 @@ fn the_table_of_what_a_disconnect_means_is_what_the_verdict_says() {
     assert_eq!(said, ROWS.map(|(name, _)| name));
 
     let mut decided = [0; ROWS.len()];
-    for (call, going) in cases() {
-        let row = ROWS.iter().position(|(_, fits)| fits(&call, going));
+    for (call, stream_end) in cases() {
+        let row = ROWS.iter().position(|(_, fits)| fits(&call, stream_end));
         let row = row.expect("the last fits all");
-        let expected = verdict(rows[row][1], going);
-        let found = Grace::Auto.on_disconnect(&call, going);
-        assert_eq!(found, expected, "{:?}: {call:?} {going:?}", rows[row]);
+        let expected = action(rows[row][1], stream_end);
+        let found = Grace::Auto.on_disconnect(&call, stream_end);
+        assert_eq!(found, expected, "{:?}: {call:?} {stream_end:?}", rows[row]);
         decided[row] += 1;
     }
     assert!(decided.iter().all(|cases| *cases > 0), "{decided:?}");

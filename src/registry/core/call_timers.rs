@@ -73,7 +73,7 @@ pub(super) struct GraceTimer {
     recheck_at: Option<Instant>,
     /// How often it was checked again.
     rechecks: u8,
-    /// It has expired, and the caller was told to cancel the call.
+    /// It has expired, and the call is to be cancelled.
     pub(super) is_expired: bool,
     /// The cancel was confirmed.
     is_confirmed: bool,

@@ -344,11 +344,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Returns the cause of a detach, if the call has no grace. Only a pending resume kept it running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
-        let clock = self.calls.get(id)?.grace_timer()?;
-        clock
+        let timer = self.calls.get(id)?.grace_timer()?;
+        timer
             .resume_window
             .is_zero()
-            .then(|| clock.detachment.cause())
+            .then(|| timer.detachment.cause())
     }
 
     /// Returns `true` if a client may resume in a session: a detached call, or a call whose answer is retained.

@@ -8,8 +8,8 @@ use std::{
 /// Minimum capacity that is always kept: 64. A larger capacity is released when less than an eighth of it is used.
 const MIN_CAPACITY: usize = 64;
 
-/// A collection that keeps its capacity when elements are removed. To be called after a removal. It leaves half of the remaining
-/// capacity free, so that many insertions or removals are needed before it reallocates again.
+/// A collection that keeps its capacity when elements are removed. To be called after a removal. It leaves half of the capacity
+/// free, so that many insertions or removals are needed before it reallocates again.
 pub(crate) trait ShrinkIfSparse {
     fn shrink_if_sparse(&mut self);
 }

@@ -1074,7 +1074,11 @@ fn invariant_11_an_answer_that_is_too_large_is_not_retained_and_evicts_none() {
     for away in [false, true] {
         let large = end_with(&mut core, now, 3, away, usize::MAX / 2);
         assert!(!keeps(&core, 3));
-        let evicted: Vec<_> = core.take_evicted().iter().map(|evicted| evicted.call).collect();
+        let evicted: Vec<_> = core
+            .take_evicted()
+            .iter()
+            .map(|evicted| evicted.call)
+            .collect();
         assert_eq!(evicted.contains(&large), away);
     }
     assert!(keeps(&core, 1) && keeps(&core, 2));
@@ -1095,7 +1099,10 @@ fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one()
     end_with(&mut core, now, 9, false, 2_600);
     assert!(!keeps(&core, 9), "it would not fit beside undelivered ones");
     assert!(keeps(&core, 8), "so nothing went for it");
-    assert!(core.take_evicted().is_empty(), "of these nothing is reported");
+    assert!(
+        core.take_evicted().is_empty(),
+        "of these nothing is reported"
+    );
     core.expire(now + SECOND);
     assert_empty(&core);
 }

@@ -249,13 +249,8 @@ impl Model {
         call.state = Some(state);
         call.resume_window = match state {
             DetachedState::GraceUntil { deadline, .. } => deadline - detachment.since(),
-            DetachedState::UntilComplete {
-                resume_window,
-            }
-            | DetachedState::ForgetAt {
-                resume_window,
-                ..
-            } => resume_window,
+            DetachedState::UntilComplete { resume_window }
+            | DetachedState::ForgetAt { resume_window, .. } => resume_window,
         };
         call.detachment = Some(detachment);
         if let DetachedState::GraceUntil { deadline, retry } = state {
