@@ -176,7 +176,7 @@ impl Calls {
             .registry
             .with_session(session, |core| core.candidates_for_event(event_id));
         let calls = calls.unwrap_or_default().into_iter();
-        // Each of them: `any` would stop at the first.
+        // Each of them, because `any` would stop at the first.
         calls
             .filter(|(id, exchange)| exchange.set_maybe_resumed(*id))
             .count()

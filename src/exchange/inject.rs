@@ -17,7 +17,7 @@ use crate::{
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Delays before the second and the third attempt of a cancel: 250 ms and 1 s. A server that restarts or sheds load often takes
-/// the cancel then, and all three attempts fit in [`INJECTION_LIMIT`].
+/// the cancel then, and all three attempts fit in [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
 /// A cancel on its way to the server. Reports when it is dropped, whatever became of it.

@@ -183,7 +183,7 @@ pub(crate) enum PendingCancel {
 pub(super) enum Phase {
     #[default]
     Open,
-    /// The inner service took the request.
+    /// The inner service accepted the request.
     Streaming,
     /// The response body is the answer to its call, which no session manager tracks.
     Answering,

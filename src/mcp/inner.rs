@@ -95,13 +95,9 @@ impl<M> ManagerInner<M> {
     }
 
     /// Returns the call or retained outcome that an event id belongs to.
-    pub(super) fn match_event(
-        &self,
-        session: &SessionId,
-        last_event_id: &str,
-    ) -> EventMatch<Exchange> {
+    pub(super) fn match_event(&self, session: &SessionId, event_id: &str) -> EventMatch<Exchange> {
         match self.registry.get() {
-            Some(registry) => registry.match_event(&self.key_of(session), last_event_id.as_bytes()),
+            Some(registry) => registry.match_event(&self.key_of(session), event_id.as_bytes()),
             None => EventMatch::Nothing,
         }
     }

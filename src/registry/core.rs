@@ -106,7 +106,7 @@ pub(crate) enum DetachOutcome {
 }
 
 /// A call that was removed from the registry although it has not ended.
-pub(crate) type Untracked<T> = (CallId, T, Finished);
+pub(crate) type UntrackedCall<T> = (CallId, T, Finished);
 
 /// What all sessions of a registry share.
 #[derive(Debug, Default)]
@@ -211,7 +211,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     }
 
     /// Makes an accepted call the owner of its id. Another owner is untracked and returned (invariant 9).
-    pub(crate) fn accept(&mut self, id: CallId) -> Option<Untracked<T>> {
+    pub(crate) fn accept(&mut self, id: CallId) -> Option<UntrackedCall<T>> {
         let key = self.calls.get_mut(id)?.key.as_mut()?;
         key.is_accepted = true;
         let slot = self.shared.hasher.request(key.session, &key.request);
@@ -246,7 +246,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         id: CallId,
         scope: &Scope,
         request: RequestId,
-    ) -> Option<Untracked<T>> {
+    ) -> Option<UntrackedCall<T>> {
         let session = self.session(scope)?;
         let entry = self.calls.get_mut(id)?;
         self.scopes = self.scopes.with(session);

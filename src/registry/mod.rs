@@ -47,7 +47,7 @@ pub(crate) use self::{
         numbers,
     },
     managers::Manager,
-    session_map::{DeferredEffects, SessionEntry, SessionState, Untracked},
+    session_map::{DeferredEffects, SessionEntry, SessionState, UntrackedCall},
     streams::StreamHandle,
     tracked::Tracked,
 };
@@ -259,7 +259,7 @@ impl<T: Tracked> Registry<T> {
 }
 
 /// Reports a call that is no longer tracked, if there is one. Must be called without locks.
-pub(crate) fn report<T: Tracked>(untracked: Option<Untracked<T>>) {
+pub(crate) fn report<T: Tracked>(untracked: Option<UntrackedCall<T>>) {
     if let Some((id, call, finished)) = untracked {
         call.on_untracked(id, finished);
     }

@@ -36,7 +36,7 @@ pub(super) const SCAN_BATCH: usize = 256;
 
 pub(crate) type SessionState<T> = core::SessionState<Arc<T>, Answer>;
 
-pub(crate) type Untracked<T> = core::Untracked<Arc<T>>;
+pub(crate) type UntrackedCall<T> = core::UntrackedCall<Arc<T>>;
 
 pub(crate) struct SessionMap<T> {
     shards: Shards<Mutex<Shard<T>>>,

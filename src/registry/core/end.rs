@@ -54,9 +54,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             });
         }
         Some(Finished {
-            may_cancel_server: may_cancel_server,
+            may_cancel_server,
             detachment,
-            needs_eviction: needs_eviction,
+            needs_eviction,
         })
     }
 

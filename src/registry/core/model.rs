@@ -21,7 +21,7 @@ mod random;
 #[cfg(fuzzing)]
 pub(crate) use self::decoded::as_the_model_says_of;
 
-/// The size of one unit of an answer: so large that what else a record costs does not count.
+/// The size of one unit of an answer: so large that the overhead of a retained call does not count.
 const UNIT: usize = 1 << 40;
 
 /// How many units may be retained.
@@ -361,7 +361,7 @@ impl Run {
 
     fn untracks(
         &mut self,
-        untracked: Option<Untracked<u32>>,
+        untracked: Option<UntrackedCall<u32>>,
         expected: Option<CallId>,
         detachments: &[Option<Detachment>],
     ) {
@@ -493,7 +493,7 @@ impl Run {
         let may_cancel_server = self.model.finish(id, completed);
         let evicted_before = self.model.take_evicted();
         let expected = may_cancel_server.map(|may_cancel_server| Finished {
-            may_cancel_server: may_cancel_server,
+            may_cancel_server,
             detachment,
             needs_eviction: !evicted_before.is_empty(),
         });

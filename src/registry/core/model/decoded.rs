@@ -170,7 +170,7 @@ impl Choices<'_> {
             },
             4 => Op::Accept(self.pick()),
             5 => Op::Rekey(self.pick(), self.name_of_call()),
-            6..9 => Op::RecordEventId(self.pick(), self.record_event_id(floods_left)),
+            6..9 => Op::RecordEventId(self.pick(), self.name(floods_left)),
             9..12 => Op::Detach {
                 call: self.pick(),
                 generation: self.generations(),
