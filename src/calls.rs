@@ -286,19 +286,19 @@ impl RawSnapshot {
     /// The call as it stands at `now`.
     fn snapshot(self, now: Instant) -> Option<CallSnapshot> {
         let info = self.call.call(self.id)?.clone();
-        let left = |at: Instant| at.saturating_duration_since(now);
+        let time_left = |at: Instant| at.saturating_duration_since(now);
         let state = match self.detached_at {
             None => CallState::Attached,
             Some(at) => CallState::Detached {
                 since: now.saturating_duration_since(at),
-                grace_left: self.grace_deadline.map(left),
+                grace_left: self.grace_deadline.map(time_left),
             },
         };
         Some(CallSnapshot {
             age: now.saturating_duration_since(info.started_at()),
             info,
             state,
-            time_left: self.deadline.map(left),
+            time_left: self.deadline.map(time_left),
         })
     }
 }

@@ -183,8 +183,8 @@ impl CallInfo {
     }
 
     /// A request of revision 2026-07-28 or later: closing its stream is its cancel.
-    pub(crate) fn set_cancelled_on_disconnect(&mut self, ends: bool) {
-        self.is_cancelled_on_disconnect = ends;
+    pub(crate) fn set_cancelled_on_disconnect(&mut self, is_cancelled: bool) {
+        self.is_cancelled_on_disconnect = is_cancelled;
     }
 
     /// The call's identity in this process.

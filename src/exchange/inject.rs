@@ -41,8 +41,8 @@ impl Exchange {
             result: Err(CancelError::UNDELIVERED),
         };
         let delivered = async move {
-            let injected = delivery.exchange.run_injection(id, canceller, injection);
-            let result = migrating_timeout(INJECTION_TIMEOUT, injected).await;
+            let injection = delivery.exchange.run_injection(id, canceller, injection);
+            let result = migrating_timeout(INJECTION_TIMEOUT, injection).await;
             delivery.end(result.unwrap_or(Err(CancelError::TIMED_OUT)));
         };
         let registry = &self.shared.registry;
@@ -70,11 +70,11 @@ impl Exchange {
             let Some(delay) = delays.next().filter(|_| is_momentary) else {
                 return result;
             };
-            let Some(again) = self.another_injection(id, canceller.as_ref()) else {
+            let Some(repeated) = self.another_injection(id, canceller.as_ref()) else {
                 return result;
             };
             let _elapsed = migrating_timeout(*delay, pending::<()>()).await;
-            injection = again;
+            injection = repeated;
         }
     }
 

@@ -15,7 +15,7 @@ pub(super) enum RequestBody {
     /// It was dropped before its end.
     Dropped(UnparsedBody),
     /// It is being parsed. A session manager that binds the call meanwhile has priority.
-    Reading,
+    Parsing,
     /// Its kind is known: it was parsed, or is not needed any more.
     Known(BodyKind),
 }
@@ -65,20 +65,20 @@ impl RequestBody {
     /// Returns `true` if its kind is known and it is certainly not JSON-RPC.
     pub(super) fn is_plain(&self) -> bool {
         match self {
-            Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
+            Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) | Self::Dropped(body) => {
                 !body.is_ambiguous && body.why != ParseFailure::NotRead
             }
-            Self::Known(settled) => matches!(settled, BodyKind::Plain),
+            Self::Known(kind) => matches!(kind, BodyKind::Plain),
         }
     }
 
     /// Returns `true` if a disconnect means nothing for its request: it is, or may be, JSON-RPC without a call.
     pub(super) fn is_other(&self) -> bool {
         match self {
-            Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
+            Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) | Self::Dropped(body) => body.is_ambiguous,
-            Self::Known(settled) => !matches!(settled, BodyKind::Plain),
+            Self::Known(kind) => !matches!(kind, BodyKind::Plain),
         }
     }
 

@@ -63,7 +63,7 @@ impl Exchange {
                 // A refusal need not read what it refuses, see `unread`.
                 return;
             }
-            match mem::replace(&mut state.request, RequestBody::Reading) {
+            match mem::replace(&mut state.request, RequestBody::Parsing) {
                 RequestBody::Ended(frames) => frames,
                 RequestBody::Dropped(body) => Err(body),
                 other => {
@@ -92,7 +92,7 @@ impl Exchange {
         let manager = self.session.id().and_then(|id| registry.manager_of(id));
         {
             let mut state = self.state();
-            if !matches!(state.request, RequestBody::Reading) {
+            if !matches!(state.request, RequestBody::Parsing) {
                 // A session manager bound the call meanwhile.
                 return;
             }
@@ -136,7 +136,7 @@ impl Exchange {
     /// Sets what the body is. Returns `false` if a session manager bound the call meanwhile.
     fn set_body_kind(&self, kind: BodyKind) -> bool {
         let mut state = self.state();
-        let is_first = matches!(state.request, RequestBody::Reading);
+        let is_first = matches!(state.request, RequestBody::Parsing);
         if is_first {
             state.request = RequestBody::Known(kind);
         }
@@ -174,7 +174,7 @@ impl Exchange {
         }
         self.take_span();
         let mut state = self.state();
-        if !matches!(state.request, RequestBody::Reading) {
+        if !matches!(state.request, RequestBody::Parsing) {
             // A session manager bound the call meanwhile.
             return;
         }

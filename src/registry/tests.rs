@@ -146,8 +146,8 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     assert_eq!(registry.find(&there).unwrap().0, other.0);
     one.1
         .with(|core| core.record_event_id(one.0, b"0/0", EventIdFormat::Rmcp));
-    let named = |key: &Key| registry.match_event(&key.session, b"0/0").in_flight().len();
-    assert_eq!((named(&here), named(&there)), (1, 0));
+    let matched = |key: &Key| registry.match_event(&key.session, b"0/0").in_flight().len();
+    assert_eq!((matched(&here), matched(&there)), (1, 0));
     assert_eq!(registry.begin_close(&there.session).len(), 1);
     assert!(one.1.events().is_empty() && other.1.events().is_empty());
 }
@@ -175,8 +175,8 @@ fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found(
     assert!(registry.find_unaccepted_too(&stranger).is_none());
     assert!(registry.begin_close(&stranger.session).is_empty());
     other.with(|core| core.record_event_id(second, b"0/0", EventIdFormat::Rmcp));
-    let named = registry.match_event(&stranger.session, b"0/0");
-    assert!(named.in_flight().is_empty());
+    let matched = registry.match_event(&stranger.session, b"0/0");
+    assert!(matched.in_flight().is_empty());
     assert!(
         !other
             .with(|core| core.finish(second, None))

@@ -132,7 +132,7 @@ fn cancelled_while_bound(spins: usize) -> usize {
         }
         assert!(exchange.force_cancel(id, CancelReason::TimedOut));
         let bound = bound.join().unwrap().map(|bound| bound.id);
-        assert_eq!(bound, Some(id), "it is handed over");
+        assert_eq!(bound, Some(id), "it is dispatched");
     });
     exchange.on_dispatched(id);
     assert_eq!(registry.len(), 0);
@@ -184,8 +184,8 @@ fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
     exchange.set_replay(Arc::new(Replays::default()));
     read(&exchange);
     let id = exchange.info().unwrap().id();
-    let mut decided = pin!(exchange.wait_until_accepted_or_ended(id));
-    assert!(decided.as_mut().now_or_never().is_none());
+    let mut wait = pin!(exchange.wait_until_accepted_or_ended(id));
+    assert!(wait.as_mut().now_or_never().is_none());
     let bound = exchange.bind(typed(), Arc::new(Counts::of(7)), || 0);
     assert_eq!(bound.unwrap().id, id);
     exchange.set_pending_cancel(PendingCancel::None);
@@ -194,7 +194,7 @@ fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
             .with_session(|core| core.is_unaccepted(id))
             .unwrap()
     );
-    assert!(decided.now_or_never().is_some(), "it waits on");
+    assert!(wait.now_or_never().is_some(), "it waits on");
 }
 
 /// As two session managers do, one around the other.

@@ -603,11 +603,11 @@ impl Run {
         let mut expected = self.model.expire(self.now);
         expected.sort_by_key(|(id, _)| *id);
         assert_eq!(expired_calls, expected);
-        let gone = before.into_iter();
-        let gone: Vec<_> = gone.filter(|id| self.model.get(*id).is_none()).collect();
+        let removed = before.into_iter();
+        let removed: Vec<_> = removed.filter(|id| self.model.get(*id).is_none()).collect();
         let forgotten = forgotten.into_iter().map(|(id, _)| id).collect();
-        assert_eq!(sorted(forgotten), sorted(gone.clone()));
-        self.witness.forgotten.extend(gone);
+        assert_eq!(sorted(forgotten), sorted(removed.clone()));
+        self.witness.forgotten.extend(removed);
         for (id, expired) in expired_calls {
             // Nothing saves a call from its deadline.
             if expired == Expired::Deadline {

@@ -326,7 +326,7 @@ fn invariant_6_a_cancel_takes_no_effect_if_the_timer_is_stopped_or_started_anew(
     assert_eq!(
         core.finish_due(id, ended()),
         None,
-        "it was not looked at again"
+        "it was not checked again"
     );
     assert_eq!(core.expire(now + SECOND).len(), 1);
     assert!(core.finish_due(id, ended()).is_some());
@@ -477,7 +477,10 @@ fn invariant_5_a_resume_that_is_dropped_does_not_end_another() {
 
     core.end_resume(id, now + 2 * SECOND);
 
-    assert!(core.expire(now + 2 * SECOND).is_empty(), "the second holds");
+    assert!(
+        core.expire(now + 2 * SECOND).is_empty(),
+        "the second resume is pending"
+    );
     core.end_resume(id, now + 3 * SECOND);
     assert_eq!(core.expire(now + 3 * SECOND).len(), 1);
 }
@@ -497,7 +500,7 @@ fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
 
     assert!(
         core.expire(now + SECOND).is_empty(),
-        "the third resume holds it"
+        "the third resume is pending"
     );
 }
 
@@ -590,11 +593,11 @@ fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
     let noticed = now + SECOND + 12 * SECOND;
     assert!(core.expire(noticed).is_empty());
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
-    let again = noticed + 60 * SECOND;
-    assert!(core.expire(again).is_empty());
+    let recheck = noticed + 60 * SECOND;
+    assert!(core.expire(recheck).is_empty());
     assert_eq!(
         core.next_deadline(),
-        Some(again + RECHECK_DELAY),
+        Some(recheck + RECHECK_DELAY),
         "not as long"
     );
     assert_eq!(
@@ -734,10 +737,10 @@ fn invariant_7_a_deadline_that_runs_a_little_late_is_checked_again() {
         detach(&mut core, id, now);
         let noticed = now + SECOND + late;
         assert!(core.expire(noticed).is_empty(), "{late:?}");
-        let again = Some(noticed + RECHECK_DELAY);
-        assert_eq!(core.next_deadline(), again);
+        let recheck = Some(noticed + RECHECK_DELAY);
+        assert_eq!(core.next_deadline(), recheck);
         let (_, entry) = core.calls().next().unwrap();
-        assert_eq!(entry.grace_deadline(), again, "which is what is reported");
+        assert_eq!(entry.grace_deadline(), recheck, "which is what is reported");
         assert_eq!(
             expire_next(&mut core, RECHECK_TOLERANCE),
             [(id, "call", Expired::Grace)]
@@ -860,8 +863,8 @@ fn invariant_8_ids_in_the_format_of_rmcp_are_not_taken_for_those_of_rmcp_if_any_
         }
         for (id, names) in calls.iter().zip(ids) {
             for name in names {
-                let named = core.match_event(&here(), name.as_bytes());
-                assert_eq!(named, EventMatch::Call(*id, "call"), "{name} of {ids:?}");
+                let matched = core.match_event(&here(), name.as_bytes());
+                assert_eq!(matched, EventMatch::Call(*id, "call"), "{name} of {ids:?}");
             }
         }
         assert_eq!(core.match_event(&here(), b"99/7"), EventMatch::Nothing);
@@ -958,8 +961,8 @@ fn invariant_11_an_ended_call_is_retained_under_its_streams() {
     core.finish(id, answered("42", now + SECOND));
 
     for _ in 0..3 {
-        let named = core.match_event(&here(), b"1/0");
-        assert_eq!(named, EventMatch::Ended(RetainedOutcome::Answered("42")));
+        let matched = core.match_event(&here(), b"1/0");
+        assert_eq!(matched, EventMatch::Ended(RetainedOutcome::Answered("42")));
     }
     assert_eq!(core.len(), 0);
     core.expire(now + SECOND);
@@ -997,7 +1000,7 @@ fn a_full_collision_of_two_keys_finds_nothing_and_affects_neither_call() {
     assert_eq!(core.match_event(&here(), b"0/5"), EventMatch::Nothing);
     let call = CallId::next();
     core.start(call, request, "stranger", None);
-    assert!(core.accept(call).is_none(), "the victim does not leave");
+    assert!(core.accept(call).is_none(), "the victim is still tracked");
     core.record_event_id(call, b"0/5", EventIdFormat::Rmcp);
     assert!(core.finish(call, None).unwrap().may_cancel_server);
     assert_untouched(&core, victim);
@@ -1169,9 +1172,9 @@ fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {
             }
             core.finish(id, answered(answer, now + SECOND));
         }
-        let named = core.match_event(&here(), b"0/0");
+        let matched = core.match_event(&here(), b"0/0");
         assert_eq!(
-            named,
+            matched,
             EventMatch::Ended(RetainedOutcome::Answered("second"))
         );
     }
@@ -1246,7 +1249,7 @@ fn invariant_13_a_call_without_a_background_reader_is_removed() {
     core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_eq!(core.next_deadline(), Some(now + UNOBSERVED_TTL));
     core.add_background_reader(id);
-    assert_eq!(core.next_deadline(), None, "somebody reads on again");
+    assert_eq!(core.next_deadline(), None, "a background reader was added");
     core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_forgotten(&mut core, id, now);
 }
@@ -1479,8 +1482,8 @@ fn invariant_8_an_event_id_that_two_calls_have_is_ambiguous() {
         for (id, event) in calls.iter().zip(ids) {
             core.record_event_id(*id, event.as_bytes(), EventIdFormat::Any);
         }
-        let named = core.match_event(&here(), ids[0].as_bytes());
-        assert_eq!(named.in_flight().len(), 2, "{ids:?}");
+        let matched = core.match_event(&here(), ids[0].as_bytes());
+        assert_eq!(matched.in_flight().len(), 2, "{ids:?}");
         core.finish(calls[1], None);
         assert_eq!(
             core.match_event(&here(), ids[0].as_bytes()),
@@ -1504,13 +1507,13 @@ fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() 
     core.record_event_id(third, b"x", EventIdFormat::Any);
 
     detach(&mut core, first, now);
-    let mut named = core.match_event(&here(), b"x").in_flight();
-    named.sort_unstable();
+    let mut matched = core.match_event(&here(), b"x").in_flight();
+    matched.sort_unstable();
     // What a resume does: the clocks of all that may be meant stop.
-    for (id, _) in &named {
+    for (id, _) in &matched {
         core.begin_resume(*id, now);
     }
-    assert_eq!(named, [(first, "first"), (third, "third")]);
+    assert_eq!(matched, [(first, "first"), (third, "third")]);
     assert_eq!(core.expire(now + SECOND), [], "its client has come back");
 }
 
@@ -1525,12 +1528,12 @@ fn an_event_in_the_run_of_one_call_matches_both_if_another_had_it_before() {
     core.record_event_id(counts, b"1/0", EventIdFormat::Any);
 
     detach(&mut core, other, now);
-    let mut named = core.match_event(&here(), b"1/0").in_flight();
-    named.sort_unstable();
-    for (id, _) in &named {
+    let mut matched = core.match_event(&here(), b"1/0").in_flight();
+    matched.sort_unstable();
+    for (id, _) in &matched {
         core.begin_resume(*id, now);
     }
-    assert_eq!(named, [(counts, "counts"), (other, "other")]);
+    assert_eq!(matched, [(counts, "counts"), (other, "other")]);
     assert_eq!(core.expire(now + SECOND), [], "its client has come back");
 }
 

@@ -445,9 +445,9 @@ impl Model {
                     .position(|kept| kept.undelivered == undelivered)
             };
             let index = oldest(false).or_else(|| oldest(true)).unwrap();
-            let gone = self.kept.remove(index);
-            if gone.undelivered {
-                self.evicted.push(gone.id);
+            let evicted = self.kept.remove(index);
+            if evicted.undelivered {
+                self.evicted.push(evicted.id);
             }
         }
     }
@@ -622,8 +622,8 @@ impl Call {
                 let resume_deadline =
                     (self.pending_resumes > 0).then_some(deadline + MAX_RESUME_WAIT);
                 let others = resume_deadline.or(self.resumes_ended_at).into_iter();
-                let look = self.rechecks.last().copied();
-                others.chain(look).chain([deadline]).max()
+                let recheck = self.rechecks.last().copied();
+                others.chain(recheck).chain([deadline]).max()
             }
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.may_last_to),
             DetachedState::UntilComplete { .. } => self
