@@ -1,6 +1,6 @@
 //! Finding calls by what a client knows of them.
 //!
-//! Requests and streams of a session's calls in flight are in one map from a keyed 64-bit hash to a [`CallId`], sessions
+//! Requests and streams of a session's calls in flight are in one map from a keyed 64-bit hash to a `CallId`, sessions
 //! in another. The hash of a session is computed once, and no client can choose keys that collide. A hit is only a
 //! hint: sessions and request ids are compared, so a collision finds nothing, and never the wrong call.
 
