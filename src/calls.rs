@@ -14,9 +14,9 @@ use crate::{
     registry::Entry,
 };
 
-/// How long a drain waits for servers to take the cancels of its last calls: 1 s. What is not taken by then may still be taken
+/// How long a drain waits for servers to accept the cancels of its last calls: 1 s. The other cancels may still be accepted
 /// until the process ends.
-const TAKING: Duration = Duration::from_secs(1);
+const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A handle to the calls in flight of a layer and all its clones.
 ///
@@ -75,12 +75,12 @@ pub struct DrainReport {
     pub cancelled: usize,
 }
 
-/// What is taken of a call while its session is locked. The rest is copied afterwards.
-struct Taken {
+/// What is copied of a call while its session is locked. The rest is copied afterwards.
+struct RawSnapshot {
     id: CallId,
     call: Arc<Exchange>,
     detached_at: Option<Instant>,
-    waits_to: Option<Instant>,
+    grace_deadline: Option<Instant>,
     deadline: Option<Instant>,
 }
 
@@ -108,16 +108,18 @@ impl Calls {
 
     /// The number of calls of a session that have not ended.
     pub fn in_session(&self, session: &str) -> usize {
-        self.registry.visit(session, |core| core.len()).unwrap_or(0)
+        self.registry
+            .with_session(session, |core| core.len())
+            .unwrap_or(0)
     }
 
     /// All calls as they are now, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
-        let taken = self
+        let snapshots = self
             .registry
-            .look_at_calls(|id, entry| Some(Taken::of(id, entry)));
-        let mut calls: Vec<_> = taken.filter_map(|taken| taken.snapshot(now)).collect();
+            .scan_calls(|id, entry| Some(RawSnapshot::of(id, entry)));
+        let mut calls: Vec<_> = snapshots.filter_map(|raw| raw.snapshot(now)).collect();
         calls.sort_unstable_by_key(|call| call.info.id());
         calls
     }
@@ -127,7 +129,7 @@ impl Calls {
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let found = self
             .registry
-            .visit(session, |core| core.find_in_any(request));
+            .with_session(session, |core| core.find_unique(request));
         found.flatten()
     }
 
@@ -135,7 +137,7 @@ impl Calls {
     /// JSON-RPC error -32800. Returns `false` if the call has ended, or runs as a task, which only its client may end.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
-        exchange.is_some_and(|exchange| exchange.end_here(id, reason))
+        exchange.is_some_and(|exchange| exchange.force_cancel(id, reason))
     }
 
     /// Cancels all calls of a session, and returns how many they were. It cancels none if there are calls of more than one
@@ -153,7 +155,7 @@ impl Calls {
         }
         let calls = self.registry.calls_of(session);
         calls
-            .filter(|(id, exchange)| exchange.end_here(*id, reason))
+            .filter(|(id, exchange)| exchange.force_cancel(*id, reason))
             .count()
     }
 
@@ -172,10 +174,13 @@ impl Calls {
         let event_id = last_event_id.as_bytes();
         let calls = self
             .registry
-            .visit(session, |core| core.that_may_have(event_id));
+            .with_session(session, |core| core.candidates_for_event(event_id));
         let calls = calls.unwrap_or_default().into_iter();
-        // Each of them: `any` would stop at the first.
-        calls.filter(|(id, exchange)| exchange.spare(*id)).count() > 0
+        // Each of them, because `any` would stop at the first.
+        calls
+            .filter(|(id, exchange)| exchange.set_maybe_resumed(*id))
+            .count()
+            > 0
     }
 
     /// Brings everything to an end. It waits until all calls have ended, `limit` at most, and cancels the rest as
@@ -224,7 +229,7 @@ impl Calls {
         let before = self.registry.begin_drain();
         let all_ended = async {
             loop {
-                // Listens before it looks.
+                // Enabled before the check, so that no end is missed in between.
                 let mut ended = pin!(self.registry.ended().notified());
                 ended.as_mut().enable();
                 if is_drained(&self.registry) && !self.registry.is_delivering() {
@@ -242,38 +247,38 @@ impl Calls {
             }
         };
         let (calls, streams) = self.registry.close();
-        let ended = self.registry.ended_since(before);
-        let (told, mut all_told) = mpsc::channel(1);
+        let ended = self.registry.completions_since(before);
+        let (delivered, mut all_delivered) = mpsc::channel(1);
         let mut cancelled = 0;
         for (id, exchange) in calls {
-            if exchange.call(id).is_some_and(CallInfo::must_run_on) {
+            if exchange.call(id).is_some_and(CallInfo::is_task) {
                 // Its client may resume it elsewhere.
-                exchange.hand_over();
+                exchange.register_orphaned_streams();
                 continue;
             }
-            if exchange.end_at_shutdown(id, &told) {
+            if exchange.cancel_at_shutdown(id, &delivered) {
                 cancelled += 1;
             }
         }
         for stream in streams {
             stream.close();
         }
-        drop(told);
-        // What is not taken in this time is still on its way until the process ends.
-        let _taken = timeout(TAKING, all_told.recv()).await;
+        drop(delivered);
+        // Cancels that are not accepted in this time are still delivered until the process ends.
+        let _taken = timeout(DRAIN_ACCEPT_TIMEOUT, all_delivered.recv()).await;
         DrainReport { ended, cancelled }
     }
 }
 
-// === impl Taken ===
+// === impl RawSnapshot ===
 
-impl Taken {
+impl RawSnapshot {
     fn of(id: CallId, entry: &Entry<Arc<Exchange>>) -> Self {
         Self {
             id,
             call: entry.call.clone(),
             detached_at: entry.detached_at(),
-            waits_to: entry.waits_to(),
+            grace_deadline: entry.grace_deadline(),
             deadline: entry.deadline(),
         }
     }
@@ -281,19 +286,19 @@ impl Taken {
     /// The call as it stands at `now`.
     fn snapshot(self, now: Instant) -> Option<CallSnapshot> {
         let info = self.call.call(self.id)?.clone();
-        let left = |at: Instant| at.saturating_duration_since(now);
+        let time_left = |at: Instant| at.saturating_duration_since(now);
         let state = match self.detached_at {
             None => CallState::Attached,
             Some(at) => CallState::Detached {
                 since: now.saturating_duration_since(at),
-                grace_left: self.waits_to.map(left),
+                grace_left: self.grace_deadline.map(time_left),
             },
         };
         Some(CallSnapshot {
             age: now.saturating_duration_since(info.started_at()),
             info,
             state,
-            time_left: self.deadline.map(left),
+            time_left: self.deadline.map(time_left),
         })
     }
 }
@@ -306,7 +311,7 @@ impl fmt::Debug for Calls {
 
 /// Whether nothing is left to wait for. Subscriptions have no end of their own.
 fn is_drained(registry: &Registry) -> bool {
-    let mut waited_for = registry.look_at_calls(|id, entry| {
+    let mut waited_for = registry.scan_calls(|id, entry| {
         let call = entry.call.call(id);
         call.filter(|call| call.method() != LISTEN).map(|_| ())
     });

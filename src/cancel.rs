@@ -10,7 +10,7 @@ use crate::call::{CallInfo, CancelReason, Scope};
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
 /// Announces that a cancel may follow: the session of its call is not closed as long as this lives.
-pub(crate) type Announced = Box<dyn Send>;
+pub(crate) type CancelGuard = Box<dyn Send>;
 
 /// Injects a cancel into the server that runs a call.
 pub(crate) trait Canceller: Send + Sync {
@@ -28,7 +28,7 @@ pub(crate) trait Canceller: Send + Sync {
     }
 
     /// Announces that `call` may be cancelled next. Returns `None` if no other call would wait for that.
-    fn announce(&self, _call: &CallInfo) -> Option<Announced> {
+    fn begin_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
         None
     }
 

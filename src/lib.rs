@@ -117,6 +117,7 @@ mod calls;
 mod cancel;
 mod catch_panic;
 mod confirm;
+mod disconnect;
 mod either_body;
 mod envelope;
 mod exchange;
@@ -146,7 +147,6 @@ mod timer;
 mod token;
 #[cfg(feature = "rmcp")]
 pub mod transport;
-mod verdict;
 
 #[cfg(feature = "rmcp")]
 pub use self::mcp::{AbortOnCancel, CancellableSessionManager};

@@ -7,7 +7,7 @@ use crate::{
     catch_panic::catch_panic,
     confirm::Confirm,
     observe::Observers,
-    policy::{Policy, Rules},
+    policy::{EffectivePolicy, Policy},
 };
 
 /// Which answers are kept for clients that resume their calls. This needs
@@ -43,7 +43,7 @@ pub(crate) struct Options {
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,
     /// The rules for calls without a policy of their own.
-    pub(crate) rules: Rules,
+    pub(crate) rules: EffectivePolicy,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<Exempt>>,
     /// Called before an orphan is cancelled.
@@ -56,7 +56,7 @@ type Exempt = dyn Fn(&CallInfo) -> bool + Send + Sync;
 // === impl Options ===
 
 impl Options {
-    pub(crate) fn policy_for(&self, call: &CallInfo) -> Rules {
+    pub(crate) fn policy_for(&self, call: &CallInfo) -> EffectivePolicy {
         let policy = self.policy.as_ref();
         let policy = policy.and_then(|policy| catch_panic(|| policy(call)));
         let rules = policy.unwrap_or_default().or(self.rules);

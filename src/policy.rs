@@ -78,7 +78,7 @@ pub struct Policy {
 
 /// What was decided for a call, by its policy and by the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Rules {
+pub(crate) struct EffectivePolicy {
     pub(crate) grace: Grace,
     pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
@@ -122,8 +122,8 @@ impl Policy {
     }
 
     /// Completes it with the rules of the layer.
-    pub(crate) fn or(self, layer: Rules) -> Rules {
-        Rules {
+    pub(crate) fn or(self, layer: EffectivePolicy) -> EffectivePolicy {
+        EffectivePolicy {
             grace: self.grace.unwrap_or(layer.grace),
             call_timeout: self.call_timeout.or(layer.call_timeout),
             supersede: self.supersede,
@@ -132,9 +132,9 @@ impl Policy {
     }
 }
 
-// === impl Rules ===
+// === impl EffectivePolicy ===
 
-impl Rules {
+impl EffectivePolicy {
     /// The same for a call that is exempt.
     pub(crate) fn exempt(self) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The service, which makes an exchange of every request and has everything that passes watched.
+//! The service, which makes an exchange of every request and observes its request and response.
 
 use std::{
     fmt,
@@ -12,7 +12,7 @@ use http_body::Body;
 use tower_service::Service;
 
 use crate::{
-    exchange::{Exchange, Guard, Instance, Registry},
+    exchange::{Exchange, Guard, LayerShared, Registry},
     headers::McpHeaders,
     observe::Hint,
     options::Options,
@@ -46,7 +46,7 @@ use crate::{
 #[derive(Clone)]
 pub struct CancelOnDisconnect<S> {
     inner: S,
-    instance: Arc<Instance>,
+    instance: Arc<LayerShared>,
     template: Arc<ServicePrototype<S>>,
 }
 
@@ -57,7 +57,7 @@ impl<S: Clone> CancelOnDisconnect<S> {
         Self {
             template: Arc::new(ServicePrototype::new(inner.clone())),
             inner,
-            instance: Arc::new(Instance { options, registry }),
+            instance: Arc::new(LayerShared { options, registry }),
         }
     }
 }

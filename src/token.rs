@@ -80,7 +80,7 @@ impl CallToken {
 
     /// Why the call was cancelled, or `None` if it was not.
     pub fn reason(&self) -> Option<CancelReason> {
-        self.0.signal.hear();
+        self.0.signal.mark_observed();
         self.0.signal.reason()
     }
 
@@ -213,12 +213,12 @@ impl CallToken {
     /// Marks the call as answered. For a gateway or a proxy that stands between the layer and its server, reads on
     /// when the client has left, and gives the answer to a client that resumes it.
     ///
-    /// The call ends as completed. Its grace is over, so is a hold of it, nothing is injected for it, the token will not fire and
+    /// The call ends as completed. Its grace and its pending resumes end, nothing is injected for it, the token will not fire and
     /// clean-ups are dropped. A later resume passes through untouched: what it gets is the gateway's decision. A
     /// cancel that came first stays one, also where its token fires only in this moment.
     ///
     /// It may be called at any time and more than once: before the response has a head, between two events, while the client is
-    /// away, beside a deadline that passes. Where the layer has not read the request's body yet, it is remembered: the call is
+    /// away, beside a deadline that passes. Where the layer has not read the request's body yet, this is stored: the call is
     /// reported as started and completed then, and is never in flight. On a request that carries no call (a plain route,
     /// `initialize`, a notification, a body that cannot be read) the token will not fire any more, and nothing else changes; a
     /// resume carries no call of its own. A call that has ended stays as it is, and so does what the layer keeps of it: with a
@@ -260,7 +260,7 @@ impl CallToken {
     /// # }
     /// ```
     pub fn answered(&self) {
-        self.0.answered_elsewhere();
+        self.0.on_answered_externally();
     }
 
     /// Returns `true` if the layer itself has sent this request: the `notifications/cancelled` of a call, which it replays into
@@ -373,7 +373,7 @@ mod extract {
         async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
             let token = parts.extensions.get::<Self>().cloned();
             token
-                .inspect(|token| token.0.signal.hear())
+                .inspect(|token| token.0.signal.mark_observed())
                 .ok_or(MissingLayer)
         }
     }
@@ -387,7 +387,7 @@ mod extract {
             _: &S,
         ) -> Result<Option<Self>, Self::Rejection> {
             let token = parts.extensions.get::<Self>().cloned();
-            Ok(token.inspect(|token| token.0.signal.hear()))
+            Ok(token.inspect(|token| token.0.signal.mark_observed()))
         }
     }
 

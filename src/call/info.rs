@@ -10,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::key::{CallId, Key, RequestId, Scope, SessionKey};
-use crate::policy::Rules;
+use crate::policy::EffectivePolicy;
 
 /// The method of 2026-07-28 whose response stream is the subscription.
 pub(crate) const LISTEN: &str = "subscriptions/listen";
@@ -54,17 +54,17 @@ pub struct CallInfo {
     tool: Option<Box<str>>,
     session: Option<Arc<str>>,
     protocol_version: Option<Cow<'static, str>>,
-    must_run_on: bool,
-    ends_with_its_stream: bool,
+    is_task: bool,
+    is_cancelled_on_disconnect: bool,
     /// In a box, because most calls have the default.
-    policy: Option<Box<Rules>>,
+    policy: Option<Box<EffectivePolicy>>,
     /// In a box, because most calls have nothing of it.
-    typed: OnceLock<Box<Typed>>,
+    typed: OnceLock<Box<TypedMeta>>,
 }
 
 /// What only few calls have, and only a session manager knows.
 #[derive(Clone, Default)]
-struct Typed {
+struct TypedMeta {
     progress_token: Option<RequestId>,
     /// Keyed hash of the arguments, if the call may be superseded.
     fingerprint: Option<u64>,
@@ -86,8 +86,8 @@ impl CallInfo {
             tool: None,
             session: None,
             protocol_version: None,
-            must_run_on: false,
-            ends_with_its_stream: false,
+            is_task: false,
+            is_cancelled_on_disconnect: false,
             policy: None,
             typed: OnceLock::new(),
         }
@@ -111,16 +111,16 @@ impl CallInfo {
         self.set_typed(|typed| typed.fingerprint = Some(fingerprint));
     }
 
-    fn set_typed(&mut self, set: impl FnOnce(&mut Typed)) {
+    fn set_typed(&mut self, set: impl FnOnce(&mut TypedMeta)) {
         let mut typed = self.typed.take().unwrap_or_default();
         set(&mut typed);
         self.typed = OnceLock::from(typed);
     }
 
     /// Merges the parts that only the typed message of the call has.
-    pub(crate) fn learn(&self, mut typed: Self) {
+    pub(crate) fn merge_typed(&self, mut typed: Self) {
         let typed = typed.typed.take();
-        if self.must_run_on || typed.is_some() {
+        if self.is_task || typed.is_some() {
             // A call is bound once.
             let _first = self.typed.set(typed.unwrap_or_default());
         }
@@ -153,35 +153,38 @@ impl CallInfo {
         self.typed.get()?.fingerprint
     }
 
-    pub(crate) fn set_policy(&mut self, policy: Rules) {
+    pub(crate) fn set_policy(&mut self, policy: EffectivePolicy) {
         if policy != self.policy() {
             self.policy = Some(Box::new(policy));
         }
     }
 
-    pub(crate) fn policy(&self) -> Rules {
+    pub(crate) fn policy(&self) -> EffectivePolicy {
         self.policy.as_deref().copied().unwrap_or_default()
     }
 
     /// When it is cancelled at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let may_last = self.policy().call_timeout.filter(|_| !self.has_own_end())?;
+        let may_last = self
+            .policy()
+            .call_timeout
+            .filter(|_| !self.is_unbounded())?;
         self.started_at.checked_add(may_last)
     }
 
     /// Returns `true` if only its client determines how long it lasts.
-    fn has_own_end(&self) -> bool {
-        self.must_run_on() || self.method == LISTEN
+    fn is_unbounded(&self) -> bool {
+        self.is_task() || self.method == LISTEN
     }
 
     /// A 2025-11-25 task-augmented request: only `tasks/cancel` may end its work.
-    pub(crate) fn set_must_run_on(&mut self, task: bool) {
-        self.must_run_on = task;
+    pub(crate) fn set_task(&mut self, task: bool) {
+        self.is_task = task;
     }
 
     /// A request of revision 2026-07-28 or later: closing its stream is its cancel.
-    pub(crate) fn set_ends_with_its_stream(&mut self, ends: bool) {
-        self.ends_with_its_stream = ends;
+    pub(crate) fn set_cancelled_on_disconnect(&mut self, is_cancelled: bool) {
+        self.is_cancelled_on_disconnect = is_cancelled;
     }
 
     /// The call's identity in this process.
@@ -242,12 +245,12 @@ impl CallInfo {
     }
 
     /// Whether it runs as a task. A call that a session manager bound does not: rmcp's handlers know of no task.
-    pub(crate) fn must_run_on(&self) -> bool {
-        self.must_run_on && self.typed.get().is_none()
+    pub(crate) fn is_task(&self) -> bool {
+        self.is_task && self.typed.get().is_none()
     }
 
-    pub(crate) fn ends_with_its_stream(&self) -> bool {
-        self.ends_with_its_stream
+    pub(crate) fn is_cancelled_on_disconnect(&self) -> bool {
+        self.is_cancelled_on_disconnect
     }
 }
 

@@ -1,17 +1,18 @@
 //! The attempts of a request: a middleware between the layer and the session manager may send it more than once.
 //!
-//! Each attempt that the session manager takes is a stream of the call, or a call of its own if the first has ended. What an
-//! attempt means for other calls waits until it was taken: an older call keeps its id, and none is superseded.
+//! Each attempt that the session manager accepts is a stream of the call, or a call of its own if the first has ended. An attempt
+//! affects other calls only once it is accepted: until then an older call keeps its id, and none is superseded.
 
 use std::{mem, sync::Arc};
 
 use super::state::{
-    Attachment, Attempts, Core, Exchange, Handover, Locked, Lodging, Phase, RequestKind,
+    Attachment, Attempts, CallRef, Dispatch, Exchange, ExchangeState, Phase, RequestKind,
+    SessionState,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, Outcome},
     cancel::Canceller,
-    registry::{FIRST, report},
+    registry::{POST_GENERATION, report},
 };
 
 /// What became of one attempt of a request.
@@ -20,18 +21,18 @@ enum Attempt {
     Accepted,
     Refused,
     /// It may have been either.
-    GivenUp,
+    Abandoned,
 }
 
-// === impl Locked ===
+// === impl ExchangeState ===
 
-impl Locked {
-    /// A further attempt of the request is on its way to the session manager.
+impl ExchangeState {
+    /// Begins the dispatch of a further attempt of the request.
     fn begin_attempt(&mut self) {
-        if let Handover::Opening(opening) = &mut self.handover {
-            opening.attempts += 1;
+        if let Dispatch::InProgress(attempts) = &mut self.dispatch {
+            attempts.attempts += 1;
         } else {
-            self.handover = Handover::Opening(Attempts {
+            self.dispatch = Dispatch::InProgress(Attempts {
                 attempts: 1,
                 was_accepted: true,
                 ..Attempts::default()
@@ -43,8 +44,8 @@ impl Locked {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Whether this very session manager has bound its call: a middleware sent the request again. (Another manager may be
-    /// around this one.)
+    /// Returns `true` if this session manager has bound its call: a middleware sent the request again. (Another manager may wrap
+    /// this one.)
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -53,7 +54,7 @@ impl Exchange {
         }
     }
 
-    /// A further attempt of the same request: another stream of its call, or a call of its own if that has ended.
+    /// Binds a further attempt of the same request: another stream of its call, or a call of its own if that has ended.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
@@ -62,7 +63,7 @@ impl Exchange {
         canceller: Arc<dyn Canceller>,
         fingerprint: impl FnOnce() -> u64,
     ) -> Option<Attachment> {
-        let Lodging { info, home } = self.call.get()?;
+        let CallRef { info, session } = self.call.get()?;
         if *info.request_id() != key.request || info.session_id() != Some(&key.session.id) {
             return None;
         }
@@ -71,18 +72,18 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Under the lock of the state: a cancel that comes now waits until the server has this attempt too.
-        let ((detachment, generation), later) =
-            home.begin(|core| (core.detachment(id), core.attach(id)));
+        // Under the lock of the state: a cancel from now on is deferred until the server has this attempt too.
+        let ((detachment, generation), deferred) =
+            session.with_deferred(|core| (core.detachment(id), core.attach(id)));
         if generation.is_some() {
             state.begin_attempt();
         }
         drop(state);
-        later.done();
+        deferred.run();
         if let Some(generation) = generation {
-            self.open_passage();
+            self.reopen_late_answer();
             if detachment.is_some() {
-                self.resumed(id, detachment);
+                self.on_resumed(id, detachment);
             }
             return Some(self.attachment(id, generation));
         }
@@ -90,7 +91,7 @@ impl Exchange {
             let mut state = self.state();
             state.next.upgrade().unwrap_or_else(|| {
                 let next = Self::of_parts(
-                    self.instance.clone(),
+                    self.shared.clone(),
                     self.session.clone(),
                     self.revision,
                     self.revision_date,
@@ -102,7 +103,7 @@ impl Exchange {
                 next
             })
         };
-        // In a box: it is this very function's.
+        // Boxed, because this function calls `bind`, which calls this function.
         next.bind(
             call,
             canceller,
@@ -116,24 +117,24 @@ impl Exchange {
         self.state().next.upgrade()
     }
 
-    /// The session manager took the request of a call: what waited for that is done now.
-    pub(crate) fn opened(self: &Arc<Self>, id: CallId) {
+    /// The session manager accepted the request of a call: what was deferred is done now.
+    pub(crate) fn on_dispatched(self: &Arc<Self>, id: CallId) {
         if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
             self.supersede(call);
         }
         self.end_attempt(id, Attempt::Accepted);
     }
 
-    /// The request of a call was given up on its way. The session manager may have taken it.
-    pub(crate) fn given_up(self: &Arc<Self>, id: CallId) {
-        self.end_attempt(id, Attempt::GivenUp);
+    /// The dispatch of a call was abandoned. The session manager may have accepted the request.
+    pub(crate) fn on_dispatch_abandoned(self: &Arc<Self>, id: CallId) {
+        self.end_attempt(id, Attempt::Abandoned);
     }
 
     /// The session manager refused the request of a call, which ends with that unless another attempt of it was accepted.
-    pub(crate) fn refused(self: &Arc<Self>, attachment: &Attachment) {
-        let is_sole = match &self.state().handover {
-            Handover::Opening(opening) => opening.attempts <= 1 && !opening.was_accepted,
-            Handover::None | Handover::Open { .. } => true,
+    pub(crate) fn on_refused(self: &Arc<Self>, attachment: &Attachment) {
+        let is_sole = match &self.state().dispatch {
+            Dispatch::InProgress(attempts) => attempts.attempts <= 1 && !attempts.was_accepted,
+            Dispatch::NotBound | Dispatch::Done { .. } => true,
         };
         if is_sole {
             self.finish(attachment.id, Outcome::Failed);
@@ -146,54 +147,54 @@ impl Exchange {
     fn end_attempt(self: &Arc<Self>, id: CallId, attempt: Attempt) {
         let (contested, ended) = {
             let mut state = self.state();
-            let Handover::Opening(opening) = &mut state.handover else {
+            let Dispatch::InProgress(attempts) = &mut state.dispatch else {
                 return;
             };
-            opening.attempts = opening.attempts.saturating_sub(1);
-            opening.was_accepted |= attempt != Attempt::Refused;
-            let contested = opening.contested.take_if(|_| attempt != Attempt::Refused);
-            let ended = (opening.attempts == 0).then(|| mem::take(opening));
-            let ended = ended.map(|opening| {
-                // A cancel of what the server never had would meet another call.
-                let due = opening.due.filter(|_| opening.was_accepted);
-                state.handover = Handover::Open {
-                    cancelled: due.is_some(),
+            attempts.attempts = attempts.attempts.saturating_sub(1);
+            attempts.was_accepted |= attempt != Attempt::Refused;
+            let contested = attempts.contested.take_if(|_| attempt != Attempt::Refused);
+            let ended = (attempts.attempts == 0).then(|| mem::take(attempts));
+            let ended = ended.map(|attempts| {
+                // If the server never had the request, the cancel could cancel another call.
+                let deferred_cancel = attempts.deferred_cancel.filter(|_| attempts.was_accepted);
+                state.dispatch = Dispatch::Done {
+                    is_cancelled: deferred_cancel.is_some(),
                 };
-                (due, state.canceller.clone(), state.phase)
+                (deferred_cancel, state.canceller.clone(), state.phase)
             });
             (contested, ended)
         };
-        if let Some(name) = contested {
-            self.settle_contest(id, *name, attempt);
+        if let Some(key) = contested {
+            self.resolve_contest(id, *key, attempt);
         }
-        let Some(((due, canceller, phase), call)) = ended.zip(self.call(id)) else {
+        let Some(((deferred_cancel, canceller, phase), call)) = ended.zip(self.call(id)) else {
             return;
         };
-        match due.zip(canceller) {
-            Some(((reason, announced), canceller)) => {
+        match deferred_cancel.zip(canceller) {
+            Some(((reason, guard), canceller)) => {
                 self.inject(id, canceller.cancel(call, reason), self.span());
-                drop(announced);
+                drop(guard);
             }
-            None if phase == Phase::Abandoned => {
-                self.let_go(call, FIRST, DetachCause::Disconnected, false)
+            None if phase == Phase::Dropped => {
+                self.on_stream_lost(call, POST_GENERATION, DetachCause::Disconnected, false)
             }
             None => {}
         }
     }
 
-    /// The session manager has the request of a call whose id an older call in flight has.
+    /// The session manager has the request of a call whose id is that of an older call in flight.
     #[cold]
-    fn settle_contest(self: &Arc<Self>, id: CallId, name: Key, attempt: Attempt) {
-        if attempt == Attempt::GivenUp {
-            // Whose cancel the id would be now is not known: neither is cancelled in place of the other.
+    fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
+        if attempt == Attempt::Abandoned {
+            // It is not known which call the id means now: neither is cancelled in place of the other.
             return self.finish(id, Outcome::Unknown);
         }
-        let Key { session, request } = name;
+        let Key { session, request } = key;
         report(
-            self.at_home(|core| core.rename(id, &session.scope, request))
+            self.with_session(|core| core.rekey(id, &session.scope, request))
                 .flatten(),
         );
-        self.tell_decided();
+        self.notify_changed();
     }
 
     /// Cancels the older detached calls of its session that `call` repeats.
@@ -203,9 +204,9 @@ impl Exchange {
         let Some(key) = canceller.and_then(|canceller| call.key(canceller.scope())) else {
             return;
         };
-        for (id, exchange) in self.instance.registry.detached_in(&key.session) {
+        for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
-            // One with its id is untracked instead: what its handler still answers would be taken for the answer of this call.
+            // One with the same id is untracked instead: an answer of its handler would be taken for the answer of this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {
                 exchange.cancel_superseded(id);
@@ -215,7 +216,7 @@ impl Exchange {
 
     fn cancel_superseded(self: &Arc<Self>, id: CallId) {
         let span = self.span();
-        let finish = |core: &mut Core, ended| core.finish_detached(id, ended);
+        let finish = |core: &mut SessionState, ended| core.finish_detached(id, ended);
         let cancelled = self.cancel_detached(None, id, CancelReason::Superseded, finish);
         if let Some(injection) = cancelled {
             self.inject(id, injection, span);

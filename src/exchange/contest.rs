@@ -1,7 +1,7 @@
 //! Requests that are not tracked and have the id of a call in flight.
 //!
-//! A cancel names its call by that id. From when the server may have such a request, a cancel of the call could meet the request.
-//! So none is injected while the request is on its way. Once the server took it, the call is no longer tracked.
+//! A cancel names its call by that id. As soon as the server may have such a request, a cancel of the call could cancel the request.
+//! So none is injected while the request is in progress. Once the server has accepted it, the call is no longer tracked.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::call::{CallId, Key};
 
-/// A request on its way that is not tracked, and the call in flight whose id it has.
+/// A request in progress that is not tracked, and the call in flight with the same id.
 pub(crate) struct Contest {
     older: CallId,
     exchange: Arc<Exchange>,
@@ -23,17 +23,21 @@ impl Contest {
     /// Returns `None` if no call in flight has the key.
     pub(crate) fn begin(registry: &Registry, key: &Key) -> Option<Self> {
         let Key { session, request } = key;
-        let contested = registry.visit(&session.id, |core| core.contest(&session.scope, request));
+        let contested =
+            registry.with_session(&session.id, |core| core.contest(&session.scope, request));
         let (older, exchange) = contested??;
         Some(Self { older, exchange })
     }
 
-    /// The server took the request: the call is no longer tracked.
+    /// The server accepted the request: the call is no longer tracked.
     #[cold]
     pub(crate) fn lose(self) {
         let Self { older, exchange } = &self;
-        if let Some(finished) = exchange.at_home(|core| core.finish(*older, None)).flatten() {
-            exchange.left_unseen(*older, finished);
+        if let Some(finished) = exchange
+            .with_session(|core| core.finish(*older, None))
+            .flatten()
+        {
+            exchange.end_untracked(*older, finished);
         }
     }
 }
@@ -46,6 +50,7 @@ impl Contested for Contest {
 
 impl Drop for Contest {
     fn drop(&mut self) {
-        self.exchange.at_home(|core| core.end_contest(self.older));
+        self.exchange
+            .with_session(|core| core.end_contest(self.older));
     }
 }

@@ -1,34 +1,34 @@
-//! The end of a call: answered, cancelled, or let go.
+//! The end of a call: answered, cancelled, or untracked.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::state::{Core, Exchange, Handover};
+use super::state::{Dispatch, Exchange, SessionState};
 use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
-    cancel::{Announced, Canceller, Injection},
+    cancel::{CancelGuard, Canceller, Injection},
     limits::Limit,
     observe::{Event, log_evicted, log_limit},
     options::RetainAnswers,
-    registry::{Answer, End, Ended, Finished, Tracked},
+    registry::{Answer, Completion, Finished, RetainedOutcome, Tracked},
 };
 
-/// The least that an ended call is remembered for its client: 60 s, which is also how long rmcp means to keep
+/// Minimum time that an ended call is retained for its client: 60 s, which is also how long rmcp means to keep
 /// the events of a completed stream.
-const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+const MIN_RETENTION: Duration = Duration::from_secs(60);
 
-/// A call that was cancelled here just now, and of which its server is to be told.
+/// A call that was cancelled here just now, and whose server is to be notified.
 pub(super) struct JustCancelled {
     finished: Finished,
-    /// From before the call had ended: who finds that it has, and closes its session, waits for the injection.
-    announced: Option<Announced>,
+    /// Held since before the call has ended: a task that closes its session waits for the injection.
+    guard: Option<CancelGuard>,
 }
 
 // === impl Exchange ===
 
 impl Exchange {
-    /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
+    /// Cancels a call, unless it has ended, or its client has just resumed (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.cancel_after(None, id, reason);
     }
@@ -40,22 +40,22 @@ impl Exchange {
         reason: CancelReason,
     ) {
         let span = self.span();
-        let finish = |core: &mut Core, ended| core.finish_due(id, ended);
+        let finish = |core: &mut SessionState, ended| core.finish_due(id, ended);
         if let Some(injection) = self.cancel_detached(event, id, reason, finish) {
             self.inject(id, injection, span);
         }
     }
 
-    /// Also reports what came before the cancel. The token does not wait for that.
+    /// Cancels a call as `finish` allows, and reports `event` first. The token fires before the report.
     pub(super) fn cancel_detached(
         self: &Arc<Self>,
         event: Option<&Event<'_>>,
         id: CallId,
         reason: CancelReason,
-        finish: impl FnOnce(&mut Core, Ended<Answer>) -> Option<Finished>,
+        finish: impl FnOnce(&mut SessionState, Completion<Answer>) -> Option<Finished>,
     ) -> Option<Injection> {
-        let cancelled = self.end_as_cancelled(id, reason, finish);
-        let cancelled = cancelled.map(|it| (self.stop(id, reason, it.finished), it));
+        let cancelled = self.mark_cancelled(id, reason, finish);
+        let cancelled = cancelled.map(|it| (self.apply_cancel(id, reason, it.finished), it));
         if let Some(event) = event {
             self.report(event);
         }
@@ -64,44 +64,44 @@ impl Exchange {
         self.injection(id, reason, cancelled)
     }
 
-    /// Cancels a call, attached or not, whose server knows already.
-    pub(crate) fn cancelled_elsewhere(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+    /// Cancels a call, attached or not, whose server has the cancel already.
+    pub(crate) fn on_cancelled_externally(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         let outcome = match reason {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
             other => Outcome::Cancelled(other),
         };
-        let Some(cancelled) = self.cancel_any(id, reason, Some(outcome)) else {
+        let Some(cancelled) = self.cancel_now(id, reason, Some(outcome)) else {
             return;
         };
-        if self.is_call_over() {
-            self.hand_over();
+        if self.has_call_ended() {
+            self.register_orphaned_streams();
         }
-        // Its server may have heard of the cancel before it heard of the call.
+        // Its server may have received the cancel before the call.
         if reason == CancelReason::ClientCancelled {
-            self.keep_due(reason, cancelled);
+            self.defer_cancel(reason, cancelled);
         }
         self.release_canceller();
     }
 
-    /// Cancels a call, attached or not, here. What is to be told of it, and to whom, is left to the caller, who may
-    /// know its outcome.
-    pub(super) fn cancel_any(
+    /// Cancels a call here, attached or not. The caller notifies its server and its client, and may know its
+    /// outcome.
+    pub(super) fn cancel_now(
         &self,
         id: CallId,
         reason: CancelReason,
         outcome: Option<Outcome>,
     ) -> Option<JustCancelled> {
-        let finish = |core: &mut Core, ended| core.finish(id, Some(ended));
-        let cancelled = self.end_as_cancelled(id, reason, finish)?;
-        let seen = self.stop(id, reason, cancelled.finished);
+        let finish = |core: &mut SessionState, ended| core.finish(id, Some(ended));
+        let cancelled = self.mark_cancelled(id, reason, finish)?;
+        let seen = self.apply_cancel(id, reason, cancelled.finished);
         self.report_end(id, outcome.unwrap_or(seen), cancelled.finished);
         Some(cancelled)
     }
 
-    /// Cancels a call, attached or not, and tells its client. `false` if it has ended, or must run on.
-    pub(crate) fn end_here(self: &Arc<Self>, id: CallId, reason: CancelReason) -> bool {
+    /// Cancels a call, attached or not, and sends its client the error. Returns `false` if the call has ended, or runs as a task.
+    pub(crate) fn force_cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) -> bool {
         let span = self.span();
-        let Some(injection) = self.begin_end(id, reason) else {
+        let Some(injection) = self.begin_force_cancel(id, reason) else {
             return false;
         };
         if let Some(injection) = injection {
@@ -110,150 +110,153 @@ impl Exchange {
         true
     }
 
-    /// The same, but for what is to be injected. `None` if it has ended, or must run on.
-    pub(crate) fn begin_end(
+    /// Cancels a call as [`force_cancel`](Self::force_cancel) does, and returns the injection. `None` if the call has ended, or runs
+    /// as a task.
+    pub(crate) fn begin_force_cancel(
         self: &Arc<Self>,
         id: CallId,
         reason: CancelReason,
     ) -> Option<Option<Injection>> {
-        self.call(id).filter(|call| !call.must_run_on())?;
-        let cancelled = self.cancel_any(id, reason, None)?;
-        self.tell_client(id, reason);
+        self.call(id).filter(|call| !call.is_task())?;
+        let cancelled = self.cancel_now(id, reason, None)?;
+        self.send_cancel_error(id, reason);
         Some(self.injection(id, reason, cancelled))
     }
 
-    /// The same when the server shuts down. `told` is dropped once the server took the cancel, or nobody can tell
-    /// it any more.
-    pub(crate) fn end_at_shutdown(self: &Arc<Self>, id: CallId, told: &mpsc::Sender<()>) -> bool {
+    /// Cancels a call when the server shuts down. `delivered` is dropped once the server has accepted the cancel, or the delivery
+    /// has failed.
+    pub(crate) fn cancel_at_shutdown(
+        self: &Arc<Self>,
+        id: CallId,
+        delivered: &mpsc::Sender<()>,
+    ) -> bool {
         let span = self.span();
-        let Some(injection) = self.begin_end(id, CancelReason::ShuttingDown) else {
+        let Some(injection) = self.begin_force_cancel(id, CancelReason::ShuttingDown) else {
             return false;
         };
         if let Some(injection) = injection {
-            let told = told.clone();
-            let telling = async move {
+            let delivered = delivered.clone();
+            let delivering = async move {
                 let result = injection.await;
-                drop(told);
+                drop(delivered);
                 result
             };
-            self.inject(id, Box::pin(telling), span);
+            self.inject(id, Box::pin(delivering), span);
         }
         true
     }
 
-    /// Has the registry end a call, which is remembered as cancelled.
-    fn end_as_cancelled(
+    /// Ends a call in the registry, which retains it as cancelled.
+    fn mark_cancelled(
         &self,
         id: CallId,
         reason: CancelReason,
-        finish: impl FnOnce(&mut Core, Ended<Answer>) -> Option<Finished>,
+        finish: impl FnOnce(&mut SessionState, Completion<Answer>) -> Option<Finished>,
     ) -> Option<JustCancelled> {
         let (call, now) = (self.call(id)?, Instant::now());
         let canceller = self.state().canceller.clone();
-        // No session manager has it yet, so it has no key that could be another's. One may get it in this very moment.
+        // No session manager has it yet, so no other call can have its key. One may bind it in this moment.
         let is_on_its_way = canceller.is_none() && call.session().is_some();
-        let announced = canceller.and_then(|canceller| canceller.announce(call));
-        let ended = Ended {
-            end: End::Cancelled(call.request_id().clone(), reason),
+        let guard = canceller.and_then(|canceller| canceller.begin_cancel(call));
+        let ended = Completion {
+            outcome: RetainedOutcome::Cancelled(call.request_id().clone(), reason),
             weight: 0,
             at: now,
             until: self.retain_until(call, now),
         };
-        let mut finished = self.at_home(|core| finish(core, ended))??;
-        finished.injectable |= is_on_its_way;
-        Some(JustCancelled {
-            finished,
-            announced,
-        })
+        let mut finished = self.with_session(|core| finish(core, ended))??;
+        finished.may_cancel_server |= is_on_its_way;
+        Some(JustCancelled { finished, guard })
     }
 
-    /// Goes through with the cancel of a call that has just ended so. Says what became of it.
-    fn stop(&self, id: CallId, reason: CancelReason, finished: Finished) -> Outcome {
-        let is_told = self.is_told(id, finished);
-        self.tell_decided();
-        let older_stay = self.note_call_over(false);
+    /// Applies the cancel of a call that has just been marked as cancelled. Returns its outcome.
+    fn apply_cancel(&self, id: CallId, reason: CancelReason, finished: Finished) -> Outcome {
+        let has_recipient = self.has_cancel_recipient(id, finished);
+        self.notify_changed();
+        let has_older = self.mark_call_ended(false);
         self.fire(reason);
-        if older_stay {
-            self.hand_over();
+        if has_older {
+            self.register_orphaned_streams();
         }
-        if is_told {
+        if has_recipient {
             Outcome::Cancelled(reason)
         } else {
             Outcome::Abandoned(reason)
         }
     }
 
-    /// Whether anybody who can stop the work of a call hears that it is cancelled: its server, by an injection or
-    /// because its revision makes the end of the stream the cancel, or somebody who has its token.
-    fn is_told(&self, id: CallId, finished: Finished) -> bool {
+    /// Returns `true` if code that can stop the work of a call is notified of the cancel: its server, by an injection or
+    /// because in its revision the end of the stream is the cancel, or code that has its token.
+    fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
         };
-        if call.ends_with_its_stream() || self.signal.is_heard() {
+        if call.is_cancelled_on_disconnect() || self.signal.is_observed() {
             return true;
         }
         let state = self.state();
         match state.canceller {
-            Some(_) => finished.injectable,
-            // A session manager has not got it yet. If it still comes there, so does the cancel. Once it was answered, it
-            // does not.
+            Some(_) => finished.may_cancel_server,
+            // No session manager has it yet. If one still binds it, the cancel follows. Once the inner service has answered, none
+            // does.
             None => call.session().is_some() && !state.has_head,
         }
     }
 
-    /// What the server is to be told of a cancelled call now.
+    /// Returns the injection of a cancelled call, if there is one to send now.
     pub(super) fn injection(
         &self,
         id: CallId,
         reason: CancelReason,
         cancelled: JustCancelled,
     ) -> Option<Injection> {
-        // What was announced stays so until there is an injection.
-        let (cancelled, canceller) = self.keep_due(reason, cancelled)?;
-        let Some(canceller) = canceller.filter(|_| cancelled.finished.injectable) else {
+        // The cancel is pending until there is an injection.
+        let (cancelled, canceller) = self.defer_cancel(reason, cancelled)?;
+        let Some(canceller) = canceller.filter(|_| cancelled.finished.may_cancel_server) else {
             self.release_canceller();
             return None;
         };
         Some(canceller.cancel(self.call(id)?, reason))
     }
 
-    /// Keeps what is to be told until the call was handed over. Returns who is to tell it now, if it was, or nobody has the
-    /// call: in the same moment, because a session manager that binds the call next tells it then.
-    fn keep_due(
+    /// Defers a cancel until the call is dispatched. Returns the canceller if the call is dispatched or not bound. Both under one
+    /// lock, because a session manager that binds the call next sends the cancel then.
+    fn defer_cancel(
         &self,
         reason: CancelReason,
         cancelled: JustCancelled,
     ) -> Option<(JustCancelled, Option<Arc<dyn Canceller>>)> {
         let mut state = self.state();
-        match &mut state.handover {
-            Handover::Opening(opening) => {
-                // Unless who handed it over saw that it is cancelled.
-                if cancelled.finished.injectable && opening.due.is_none() {
-                    opening.due = Some((reason, cancelled.announced));
+        match &mut state.dispatch {
+            Dispatch::InProgress(attempts) => {
+                // Unless the dispatch has found it cancelled.
+                if cancelled.finished.may_cancel_server && attempts.deferred_cancel.is_none() {
+                    attempts.deferred_cancel = Some((reason, cancelled.guard));
                 }
                 None
             }
-            Handover::Open { cancelled: true } => None,
-            Handover::Open { cancelled: false } | Handover::None => {
-                Some((cancelled, state.canceller.clone()))
+            Dispatch::Done { is_cancelled: true } => None,
+            Dispatch::Done {
+                is_cancelled: false,
             }
+            | Dispatch::NotBound => Some((cancelled, state.canceller.clone())),
         }
     }
 
-    /// The answer of a call was seen. `answer` says what to keep of it, and how many bytes that is; it is not asked if
-    /// nothing is to be kept.
+    /// The answer of a call was observed. `answer` returns what is to be retained of it, and its size in bytes. It is not called if
+    /// nothing is to be retained.
     pub(crate) fn answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
-        let kept = match self.instance.options.retain {
+        let is_retained = match self.shared.options.retain {
             RetainAnswers::All => true,
             RetainAnswers::Detached => self.is_detached(id),
             RetainAnswers::Off => false,
         };
-        let answer = if kept { answer() } else { None };
+        let answer = if is_retained { answer() } else { None };
         let ended = answer.and_then(|(mut answer, weight)| {
             answer.retry = self.retry();
             let now = Instant::now();
-            Some(Ended {
-                end: End::Answered(answer),
+            Some(Completion {
+                outcome: RetainedOutcome::Answered(answer),
                 weight,
                 at: now,
                 until: self.retain_until(self.call(id)?, now),
@@ -262,8 +265,8 @@ impl Exchange {
         self.end(id, Outcome::Completed, ended);
     }
 
-    /// Somebody between the layer and its server has the answer, and will give it to the client, whenever that comes for it.
-    pub(crate) fn answered_elsewhere(&self) {
+    /// A gateway between the layer and its server has the answer, and will deliver it when the client resumes.
+    pub(crate) fn on_answered_externally(&self) {
         let (call, is_open) = {
             let mut state = self.state();
             state.is_answered = true;
@@ -271,8 +274,8 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // No call comes any more, and a client that leaves from now on means nothing. One that has left fires the token now.
-            None if is_open => self.signal.forget(),
+            // No call follows, and a disconnect from now on means nothing. One that was first fires the token now.
+            None if is_open => self.signal.disarm(),
             None => {}
         }
     }
@@ -281,38 +284,46 @@ impl Exchange {
         self.end(id, outcome, None);
     }
 
-    fn end(&self, id: CallId, outcome: Outcome, remember: Option<Ended<Answer>>) {
-        if let Some(finished) = self.at_home(|core| core.finish(id, remember)).flatten() {
-            self.ended_as(id, outcome, finished);
+    fn end(&self, id: CallId, outcome: Outcome, completion: Option<Completion<Answer>>) {
+        if let Some(finished) = self
+            .with_session(|core| core.finish(id, completion))
+            .flatten()
+        {
+            self.apply_end(id, outcome, finished);
         }
     }
 
-    /// The registry let a call go whose end nobody will see.
+    /// Ends a call as unknown that the registry has removed, because its end will not be observed.
     #[cold]
-    pub(crate) fn left_unseen(&self, id: CallId, finished: Finished) {
-        self.ended_as(id, Outcome::Unknown, finished);
-        if self.is_call_over() {
-            self.hand_over();
+    pub(crate) fn end_untracked(&self, id: CallId, finished: Finished) {
+        self.apply_end(id, Outcome::Unknown, finished);
+        if self.has_call_ended() {
+            self.register_orphaned_streams();
         }
     }
 
-    /// There is no room for a call, which runs on as without the layer.
+    /// Reports a call over a limit, which keeps running as without the layer.
     #[cold]
-    pub(super) fn untracked(&self, call: &CallInfo, limit: Limit) {
+    pub(super) fn report_untracked(&self, call: &CallInfo, limit: Limit) {
         self.report(&Event::Untracked { call, limit });
-        if let Some(calls) = self.instance.registry.notes.reached(limit, Instant::now()) {
+        if let Some(calls) = self
+            .shared
+            .registry
+            .limit_warnings
+            .record(limit, Instant::now())
+        {
             log_limit(limit, calls);
         }
     }
 
-    /// Goes through with the end of a call that was not cancelled.
-    pub(super) fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
-        self.tell_decided();
+    /// Applies the end of a call that was not cancelled.
+    pub(super) fn apply_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
+        self.notify_changed();
         let is_delivering = outcome == Outcome::Completed && finished.detachment.is_none();
-        if self.note_call_over(is_delivering) {
-            self.hand_over();
+        if self.mark_call_ended(is_delivering) {
+            self.register_orphaned_streams();
         }
-        self.signal.forget();
+        self.signal.disarm();
         self.release_canceller();
         self.report_end(id, outcome, finished);
     }
@@ -326,65 +337,75 @@ impl Exchange {
             });
         }
         self.release_span();
-        if finished.is_too_much {
-            self.report_dropped();
+        if finished.needs_eviction {
+            self.report_evicted();
         }
     }
 
-    /// There was no room for what is kept of some calls, be it this one or others.
+    /// Reports the evicted answers, of this call or of others.
     #[cold]
-    fn report_dropped(&self) {
-        let registry = &self.instance.registry;
-        let mut dropped = self.at_home(Core::take_dropped).unwrap_or_default();
-        dropped.extend(registry.make_room());
-        for dropped in &dropped {
+    fn report_evicted(&self) {
+        let registry = &self.shared.registry;
+        let mut evicted = self
+            .with_session(SessionState::take_evicted)
+            .unwrap_or_default();
+        evicted.extend(registry.evict());
+        for evicted in &evicted {
             // Not in the span of this call, which has nothing to do with it.
-            self.instance.report(&Event::AnswerEvicted {
-                call: dropped.call,
-                session: &dropped.session,
-                outcome: dropped.outcome,
-                bytes: dropped.bytes,
+            self.shared.report(&Event::AnswerEvicted {
+                call: evicted.call,
+                session: &evicted.session,
+                outcome: evicted.outcome,
+                bytes: evicted.bytes,
             });
         }
-        if let Some(answers) = registry.notes.dropped(dropped.len(), Instant::now()) {
+        if let Some(answers) = registry
+            .limit_warnings
+            .record_evictions(evicted.len(), Instant::now())
+        {
             log_evicted(answers);
         }
     }
 
-    /// How long the end of a call is kept at least, and if its client was there: as if it had gone just before.
+    /// How long the outcome of a call is retained at least. For an attached call: as if its client had disconnected just before.
     fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
-        let patience = match grace.longest(self.retry()) {
-            // Nearly always: no verdict says more.
-            short if short <= REMEMBERED_FOR => short,
+        let resume_window = match grace.max_grace(self.retry()) {
+            // Nearly always: no disconnect action gives more.
+            short if short <= MIN_RETENTION => short,
             _ => {
-                let going = self.going(false);
-                grace.verdict(call, going).patience(going)
+                let stream_end = self.stream_end(false);
+                grace
+                    .on_disconnect(call, stream_end)
+                    .resume_window(stream_end)
             }
         };
-        now.checked_add(patience.max(REMEMBERED_FOR))
-            .unwrap_or(now + REMEMBERED_FOR)
+        now.checked_add(resume_window.max(MIN_RETENTION))
+            .unwrap_or(now + MIN_RETENTION)
     }
 }
 
 impl Tracked for Exchange {
-    fn left(&self, id: CallId, finished: Finished) {
-        self.left_unseen(id, finished);
+    fn on_untracked(&self, id: CallId, finished: Finished) {
+        self.end_untracked(id, finished);
     }
 
-    fn orphaned(self: &Arc<Self>, id: CallId) {
-        if let Some(cause) = self.at_home(|core| core.ungraced(id)).flatten() {
+    fn on_grace_expired(self: &Arc<Self>, id: CallId) {
+        if let Some(cause) = self
+            .with_session(|core| core.cause_without_grace(id))
+            .flatten()
+        {
             return self.cancel(id, cause.reason());
         }
-        match &self.instance.options.confirm {
-            Some(confirm) => self.ask(id, &**confirm),
+        match &self.shared.options.confirm {
+            Some(confirm) => self.request_confirmation(id, &**confirm),
             None => self.cancel(id, CancelReason::Orphaned),
         }
     }
 
-    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+    fn on_expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         match reason {
-            CancelReason::TimedOut => drop(self.end_here(id, reason)),
+            CancelReason::TimedOut => drop(self.force_cancel(id, reason)),
             _ => self.cancel(id, reason),
         }
     }

@@ -34,7 +34,7 @@ impl Exchange {
 
     /// Runs a clean-up. One that has begun may have to do with its runtime, and ends with that.
     fn spawn(&self, clean_up: CleanUpTask) {
-        let registry = &self.instance.registry;
+        let registry = &self.shared.registry;
         registry.timer().spawn(Migration::BeforeStart, clean_up);
     }
 }

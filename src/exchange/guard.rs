@@ -1,11 +1,11 @@
-//! The guards that tell an exchange of drops and panics.
+//! The guards that report drops and panics to an exchange.
 
 use std::{fmt, sync::Arc};
 
 use super::{state::Exchange, tap::Tap};
 use crate::call::DetachCause;
 
-/// Tells the exchange that it was abandoned, unless it is over before the guard drops.
+/// Reports to the exchange that the response was dropped, unless the exchange has ended before the guard drops.
 ///
 /// It must be the first field of what it guards: then the token fires before the inner destructors run.
 pub(crate) struct Guard {
@@ -28,7 +28,7 @@ impl Guard {
         }
     }
 
-    /// The guard of a request that another layer watches already.
+    /// The guard of a request that another layer tracks already.
     pub(crate) fn inert() -> Self {
         Self {
             exchange: None,
@@ -53,7 +53,7 @@ impl Guard {
         self.tap.as_deref_mut()
     }
 
-    /// The client was told everything.
+    /// The client has received the whole response.
     pub(crate) fn complete(&mut self) {
         if let Some(exchange) = self.exchange.take() {
             exchange.complete(self.tap.take());
@@ -67,17 +67,17 @@ impl Guard {
         }
     }
 
-    /// Nobody will read the rest.
-    pub(crate) fn abandon(&mut self, cause: DetachCause) {
+    /// The rest of the response will not be read.
+    pub(crate) fn on_dropped(&mut self, cause: DetachCause) {
         if let Some(exchange) = self.exchange.take() {
-            exchange.abandon(cause, self.tap.take());
+            exchange.on_dropped(cause, self.tap.take());
         }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.abandon(DetachCause::Disconnected);
+        self.on_dropped(DetachCause::Disconnected);
     }
 }
 
@@ -92,7 +92,7 @@ impl fmt::Debug for Guard {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.abandon(DetachCause::ServicePanicked, None);
+            self.0.on_dropped(DetachCause::ServicePanicked, None);
         }
     }
 }

@@ -15,8 +15,8 @@ const FIRST_STATELESS: &[u8] = b"2026-07-28";
 pub(super) enum SessionHeader {
     None,
     One(HeaderValue),
-    /// More than one, or not visible ASCII: whose call it is cannot be said.
-    Doubtful,
+    /// More than one, or not visible ASCII: the session of the call cannot be determined.
+    Ambiguous,
 }
 
 /// The protocol revision in the request's header.
@@ -25,7 +25,7 @@ pub(super) enum Revision {
     WithSessions,
     Stateless,
     /// Not a revision date.
-    Doubtful,
+    Ambiguous,
 }
 
 // === impl SessionHeader ===
@@ -35,7 +35,7 @@ impl SessionHeader {
         match field {
             Header::Absent => Self::None,
             Header::One(id) if is_readable(id.as_bytes()) => Self::One(id.clone()),
-            Header::One(_) | Header::Several(_) => Self::Doubtful,
+            Header::One(_) | Header::Several(_) => Self::Ambiguous,
         }
     }
 
@@ -73,7 +73,7 @@ impl Revision {
         match field {
             Header::Absent => Self::WithSessions,
             Header::One(version) => Self::from_version(version.as_bytes()),
-            Header::Several(_) => Self::Doubtful,
+            Header::Several(_) => Self::Ambiguous,
         }
     }
 
@@ -82,27 +82,27 @@ impl Revision {
         let Header::One(version) = field else {
             return None;
         };
-        let is_date = Self::from_version(version.as_bytes()) != Self::Doubtful;
+        let is_date = Self::from_version(version.as_bytes()) != Self::Ambiguous;
         is_date.then(|| version.as_bytes().try_into().ok())?
     }
 
     /// Revisions are named by their ISO 8601 date, so the order of the text is the order in time.
     pub(super) fn from_version(version: &[u8]) -> Self {
         let [_, _, _, _, b'-', _, _, b'-', _, _] = version else {
-            return Self::Doubtful;
+            return Self::Ambiguous;
         };
         match version.iter().filter(|byte| byte.is_ascii_digit()).count() {
             8 if version < FIRST_STATELESS => Self::WithSessions,
             8 => Self::Stateless,
-            _ => Self::Doubtful,
+            _ => Self::Ambiguous,
         }
     }
 
-    /// What the header and the body say together.
+    /// The revision of the header and the body together.
     pub(super) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Stateless, _) | (_, Self::Stateless) => Self::Stateless,
-            (Self::Doubtful, _) | (_, Self::Doubtful) => Self::Doubtful,
+            (Self::Ambiguous, _) | (_, Self::Ambiguous) => Self::Ambiguous,
             _ => Self::WithSessions,
         }
     }
@@ -134,7 +134,7 @@ mod tests {
         ] {
             assert!(matches!(
                 SessionHeader::of(doubtful),
-                SessionHeader::Doubtful
+                SessionHeader::Ambiguous
             ));
         }
     }
@@ -144,7 +144,7 @@ mod tests {
         let of = |version: &[u8]| Revision::of(Header::One(&value(version)));
         assert_eq!(Revision::of(Header::Absent), Revision::WithSessions);
         let twice = value(b"2025-11-25");
-        assert_eq!(Revision::of(Header::Several(&twice)), Revision::Doubtful);
+        assert_eq!(Revision::of(Header::Several(&twice)), Revision::Ambiguous);
         assert_eq!(of(b"2025-03-26"), Revision::WithSessions);
         assert_eq!(of(b"2025-11-25"), Revision::WithSessions);
         assert_eq!(of(b"2026-07-28"), Revision::Stateless);
@@ -156,7 +156,7 @@ mod tests {
             b"\xff",
             b"2025-03-26 ",
         ] {
-            assert_eq!(of(doubtful), Revision::Doubtful, "{doubtful:?}");
+            assert_eq!(of(doubtful), Revision::Ambiguous, "{doubtful:?}");
         }
     }
 }

@@ -13,12 +13,12 @@ use crate::{
 };
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
-/// hold it back, and it must not be held for ever.
-pub(crate) const INJECTION_LIMIT: Duration = Duration::from_secs(10);
+/// delay it without limit.
+pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Delays before the second and the third attempt of a cancel: 250 ms and 1 s. A server that restarts or sheds load often takes
-/// the cancel then, and all three attempts fit in [`INJECTION_LIMIT`].
-const BEFORE_REPEATS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+/// the cancel then, and all three attempts fit in [`INJECTION_TIMEOUT`].
+const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
 /// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
 struct Delivery {
@@ -30,7 +30,7 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Has the injection run elsewhere, in a span, and reports if it fails. It is repeated twice if the server refuses it only
+    /// Spawns the injection in a span, and reports if it fails. It is repeated twice if the server refuses it only
     /// for the moment.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
@@ -41,17 +41,17 @@ impl Exchange {
             result: Err(CancelError::UNDELIVERED),
         };
         let delivered = async move {
-            let injected = delivery.exchange.injected(id, canceller, injection);
-            let result = migrating_timeout(INJECTION_LIMIT, injected).await;
+            let injection = delivery.exchange.run_injection(id, canceller, injection);
+            let result = migrating_timeout(INJECTION_TIMEOUT, injection).await;
             delivery.end(result.unwrap_or(Err(CancelError::TIMED_OUT)));
         };
-        let registry = &self.instance.registry;
+        let registry = &self.shared.registry;
         registry
             .timer()
             .spawn(Migration::Always, delivered.instrument(span));
     }
 
-    async fn injected(
+    async fn run_injection(
         &self,
         id: CallId,
         canceller: Option<Arc<dyn Canceller>>,
@@ -60,7 +60,7 @@ impl Exchange {
         let key = canceller
             .as_ref()
             .and_then(|canceller| self.call(id)?.key(canceller.scope()));
-        let mut delays = BEFORE_REPEATS.iter();
+        let mut delays = RETRY_DELAYS.iter();
         loop {
             if self.is_reused(id, key.as_ref()).await {
                 return Err(CancelError::REUSED);
@@ -70,11 +70,11 @@ impl Exchange {
             let Some(delay) = delays.next().filter(|_| is_momentary) else {
                 return result;
             };
-            let Some(again) = self.another_injection(id, canceller.as_ref()) else {
+            let Some(repeated) = self.another_injection(id, canceller.as_ref()) else {
                 return result;
             };
             let _elapsed = migrating_timeout(*delay, pending::<()>()).await;
-            injection = again;
+            injection = repeated;
         }
     }
 
@@ -91,15 +91,17 @@ impl Exchange {
         )
     }
 
-    /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled. One that
-    /// is not accepted yet is waited for. It may be refused, and then the cancel must not be lost for it.
+    /// Returns `true` if another call has the id of an ended call meanwhile: it would be cancelled. Waits for one that
+    /// is not accepted yet, because it may be refused, and then the cancel must not be lost.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;
         };
-        let registry = &self.instance.registry;
-        while let Some((other, exchange)) = registry.find_any(key).filter(|it| it.0 != id) {
-            exchange.until_decided(other).await;
+        let registry = &self.shared.registry;
+        while let Some((other, exchange)) =
+            registry.find_unaccepted_too(key).filter(|it| it.0 != id)
+        {
+            exchange.wait_until_accepted_or_ended(other).await;
             if exchange.pending_cancel() == PendingCancel::Awaited {
                 return false;
             }
@@ -110,7 +112,7 @@ impl Exchange {
         false
     }
 
-    /// Drops what would replay a cancel: its call has ended, and nothing is left to be told. It owns the request's head, its
+    /// Drops what would replay a cancel: its call has ended, and no cancel is left to send. It owns the request's head, its
     /// extensions and a clone of the inner service, and handlers may keep a `CallToken`, and with it the exchange, for ever.
     pub(super) fn release_canceller(&self) {
         let canceller = {

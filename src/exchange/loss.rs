@@ -10,18 +10,19 @@ use tokio::time::Instant;
 use super::state::{Attachment, Exchange};
 use crate::{
     call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
+    disconnect::{DisconnectAction, StreamEnd},
     observe::{Event, Hint},
-    registry::{Detached, Generation, UNSEEN_FOR, Wait},
-    verdict::{Going, Verdict},
+    registry::{DetachOutcome, DetachedState, Generation, UNOBSERVED_TTL},
 };
 
 // === impl Attachment ===
 
 impl Attachment {
-    /// Says that the stream has gone. `barren`: it was a resume that brought no event.
-    pub(crate) fn detach(&self, cause: DetachCause, barren: bool) {
+    /// Reports that the stream has ended without the answer. `is_empty_resume`: it was a resume that brought no event.
+    pub(crate) fn detach(&self, cause: DetachCause, is_empty_resume: bool) {
         if let Some(call) = self.exchange.call(self.id) {
-            self.exchange.let_go(call, self.generation, cause, barren);
+            self.exchange
+                .on_stream_lost(call, self.generation, cause, is_empty_resume);
         }
     }
 }
@@ -29,95 +30,100 @@ impl Attachment {
 // === impl Exchange ===
 
 impl Exchange {
-    /// A stream of a call has gone without its answer.
+    /// A stream of a call has ended without the answer.
     #[cold]
-    pub(super) fn let_go(
+    pub(super) fn on_stream_lost(
         self: &Arc<Self>,
         call: &CallInfo,
         generation: Generation,
         cause: DetachCause,
-        barren: bool,
+        is_empty_resume: bool,
     ) {
         if self.maybe_answered.load(Ordering::Relaxed) {
-            return self.lose_stream(call.id(), generation);
+            return self.remove_stream(call.id(), generation);
         }
         let now = Instant::now();
-        let going = self.going(cause == DetachCause::EndedByServer);
-        let verdict = call.policy().grace.verdict(call, going);
-        let grace = match verdict {
-            Verdict::CancelNow => Some(Duration::ZERO),
-            Verdict::CancelAfter(grace) => Some(grace),
-            Verdict::RunOn => None,
+        let stream_end = self.stream_end(cause == DetachCause::EndedByServer);
+        let action = call.policy().grace.on_disconnect(call, stream_end);
+        let grace = match action {
+            DisconnectAction::CancelNow => Some(Duration::ZERO),
+            DisconnectAction::CancelAfter(grace) => Some(grace),
+            DisconnectAction::KeepRunning => None,
         };
         let until = grace.and_then(|grace| {
-            Some(Wait::Until {
+            Some(DetachedState::GraceUntil {
                 deadline: now.checked_add(grace)?,
-                retry: going.retry.unwrap_or_default(),
+                retry: stream_end.retry.unwrap_or_default(),
             })
         });
-        let run_on = self.run_on(call, going, now);
+        let keep_running = self.keep_running_state(call, stream_end, now);
         let (id, detachment) = (call.id(), Detachment::new(cause, now));
-        let detached = self.at_home(|core| {
-            let until = until.filter(|_| !core.is_spared(id));
-            let detached = match until.or(run_on) {
-                Some(wait) => core.detach(id, generation, wait, barren, detachment),
-                // Nobody can come back for it, and its stream was all that was to be seen of it.
-                None => core.leave(id, generation),
+        let detached = self.with_session(|core| {
+            let until = until.filter(|_| !core.is_maybe_resumed(id));
+            let detached = match until.or(keep_running) {
+                Some(state) => core.detach(id, generation, state, is_empty_resume, detachment),
+                // No client can resume it, and its end could be observed on this stream only.
+                None => core.untrack(id, generation),
             };
             (detached, grace.filter(|_| until.is_some()))
         });
-        let (detached, grace) = detached.unwrap_or((Detached::Stale, None));
-        if grace.is_none() && going.may_be_resumed_elsewhere(call) {
-            self.instance.registry.hints.emit(Hint::StoredCallsRunOn);
+        let (detached, grace) = detached.unwrap_or((DetachOutcome::Ignored, None));
+        if grace.is_none() && stream_end.may_be_resumed_elsewhere(call) {
+            self.shared.registry.hints.emit(Hint::StoredCallsRunOn);
         }
         let event = Event::Detached { call, cause, grace };
         match detached {
-            Detached::Stale => {}
-            Detached::Waiting => {
+            DetachOutcome::Ignored => {}
+            DetachOutcome::Waiting => {
                 self.report(&event);
-                let waits = grace.is_some_and(|grace| !grace.is_zero());
-                if waits && cause != DetachCause::EndedByServer {
-                    self.instance.registry.hints.emit(Hint::CallsWait);
+                let is_waiting = grace.is_some_and(|grace| !grace.is_zero());
+                if is_waiting && cause != DetachCause::EndedByServer {
+                    self.shared.registry.hints.emit(Hint::CallsWait);
                 }
             }
-            Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
-            Detached::Beyond(limit, finished) => {
-                self.untracked(call, limit);
-                self.left_unseen(call.id(), finished);
+            DetachOutcome::CancelNow => self.cancel_after(Some(&event), call.id(), cause.reason()),
+            DetachOutcome::OverLimit(limit, finished) => {
+                self.report_untracked(call, limit);
+                self.end_untracked(call.id(), finished);
             }
-            Detached::Left(finished) => self.ended_as(id, Outcome::Unknown, finished),
+            DetachOutcome::Untracked(finished) => self.apply_end(id, Outcome::Unknown, finished),
         }
     }
 
-    /// How a call waits that is not to be cancelled. `None` if its end cannot be seen, and neither its client nor its `call_timeout`
-    /// may still find it.
-    pub(super) fn run_on(&self, call: &CallInfo, going: Going, now: Instant) -> Option<Wait> {
-        let patience = going.patience();
-        if self.is_bound() && (!going.by_server || self.is_answered_in_sight(call)) {
-            return Some(Wait::ForItsEnd { patience });
+    /// Returns the state of a detached call that is not to be cancelled. `None` if its end cannot be observed, and neither a resume
+    /// nor its `call_timeout` may still find it.
+    pub(super) fn keep_running_state(
+        &self,
+        call: &CallInfo,
+        stream_end: StreamEnd,
+        now: Instant,
+    ) -> Option<DetachedState> {
+        let resume_window = stream_end.resume_window();
+        if self.is_bound() && (!stream_end.by_server || self.is_answer_observed(call)) {
+            return Some(DetachedState::UntilComplete { resume_window });
         }
-        let may_come_back = going.replayable || !going.by_server;
+        let may_resume = stream_end.replayable || !stream_end.by_server;
         let may_be_found = call.session().is_some() || call.deadline().is_some();
-        (may_be_found && may_come_back).then_some(Wait::Unseen {
-            until: now + UNSEEN_FOR,
-            patience,
+        (may_be_found && may_resume).then_some(DetachedState::ForgetAt {
+            until: now + UNOBSERVED_TTL,
+            resume_window,
         })
     }
 
-    /// Whether the answer of a call is seen though nobody reads a stream of it.
-    fn is_answered_in_sight(&self, call: &CallInfo) -> bool {
+    /// Returns `true` if the answer of a call is observed although no stream of it is read.
+    fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.sees_answers(call))
     }
 
-    /// A task that read a stream of its call on has ended. Nobody else sees the end of the call, unless that is known to come by
-    /// elsewhere.
-    pub(crate) fn lose_sight(&self, id: CallId) {
-        let is_seen = self.is_passage_closed()
+    /// Removes a task that read a stream of its call in the background. The end of the call is not observed any more, unless the
+    /// session manager observes its answer.
+    pub(crate) fn remove_background_reader(&self, id: CallId) {
+        let is_seen = self.is_late_answer_closed()
             && self
                 .call(id)
-                .is_some_and(|call| self.is_answered_in_sight(call));
-        let unseen_until = (!is_seen).then(|| Instant::now() + UNSEEN_FOR);
-        self.at_home(|core| core.lose_sight(id, unseen_until));
+                .is_some_and(|call| self.is_answer_observed(call));
+        let unobserved_until = (!is_seen).then(|| Instant::now() + UNOBSERVED_TTL);
+        self.with_session(|core| core.remove_background_reader(id, unobserved_until));
     }
 }

@@ -1,7 +1,7 @@
 //! Events, in the span in which the request was served.
 //!
 //! Much of what happens to a call happens where no span is entered: in a destructor, or on the timer's task. So the span is
-//! taken when the call becomes known, and stays open until the call has ended. If nobody subscribes to spans, none is taken.
+//! taken when the call becomes known, and stays open until the call has ended. Without a subscriber to spans, none is taken.
 
 use tracing::{Span, level_filters::LevelFilter};
 
@@ -27,7 +27,7 @@ impl Exchange {
 
     /// How the log shows its session id.
     pub(crate) fn session_ids(&self) -> SessionIds {
-        self.instance.options.observers.session_ids
+        self.shared.options.observers.session_ids
     }
 
     /// Its call has ended.
@@ -46,7 +46,7 @@ impl Exchange {
 
     /// Reports what happened to its call.
     pub(super) fn report(&self, event: &Event<'_>) {
-        let report = || self.instance.report(event);
+        let report = || self.shared.report(event);
         if is_subscribed() {
             self.span().in_scope(report)
         } else {
@@ -54,8 +54,8 @@ impl Exchange {
         }
     }
 
-    /// Reports a call that was answered before it was known.
-    pub(super) fn completed_unseen(&self, call: &CallInfo) {
+    /// Reports a call as started and completed, because it was answered before it was known.
+    pub(super) fn report_completed_at_once(&self, call: &CallInfo) {
         self.report(&Event::Started { call });
         self.report(&Event::Ended {
             call,

@@ -10,40 +10,40 @@ use crate::{
 pub(super) enum RequestBody {
     #[default]
     Passing,
-    /// It has ended. One that the layer cannot read stays so until no session manager can bind its call.
+    /// It has ended. One that the layer cannot parse stays so until no session manager can bind its call.
     Ended(Result<Frames, UnparsedBody>),
     /// It was dropped before its end.
     Dropped(UnparsedBody),
-    /// Somebody reads it. A session manager that binds the call meanwhile comes first.
-    Reading,
-    /// Read, or not needed any more.
-    Settled(Settled),
+    /// It is being parsed. A session manager that binds the call meanwhile has priority.
+    Parsing,
+    /// Its kind is known: it was parsed, or is not needed any more.
+    Known(BodyKind),
 }
 
-/// What a body turned out to be that carries no call to watch.
-pub(super) enum Settled {
-    /// A call, or plainly nothing that is JSON-RPC.
+/// What a request body is.
+pub(super) enum BodyKind {
+    /// A call that is tracked, or certainly not JSON-RPC.
     Plain,
-    /// JSON-RPC, or what may be; but no call that is watched.
+    /// JSON-RPC, or perhaps JSON-RPC, but no call that is tracked.
     Other,
     /// The client's own cancel of a call that was in flight then. In a box: few bodies are one.
     Cancel(Box<(Key, CallId)>),
-    /// A call for which there was no room. What is in here lasts until the server took the request or refused it.
+    /// A call over the limit. Its contest lasts until the server has accepted or refused the request.
     Untracked(Option<Box<dyn Contested>>),
 }
 
-/// The call in flight whose id a request has that is not tracked.
+/// A call in flight that has the id of a request that is not tracked.
 pub(super) trait Contested: Send {
-    /// The server took the request: the call is no longer tracked.
+    /// The server accepted the request: the call is no longer tracked.
     fn lose(self: Box<Self>);
 }
 
-// === impl Settled ===
+// === impl BodyKind ===
 
-impl Settled {
-    /// A body that could not be read.
-    pub(super) fn unread(is_doubtful: bool) -> Self {
-        if is_doubtful {
+impl BodyKind {
+    /// A body that could not be parsed.
+    pub(super) fn unparsed(is_ambiguous: bool) -> Self {
+        if is_ambiguous {
             Self::Other
         } else {
             Self::Plain
@@ -54,43 +54,43 @@ impl Settled {
 // === impl RequestBody ===
 
 impl RequestBody {
-    /// What is known of one that was dropped before its end.
-    pub(super) fn not_read(&self) -> Option<UnparsedBody> {
+    /// Returns the body if it was dropped before its end.
+    pub(super) fn as_dropped(&self) -> Option<UnparsedBody> {
         match self {
             Self::Dropped(body) => Some(*body),
             _ => None,
         }
     }
 
-    /// Whether it was read, or need not be, and is not JSON-RPC beyond doubt.
+    /// Returns `true` if its kind is known and it is certainly not JSON-RPC.
     pub(super) fn is_plain(&self) -> bool {
         match self {
-            Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
+            Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) | Self::Dropped(body) => {
                 !body.is_ambiguous && body.why != ParseFailure::NotRead
             }
-            Self::Settled(settled) => matches!(settled, Settled::Plain),
+            Self::Known(kind) => matches!(kind, BodyKind::Plain),
         }
     }
 
-    /// Whether that the client has left means nothing for its request: it is, or may be, JSON-RPC without a call.
+    /// Returns `true` if a disconnect means nothing for its request: it is, or may be, JSON-RPC without a call.
     pub(super) fn is_other(&self) -> bool {
         match self {
-            Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
+            Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) | Self::Dropped(body) => body.is_ambiguous,
-            Self::Settled(settled) => !matches!(settled, Settled::Plain),
+            Self::Known(kind) => !matches!(kind, BodyKind::Plain),
         }
     }
 
-    /// Whether it is a call for which there was no room.
+    /// Returns `true` if it is a call over the limit.
     pub(super) fn is_untracked(&self) -> bool {
-        matches!(self, Self::Settled(Settled::Untracked(_)))
+        matches!(self, Self::Known(BodyKind::Untracked(_)))
     }
 
-    /// Takes the contest of a call for which there was no room.
+    /// Takes the contest of a call over the limit.
     pub(super) fn take_contest(&mut self) -> Option<Box<dyn Contested>> {
         match self {
-            Self::Settled(Settled::Untracked(contest)) => contest.take(),
+            Self::Known(BodyKind::Untracked(contest)) => contest.take(),
             _ => None,
         }
     }

@@ -25,9 +25,9 @@ use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
-    /// Somebody outside the crate has the token.
-    heard: AtomicBool,
-    waiting: Mutex<Pending>,
+    /// Code outside the crate has the token.
+    is_observed: AtomicBool,
+    pending: Mutex<Pending>,
 }
 
 /// What waits for it.
@@ -55,8 +55,8 @@ enum Hooks {
     /// Nearly always the token of a handler. It needs no allocation.
     One(Hook),
     Several(Vec<Hook>),
-    /// The exchange has come to its end: nothing will fire.
-    Over,
+    /// The exchange has ended: the token will not fire.
+    Ended,
 }
 
 // === impl Signal ===
@@ -66,43 +66,43 @@ impl Signal {
         self.reason.get().copied()
     }
 
-    /// The token, made when somebody first asks.
+    /// Returns the token, which the first call creates.
     pub(crate) fn token(&self) -> CancellationToken {
-        let token = self.waiting().token.get_or_insert_default().clone();
-        // `fire` sets the reason before it looks for a token: one of the two sees the other.
+        let token = self.pending().token.get_or_insert_default().clone();
+        // `fire` sets the reason before it takes the lock for the token: either it finds the token, or this finds the reason.
         if self.reason.get().is_some() {
             token.cancel();
         }
         token
     }
 
-    /// Somebody outside the crate gets the token, and so may hear of a cancel.
-    pub(crate) fn hear(&self) {
-        self.heard.store(true, Ordering::Relaxed);
+    /// Records that code outside the crate gets the token, and so may observe a cancel.
+    pub(crate) fn mark_observed(&self) {
+        self.is_observed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether anybody may hear of a cancel.
-    pub(super) fn is_heard(&self) -> bool {
-        if self.heard.load(Ordering::Relaxed) {
+    /// Returns `true` if code outside the crate may observe a cancel.
+    pub(super) fn is_observed(&self) -> bool {
+        if self.is_observed.load(Ordering::Relaxed) {
             return true;
         }
-        let waiting = self.waiting();
-        waiting.token.is_some() || !waiting.hooks.are_none()
+        let pending = self.pending();
+        pending.token.is_some() || !pending.hooks.is_empty()
     }
 
     /// Has `hook` run when it fires.
     pub(super) fn add(&self, hook: Hook, spawn: impl Fn(CleanUpTask)) {
         let unwanted = {
-            let mut waiting = self.waiting();
+            let mut pending = self.pending();
             // As for the token.
             match self.reason.get() {
                 Some(_) => Some(hook),
-                None => waiting.hooks.add(hook),
+                None => pending.hooks.add(hook),
             }
         };
         match (unwanted, self.reason()) {
             (Some(hook), Some(reason)) => hook.run(reason, &spawn),
-            (Some(hook), None) => hook.forget(),
+            (Some(hook), None) => hook.discard(),
             (None, _) => {}
         }
     }
@@ -112,8 +112,8 @@ impl Signal {
             return;
         }
         let (token, hooks) = {
-            let mut waiting = self.waiting();
-            (waiting.token.clone(), mem::take(&mut waiting.hooks))
+            let mut pending = self.pending();
+            (pending.token.clone(), mem::take(&mut pending.hooks))
         };
         if let Some(token) = token {
             token.cancel();
@@ -123,21 +123,21 @@ impl Signal {
         }
     }
 
-    /// It will not fire any more.
-    pub(super) fn forget(&self) {
-        let hooks = mem::replace(&mut self.waiting().hooks, Hooks::Over);
-        hooks.into_iter().for_each(Hook::forget);
+    /// Drops the hooks: the token will not fire any more.
+    pub(super) fn disarm(&self) {
+        let hooks = mem::replace(&mut self.pending().hooks, Hooks::Ended);
+        hooks.into_iter().for_each(Hook::discard);
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Pending> {
-        lock(&self.waiting)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        lock(&self.pending)
     }
 }
 
 // === impl Hooks ===
 
 impl Hooks {
-    /// Gives the hook back if it comes too late.
+    /// Returns the hook if it is added too late.
     fn add(&mut self, hook: Hook) -> Option<Hook> {
         match self {
             Self::None => *self = Self::One(hook),
@@ -145,18 +145,18 @@ impl Hooks {
                 *self = Self::Several(mem::take(self).into_iter().chain([hook]).collect())
             }
             Self::Several(hooks) => hooks.push(hook),
-            Self::Over => return Some(hook),
+            Self::Ended => return Some(hook),
         }
         None
     }
 
-    fn are_none(&self) -> bool {
-        matches!(self, Self::None | Self::Over)
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::None | Self::Ended)
     }
 
     fn into_iter(self) -> impl Iterator<Item = Hook> {
         let (one, several) = match self {
-            Self::None | Self::Over => (None, Vec::new()),
+            Self::None | Self::Ended => (None, Vec::new()),
             Self::One(hook) => (Some(hook), Vec::new()),
             Self::Several(hooks) => (None, hooks),
         };
@@ -185,7 +185,7 @@ impl Hook {
         }
     }
 
-    fn forget(self) {
+    fn discard(self) {
         catch_panic(|| drop(self));
     }
 }

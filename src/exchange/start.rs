@@ -8,21 +8,21 @@ use std::{
 use super::{
     contest::Contest,
     identity::{Revision, SessionHeader},
-    request_body::{Contested, RequestBody, Settled},
-    state::{Exchange, Lodging, Phase},
+    request_body::{BodyKind, Contested, RequestBody},
+    state::{CallRef, Exchange, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
     envelope::{self, Frames, Message, ParseFailure, Request, UnparsedBody},
     limits::Limit,
     observe::Event,
-    registry::Later,
+    registry::DeferredEffects,
 };
 
-/// A call that has just been entered in its session.
+/// A call that has just been registered in its session.
 #[must_use]
-pub(super) struct Entered {
-    later: Later<Exchange>,
+pub(super) struct Registered {
+    deferred: DeferredEffects<Exchange>,
     is_too_late: bool,
     /// Another call in flight owns its id.
     pub(super) is_contested: bool,
@@ -31,7 +31,7 @@ pub(super) struct Entered {
 // === impl Exchange ===
 
 impl Exchange {
-    /// The request body has passed: its frames, or why they say nothing.
+    /// The request body has ended: its frames, or why there are none to parse.
     pub(crate) fn body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.body_passed(RequestBody::Ended(frames));
     }
@@ -50,8 +50,8 @@ impl Exchange {
         }
     }
 
-    /// Reads the call from the request body, once it has passed and if nobody bound it.
-    pub(crate) fn settle(self: &Arc<Self>) {
+    /// Parses the call from the request body, once the body has ended and if no session manager bound the call.
+    pub(crate) fn parse_body(self: &Arc<Self>) {
         if !self.body_ended.load(Ordering::Relaxed)
             || !self.body_ended.swap(false, Ordering::AcqRel)
         {
@@ -59,11 +59,11 @@ impl Exchange {
         }
         let frames = {
             let mut state = self.state();
-            if state.request.not_read().is_some() && state.phase != Phase::Streaming {
+            if state.request.as_dropped().is_some() && state.phase != Phase::Streaming {
                 // A refusal need not read what it refuses, see `unread`.
                 return;
             }
-            match mem::replace(&mut state.request, RequestBody::Reading) {
+            match mem::replace(&mut state.request, RequestBody::Parsing) {
                 RequestBody::Ended(frames) => frames,
                 RequestBody::Dropped(body) => Err(body),
                 other => {
@@ -74,25 +74,25 @@ impl Exchange {
         };
         let body = match frames {
             Ok(frames) => frames.into_bytes(),
-            Err(body) => return self.not_kept(body),
+            Err(body) => return self.on_unparsed_body(body),
         };
         match envelope::read(&body) {
             Ok(message) => self.start(message),
-            Err(why) => self.not_kept(UnparsedBody {
+            Err(why) => self.on_unparsed_body(UnparsedBody {
                 why,
                 is_ambiguous: why.is_ambiguous(&body),
             }),
         }
     }
 
-    /// It cannot be said which call the body carries, or whether it is JSON-RPC at all.
+    /// It cannot be determined which call the body carries, or whether it is JSON-RPC at all.
     #[cold]
-    fn not_kept(&self, body: UnparsedBody) {
-        let registry = &self.instance.registry;
+    fn on_unparsed_body(&self, body: UnparsedBody) {
+        let registry = &self.shared.registry;
         let manager = self.session.id().and_then(|id| registry.manager_of(id));
         {
             let mut state = self.state();
-            if !matches!(state.request, RequestBody::Reading) {
+            if !matches!(state.request, RequestBody::Parsing) {
                 // A session manager bound the call meanwhile.
                 return;
             }
@@ -101,15 +101,15 @@ impl Exchange {
                 state.request = RequestBody::Ended(Err(body));
                 return;
             }
-            state.request = self.settled_unread(body);
+            state.request = self.unparsed_body(body);
         }
-        self.instance.report(&Event::UnparsedBody { why: body.why });
+        self.shared.report(&Event::UnparsedBody { why: body.why });
     }
 
     /// Reports a body that the layer cannot read, because no session manager will bind its call. A body that was dropped
     /// before its end is reported only if the inner service `accepted` the request: a refusal need not read what it refuses.
-    pub(super) fn unread(&self, accepted: bool) {
-        let unread = {
+    pub(super) fn report_unparsed_body(&self, accepted: bool) {
+        let unparsed = {
             let mut state = self.state();
             if accepted && state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
@@ -119,26 +119,26 @@ impl Exchange {
                 RequestBody::Dropped(body) => (*body, accepted),
                 _ => return,
             };
-            state.request = self.settled_unread(body);
+            state.request = self.unparsed_body(body);
             is_reported.then_some(body)
         };
-        if let Some(body) = unread {
-            self.instance.report(&Event::UnparsedBody { why: body.why });
+        if let Some(body) = unparsed {
+            self.shared.report(&Event::UnparsedBody { why: body.why });
         }
     }
 
-    fn settled_unread(&self, body: UnparsedBody) -> RequestBody {
+    fn unparsed_body(&self, body: UnparsedBody) -> RequestBody {
         // In a session it may have been JSON-RPC.
         let is_unread = body.why == ParseFailure::NotRead && !self.session.is_none();
-        RequestBody::Settled(Settled::unread(body.is_ambiguous || is_unread))
+        RequestBody::Known(BodyKind::unparsed(body.is_ambiguous || is_unread))
     }
 
-    /// The body was read. `false` if a session manager bound the call meanwhile.
-    fn settled(&self, settled: Settled) -> bool {
+    /// Sets what the body is. Returns `false` if a session manager bound the call meanwhile.
+    fn set_body_kind(&self, kind: BodyKind) -> bool {
         let mut state = self.state();
-        let is_first = matches!(state.request, RequestBody::Reading);
+        let is_first = matches!(state.request, RequestBody::Parsing);
         if is_first {
-            state.request = RequestBody::Settled(settled);
+            state.request = RequestBody::Known(kind);
         }
         is_first
     }
@@ -148,101 +148,105 @@ impl Exchange {
             Message::Request(request) => Some(request),
             Message::Response => None,
             Message::Notification(notification) => {
-                let meant = notification.cancels.and_then(|request| self.meant(request));
-                let settled = meant.map(|meant| Settled::Cancel(Box::new(meant)));
-                self.settled(settled.unwrap_or(Settled::Other));
+                let target = notification
+                    .cancels
+                    .and_then(|request| self.cancel_target(request));
+                let kind = target.map(|target| BodyKind::Cancel(Box::new(target)));
+                self.set_body_kind(kind.unwrap_or(BodyKind::Other));
                 return;
             }
         };
-        // Not `Plain`: that a client leaves means nothing where there is no call, or no room for it.
+        // Not `Plain`: a disconnect means nothing where there is no call, or the call is over the limit.
         let Some(call) = request.and_then(|request| self.call_of(request)) else {
-            self.settled(Settled::Other);
+            self.set_body_kind(BodyKind::Other);
             return;
         };
         let canceller = self.state().canceller.clone();
         let key = canceller.and_then(|canceller| call.key(canceller.scope()));
-        let registry = &self.instance.registry;
-        if !registry.has_room() {
+        let registry = &self.shared.registry;
+        if !registry.has_capacity() {
             let contest = key.and_then(|key| Contest::begin(registry, &key));
             let contest = contest.map(|contest| -> Box<dyn Contested> { Box::new(contest) });
-            if self.settled(Settled::Untracked(contest)) {
-                self.untracked(&call, Limit::Calls);
+            if self.set_body_kind(BodyKind::Untracked(contest)) {
+                self.report_untracked(&call, Limit::Calls);
             }
             return;
         }
         self.take_span();
         let mut state = self.state();
-        if !matches!(state.request, RequestBody::Reading) {
+        if !matches!(state.request, RequestBody::Parsing) {
             // A session manager bound the call meanwhile.
             return;
         }
         if state.is_answered {
-            state.request = RequestBody::Settled(Settled::Other);
+            state.request = RequestBody::Known(BodyKind::Other);
             drop(state);
-            return self.completed_unseen(&call);
+            return self.report_completed_at_once(&call);
         }
-        state.request = RequestBody::Settled(Settled::Plain);
-        let entered = self.enter(call, key, false);
+        state.request = RequestBody::Known(BodyKind::Plain);
+        let registered = self.register(call, key, false);
         drop(state);
-        self.entered(entered);
+        self.on_registered(registered);
     }
 
-    /// Has a call live in its session. Under the lock of the state, so that it is entered once. A home may be locked under
-    /// that lock, and nothing under a home.
-    pub(super) fn enter(
+    /// Registers a call in its session. Under the lock of the state, so that it is registered once. A session entry may be locked
+    /// under that lock, and nothing under a session entry.
+    pub(super) fn register(
         self: &Arc<Self>,
         call: CallInfo,
         key: Option<Key>,
         is_accepted: bool,
-    ) -> Entered {
+    ) -> Registered {
         let (id, deadline) = (call.id(), call.deadline());
         let session_id = call.session_id().cloned();
         let name = key.map(|key| (key.session.scope, key.request));
-        let registry = &self.instance.registry;
-        let (is_contested, later, is_too_late) =
-            registry.start(id, session_id.as_ref(), |home, core| {
+        let registry = &self.shared.registry;
+        let (is_contested, deferred, is_too_late) =
+            registry.start(id, session_id.as_ref(), |session, core| {
                 core.start(id, name, self.clone(), deadline);
-                // Who finds it at home finds it here, and the other way round: the home is locked. `get_or_init` is compiled
-                // for size: it would move it once more, byte by byte.
-                let _first = self.call.set(Lodging {
+                // A thread that finds the call in the session finds it here, and the other way round, because the session entry is
+                // locked. `get_or_init` is compiled for size: it would move the value once more, byte by byte.
+                let _first = self.call.set(CallRef {
                     info: call,
-                    home: home.clone(),
+                    session: session.clone(),
                 });
-                is_accepted && !core.claim_free(id)
+                is_accepted && !core.try_accept(id)
             });
-        Entered {
-            later,
+        Registered {
+            deferred,
             is_too_late,
             is_contested,
         }
     }
 
-    /// Reports that its call has started. Nothing is locked any more.
-    pub(super) fn entered(self: &Arc<Self>, entered: Entered) {
-        let Entered {
-            later, is_too_late, ..
-        } = entered;
-        later.done();
+    /// Reports that its call has started. Must be called without locks.
+    pub(super) fn on_registered(self: &Arc<Self>, registered: Registered) {
+        let Registered {
+            deferred,
+            is_too_late,
+            ..
+        } = registered;
+        deferred.run();
         let Some(call) = self.info() else {
             return;
         };
         self.report(&Event::Started { call });
         if is_too_late {
-            self.end_here(call.id(), CancelReason::ShuttingDown);
+            self.force_cancel(call.id(), CancelReason::ShuttingDown);
         }
     }
 
-    /// The call that a cancel by its client means, be its request accepted or not.
-    fn meant(&self, request: RequestId) -> Option<(Key, CallId)> {
+    /// Returns the call that a cancel of its client names, whether its request is accepted or not.
+    fn cancel_target(&self, request: RequestId) -> Option<(Key, CallId)> {
         let canceller = self.state().canceller.clone()?;
         let session = self.session.key(|_| canceller.scope())?;
         let key = Key { session, request };
-        let (id, _) = self.instance.registry.find_any(&key)?;
+        let (id, _) = self.shared.registry.find_unaccepted_too(&key)?;
         Some((key, id))
     }
 
-    /// The call in a request that was read from the body. `initialize` is none, nor is a request of which
-    /// it cannot be said whether it belongs to a session.
+    /// The call in a request that was parsed from the body. `initialize` is none, nor is a request for which
+    /// it cannot be determined whether it belongs to a session.
     fn call_of(&self, request: Request<'_>) -> Option<CallInfo> {
         if &*request.method == "initialize" {
             return None;
@@ -255,7 +259,7 @@ impl Exchange {
         let session = match (&self.session, revision) {
             (SessionHeader::None, _) | (SessionHeader::One(_), Revision::Stateless) => None,
             (SessionHeader::One(_), Revision::WithSessions) => Some(Arc::from(self.session.id()?)),
-            (SessionHeader::One(_), Revision::Doubtful) | (SessionHeader::Doubtful, _) => {
+            (SessionHeader::One(_), Revision::Ambiguous) | (SessionHeader::Ambiguous, _) => {
                 return None;
             }
         };
@@ -264,9 +268,9 @@ impl Exchange {
         call.set_session(session);
         call.set_protocol_version(in_body.or(self.protocol_version()));
         // From 2026-07-28 on there is no such parameter.
-        call.set_must_run_on(request.task && revision != Revision::Stateless);
-        call.set_ends_with_its_stream(revision == Revision::Stateless);
-        call.set_policy(self.instance.options.policy_for(&call));
+        call.set_task(request.task && revision != Revision::Stateless);
+        call.set_cancelled_on_disconnect(revision == Revision::Stateless);
+        call.set_policy(self.shared.options.policy_for(&call));
         Some(call)
     }
 }

@@ -14,63 +14,63 @@ use tokio::sync::Notify;
 use tracing::Span;
 
 use super::{
+    call_streams::CallStreams,
     identity::{Revision, SessionHeader},
-    last_words::LastWords,
     request_body::RequestBody,
     signal::Signal,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, RequestId, SessionKey},
-    cancel::{Announced, Canceller},
+    cancel::{CancelGuard, Canceller},
     lock::lock,
     observe::Event,
     options::Options,
-    registry::{self, Generation, Home},
+    registry::{self, Generation, SessionEntry},
 };
 
 pub(crate) type Registry = registry::Registry<Exchange>;
 
-pub(crate) type Core = registry::Core<Exchange>;
+pub(crate) type SessionState = registry::SessionState<Exchange>;
 
 /// What all exchanges of one service share.
 #[derive(Debug)]
-pub(crate) struct Instance {
+pub(crate) struct LayerShared {
     pub(crate) options: Options,
     pub(crate) registry: Arc<Registry>,
 }
 
 pub(crate) struct Exchange {
-    pub(super) instance: Arc<Instance>,
+    pub(super) shared: Arc<LayerShared>,
     pub(super) session: SessionHeader,
     pub(super) revision: Revision,
     /// The date of the revision in the header.
     pub(super) revision_date: Option<[u8; 10]>,
     pub(super) kind: RequestKind,
-    pub(super) call: OnceLock<Lodging>,
+    pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
     pub(super) body_ended: AtomicBool,
-    /// What passed on the streams of its call, see `progress`.
-    pub(super) passed: AtomicU32,
-    /// Its call was cancelled here, and its response is to say so.
-    pub(super) closed: AtomicBool,
-    /// Its call has ended, see `outlet`.
-    pub(super) call_over: AtomicBool,
-    /// What passed may have been the answer to its call, see `tap`.
+    /// What the streams of its call have shown so far, see `response`.
+    pub(super) stream_meta: AtomicU32,
+    /// Its call was cancelled here, and its response is to be the error.
+    pub(super) is_cancelled_here: AtomicBool,
+    /// Its call has ended, see `streams`.
+    pub(super) has_call_ended: AtomicBool,
+    /// What its streams have sent may have been the answer to its call, see `tap`.
     pub(super) maybe_answered: AtomicBool,
     /// Whether its call waits for the pending cancel of an older call with its id: see [`PendingCancel`].
     pub(super) pending_cancel: AtomicU8,
-    /// The response future.
-    pub(super) answerer: AtomicWaker,
-    /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
-    pub(super) decided: OnceLock<Box<Notify>>,
-    pub(super) state: Mutex<Locked>,
+    /// Wakes the response future.
+    pub(super) response_waker: AtomicWaker,
+    /// Notified when a call of it was accepted or has ended. Set by the first task that waits for that.
+    pub(super) changed: OnceLock<Box<Notify>>,
+    pub(super) state: Mutex<ExchangeState>,
 }
 
-/// A call, and the home in which it lives.
-pub(super) struct Lodging {
+/// A call, and the entry of its session.
+pub(super) struct CallRef {
     pub(super) info: CallInfo,
-    pub(super) home: Arc<Home<Exchange>>,
+    pub(super) session: Arc<SessionEntry<Exchange>>,
 }
 
 /// What a request may be to the layer.
@@ -95,48 +95,48 @@ pub(super) enum RequestKind {
 pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
-    /// The calls whose clock it stopped: several, if nobody can say which of them it names.
-    pub(super) holds: Mutex<Vec<(CallId, Arc<Exchange>)>>,
+    /// The calls whose grace timer it stopped: several, if the event id is ambiguous.
+    pub(super) paused_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
 #[derive(Default)]
-pub(super) struct Locked {
+pub(super) struct ExchangeState {
     pub(super) phase: Phase,
     pub(super) request: RequestBody,
     /// The inner service has answered.
     pub(super) has_head: bool,
-    /// Somebody inside the layer has the answer to the request, whatever it carries (contract 5).
+    /// A service inside the layer has the answer to the request, whatever it carries (contract 5).
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
-    pub(super) handover: Handover,
-    pub(super) passage: Passage,
+    pub(super) dispatch: Dispatch,
+    pub(super) late_answer: LateAnswer,
     /// The session manager has the answer to its call, and the response has not ended.
     pub(super) is_delivering: bool,
-    /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
-    pub(super) going: Option<DetachCause>,
-    pub(super) last_words: LastWords,
+    /// Why a resumed stream of its call is ending now, where the stream itself cannot determine that.
+    pub(super) stream_end_cause: Option<DetachCause>,
+    pub(super) streams: CallStreams,
     /// Tracks the call that a further attempt of the same request made, after the first had ended.
     pub(super) next: Weak<Exchange>,
-    /// In a box: where nobody subscribes to spans there is none.
+    /// Boxed: without a subscriber to spans there is none.
     pub(super) span: Option<Box<Span>>,
 }
 
 /// A message that only its session manager can read.
-pub(crate) type Copied = Arc<dyn Any + Send + Sync>;
+pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
-/// How the answer of its call gets from the session's transport to its client.
+/// Whether an answer can still be delivered that the session's transport has after the call's stream ended early.
 #[derive(Default)]
-pub(super) enum Passage {
-    /// By a stream, as far as it is known.
+pub(super) enum LateAnswer {
+    /// A stream will deliver the answer, as far as is known.
     #[default]
-    Open,
-    /// The same, and it came by already: a copy, until a stream gives it out.
-    Passed(Copied),
-    /// Not at all. The last stream has ended without it.
+    Possible,
+    /// The transport has sent the answer: a copy, until a stream delivers it.
+    Received(OpaqueMessage),
+    /// The last stream has ended without the answer.
     Closed,
 }
 
-/// One generation of a call: whoever has it tells when that stream has gone.
+/// One generation of a call. Its owner reports when that stream has ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Attachment {
     pub(crate) exchange: Arc<Exchange>,
@@ -144,37 +144,37 @@ pub(crate) struct Attachment {
     pub(crate) generation: Generation,
 }
 
-/// How far a call has come on its way into a session manager, which then watches its streams.
+/// The dispatch of a call to a session manager, which then observes the call's streams.
 #[derive(Default)]
-pub(super) enum Handover {
+pub(super) enum Dispatch {
     /// No session manager has bound it.
     #[default]
-    None,
-    /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
-    Opening(Attempts),
-    /// The session manager took the request. `cancelled`: and a cancel that had waited for that.
-    Open { cancelled: bool },
+    NotBound,
+    /// It is bound, and its request is being dispatched. A cancel must not overtake the request, so it is deferred here.
+    InProgress(Attempts),
+    /// The session manager accepted the request. `is_cancelled`: and a deferred cancel.
+    Done { is_cancelled: bool },
 }
 
-/// What waits until the session manager took the request of a call, or refused it.
+/// What is deferred until the session manager has accepted or refused the request of a call.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// How many attempts of the request are on their way. A middleware may send a request again.
+    /// Number of attempts of the request that are in progress. A middleware may send a request again.
     pub(super) attempts: u32,
-    /// Whether the session manager took an attempt before.
+    /// Whether the session manager accepted an attempt before.
     pub(super) was_accepted: bool,
-    /// The name to claim, if an older call in flight had it: a request that is refused changes nothing for that.
+    /// The key of the call, if an older call in flight has the same: a refused request changes nothing for the older call.
     pub(super) contested: Option<Box<Key>>,
-    pub(super) due: Option<(CancelReason, Option<Announced>)>,
+    pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
 
 /// Whether a call waits for the pending cancel of an older call with its request id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {
-    /// It does not. Such a cancel would meet it.
+    /// It does not. Such a cancel would cancel it.
     None = 0,
-    /// It is being looked for. The call can be found already.
+    /// Not known yet. The call can be found already.
     Unknown = 1,
     Awaited = 2,
 }
@@ -183,14 +183,14 @@ pub(crate) enum PendingCancel {
 pub(super) enum Phase {
     #[default]
     Open,
-    /// The inner service took the request.
+    /// The inner service accepted the request.
     Streaming,
-    /// The response body is the answer to its call, which no session manager watches.
+    /// The response body is the answer to its call, which no session manager tracks.
     Answering,
-    /// The client was told all there was to tell.
+    /// The client has received the whole response.
     Ended,
-    /// The client left, or nobody reads the rest.
-    Abandoned,
+    /// The response was dropped before its end.
+    Dropped,
 }
 
 // === impl Phase ===
@@ -202,9 +202,9 @@ impl Phase {
     }
 }
 
-// === impl Instance ===
+// === impl LayerShared ===
 
-impl Instance {
+impl LayerShared {
     pub(crate) fn report(&self, event: &Event<'_>) {
         self.options.observers.on_event(event);
     }
@@ -214,14 +214,14 @@ impl Instance {
 
 impl Exchange {
     pub(super) fn of_parts(
-        instance: Arc<Instance>,
+        shared: Arc<LayerShared>,
         session: SessionHeader,
         revision: Revision,
         revision_date: Option<[u8; 10]>,
         kind: RequestKind,
     ) -> Self {
         Self {
-            instance,
+            shared,
             session,
             revision,
             revision_date,
@@ -229,13 +229,13 @@ impl Exchange {
             call: OnceLock::new(),
             signal: Signal::default(),
             body_ended: AtomicBool::new(false),
-            passed: AtomicU32::new(0),
-            closed: AtomicBool::new(false),
-            call_over: AtomicBool::new(false),
+            stream_meta: AtomicU32::new(0),
+            is_cancelled_here: AtomicBool::new(false),
+            has_call_ended: AtomicBool::new(false),
             maybe_answered: AtomicBool::new(false),
             pending_cancel: AtomicU8::new(0),
-            answerer: AtomicWaker::new(),
-            decided: OnceLock::new(),
+            response_waker: AtomicWaker::new(),
+            changed: OnceLock::new(),
             state: Mutex::default(),
         }
     }
@@ -246,20 +246,20 @@ impl Exchange {
     }
 
     /// Whether a cancel of the call in this request may have to be replayed into the inner service:
-    /// it may carry a session call, and nobody is known to bind it.
+    /// it may carry a session call, and no session manager is known to bind it.
     pub(crate) fn may_need_replay(&self) -> bool {
         self.may_carry_call()
             && self.revision == Revision::WithSessions
             && self.session.id().is_some_and(|id| {
-                let registry = &self.instance.registry;
+                let registry = &self.shared.registry;
                 registry.manager_of(id).is_none()
             })
     }
 
-    /// Uses the session of its session manager, if it has one, until what is returned is dropped.
+    /// Uses the session of its session manager, if it has one, until the returned guard is dropped.
     #[cold]
     pub(crate) fn use_session(&self) -> Option<Box<dyn Send + Sync>> {
-        self.instance.registry.use_session(self.session.id()?)
+        self.shared.registry.use_session(self.session.id()?)
     }
 
     /// Takes the canceller for a call that no session manager binds.
@@ -273,7 +273,7 @@ impl Exchange {
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {
-        &self.instance.registry
+        &self.shared.registry
     }
 
     /// Its call, if it is known to carry one.
@@ -286,30 +286,34 @@ impl Exchange {
         self.call.get().is_some()
     }
 
-    /// Runs one operation on the core in which its call lives. `None` if it carries none.
-    pub(crate) fn at_home<R>(&self, operation: impl FnOnce(&mut Core) -> R) -> Option<R> {
-        Some(self.call.get()?.home.with(operation))
+    /// Runs one operation on the state of its call's session. `None` if it carries no call.
+    pub(crate) fn with_session<R>(
+        &self,
+        operation: impl FnOnce(&mut SessionState) -> R,
+    ) -> Option<R> {
+        Some(self.call.get()?.session.with(operation))
     }
 
     pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
-        let is_in_flight = self.at_home(|core| core.is_in_flight(id));
+        let is_in_flight = self.with_session(|core| core.is_in_flight(id));
         is_in_flight.unwrap_or(false)
     }
 
-    /// Whether a call is in flight that the inner service took.
+    /// Returns `true` if a call is in flight that the inner service accepted.
     pub(crate) fn is_accepted(&self, id: CallId) -> bool {
-        let is_accepted = |core: &mut Core| core.is_in_flight(id) && !core.is_undecided(id);
-        self.at_home(is_accepted).unwrap_or(false)
+        let is_accepted =
+            |core: &mut SessionState| core.is_in_flight(id) && !core.is_unaccepted(id);
+        self.with_session(is_accepted).unwrap_or(false)
     }
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
-        let is_detached = self.at_home(|core| core.is_detached(id));
+        let is_detached = self.with_session(|core| core.is_detached(id));
         is_detached.unwrap_or(false)
     }
 
-    /// A task reads a stream of its call on, to see its end.
-    pub(crate) fn read_on(&self, id: CallId) {
-        self.at_home(|core| core.read_on(id));
+    /// Adds a task that reads a stream of its call in the background, and observes its end.
+    pub(crate) fn add_background_reader(&self, id: CallId) {
+        self.with_session(|core| core.add_background_reader(id));
     }
 
     /// Its call, if that has this id.
@@ -325,17 +329,17 @@ impl Exchange {
         self.state().is_bound()
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, Locked> {
+    pub(super) fn state(&self) -> MutexGuard<'_, ExchangeState> {
         lock(&self.state)
     }
 }
 
-// === impl Locked ===
+// === impl ExchangeState ===
 
-impl Locked {
-    /// Whether a session manager watches its call.
+impl ExchangeState {
+    /// Returns `true` if a session manager tracks its call.
     pub(super) fn is_bound(&self) -> bool {
-        !matches!(self.handover, Handover::None)
+        !matches!(self.dispatch, Dispatch::NotBound)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tap on a response's bytes, where no session manager watches the call.
+//! The tap on a response's bytes, where no session manager tracks the call.
 //!
 //! A message may pass that is perhaps the answer: the body is encoded, or the message is a batch. From then on the call counts as
 //! perhaps answered, and the end of its last stream, whatever the cause, ends it as unknown. It is not cancelled.
@@ -10,11 +10,11 @@ use crate::{
     call::{DetachCause, Outcome},
     envelope::Answers,
     observe::Hint,
-    registry::{FIRST, Form, numbers},
+    registry::{EventIdFormat, POST_GENERATION, numbers},
     sse::Reader,
 };
 
-/// Follows a response body for a call that no session manager watches.
+/// Reads a response body for a call that no session manager tracks.
 pub(crate) struct Tap {
     reads: Reads,
     /// Until its answer has passed.
@@ -41,9 +41,10 @@ impl Tap {
     }
 
     /// For a stream that cannot be read: it may well have ids, and the answer.
-    pub(super) fn blind(call: Attachment) -> Self {
-        call.exchange.mark_passed(true, None);
-        call.exchange.at_home(|core| core.blur(call.id));
+    pub(super) fn opaque(call: Attachment) -> Self {
+        call.exchange.record_stream_meta(true, None);
+        call.exchange
+            .with_session(|core| core.mark_event_ids_incomplete(call.id));
         Self::of(Reads::Opaque, call)
     }
 
@@ -77,14 +78,14 @@ impl Tap {
     pub(crate) fn read(&mut self, frame: &Bytes) {
         let Self {
             reads,
-            call: attached,
+            call: attachment,
             events,
             ..
         } = self;
         let reader = match reads {
             Reads::Events(reader) => reader,
             Reads::Json => {
-                if let (Some(call), Some(last)) = (attached, frame.trim_ascii_end().last()) {
+                if let (Some(call), Some(last)) = (attachment, frame.trim_ascii_end().last()) {
                     // Only what closes a value may be the end of the answer.
                     call.exchange
                         .set_maybe_answered(matches!(last, b'}' | b']'));
@@ -94,7 +95,7 @@ impl Tap {
             Reads::Opaque => {
                 // Whatever it is, it is not nothing.
                 *events += 1;
-                if let Some(call) = attached {
+                if let Some(call) = attachment {
                     call.exchange.set_maybe_answered(true);
                 }
                 return;
@@ -102,19 +103,20 @@ impl Tap {
         };
         reader.read(frame, |event| {
             *events += 1;
-            let Some(call) = attached else {
+            let Some(call) = attachment else {
                 return;
             };
-            // A client cannot send white space around it back: it would be no part of a header's value.
+            // A client cannot send white space around the id back: it would be no part of a header's value.
             let id = event.id.map(<[u8]>::trim_ascii);
-            let named = id.filter(|id| !id.is_empty());
-            call.exchange.mark_passed(named.is_some(), event.retry);
-            if let Some(id) = named {
+            let event_id = id.filter(|id| !id.is_empty());
+            call.exchange
+                .record_stream_meta(event_id.is_some(), event.retry);
+            if let Some(id) = event_id {
                 if *events == 1 {
-                    remark_on_sessions(call, id);
+                    emit_session_hint(call, id);
                 }
                 call.exchange
-                    .at_home(|core| core.name(call.id, id, Form::Any));
+                    .with_session(|core| core.record_event_id(call.id, id, EventIdFormat::Any));
             }
             match event.answers {
                 Answers::Nothing | Answers::Ambiguous(_) => {
@@ -126,29 +128,29 @@ impl Tap {
                     let info = call.exchange.call(call.id);
                     if info.is_some_and(|info| *info.request_id() == request) {
                         call.exchange.answered(call.id, || None);
-                        *attached = None;
+                        *attachment = None;
                     }
                 }
             }
         });
     }
 
-    pub(super) fn gone(self, cause: DetachCause) {
+    pub(super) fn finish(self, cause: DetachCause) {
         let Some(call) = self.call else {
             return;
         };
         if self.is_answer && cause == DetachCause::EndedByServer {
             call.exchange.finish(call.id, Outcome::Completed);
         } else {
-            let barren = self.events == 0 && call.generation != FIRST;
-            call.detach(cause, barren);
+            let is_empty_resume = self.events == 0 && call.generation != POST_GENERATION;
+            call.detach(cause, is_empty_resume);
         }
     }
 }
 
 /// The events of a session call are read from bytes. That may not be meant if the server is rmcp.
-fn remark_on_sessions(call: &Attachment, event_id: &[u8]) {
-    let registry = &call.exchange.instance.registry;
+fn emit_session_hint(call: &Attachment, event_id: &[u8]) {
+    let registry = &call.exchange.shared.registry;
     let info = call.exchange.call(call.id);
     if info.is_some_and(|info| info.session().is_some())
         && numbers(event_id).is_some()

@@ -1,59 +1,59 @@
-//! Waiting for what becomes of a call: that it is accepted, or that it ends.
+//! Waiting until a call is accepted or has ended.
 
 use std::{pin::pin, time::Duration};
 
-use super::state::{Core, Exchange, PendingCancel};
+use super::state::{Exchange, PendingCancel, SessionState};
 use crate::call::CallId;
 
-/// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
-/// the server notices that the old connection is gone.
-const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
+/// How long a resume waits for an answer that it has overtaken: 1 s. The answer takes a poll of the reader, or until
+/// the server notices that the old connection is closed.
+const RACED_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 // === impl Exchange ===
 
 impl Exchange {
     /// Waits until a call is accepted, or not in flight any more, or waits for a pending cancel itself.
-    pub(super) async fn until_decided(&self, id: CallId) {
-        let is_undecided = |core: &mut Core| core.is_undecided(id);
-        self.until(|| match self.pending_cancel() {
+    pub(super) async fn wait_until_accepted_or_ended(&self, id: CallId) {
+        let is_unaccepted = |core: &mut SessionState| core.is_unaccepted(id);
+        self.wait_until(|| match self.pending_cancel() {
             PendingCancel::Awaited => true,
             PendingCancel::Unknown => !self.is_in_flight(id),
-            PendingCancel::None => !self.at_home(is_undecided).unwrap_or(false),
+            PendingCancel::None => !self.with_session(is_unaccepted).unwrap_or(false),
         })
         .await;
     }
 
-    /// Waits for a change of a call, of which [`tell_decided`](Self::tell_decided) tells.
-    pub(super) async fn until(&self, has_come: impl Fn() -> bool) {
-        let decided = self.decided.get_or_init(Box::default);
+    /// Waits for a change of a call, which [`notify_changed`](Self::notify_changed) reports.
+    pub(super) async fn wait_until(&self, is_met: impl Fn() -> bool) {
+        let changed = self.changed.get_or_init(Box::default);
         loop {
-            // Listens before it looks.
-            let mut notified = pin!(decided.notified());
+            // Enabled before the check, so that no change is missed in between.
+            let mut notified = pin!(changed.notified());
             notified.as_mut().enable();
-            if has_come() {
+            if is_met() {
                 return;
             }
             notified.await;
         }
     }
 
-    /// A call of it was accepted, or has ended: tells who waits for that.
-    pub(super) fn tell_decided(&self) {
-        // Whoever comes to wait after this look finds how it is.
-        if let Some(decided) = self.decided.get() {
-            decided.notify_waiters();
+    /// Wakes the tasks that wait, because a call was accepted or has ended.
+    pub(super) fn notify_changed(&self) {
+        // A task that begins to wait after this check finds the new state.
+        if let Some(changed) = self.changed.get() {
+            changed.notify_waiters();
         }
     }
 
-    /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer
-    /// must be on its way through our hands.
+    /// Waits until a call has ended, but not for long. Its session manager has ended it already, so its answer
+    /// must be on its way through the layer.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
-        // Whatever becomes of it, the caller looks again.
-        let _in_time = tokio::time::timeout(ANSWER_UNDER_WAY, self.until_ended(id)).await;
+        // In any case the caller checks again.
+        let _in_time = tokio::time::timeout(RACED_ANSWER_TIMEOUT, self.wait_until_ended(id)).await;
     }
 
     /// Waits until a call is not in flight any more.
-    pub(crate) async fn until_ended(&self, id: CallId) {
-        self.until(|| !self.is_in_flight(id)).await;
+    pub(crate) async fn wait_until_ended(&self, id: CallId) {
+        self.wait_until(|| !self.is_in_flight(id)).await;
     }
 }

@@ -112,7 +112,7 @@ impl<M: SessionManager> ManagerInner<M> {
             if let Some(call) = exchange.call(id) {
                 self.suppress(session, call);
             }
-            exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
+            exchange.on_cancelled_externally(id, CancelReason::ClientCancelled);
         }
     }
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     call::CallInfo,
-    exchange::{Contest, INJECTION_LIMIT, PendingCancel},
+    exchange::{Contest, INJECTION_TIMEOUT, PendingCancel},
 };
 
 /// Creates the stream of a request. `F` is boxed because it holds the message, which is large, and rmcp moves this twice.
@@ -144,7 +144,7 @@ impl<M: SessionManager> ManagerInner<M> {
         Either::Right(Box::pin(async move {
             // The maximum time that a cancel takes.
             session
-                .wait_for_cancels(request.as_ref(), INJECTION_LIMIT)
+                .wait_for_cancels(request.as_ref(), INJECTION_TIMEOUT)
                 .await;
             if let Some((exchange, info)) = tracked {
                 exchange.set_pending_cancel(PendingCancel::None);

@@ -19,7 +19,7 @@ use rmcp::{
 use super::replay;
 use crate::{
     call::CallId,
-    exchange::{Copied, Exchange},
+    exchange::{Exchange, OpaqueMessage},
 };
 
 /// Tracks whether the streams of a session can end before their calls are answered. Never reset.
@@ -55,19 +55,19 @@ impl EarlyStreamEnds {
 impl Exchange {
     /// Offers the answer of the call, as it passes the transport.
     pub(super) fn offer_answer(&self, id: CallId, answer: &ServerJsonRpcMessage) {
-        if let Some(answer) = self.pass(Arc::new(answer.clone())) {
+        if let Some(answer) = self.offer_late_answer(Arc::new(answer.clone())) {
             self.complete_with_late_answer(id, answer);
         }
     }
 
     /// Records that the last stream of the call has ended without the answer.
     pub(super) fn on_last_stream_end(&self, id: CallId) {
-        if let Some(answer) = self.close_passage() {
+        if let Some(answer) = self.close_late_answer() {
             self.complete_with_late_answer(id, answer);
         }
     }
 
-    fn complete_with_late_answer(&self, id: CallId, answer: Copied) {
+    fn complete_with_late_answer(&self, id: CallId, answer: OpaqueMessage) {
         let mut event = ServerSseMessage::default();
         event.message = answer.downcast().ok();
         self.answered(id, || replay::retain(&event, None));

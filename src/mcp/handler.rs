@@ -60,7 +60,7 @@ impl CallToken {
     /// ```
     pub fn of(context: &RequestContext<RoleServer>) -> Option<Self> {
         let token = Self::in_message(&context.extensions).cloned()?;
-        token.exchange().signal.hear();
+        token.exchange().signal.mark_observed();
         Some(token)
     }
 

@@ -38,10 +38,10 @@ use super::{
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId, Scope, SessionKey},
-    cancel::{Announced, CancelError, Canceller, Injection},
-    exchange::{BEFORE_CLOSE, Exchange, PendingCancel, Registry},
+    cancel::{CancelError, CancelGuard, Canceller, Injection},
+    exchange::{CLOSE_CANCEL_TIMEOUT, Exchange, PendingCancel, Registry},
     observe::SetupHints,
-    registry::{Answer, End, Form, Manager, Named},
+    registry::{Answer, EventIdFormat, EventMatch, Manager, RetainedOutcome},
     timer::{Migration, Timer},
 };
 
@@ -95,10 +95,10 @@ impl<M> ManagerInner<M> {
     }
 
     /// Returns the call or retained outcome that an event id belongs to.
-    pub(super) fn match_event(&self, session: &SessionId, last_event_id: &str) -> Named<Exchange> {
+    pub(super) fn match_event(&self, session: &SessionId, event_id: &str) -> EventMatch<Exchange> {
         match self.registry.get() {
-            Some(registry) => registry.named(&self.key_of(session), last_event_id.as_bytes()),
-            None => Named::Nothing,
+            Some(registry) => registry.match_event(&self.key_of(session), event_id.as_bytes()),
+            None => EventMatch::Nothing,
         }
     }
 
@@ -107,9 +107,9 @@ impl<M> ManagerInner<M> {
         &self,
         session: &SessionId,
         last_event_id: &str,
-    ) -> Option<End<Answer>> {
+    ) -> Option<RetainedOutcome<Answer>> {
         match self.match_event(session, last_event_id) {
-            Named::Ended(end) if !replay::has_answer(&end, last_event_id) => Some(end),
+            EventMatch::Ended(end) if !replay::has_answer(&end, last_event_id) => Some(end),
             _ => None,
         }
     }
@@ -127,7 +127,7 @@ impl<M> ManagerInner<M> {
     fn calls_of(&self, session: &SessionId) -> Vec<(CallId, Arc<Exchange>)> {
         let registry = self.registry.get();
         registry.map_or_else(Vec::new, |registry| {
-            registry.take_session(&self.key_of(session))
+            registry.begin_close(&self.key_of(session))
         })
     }
 
@@ -139,7 +139,7 @@ impl<M> ManagerInner<M> {
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
         let under_way = async {
             if let Some(session) = self.sessions.find(id) {
-                session.wait_for_cancels(None, BEFORE_CLOSE).await;
+                session.wait_for_cancels(None, CLOSE_CANCEL_TIMEOUT).await;
             }
         };
         // Both have the same timeout of one second.
@@ -149,7 +149,7 @@ impl<M> ManagerInner<M> {
     /// Removes the calls of a session that restarts under its old id. Its event ids count from `0/0` again.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.calls_of(id) {
-            exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
+            exchange.on_cancelled_externally(id, CancelReason::SessionClosed);
         }
     }
 
@@ -185,7 +185,7 @@ impl<M> ManagerInner<M> {
             session: self.key_of(session),
             request: call.request_id().clone(),
         };
-        let other = self.registry.get()?.find_any(&key);
+        let other = self.registry.get()?.find_unaccepted_too(&key);
         let Some((other, exchange)) = other.filter(|(other, _)| *other != call.id()) else {
             return Some(false);
         };
@@ -254,11 +254,11 @@ impl<M: SessionManager> ManagerInner<M> {
     }
 
     /// Returns the format of the manager's event ids.
-    pub(super) fn event_id_format(&self) -> Form {
+    pub(super) fn event_id_format(&self) -> EventIdFormat {
         if self.is_local_manager() {
-            Form::Rmcp
+            EventIdFormat::Rmcp
         } else {
-            Form::Any
+            EventIdFormat::Any
         }
     }
 
@@ -399,7 +399,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         session.is_some_and(|session| self.sessions.find(session).is_some())
     }
 
-    fn announce(&self, call: &CallInfo) -> Option<Announced> {
+    fn begin_cancel(&self, call: &CallInfo) -> Option<CancelGuard> {
         let session = self.sessions.find(call.session()?)?;
         Some(Box::new(session.begin_cancel(call.request_id())))
     }
@@ -412,7 +412,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         // reverse: it registers its key first, and then looks for pending cancels. Both use the same two locks, so at least
         // one of them finds the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
-        let injecting = self.announce(call);
+        let guard = self.begin_cancel(call);
         let undecided = match self.is_reused(&session, call) {
             Some(true) => return Box::pin(async { Err(CancelError::REUSED) }),
             Some(false) => {
@@ -434,7 +434,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
                 self.suppress(&session, &call);
             }
             let accepted = self.manager.accept_message(&session, message).await;
-            drop(injecting);
+            drop(guard);
             accepted.map_err(|error| CancelError::failed(redact_session(&error, &session)))
         })
     }

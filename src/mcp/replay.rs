@@ -15,7 +15,7 @@ use rmcp::{
 use super::{answers, error_for, id_hash};
 use crate::{
     call::{CancelReason, RequestId},
-    registry::{Answer, AnswerContent, End},
+    registry::{Answer, AnswerContent, RetainedOutcome},
     timer::migrating_timeout,
 };
 
@@ -115,25 +115,27 @@ fn from_text(text: &str) -> CallToolResult {
 /// Returns `true` if the client with this last event id has the answer, because the id is the answer's own.
 ///
 /// EventSource clients reconnect to the streams of completed calls, and must not receive every answer twice.
-pub(super) fn has_answer(end: &End<Answer>, last_event_id: &str) -> bool {
+pub(super) fn has_answer(end: &RetainedOutcome<Answer>, last_event_id: &str) -> bool {
     match end {
-        End::Answered(answer) => answer.event == Some(id_hash::of(last_event_id)),
-        End::Cancelled(..) => false,
+        RetainedOutcome::Answered(answer) => answer.event == Some(id_hash::of(last_event_id)),
+        RetainedOutcome::Cancelled(..) => false,
     }
 }
 
 /// Returns the stream of an ended call, or an empty one.
 pub(super) fn replay(
-    end: Option<End<Answer>>,
+    end: Option<RetainedOutcome<Answer>>,
     last_event_id: &str,
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<> {
     let (first, second) = match end {
         None => (None, None),
-        Some(End::Answered(answer)) => (
+        Some(RetainedOutcome::Answered(answer)) => (
             Some(priming_event(last_event_id, &answer)),
             Some(answer_event(answer)),
         ),
-        Some(End::Cancelled(request, reason)) => (None, Some(error_event(&request, reason))),
+        Some(RetainedOutcome::Cancelled(request, reason)) => {
+            (None, Some(error_event(&request, reason)))
+        }
     };
     stream::iter(first.into_iter().chain(second))
 }
@@ -151,10 +153,10 @@ fn answer_event(answer: Answer) -> ServerSseMessage {
 }
 
 /// Returns the answer of an ended call. `None` if the call was cancelled.
-pub(super) fn message(end: End<Answer>) -> Option<Arc<ServerJsonRpcMessage>> {
+pub(super) fn message(end: RetainedOutcome<Answer>) -> Option<Arc<ServerJsonRpcMessage>> {
     match end {
-        End::Answered(answer) => message_of(answer.content),
-        End::Cancelled(..) => None,
+        RetainedOutcome::Answered(answer) => message_of(answer.content),
+        RetainedOutcome::Cancelled(..) => None,
     }
 }
 

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     call::CallId,
-    exchange::{Exchange, Reading},
-    registry::{Answer, End, Named},
+    exchange::{BackgroundReader, Exchange},
+    registry::{Answer, EventMatch, RetainedOutcome},
     timer::{Migration, migrating_timeout},
 };
 
@@ -41,7 +41,7 @@ type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
 /// Also a background reader of the call, because the manager may move the stream from the current reader to this resume.
-type HeldPermit = (ResumePermit, Reading);
+type HeldPermit = (ResumePermit, BackgroundReader);
 
 /// Maximum time of a resume whose client has disconnected: 10 s. A manager may block while its client does not read.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
         // An event store has all events that the client missed.
-        let may_be_stored = is_stored && matches!(retained, Some(End::Answered(_)));
+        let may_be_stored = is_stored && matches!(retained, Some(RetainedOutcome::Answered(_)));
         if retained.is_some() && !may_be_stored {
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         }
@@ -83,7 +83,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
         // The call may have ended while the manager handled the request.
         let resumed = match (self.retained(), resumed) {
-            (Some(End::Answered(answer)), Ok(stream)) if is_stored => {
+            (Some(RetainedOutcome::Answered(answer)), Ok(stream)) if is_stored => {
                 let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
                 without_suppressed(completed.into_stream(), self.used).left_stream()
             }
@@ -108,31 +108,28 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    fn match_event(&self) -> Named<Exchange> {
+    fn match_event(&self) -> EventMatch<Exchange> {
         self.shared.match_event(self.session, &self.last_event_id)
     }
 
     /// Returns the call in flight that the event belongs to.
     fn call(&self) -> Option<(CallId, Arc<Exchange>)> {
         match self.match_event() {
-            Named::Call(id, exchange) => Some((id, exchange)),
+            EventMatch::Call(id, exchange) => Some((id, exchange)),
             _ => None,
         }
     }
 
     /// Returns the retained outcome for a client whose last event is this one.
-    fn retained(&self) -> Option<End<Answer>> {
+    fn retained(&self) -> Option<RetainedOutcome<Answer>> {
         self.shared.retained_for(self.session, &self.last_event_id)
     }
 
     /// Waits for the permit of the call, if the event belongs to a call in flight.
     async fn acquire_permit(&self) -> Option<HeldPermit> {
         let (id, exchange) = self.call()?;
-        let reading = Reading::new(exchange, id);
-        Some((
-            self.shared.resume_queue.enqueue(id).acquire().await,
-            reading,
-        ))
+        let reader = BackgroundReader::new(exchange, id);
+        Some((self.shared.resume_queue.enqueue(id).acquire().await, reader))
     }
 
     /// Waits for the answer after the manager refused the resume of a call in flight.
@@ -144,7 +141,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             // The meaning of another manager's refusal is unknown. It must not close a stream that is being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
                 // The answer is in a stream that is not read.
-                exchange.let_streams_go();
+                exchange.close_streams();
                 exchange.wait_for_answer(id).await;
             }
         }
@@ -153,17 +150,17 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     /// Attaches the manager's stream to the call, as its newest generation.
     fn attach(&self, stream: Resumed) -> CallStream<Resumed> {
         let call = match self.match_event() {
-            Named::Call(id, exchange) => exchange.attach(id).map(|attachment| {
-                exchange.open_passage();
+            EventMatch::Call(id, exchange) => exchange.attach(id).map(|attachment| {
+                exchange.reopen_late_answer();
                 BoundCall::new(attachment, self.shared.event_id_format())
             }),
-            Named::OneOf(calls) => {
+            EventMatch::Ambiguous(calls) => {
                 for (id, exchange) in calls {
-                    exchange.spare(id);
+                    exchange.set_maybe_resumed(id);
                 }
                 None
             }
-            Named::Nothing | Named::Ended(_) => None,
+            EventMatch::Nothing | EventMatch::Ended(_) => None,
         };
         // A task that reads the rest of the stream uses the session too.
         CallStream::new(stream, call, self.used.clone())

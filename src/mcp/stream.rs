@@ -16,7 +16,7 @@ use super::{answers, replay, session::SessionUse};
 use crate::{
     call::{CallId, CallInfo, DetachCause},
     exchange::{Attachment, Exchange},
-    registry::{Form, NOBODYS, numbers},
+    registry::{EventIdFormat, NO_GENERATION, numbers},
     timer::Migration,
 };
 
@@ -36,7 +36,7 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
 /// A call whose stream is observed. A drop before the end reports the loss of the stream.
 pub(super) struct BoundCall {
     attachment: Attachment,
-    event_id_format: Form,
+    event_id_format: EventIdFormat,
     /// Number of the stream, which stands after the slash in rmcp's event ids.
     stream: Option<u64>,
     reader: StreamReader,
@@ -144,7 +144,7 @@ pub(super) async fn read_in_background(
     let exchange = call.attachment.exchange.clone();
     let token = exchange.signal.token();
     let cancelled = pin!(token.cancelled());
-    let ended = pin!(exchange.until_ended(call.attachment.id));
+    let ended = pin!(exchange.wait_until_ended(call.attachment.id));
     let mut finished = select(cancelled, ended);
     while let Either::Left((event, _)) = select(stream.next(), &mut finished).await {
         let Some(event) = event else {
@@ -160,7 +160,7 @@ pub(super) async fn read_in_background(
 // === impl BoundCall ===
 
 impl BoundCall {
-    pub(super) fn new(attachment: Attachment, form: Form) -> Self {
+    pub(super) fn new(attachment: Attachment, form: EventIdFormat) -> Self {
         Self {
             attachment,
             event_id_format: form,
@@ -171,18 +171,18 @@ impl BoundCall {
     }
 
     /// Returns a call whose request is about to be submitted to the session manager.
-    pub(super) fn dispatching(attachment: Attachment, form: Form) -> Self {
+    pub(super) fn dispatching(attachment: Attachment, form: EventIdFormat) -> Self {
         let mut call = Self::new(attachment, form);
         call.is_dispatching = true;
         call
     }
 
     /// Returns a call whose stream is read only to observe its end.
-    pub(super) fn background(exchange: Arc<Exchange>, id: CallId, form: Form) -> Self {
+    pub(super) fn background(exchange: Arc<Exchange>, id: CallId, form: EventIdFormat) -> Self {
         let attachment = Attachment {
             exchange,
             id,
-            generation: NOBODYS,
+            generation: NO_GENERATION,
         };
         let mut call = Self::new(attachment, form);
         call.set_background_reader();
@@ -200,7 +200,7 @@ impl BoundCall {
     /// Records that the manager accepted the request.
     pub(super) fn opened(&mut self) {
         self.is_dispatching = false;
-        self.attachment.exchange.opened(self.attachment.id);
+        self.attachment.exchange.on_dispatched(self.attachment.id);
     }
 
     /// Records that a task reads the stream from now on.
@@ -208,7 +208,7 @@ impl BoundCall {
     fn set_background_reader(&mut self) {
         self.reader = StreamReader::Task;
         let Attachment { exchange, id, .. } = &self.attachment;
-        exchange.read_on(*id);
+        exchange.add_background_reader(*id);
     }
 
     /// Records that the stream has ended without the answer. Only the transport of the session can still observe the answer.
@@ -230,14 +230,14 @@ impl BoundCall {
             return;
         };
         let exchange = &self.attachment.exchange;
-        exchange.mark_passed(true, event.retry);
+        exchange.record_stream_meta(true, event.retry);
         let number = match self.event_id_format {
-            Form::Rmcp => numbers(id.as_bytes()).map(|(_, stream)| stream),
-            Form::Any => None,
+            EventIdFormat::Rmcp => numbers(id.as_bytes()).map(|(_, stream)| stream),
+            EventIdFormat::Any => None,
         };
         if number.is_none() || number != self.stream {
             let (call, form) = (self.attachment.id, self.event_id_format);
-            exchange.at_home(|core| core.name(call, id.as_bytes(), form));
+            exchange.with_session(|core| core.record_event_id(call, id.as_bytes(), form));
             self.stream = number;
         }
     }
@@ -255,7 +255,7 @@ impl BoundCall {
         self.reader = StreamReader::None;
         let Attachment { exchange, id, .. } = &self.attachment;
         if used.is_some_and(|used| used.early_ends.are_possible()) {
-            let _copy = exchange.close_passage();
+            let _copy = exchange.close_late_answer();
         }
         exchange.answered(*id, || {
             replay::retain(event, arena_owner.map(|used| &used.text_arena))
@@ -266,7 +266,7 @@ impl BoundCall {
     pub(super) fn refused(mut self) {
         self.reader = StreamReader::None;
         self.is_dispatching = false;
-        self.attachment.exchange.refused(&self.attachment);
+        self.attachment.exchange.on_refused(&self.attachment);
     }
 
     #[cold]
@@ -283,15 +283,15 @@ impl Drop for BoundCall {
         match self.reader {
             // The request was dropped before it had a stream.
             StreamReader::Client => {
-                exchange.read_on(*id);
+                exchange.add_background_reader(*id);
                 self.attachment.drop_stream();
-                exchange.lose_sight(*id);
+                exchange.remove_background_reader(*id);
             }
-            StreamReader::Task => exchange.lose_sight(*id),
+            StreamReader::Task => exchange.remove_background_reader(*id),
             StreamReader::None => {}
         }
         if self.is_dispatching {
-            exchange.given_up(*id);
+            exchange.on_dispatch_abandoned(*id);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Answers, as they are kept: the registry passes them on and does not look into them.
+//! Retained answers. The registry passes them on and does not read them.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
@@ -6,21 +6,21 @@ use bytes::Bytes;
 
 use crate::call::RequestId;
 
-/// An answer that is kept for a client to come back for.
+/// An answer that is retained for a client that resumes.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) content: AnswerContent,
     /// A hash of the id of its own event.
     pub(crate) event: Option<u64>,
-    /// How long the server told its client to wait before it comes back.
+    /// The `retry` of the server: how long its client waits before it resumes.
     pub(crate) retry: Option<Duration>,
 }
 
-/// What an answer says.
+/// The content of an answer.
 #[derive(Debug, Clone)]
 pub(crate) enum AnswerContent {
     /// A tool's text, which is UTF-8.
     Text(RequestId, Bytes),
-    /// What it is only its session manager knows.
+    /// A message that only its session manager can read.
     Message(Arc<dyn Any + Send + Sync>),
 }

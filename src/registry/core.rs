@@ -1,168 +1,175 @@
-//! The calls of one session id, in flight and remembered, without clock, lock or task.
+//! The calls of one session id, in flight and retained, without clock, lock or task.
 //!
-//! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is what the caller wants back
-//! for a call, and `A` is an answer that is kept for a client to come back for. [`Totals`] counts what sessions have together.
-//! An id means one session in each scope that gave it out, which is nearly always one scope. Calls without a session live in
-//! cores too, where they have no names.
+//! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is what the caller gets back
+//! for a call, and `A` is an answer that is retained for a client that resumes. [`Totals`] counts over all sessions.
+//! A session id means one session in each scope that issued it, which is nearly always one scope. Calls without a session are in
+//! session states too, where they have no keys.
 //!
 //! # Invariants
 //!
-//! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service accepted it ([`Core::claim`]).
-//!    Before that it cannot touch another call.
-//! 2. **One end.** [`Core::finish`] ends a call at most once. A cancel may be injected into the server only
+//! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service accepted it ([`SessionState::accept`]).
+//!    Before that it cannot affect another call.
+//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancel may be injected into the server only
 //!    if no other call of its session owns its id, or waits to,
-//!    and no request that is not tracked may have it ([`Core::contest`]).
-//! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline that its policy
-//!    gave it, or because somebody asked.
+//!    and no request that is not tracked may have it ([`SessionState::contest`]).
+//! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline of its policy, or by an explicit
+//!    cancel.
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. Attached
-//!    means: one of them lives, whichever. They may be accepted, attached and dropped in any order, and each goes once.
-//! 5. **Holds are counted.** Each resume that names a stream of the call stops the clock until it is answered, at most
-//!    [`times::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
-//! 6. **Detach.** A grace starts in full with every detach. A cancel goes through only while the very clock that ran
-//!    out still stands so ([`Core::finish_due`]). Where somebody is asked before it, the same holds for the answer
-//!    ([`Core::confirm`], [`Core::put_off`]), and the clock is looked at once more: what stood still meanwhile is noticed, and
-//!    then it is asked again.
+//!    means that at least one of them is open. They may be accepted, attached and dropped in any order, and each is removed once.
+//! 5. **Pending resumes are counted.** Each resume that names a stream of the call stops the grace timer until it is answered, at most
+//!    [`call_timers::MAX_RESUME_WAIT`] past the deadline. One that is refused or dropped ends only itself.
+//! 6. **Detach.** A grace starts in full with every detach. A cancel takes effect only while the same timer is still expired
+//!    ([`SessionState::finish_due`]). Where the cancel needs a confirmation, the same holds for the answer
+//!    ([`SessionState::confirm`], [`SessionState::postpone`]), and the timer is checked once more: if the runtime was stalled
+//!    meanwhile, the confirmation is requested again.
 //!    Only resumes that brought no event
-//!    (a server that the layer alone watches) renew it no more than [`times::MAX_BARREN`] times in a row.
-//! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
-//!    resumes wait in the accept queue. More than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or noticed by another
-//!    runtime because its own stands still, it is put off for long, once. Else more than [`times::JITTER`] late, it is
-//!    looked at again [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY) later, until that look is not more than
-//!    [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late itself, [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times at most. A hold
-//!    may be what notices; its own time is not late. Nor is what the timer comes to late because it has much to do, while
-//!    it lets the runtime serve its clients ([`LatenessTracker`](crate::timer::LatenessTracker)).
-//! 8. **Names.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
-//!    ([`Form`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came,
+//!    (a server that the layer alone observes) renew it no more than [`call_timers::MAX_EMPTY_RESUMES`] times in a row.
+//! 7. **Late wake-ups.** A grace that is found expired late is not acted on: the runtime was stalled, and the
+//!    resumes wait in the accept queue. More than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or handled by another
+//!    runtime because its own is stalled, it is postponed for long, once. Otherwise, more than [`call_timers::TIMER_RESOLUTION`]
+//!    late, it is checked again [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY) later, until that check is not more than
+//!    [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late itself, [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times at most.
+//!    A resume may be the first to find the grace expired; its own deadline is not late. Nor is a deadline late that runs late only
+//!    because the timer task has many deadlines to handle, while it lets the runtime serve its clients
+//!    ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//! 8. **Event ids.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
+//!    ([`EventIdFormat`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known. If there were more,
 //!    any unknown id of the session may be one of them.
-//! 9. **A reused id** makes the older call leave, untouched. It is returned once, to be reported, and never again.
-//! 10. **Server-side ends** of attached calls are the exchange's: see there.
-//! 11. **Memory.** An ended call is remembered by its streams at least until its time, see [`memory`]. If it had no client, that
-//!     is not before the end of its grace, and not before its patience is over: both were decided when the client went.
-//! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_accepted`]).
-//! 13. **Nothing stays** but calls in flight and the memory. A detached call whose end cannot be seen is forgotten after
-//!     [`UNSEEN_FOR`], not cancelled; one that has a deadline not before that. One beyond the limits leaves at once.
-//! 14. **In doubt, nothing is cancelled.** A call that is [spared](Core::spare) runs on, be its client's loss noticed before or
-//!     after that, until its client resumes. No other call supersedes it.
+//! 9. **A reused id** untracks the older call, which is not cancelled. It is returned once, to be reported, and never again.
+//! 10. **Server-side ends** of attached calls are handled by the exchange: see there.
+//! 11. **Retention.** An ended call is retained under its streams at least until its deadline, see [`retention`]. If it was detached,
+//!     that is not before the end of its grace, and not before its resume window has passed: both were decided at the detach.
+//! 12. **The end of a session** ends its calls, and retains none of them ([`SessionState::begin_close`]).
+//! 13. **Nothing is kept** but calls in flight and retained calls. A detached call whose end cannot be observed is removed after
+//!     [`UNOBSERVED_TTL`] and not cancelled; one that has a deadline not before that. One over the limits is removed at once.
+//! 14. **In doubt, nothing is cancelled.** A call that is [maybe resumed](SessionState::set_maybe_resumed) keeps running until its
+//!     client resumes, whether the loss of its stream is noticed before or after that. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::{entry::Place, index::SessionsOfId, memory::Memory, small_map::SmallMap, times::Times};
+use self::{
+    call_timers::CallTimers, entry::CallKey, index::ScopeSet, retention::RetainedCalls,
+    small_map::SmallMap,
+};
 use super::totals::Totals;
 use crate::{
     call::{CallId, Detachment, RequestId, Scope},
     limits::Limit,
 };
 
-mod book;
+mod call_timers;
 mod contest;
 mod due;
 mod end;
 mod entry;
 mod generation;
-mod give_back;
 mod index;
-mod memory;
-mod records;
+mod lookup;
+mod retained_call;
+mod retention;
+mod shrink_if_sparse;
 mod small_map;
 mod streams;
-mod times;
 
 #[cfg(fuzzing)]
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
-    book::Named,
+    call_timers::{DetachedState, ExpiryToken},
     entry::{Entry, Expired, Finished},
-    generation::{FIRST, Generation, NOBODYS},
-    give_back::GiveBack,
-    index::{NameHash, Names, Slots, numbers},
-    memory::Dropped,
-    records::{End, Ended, Rank, Ranked},
-    streams::Form,
-    times::{Expiry, Wait},
+    generation::{Generation, NO_GENERATION, POST_GENERATION},
+    index::{KeyHash, KeyHasher, PrehashedMap, numbers},
+    lookup::EventMatch,
+    retained_call::{Completion, DeliveryState, PerDeliveryState, RetainedOutcome},
+    retention::EvictedAnswer,
+    shrink_if_sparse::ShrinkIfSparse,
+    streams::EventIdFormat,
 };
 
-/// How long a detached call is kept that has no deadline and whose end nobody watches: 1 h, longer than
+/// How long a detached call is tracked that has no deadline and whose end is not observed: 1 h, longer than
 /// any proxy keeps a silent stream open.
-pub(crate) const UNSEEN_FOR: Duration = Duration::from_secs(60 * 60);
+pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// What a detach did.
+/// The outcome of a detach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Detached {
-    /// The call has ended, or another stream of it lives, or this one was gone already.
-    Stale,
+pub(crate) enum DetachOutcome {
+    /// The call has ended, or another stream of it is open, or this one was removed already.
+    Ignored,
     /// Its deadline is now.
-    Due,
+    CancelNow,
     Waiting,
-    /// It has left: there are too many already.
-    Beyond(Limit, Finished),
-    /// It has left: nobody can see its end.
-    Left(Finished),
+    /// The call is no longer tracked, because it would exceed a limit.
+    OverLimit(Limit, Finished),
+    /// The call is no longer tracked, because its end cannot be observed.
+    Untracked(Finished),
 }
 
-/// A call that is gone without having been finished.
-pub(crate) type Left<T> = (CallId, T, Finished);
+/// A call that was removed from the registry although it has not ended.
+pub(crate) type UntrackedCall<T> = (CallId, T, Finished);
 
-/// What the cores of a registry share.
+/// What all sessions of a registry share.
 #[derive(Debug, Default)]
-pub(crate) struct Common {
-    pub(crate) names: Names,
+pub(crate) struct RegistryShared {
+    pub(crate) hasher: KeyHasher,
     pub(crate) totals: Totals,
 }
 
 #[derive(Debug)]
-pub(crate) struct Core<T, A> {
-    common: Arc<Common>,
-    /// The session id and its hash. Calls without one have no names.
-    session_id: Option<(Arc<str>, NameHash)>,
-    sessions: SessionsOfId,
+pub(crate) struct SessionState<T, A> {
+    shared: Arc<RegistryShared>,
+    /// The session id and its hash. Calls without one have no keys.
+    session_id: Option<(Arc<str>, KeyHash)>,
+    scopes: ScopeSet,
     calls: SmallMap<CallId, Entry<T>>,
-    /// Requests and streams of calls in flight, by name.
-    index: SmallMap<NameHash, CallId>,
-    /// Two calls had the same event id, or might have: from then on all are looked through.
-    has_rivals: bool,
-    /// Of some call not all event ids were known by name.
-    has_blurred: bool,
-    memory: Memory<A>,
-    /// Since somebody last asked.
-    has_finished: bool,
+    /// Requests and streams of calls in flight, by key.
+    index: SmallMap<KeyHash, CallId>,
+    /// Set when two calls had the same event id, or might have: from then on all calls are searched.
+    has_shared_event_ids: bool,
+    /// Set when the known event ids of a call were incomplete.
+    has_incomplete_event_ids: bool,
+    retained: RetainedCalls<A>,
+    /// Whether calls have ended since [`take_completion_flag`](Self::take_completion_flag).
+    has_completed: bool,
     due: BTreeSet<(Instant, CallId)>,
     detached: usize,
 }
 
-// === impl Core ===
+// === impl SessionState ===
 
-impl<T: Clone, A: Clone> Core<T, A> {
-    pub(crate) fn new(common: Arc<Common>, session_id: Option<(Arc<str>, NameHash)>) -> Self {
+impl<T: Clone, A: Clone> SessionState<T, A> {
+    pub(crate) fn new(
+        shared: Arc<RegistryShared>,
+        session_id: Option<(Arc<str>, KeyHash)>,
+    ) -> Self {
         Self {
-            common,
+            shared,
             session_id,
-            sessions: SessionsOfId::None,
+            scopes: ScopeSet::None,
             calls: SmallMap::default(),
             index: SmallMap::default(),
-            has_rivals: false,
-            has_blurred: false,
-            memory: Memory::default(),
-            has_finished: false,
+            has_shared_event_ids: false,
+            has_incomplete_event_ids: false,
+            retained: RetainedCalls::default(),
+            has_completed: false,
             due: BTreeSet::new(),
             detached: 0,
         }
     }
 
-    /// How many calls are in flight.
+    /// Number of calls in flight.
     pub(crate) fn len(&self) -> usize {
         self.calls.len()
     }
 
-    /// Whether nothing is known of the session: no call in flight, and none that is remembered.
+    /// Returns `true` if the session has no calls, neither in flight nor retained.
     pub(crate) fn is_empty(&self) -> bool {
-        self.calls.is_empty() && self.memory.is_empty()
+        self.calls.is_empty() && self.retained.is_empty()
     }
 
-    /// Whether calls have ended since this was asked last, and somebody waits for that.
-    pub(crate) fn take_finished(&mut self) -> bool {
-        mem::take(&mut self.has_finished) && self.common.totals.counts_ends()
+    /// Returns `true` if calls have ended since the last time, and completions are tracked.
+    pub(crate) fn take_completion_flag(&mut self) -> bool {
+        mem::take(&mut self.has_completed) && self.shared.totals.is_tracking_completions()
     }
 
     /// The calls in flight.
@@ -170,7 +177,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.calls.iter()
     }
 
-    /// Those of them that came after one and before another, oldest first.
+    /// The calls in flight that started after one and before another, oldest first.
     pub(crate) fn calls_between(
         &self,
         after: Option<CallId>,
@@ -180,9 +187,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
         calls.take_while(move |(id, _)| *id < before)
     }
 
-    // --- A call comes ---
+    // --- The start of a call ---
 
-    /// A call that may last to `deadline`. It is found by its `name`, if it is known who gave out its session's id.
+    /// Starts a call that is cancelled at `deadline` at the latest. `name` is its lookup key. It is `None` while the scope of its
+    /// session is unknown.
     pub(crate) fn start(
         &mut self,
         id: CallId,
@@ -190,222 +198,231 @@ impl<T: Clone, A: Clone> Core<T, A> {
         call: T,
         deadline: Option<Instant>,
     ) {
-        let place = name.and_then(|(scope, request)| {
+        let key = name.and_then(|(scope, request)| {
             let session = self.session(&scope)?;
-            self.sessions = self.sessions.with(session);
-            Some(Place::new(session, request))
+            self.scopes = self.scopes.with(session);
+            Some(CallKey::new(session, request))
         });
-        self.common.totals.add_call();
-        self.calls.insert(id, Entry::new(call, place, deadline));
+        self.shared.totals.add_call();
+        self.calls.insert(id, Entry::new(call, key, deadline));
         if deadline.is_some() {
             self.schedule(id);
         }
     }
 
-    /// Makes an accepted call the owner of its id. Another owner leaves (invariant 9).
-    pub(crate) fn claim(&mut self, id: CallId) -> Option<Left<T>> {
-        let place = self.calls.get_mut(id)?.place.as_mut()?;
-        place.owns_id = true;
-        let slot = self.common.names.request(place.session, &place.request);
+    /// Makes an accepted call the owner of its id. Another owner is untracked and returned (invariant 9).
+    pub(crate) fn accept(&mut self, id: CallId) -> Option<UntrackedCall<T>> {
+        let key = self.calls.get_mut(id)?.key.as_mut()?;
+        key.is_accepted = true;
+        let slot = self.shared.hasher.request(key.session, &key.request);
         let older = self.index.insert(slot, id).filter(|older| *older != id)?;
-        let place = self.calls.get(id)?.place.as_ref()?;
-        // Else it is another name with the same hash.
-        let former = self.calls.get(older);
-        let former = former.filter(|former| former.is(place.session, &place.request))?;
-        let call = former.call.clone();
+        let key = self.calls.get(id)?.key.as_ref()?;
+        // Otherwise it is another key with the same hash.
+        let previous = self.calls.get(older);
+        let previous = previous.filter(|previous| previous.has_key(key.session, &key.request))?;
+        let call = previous.call.clone();
         Some((older, call, self.finish(older, None)?))
     }
 
-    /// Makes an accepted call the owner of its id, unless another call in flight owns it. Returns whether it does.
-    pub(crate) fn claim_free(&mut self, id: CallId) -> bool {
-        let Some(place) = self.calls.get(id).and_then(|entry| entry.place.as_ref()) else {
+    /// Makes an accepted call the owner of its id, unless another call in flight owns it. Returns `true` if the call owns it now.
+    pub(crate) fn try_accept(&mut self, id: CallId) -> bool {
+        let Some(key) = self.calls.get(id).and_then(|entry| entry.key.as_ref()) else {
             return true;
         };
-        let slot = self.common.names.request(place.session, &place.request);
-        let owner = self
+        let slot = self.shared.hasher.request(key.session, &key.request);
+        let accepted_call = self
             .index
             .get(slot)
-            .and_then(|owner| self.calls.get(*owner));
-        let is_owned = owner.is_some_and(|owner| owner.is(place.session, &place.request));
-        // No other call leaves: none owned the id.
-        !is_owned && self.claim(id).is_none()
+            .and_then(|accepted_call| self.calls.get(*accepted_call));
+        let is_owned = accepted_call
+            .is_some_and(|accepted_call| accepted_call.has_key(key.session, &key.request));
+        // No other call is untracked: none owned the id.
+        !is_owned && self.accept(id).is_none()
     }
 
-    /// Claims another name for a call than the one it was started with, or than none. Its streams get new names.
-    pub(crate) fn rename(
+    /// Accepts a call under another key than the one it was started with. Its streams are recorded anew.
+    pub(crate) fn rekey(
         &mut self,
         id: CallId,
         scope: &Scope,
         request: RequestId,
-    ) -> Option<Left<T>> {
+    ) -> Option<UntrackedCall<T>> {
         let session = self.session(scope)?;
         let entry = self.calls.get_mut(id)?;
-        self.sessions = self.sessions.with(session);
+        self.scopes = self.scopes.with(session);
         let streams = mem::take(&mut entry.streams);
-        let former = entry.place.replace(Place::new(session, request));
-        if let Some(former) = former {
-            self.forget_streams(id, former.session, &streams);
-            self.free_id(id, &former);
+        let previous = entry.key.replace(CallKey::new(session, request));
+        if let Some(previous) = previous {
+            self.unindex_streams(id, previous.session, &streams);
+            self.unindex_request(id, &previous);
         }
-        self.claim(id)
+        self.accept(id)
     }
 
-    // --- Its client goes and comes ---
+    // --- Disconnects and resumes ---
 
-    /// Notes that a stream of a call has just ended. `barren`: it was a resume that brought no event.
+    /// Records that a stream of a call has just ended. `is_empty_resume`: it was a resume that brought no event.
     pub(crate) fn detach(
         &mut self,
         id: CallId,
         stream: Generation,
-        wait: Wait,
-        barren: bool,
+        state: DetachedState,
+        is_empty_resume: bool,
         detachment: Detachment,
-    ) -> Detached {
+    ) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         };
         if !entry.remove_stream(stream) || entry.has_stream() {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         }
-        let times = entry.times_mut();
-        let ends = times.detach(wait, barren, detachment);
-        let is_due = ends.is_some_and(|at| at <= detachment.since());
+        let timers = entry.timers_mut();
+        let deadline = timers.detach(state, is_empty_resume, detachment);
+        let is_due = deadline.is_some_and(|at| at <= detachment.since());
         if is_due {
-            times.give_out();
-            self.common.totals.add_detached();
-        } else if let Some(limit) = self.beyond(id) {
-            if let Some(times) = self.times_of(id) {
-                // It never was among them.
-                times.clock = None;
+            timers.mark_expired();
+            self.shared.totals.add_detached();
+        } else if let Some(limit) = self.exceeded_limit(id) {
+            if let Some(timers) = self.timers_of(id) {
+                // It was not counted as detached.
+                timers.grace_timer = None;
             }
             let finished = self.finish(id, None);
-            return finished.map_or(Detached::Stale, |it| Detached::Beyond(limit, it));
+            return finished.map_or(DetachOutcome::Ignored, |it| {
+                DetachOutcome::OverLimit(limit, it)
+            });
         }
         self.detached += 1;
         self.schedule(id);
         if is_due {
-            Detached::Due
+            DetachOutcome::CancelNow
         } else {
-            Detached::Waiting
+            DetachOutcome::Waiting
         }
     }
 
     /// Removes a stream of a call that may have been answered. Ends the call if that was its last stream.
-    pub(crate) fn lose_stream(&mut self, id: CallId, stream: Generation) -> Option<Finished> {
+    pub(crate) fn remove_stream(&mut self, id: CallId, stream: Generation) -> Option<Finished> {
         let entry = self.calls.get_mut(id)?;
         let is_last = entry.remove_stream(stream) && !entry.has_stream();
         is_last.then(|| self.finish(id, None))?
     }
 
-    /// The limit that keeps another call without a client out, if one does. That of the session comes first. Else it
-    /// is counted among all.
-    fn beyond(&self, id: CallId) -> Option<Limit> {
-        let totals = &self.common.totals;
-        let most = totals.most(Limit::DetachedOfSession);
-        let is_met = self.detached >= most
-            && (self.sessions != SessionsOfId::Several || self.detached_beside(id) >= most);
+    /// Returns the limit that another detached call would exceed, first that of the session. If there is none, the call is counted
+    /// as detached.
+    fn exceeded_limit(&self, id: CallId) -> Option<Limit> {
+        let totals = &self.shared.totals;
+        let max = totals.max(Limit::DetachedOfSession);
+        let is_met = self.detached >= max
+            && (self.scopes != ScopeSet::Several || self.other_detached(id) >= max);
         if self.session_id.is_some() && is_met {
             return Some(Limit::DetachedOfSession);
         }
         (!totals.try_add_detached()).then_some(Limit::Detached)
     }
 
-    /// How many other calls of its session have no client, where others have its id.
-    fn detached_beside(&self, id: CallId) -> usize {
+    /// Number of other detached calls of its session, where several sessions have the session id.
+    fn other_detached(&self, id: CallId) -> usize {
         let session = self.calls.get(id).and_then(Entry::session);
         let others = self.calls().filter(|(other, _)| *other != id);
-        let its = others.filter(|(_, entry)| entry.session() == session);
-        its.filter(|(_, entry)| entry.clock().is_some()).count()
+        let of_session = others.filter(|(_, entry)| entry.session() == session);
+        of_session
+            .filter(|(_, entry)| entry.grace_timer().is_some())
+            .count()
     }
 
-    /// Ends a call in place of a [`detach`](Self::detach): nobody can see its end any more.
-    pub(crate) fn leave(&mut self, id: CallId, stream: Generation) -> Detached {
+    /// Removes a call instead of a [`detach`](Self::detach), because its end can no longer be observed.
+    pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         };
         if !entry.remove_stream(stream) || entry.has_stream() {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         }
         let finished = self.finish(id, None);
-        finished.map_or(Detached::Stale, Detached::Left)
+        finished.map_or(DetachOutcome::Ignored, DetachOutcome::Untracked)
     }
 
-    /// Notes that a resume of a call was accepted: another stream of it lives from now on.
+    /// Attaches a call whose resume was accepted: another stream of it is open from now on.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(id)?;
         let stream = entry.add_stream();
-        let times = entry.times_mut();
-        times.is_spared = false;
-        if times.clock.take().is_some() {
+        let timers = entry.timers_mut();
+        timers.is_maybe_resumed = false;
+        if timers.grace_timer.take().is_some() {
             self.remove_detached();
             self.schedule(id);
         }
         Some(stream)
     }
 
-    /// Adds a hold to a call: its clock stops. `false` if it has ended.
-    pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> bool {
+    /// Adds a pending resume to a call, which stops its grace timer. Returns `false` if the call has ended.
+    pub(crate) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
         };
-        entry.times_mut().hold(now);
+        entry.timers_mut().begin_resume(now);
         self.schedule(id);
         true
     }
 
-    /// Takes a hold away that was added once.
-    pub(crate) fn release(&mut self, id: CallId, now: Instant) {
-        if let Some(times) = self.times_of(id) {
-            times.release(now);
+    /// Removes a pending resume that was added once.
+    pub(crate) fn end_resume(&mut self, id: CallId, now: Instant) {
+        if let Some(timers) = self.timers_of(id) {
+            timers.end_resume(now);
             self.schedule(id);
         }
     }
 
-    /// Lets a call run on: its client may have come back, on a stream that is not known to be this call's. An attached call is
-    /// [spared](Self::is_spared) when it is detached. Returns `false` if the call has ended.
-    pub(crate) fn spare(&mut self, id: CallId, wait: Wait) -> bool {
+    /// Lets a call keep running, because its client may have resumed on a stream that is not known to be this call's. On an attached
+    /// call, this takes effect when the call is detached. Returns `false` if the call has ended.
+    pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
         };
-        entry.times_mut().spare(wait);
+        entry.timers_mut().set_maybe_resumed(state);
         self.schedule(id);
         true
     }
 
-    /// Whether a call is to run on when it loses its client.
-    pub(crate) fn is_spared(&self, id: CallId) -> bool {
-        let times = self.calls.get(id).and_then(|entry| entry.times.as_deref());
-        times.is_some_and(|times| times.is_spared)
+    /// Returns `true` if a call keeps running when it is detached, because its client may have resumed unobserved.
+    pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
+        let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
+        timers.is_some_and(|timers| timers.is_maybe_resumed)
     }
 
-    /// A task reads a stream of a call on, to see its end.
-    pub(crate) fn read_on(&mut self, id: CallId) {
+    /// Adds a task that reads a stream of a call in the background, and observes the call's end.
+    pub(crate) fn add_background_reader(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
-            entry.times_mut().add_reader();
+            entry.timers_mut().add_background_reader();
             self.schedule(id);
         }
     }
 
-    /// Such a task has ended. After the last of them nobody watches for the call's end any more, and the call is forgotten at
-    /// the given time. `None` if its end is seen elsewhere.
-    pub(crate) fn lose_sight(&mut self, id: CallId, unseen_until: Option<Instant>) {
-        if let Some(times) = self.times_of(id) {
-            times.remove_reader(unseen_until);
+    /// Removes a task that has ended. Without such a task the call's end is not observed, so the call is removed at
+    /// `unobserved_until`. It is `None` if the end is observed elsewhere.
+    pub(crate) fn remove_background_reader(
+        &mut self,
+        id: CallId,
+        unobserved_until: Option<Instant>,
+    ) {
+        if let Some(timers) = self.timers_of(id) {
+            timers.remove_background_reader(unobserved_until);
             self.schedule(id);
         }
     }
 
     // --- The parts ---
 
-    /// Takes a call out of everything but the index.
-    fn take(&mut self, id: CallId, is_cancelled: bool) -> Option<Entry<T>> {
+    /// Removes a call from everything but the index.
+    fn remove_entry(&mut self, id: CallId, is_cancelled: bool) -> Option<Entry<T>> {
         let mut entry = self.calls.remove(id)?;
-        self.common.totals.remove_call(is_cancelled);
-        if let Some(times) = &mut entry.times {
-            if let Some(at) = times.due.take() {
+        self.shared.totals.remove_call(is_cancelled);
+        if let Some(timers) = &mut entry.timers {
+            if let Some(at) = timers.due.take() {
                 self.due.remove(&(at, id));
             }
-            if times.clock.is_some() {
+            if timers.grace_timer.is_some() {
                 self.remove_detached();
             }
         }
@@ -414,11 +431,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     fn remove_detached(&mut self) {
         self.detached = self.detached.saturating_sub(1);
-        self.common.totals.remove_detached();
+        self.shared.totals.remove_detached();
     }
 
-    fn times_of(&mut self, id: CallId) -> Option<&mut Times> {
-        self.calls.get_mut(id)?.times.as_deref_mut()
+    fn timers_of(&mut self, id: CallId) -> Option<&mut CallTimers> {
+        self.calls.get_mut(id)?.timers.as_deref_mut()
     }
 }
 

@@ -1,21 +1,21 @@
-//! The drain: what it waits for, and what is left.
+//! The drain: what it waits for, and what it ends.
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{Call, Outlet, Registry, Tracked};
+use super::{Call, Registry, StreamHandle, Tracked};
 
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    /// Somebody waits for calls to end. How many have ended by themselves so far, since somebody waits.
+    /// Begins to track completions. Returns the number of calls that have ended by themselves since the first drain began.
     pub(crate) fn begin_drain(&self) -> usize {
-        self.street.common.totals.count_ends();
-        self.ended_since(0)
+        self.sessions.shared.totals.track_completions();
+        self.completions_since(0)
     }
 
-    pub(crate) fn ended_since(&self, before: usize) -> usize {
-        let ended = self.street.common.totals.ended();
-        ended.saturating_sub(before)
+    pub(crate) fn completions_since(&self, before: usize) -> usize {
+        let completions = self.sessions.shared.totals.completions();
+        completions.saturating_sub(before)
     }
 
     pub(crate) fn begin_delivery(&self) {
@@ -24,20 +24,20 @@ impl<T: Tracked> Registry<T> {
 
     pub(crate) fn end_delivery(&self) {
         if self.deliveries.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.street.ended.notify_waiters();
+            self.sessions.ended.notify_waiters();
         }
     }
 
-    /// Whether answers of calls that have ended are on their way to their clients.
+    /// Returns `true` if answers of calls that have ended are on their way to their clients.
     pub(crate) fn is_delivering(&self) -> bool {
         self.deliveries.load(Ordering::Acquire) > 0
     }
 
-    /// All that is left. Nothing new stays from now on.
-    pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn Outlet>>) {
-        // Before anybody looks for calls and streams: one of the two sees the other.
+    /// Closes the registry. Returns the calls in flight and the registered streams. What starts later is ended at once.
+    pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn StreamHandle>>) {
+        // Before the scan for calls and streams: either the scan finds a new one, or the new one finds this flag.
         self.closed.store(true, Ordering::Release);
-        let calls = self.look_at_calls(|id, entry| Some((id, entry.call.clone())));
+        let calls = self.scan_calls(|id, entry| Some((id, entry.call.clone())));
         (calls.collect(), self.streams().take())
     }
 }

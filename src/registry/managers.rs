@@ -1,5 +1,5 @@
-//! The session managers whose calls a registry has. A session is looked for among them by its id, so it is found whatever path or
-//! clone of a service a request comes through.
+//! The session managers whose calls a registry has. A session is looked up among them by its id, so it is found whichever path or
+//! clone of a service a request takes.
 
 use std::sync::{
     OnceLock, PoisonError, RwLock, Weak,
@@ -8,42 +8,45 @@ use std::sync::{
 
 use crate::call::Scope;
 
-/// How many are found without a lock: 4. A server has one for each MCP service.
-const FEW: usize = 4;
+/// Number of session managers that are found without a lock: 4. A server has one for each MCP service.
+const INLINE_MANAGERS: usize = 4;
 
-/// A session manager, as far as it knows which sessions are its own.
+/// A session manager that can look up its sessions.
 pub(crate) trait Manager: Send + Sync {
     /// Where its session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Uses a session until what is returned is dropped. `None` if it has none with this id.
+    /// Uses a session until the returned guard is dropped. `None` if there is no session with this id.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
     /// Whether it has a session with this id, or calls of one.
     fn has(&self, session: &str) -> bool;
 }
 
-/// Those that bound a call, or opened a session, behind the layer. Every request looks at all.
+/// The session managers that bound a call, or opened a session, behind the layer. Every request searches all of them.
 #[derive(Default)]
 pub(super) struct Managers {
-    first: [OnceLock<Weak<dyn Manager>>; FEW],
-    others: RwLock<Vec<Weak<dyn Manager>>>,
-    has_others: AtomicBool,
+    inline: [OnceLock<Weak<dyn Manager>>; INLINE_MANAGERS],
+    overflow: RwLock<Vec<Weak<dyn Manager>>>,
+    has_overflow: AtomicBool,
 }
 
 // === impl Managers ===
 
 impl Managers {
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
-        let mut left = Some(manager);
-        for place in &self.first {
-            left = left.and_then(|manager| place.set(manager).err());
+        let mut rest = Some(manager);
+        for slot in &self.inline {
+            rest = rest.and_then(|manager| slot.set(manager).err());
         }
-        if let Some(manager) = left {
-            let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
-            others.retain(|manager| manager.strong_count() > 0);
-            others.push(manager);
-            self.has_others.store(true, Ordering::Release);
+        if let Some(manager) = rest {
+            let mut overflow = self
+                .overflow
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            overflow.retain(|manager| manager.strong_count() > 0);
+            overflow.push(manager);
+            self.has_overflow.store(true, Ordering::Release);
         }
     }
 
@@ -52,24 +55,24 @@ impl Managers {
         self.find_map(|manager| manager.has(session).then(|| manager.scope()))
     }
 
-    /// Uses a session that one of them has.
+    /// Uses a session of one of them.
     pub(super) fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.find_map(|manager| manager.begin_use(session))
     }
 
     fn find_map<R>(&self, find: impl Fn(&dyn Manager) -> Option<R>) -> Option<R> {
         let in_one = |manager: &Weak<dyn Manager>| find(&*manager.upgrade()?);
-        let first = self.first.iter().filter_map(OnceLock::get);
-        let found = first.into_iter().find_map(in_one);
-        found.or_else(|| self.others().iter().find_map(in_one))
+        let inline = self.inline.iter().filter_map(OnceLock::get);
+        let found = inline.into_iter().find_map(in_one);
+        found.or_else(|| self.overflow().iter().find_map(in_one))
     }
 
-    /// A copy: one that goes meanwhile is dropped without the lock.
-    fn others(&self) -> Vec<Weak<dyn Manager>> {
-        if !self.has_others.load(Ordering::Acquire) {
+    /// Returns a copy, so that no manager is dropped under the lock.
+    fn overflow(&self) -> Vec<Weak<dyn Manager>> {
+        if !self.has_overflow.load(Ordering::Acquire) {
             return Vec::new();
         }
-        let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
-        others.clone()
+        let overflow = self.overflow.read().unwrap_or_else(PoisonError::into_inner);
+        overflow.clone()
     }
 }

@@ -1,7 +1,7 @@
 //! The registry of all calls in flight, and of some that ended.
 //!
-//! A call lives in its session: `core` is the state machine of one session id, without clock or lock; `street` has the
-//! cores of all, each behind a lock of its own, and the timer looks at those that have something due. A lock is held
+//! A call belongs to its session. `core` is the state machine of one session id, without clock or lock. `session_map` has the
+//! states of all sessions, each behind its own lock, and the timer checks the sessions with an expired deadline. A lock is held
 //! for a map operation, never across an await or a callback.
 
 use std::{
@@ -14,7 +14,10 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use self::{managers::Managers, notes::Notes, streams::OpenStreams, street::Street};
+use self::{
+    limit_warnings::LimitWarnings, managers::Managers, session_map::SessionMap,
+    streams::OpenStreams,
+};
 use crate::{
     call::{CallId, Key, Scope, SessionKey},
     limits::{Limit, Limits},
@@ -26,11 +29,11 @@ use crate::{
 mod answer;
 mod core;
 mod drain;
-mod make_room;
+mod eviction;
+mod limit_warnings;
 mod managers;
-mod notes;
+mod session_map;
 mod streams;
-mod street;
 mod totals;
 mod tracked;
 
@@ -39,31 +42,32 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::{Answer, AnswerContent},
     core::{
-        Detached, Dropped, End, Ended, Entry, Expiry, FIRST, Finished, Form, Generation, NOBODYS,
-        UNSEEN_FOR, Wait, numbers,
+        Completion, DetachOutcome, DetachedState, Entry, EventIdFormat, EvictedAnswer, ExpiryToken,
+        Finished, Generation, NO_GENERATION, POST_GENERATION, RetainedOutcome, UNOBSERVED_TTL,
+        numbers,
     },
     managers::Manager,
-    streams::Outlet,
-    street::{Core, Home, Later, Left},
+    session_map::{DeferredEffects, SessionEntry, SessionState, UntrackedCall},
+    streams::StreamHandle,
     tracked::Tracked,
 };
 
-pub(crate) type Named<T> = core::Named<Arc<T>, Answer>;
+pub(crate) type EventMatch<T> = core::EventMatch<Arc<T>, Answer>;
 
 type Call<T> = (CallId, Arc<T>);
 
 pub(crate) struct Registry<T> {
-    street: Arc<Street<T>>,
-    /// How many want room in the memory.
-    want_room: AtomicUsize,
-    /// The streams that no call keeps.
+    sessions: Arc<SessionMap<T>>,
+    /// Number of requests to evict retained answers that are not handled yet.
+    pending_evictions: AtomicUsize,
+    /// The open streams that do not belong to a call in flight.
     streams: Mutex<OpenStreams>,
-    /// Nothing is to go on: the server is through.
+    /// Set when the server has been drained: what starts later is ended at once.
     closed: AtomicBool,
-    /// How many answers are on their way from a session manager to their clients, as far as that lasts.
+    /// Number of answers that are on their way from a session manager to their clients.
     deliveries: AtomicUsize,
     managers: Managers,
-    pub(crate) notes: Notes,
+    pub(crate) limit_warnings: LimitWarnings,
     pub(crate) hints: SetupHints,
 }
 
@@ -72,175 +76,179 @@ pub(crate) struct Registry<T> {
 impl<T: Tracked> Registry<T> {
     pub(crate) fn new() -> Self {
         Self {
-            street: Street::new(),
-            want_room: AtomicUsize::new(0),
+            sessions: SessionMap::new(),
+            pending_evictions: AtomicUsize::new(0),
             streams: Mutex::default(),
             closed: AtomicBool::new(false),
             deliveries: AtomicUsize::new(0),
             managers: Managers::default(),
-            notes: Notes::default(),
+            limit_warnings: LimitWarnings::default(),
             hints: SetupHints::default(),
         }
     }
 
-    /// Knows the sessions of a session manager from now on.
+    /// Adds a session manager, whose sessions are found from now on.
     pub(crate) fn add_manager(&self, manager: Weak<dyn Manager>) {
         self.managers.add(manager);
     }
 
-    /// The session manager that has a session, by its scope.
+    /// Returns the scope of the session manager that has a session.
     pub(crate) fn manager_of(&self, session: &str) -> Option<Scope> {
         self.managers.scope_of(session)
     }
 
-    /// Uses a session of a session manager until what is returned is dropped.
+    /// Uses a session of a session manager until the returned guard is dropped.
     pub(crate) fn use_session(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.managers.begin_use(session)
     }
 
     pub(crate) fn timer(&self) -> &Arc<Timer> {
-        &self.street.timer
+        &self.sessions.timer
     }
 
-    /// Notified when calls have ended while somebody drains.
+    /// Notified when calls have ended during a drain.
     pub(crate) fn ended(&self) -> &Notify {
-        &self.street.ended
+        &self.sessions.ended
     }
 
-    /// Has `start` start a call in the home of its session id, or in one for calls that have none. `true` if it comes
-    /// too late: the server is through, and it is to end at once.
+    /// Runs `start`, which starts a call in the entry of its session id, or in one for calls without a session. Returns `true` if
+    /// the call starts too late: the server has been drained, and the call must end at once.
     pub(crate) fn start<R>(
         &self,
         id: CallId,
         session_id: Option<&Arc<str>>,
-        start: impl FnOnce(&Arc<Home<T>>, &mut Core<T>) -> R,
-    ) -> (R, Later<T>, bool) {
-        let (result, later) = self.street.enter(session_id, id, start);
-        // Who closed the registry did so before looking for calls: one of the two sees the other.
-        (result, later, self.is_closed())
+        start: impl FnOnce(&Arc<SessionEntry<T>>, &mut SessionState<T>) -> R,
+    ) -> (R, DeferredEffects<T>, bool) {
+        let (result, deferred) = self.sessions.with_or_insert(session_id, id, start);
+        // `close` sets its flag before it scans for calls: either it finds this call, or the flag is set here.
+        (result, deferred, self.is_closed())
     }
 
-    /// Runs one operation on the core of a session id of which something is known.
-    pub(crate) fn visit<R>(
+    /// Runs one operation on the state of a session id. `None` if nothing is known of the session.
+    pub(crate) fn with_session<R>(
         &self,
         session_id: &str,
-        operation: impl FnOnce(&mut Core<T>) -> R,
+        operation: impl FnOnce(&mut SessionState<T>) -> R,
     ) -> Option<R> {
-        Some(self.street.find(session_id)?.with(operation))
+        Some(self.sessions.find(session_id)?.with(operation))
     }
 
-    /// What an event id of a session names.
-    pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named<T> {
-        let named = self.visit(&session.id, |core| core.named(&session.scope, event_id));
-        named.unwrap_or(Named::Nothing)
+    /// Returns which calls of a session an event id matches.
+    pub(crate) fn match_event(&self, session: &SessionKey, event_id: &[u8]) -> EventMatch<T> {
+        let event_match = self.with_session(&session.id, |core| {
+            core.match_event(&session.scope, event_id)
+        });
+        event_match.unwrap_or(EventMatch::Nothing)
     }
 
-    /// The call with this key, if its request was accepted.
+    /// Returns the call with this key. `None` if its request was not accepted.
     pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
         let Key { session, request } = key;
-        self.visit(&session.id, |core| core.find(&session.scope, request))?
+        self.with_session(&session.id, |core| core.find(&session.scope, request))?
     }
 
-    /// The same, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, key: &Key) -> Option<Call<T>> {
+    /// Returns the call with this key, also if its request is not accepted yet.
+    pub(crate) fn find_unaccepted_too(&self, key: &Key) -> Option<Call<T>> {
         let Key { session, request } = key;
-        self.visit(&session.id, |core| core.find_any(&session.scope, request))?
+        self.with_session(&session.id, |core| {
+            core.find_unaccepted_too(&session.scope, request)
+        })?
     }
 
-    /// The accepted calls of a session that is ending.
-    pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call<T>> {
-        let taken = self.visit(&session.id, |core| core.take_accepted(&session.scope));
-        taken.unwrap_or_default()
+    /// Begins to close a session: returns its accepted calls, and removes its retained calls.
+    pub(crate) fn begin_close(&self, session: &SessionKey) -> Vec<Call<T>> {
+        let accepted = self.with_session(&session.id, |core| core.begin_close(&session.scope));
+        accepted.unwrap_or_default()
     }
 
-    /// The calls of a session whose requests are not accepted yet.
+    /// Returns the calls of a session whose requests are not accepted yet.
     pub(crate) fn unaccepted_in(&self, session: &SessionKey) -> Vec<Call<T>> {
-        let unaccepted = self.visit(&session.id, |core| core.unaccepted(&session.scope));
+        let unaccepted = self.with_session(&session.id, |core| core.unaccepted(&session.scope));
         unaccepted.unwrap_or_default()
     }
 
     pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
-        let detached = self.visit(&session.id, |core| core.detached(&session.scope));
+        let detached = self.with_session(&session.id, |core| core.detached(&session.scope));
         detached.unwrap_or_default()
     }
 
-    /// Whether a client that is away may come for something to a session.
+    /// Returns `true` if a client may resume in a session: a detached call, or a call whose answer is retained.
     pub(crate) fn is_awaited(&self, session: &SessionKey, now: Instant) -> bool {
-        let awaited = self.visit(&session.id, |core| core.is_awaited(&session.scope, now));
+        let awaited = self.with_session(&session.id, |core| core.is_awaited(&session.scope, now));
         awaited.unwrap_or(false)
     }
 
-    /// Whether anything is known of a session: calls in flight, or some that ended.
+    /// Returns `true` if a session has calls in flight or retained calls.
     pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
-        let has = self.visit(&session.id, |core| core.has(&session.scope));
+        let has = self.with_session(&session.id, |core| core.has_session(&session.scope));
         has.unwrap_or(false)
     }
 
-    /// A call in flight, wherever it lives.
+    /// Returns a call in flight of any session.
     pub(crate) fn call(&self, id: CallId) -> Option<Arc<T>> {
-        let mut homes = self.street.homes();
-        homes.find_map(|home| home.peek(|core| core.call(id).cloned()))
+        let mut entries = self.sessions.entries();
+        entries.find_map(|entry| entry.read(|core| core.call(id).cloned()))
     }
 
-    /// Looks at every call that is in flight now, a few at a time: no other call waits long for a lock. One that ends
-    /// or comes meanwhile may be among them; each of the others is, once.
-    pub(crate) fn look_at_calls<R>(
+    /// Scans all calls that are in flight now, in batches, so that no other call waits long for a lock. A call that ends or
+    /// starts meanwhile may be among them; each of the others is, once.
+    pub(crate) fn scan_calls<R>(
         &self,
-        look: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R> + Clone,
+        select: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R> + Clone,
     ) -> impl Iterator<Item = R> {
         let before = CallId::next();
-        let homes = self.street.homes();
-        homes.flat_map(move |home| home.look_at_calls(before, look.clone()))
+        let entries = self.sessions.entries();
+        entries.flat_map(move |entry| entry.scan_calls(before, select.clone()))
     }
 
-    /// Whether calls in flight that have this session id are of several servers, each of which gave it out.
+    /// Returns `true` if the calls in flight with this session id belong to several servers, each of which issued the id.
     pub(crate) fn is_ambiguous(&self, session_id: &str) -> bool {
-        self.visit(session_id, |core| core.has_several_sessions())
+        self.with_session(session_id, |core| core.has_several_sessions())
             .unwrap_or(false)
     }
 
-    /// The same, for those of a session id.
+    /// Scans the calls in flight of a session id.
     pub(crate) fn calls_of(&self, session_id: &str) -> impl Iterator<Item = Call<T>> {
-        let home = self.street.find(session_id).into_iter();
+        let entry = self.sessions.find(session_id).into_iter();
         let before = CallId::next();
         let call = |id, entry: &Entry<Arc<T>>| Some((id, entry.call.clone()));
-        home.flat_map(move |home| home.look_at_calls(before, call))
+        entry.flat_map(move |entry| entry.scan_calls(before, call))
     }
 
-    /// How many calls are in flight.
+    /// Number of calls in flight.
     pub(crate) fn len(&self) -> usize {
-        self.street.common.totals.in_flight()
+        self.sessions.shared.totals.in_flight()
     }
 
-    /// How many of them have no client.
+    /// Number of detached calls.
     pub(crate) fn detached(&self) -> usize {
-        self.street.common.totals.detached()
+        self.sessions.shared.totals.detached()
     }
 
     pub(crate) fn limit(&self, limits: Limits) {
-        self.street.common.totals.limit(limits);
+        self.sessions.shared.totals.limit(limits);
     }
 
-    /// Whether another call may be tracked. Asked without a lock, so at the limit a few may slip in that come at the same
-    /// moment.
-    pub(crate) fn has_room(&self) -> bool {
-        self.len() < self.street.common.totals.most(Limit::Calls)
+    /// Returns `true` if another call may be tracked. Checked without a lock, so a few calls that start at the same moment may
+    /// exceed the limit.
+    pub(crate) fn has_capacity(&self) -> bool {
+        self.len() < self.sessions.shared.totals.max(Limit::Calls)
     }
 
-    /// Keeps a stream that ends by itself, to close it in the end if it does not.
-    pub(crate) fn keep(&self, stream: Weak<dyn Outlet>) {
+    /// Registers a stream that is about to end. A drain closes it if it does not.
+    pub(crate) fn register_ending_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.streams().add(stream);
     }
 
-    /// Keeps a stream that no call keeps, to close it in the end.
-    pub(crate) fn open(&self, stream: Weak<dyn Outlet>) {
-        self.keep(stream.clone());
+    /// Registers a stream that belongs to no call in flight. A drain closes it; after one it is closed at once.
+    pub(crate) fn register_stream(&self, stream: Weak<dyn StreamHandle>) {
+        self.register_ending_stream(stream.clone());
         if let Some(stream) = stream.upgrade().filter(|_| self.is_closed()) {
             stream.close();
         }
     }
 
-    /// Whether streams that open are to be closed.
+    /// Returns `true` if the server has been drained, so that new streams are closed at once.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
@@ -250,10 +258,10 @@ impl<T: Tracked> Registry<T> {
     }
 }
 
-/// Has a call say that it is gone, if one is. No lock is held.
-pub(crate) fn report<T: Tracked>(left: Option<Left<T>>) {
-    if let Some((id, call, finished)) = left {
-        call.left(id, finished);
+/// Reports a call that is no longer tracked, if there is one. Must be called without locks.
+pub(crate) fn report<T: Tracked>(untracked: Option<UntrackedCall<T>>) {
+    if let Some((id, call, finished)) = untracked {
+        call.on_untracked(id, finished);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Open streams that no call keeps: standalone ones, resumed ones, and those of routes without MCP.
+//! Open streams that belong to no call in flight: standalone ones, resumed ones, and those of routes without MCP.
 
 use std::{
     mem,
@@ -7,39 +7,39 @@ use std::{
 
 use bytes::Bytes;
 
-/// How many may be kept before those that ended are looked for: 16. Fewer are not worth a walk.
-const FEW: usize = 16;
+/// Minimum number of streams before ended ones are removed: 16. Fewer are not worth a scan.
+const MIN_PURGE_LEN: usize = 16;
 
-/// A response body that can be told something.
-pub(crate) trait Outlet: Send + Sync {
-    /// Sends a JSON-RPC message as soon as it can be put in.
-    fn tell(&self, message: Bytes);
+/// A handle to an open response body.
+pub(crate) trait StreamHandle: Send + Sync {
+    /// Sends a JSON-RPC message as soon as it can be injected.
+    fn send(&self, message: Bytes);
 
-    /// Lets go of the inner body, and ends after what was told.
+    /// Drops the inner body, and ends the stream after the messages that were sent.
     fn close(&self);
 }
 
 #[derive(Default)]
 pub(super) struct OpenStreams {
-    open: Vec<Weak<dyn Outlet>>,
-    /// How many were left when those that ended were taken out last.
-    left: usize,
+    open: Vec<Weak<dyn StreamHandle>>,
+    /// Number of streams after ended ones were removed last.
+    len_after_purge: usize,
 }
 
 // === impl OpenStreams ===
 
 impl OpenStreams {
-    pub(super) fn add(&mut self, stream: Weak<dyn Outlet>) {
-        if self.open.len() >= FEW.max(2 * self.left) {
+    pub(super) fn add(&mut self, stream: Weak<dyn StreamHandle>) {
+        if self.open.len() >= MIN_PURGE_LEN.max(2 * self.len_after_purge) {
             self.open.retain(|stream| stream.strong_count() > 0);
-            self.left = self.open.len();
-            self.open.shrink_to(2 * self.left);
+            self.len_after_purge = self.open.len();
+            self.open.shrink_to(2 * self.len_after_purge);
         }
         self.open.push(stream);
     }
 
-    pub(super) fn take(&mut self) -> Vec<Arc<dyn Outlet>> {
-        self.left = 0;
+    pub(super) fn take(&mut self) -> Vec<Arc<dyn StreamHandle>> {
+        self.len_after_purge = 0;
         let streams = mem::take(&mut self.open);
         streams.iter().filter_map(Weak::upgrade).collect()
     }

@@ -7,8 +7,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    core::Rank,
-    street::{PAGE, PORTION},
+    core::DeliveryState,
+    session_map::{EXPIRY_BATCH, SCAN_BATCH},
     *,
 };
 use crate::{
@@ -18,45 +18,48 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-const FOR_ITS_END: Wait = Wait::ForItsEnd {
-    patience: Duration::ZERO,
+const UNTIL_COMPLETE: DetachedState = DetachedState::UntilComplete {
+    resume_window: Duration::ZERO,
 };
 
-/// What a registry tracks here. It notes what it hears.
+/// What a registry tracks here. It records its notifications.
 #[derive(Default)]
 struct Call {
-    home: OnceLock<Arc<Home<Call>>>,
-    heard: Mutex<Vec<Heard>>,
+    entry: OnceLock<Arc<SessionEntry<Call>>>,
+    events: Mutex<Vec<Notification>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Left,
+enum Notification {
+    Untracked,
     Expired(CancelReason),
 }
 
 impl Tracked for Call {
-    fn left(&self, _id: CallId, _finished: Finished) {
-        self.heard.lock().unwrap().push(Heard::Left);
+    fn on_untracked(&self, _id: CallId, _finished: Finished) {
+        self.events.lock().unwrap().push(Notification::Untracked);
     }
 
-    fn orphaned(self: &Arc<Self>, id: CallId) {
-        self.expired(id, CancelReason::Orphaned);
+    fn on_grace_expired(self: &Arc<Self>, id: CallId) {
+        self.on_expired(id, CancelReason::Orphaned);
     }
 
-    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
-        self.heard.lock().unwrap().push(Heard::Expired(reason));
+    fn on_expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        self.events
+            .lock()
+            .unwrap()
+            .push(Notification::Expired(reason));
         self.with(|core| core.finish(id, None));
     }
 }
 
 impl Call {
-    fn with<R>(&self, operation: impl FnOnce(&mut Core<Call>) -> R) -> R {
-        self.home.get().unwrap().with(operation)
+    fn with<R>(&self, operation: impl FnOnce(&mut SessionState<Call>) -> R) -> R {
+        self.entry.get().unwrap().with(operation)
     }
 
-    fn heard(&self) -> Vec<Heard> {
-        self.heard.lock().unwrap().clone()
+    fn events(&self) -> Vec<Notification> {
+        self.events.lock().unwrap().clone()
     }
 }
 
@@ -74,33 +77,34 @@ fn key(id: &str, request: i64) -> Key {
     }
 }
 
-/// Starts a call and claims its id.
+/// Starts a call and accepts it.
 fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
     let (id, call) = (CallId::next(), Arc::new(Call::default()));
     let name = (key.session.scope.clone(), key.request.clone());
-    let (left, later, is_too_late) = registry.start(id, Some(&key.session.id), |home, core| {
-        call.home.set(home.clone()).ok();
-        core.start(id, Some(name), call.clone(), None);
-        core.claim(id)
-    });
-    later.done();
-    report(left);
+    let (untracked, deferred, is_too_late) =
+        registry.start(id, Some(&key.session.id), |entry, core| {
+            call.entry.set(entry.clone()).ok();
+            core.start(id, Some(name), call.clone(), None);
+            core.accept(id)
+        });
+    deferred.run();
+    report(untracked);
     assert!(!is_too_late);
     (id, call)
 }
 
-/// Ends a call with an answer of so many bytes, which its client may still come for if it is `owed`.
-fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> CallId {
+/// Ends a call with an outcome of that many bytes, for which its client may still resume if it `is_undelivered`.
+fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, is_undelivered: bool) -> CallId {
     let (id, call) = accepted(registry, key);
     let now = Instant::now();
     call.with(|core| {
-        core.name(id, b"event", Form::Any);
-        if owed {
-            let gone = Detachment::new(DetachCause::Disconnected, now);
-            core.detach(id, FIRST, FOR_ITS_END, false, gone);
+        core.record_event_id(id, b"event", EventIdFormat::Any);
+        if is_undelivered {
+            let detachment = Detachment::new(DetachCause::Disconnected, now);
+            core.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment);
         }
-        let ended = Ended {
-            end: End::Cancelled(key.request.clone(), CancelReason::Orphaned),
+        let ended = Completion {
+            outcome: RetainedOutcome::Cancelled(key.request.clone(), CancelReason::Orphaned),
             weight: bytes,
             at: now,
             until: now + SECOND,
@@ -110,24 +114,24 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> C
     id
 }
 
-fn has_home(registry: &Registry<Call>, id: &str) -> bool {
-    registry.street.find(id).is_some()
+fn has_entry(registry: &Registry<Call>, id: &str) -> bool {
+    registry.sessions.find(id).is_some()
 }
 
 #[test]
-fn a_session_has_a_home_as_long_as_something_is_known_of_it() {
+fn a_session_has_an_entry_while_it_has_calls() {
     let registry = Registry::new();
     let key = key("s", 1);
     for _again in 0..2 {
-        assert!(!has_home(&registry, "s"));
-        assert!(registry.find(&key).is_none() && registry.find_any(&key).is_none());
+        assert!(!has_entry(&registry, "s"));
+        assert!(registry.find(&key).is_none() && registry.find_unaccepted_too(&key).is_none());
         let (id, call) = accepted(&registry, &key);
         assert_eq!(registry.find(&key).unwrap().0, id);
-        assert_eq!((has_home(&registry, "s"), registry.len()), (true, 1));
+        assert_eq!((has_entry(&registry, "s"), registry.len()), (true, 1));
         assert!(call.with(|core| core.finish(id, None)).is_some());
         assert!(call.with(|core| core.finish(id, None)).is_none(), "once");
     }
-    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
+    assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
 }
 
 #[test]
@@ -140,50 +144,51 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     let [one, other] = [&here, &there].map(|key| accepted(&registry, key));
     assert_eq!(registry.find(&here).unwrap().0, one.0);
     assert_eq!(registry.find(&there).unwrap().0, other.0);
-    one.1.with(|core| core.name(one.0, b"0/0", Form::Rmcp));
-    let named = |key: &Key| registry.named(&key.session, b"0/0").in_flight().len();
-    assert_eq!((named(&here), named(&there)), (1, 0));
-    assert_eq!(registry.take_session(&there.session).len(), 1);
-    assert!(one.1.heard().is_empty() && other.1.heard().is_empty());
+    one.1
+        .with(|core| core.record_event_id(one.0, b"0/0", EventIdFormat::Rmcp));
+    let matched = |key: &Key| registry.match_event(&key.session, b"0/0").in_flight().len();
+    assert_eq!((matched(&here), matched(&there)), (1, 0));
+    assert_eq!(registry.begin_close(&there.session).len(), 1);
+    assert!(one.1.events().is_empty() && other.1.events().is_empty());
 }
 
 #[test]
-fn invariant_9_who_leaves_for_a_call_with_its_id_hears_of_it_once() {
+fn invariant_9_a_call_that_is_untracked_for_another_with_its_id_is_notified_once() {
     let registry = Registry::new();
     let (_, older) = accepted(&registry, &key("s", 7));
     let (_, elsewhere) = accepted(&registry, &key("t", 7));
     let (id, _newer) = accepted(&registry, &key("s", 7));
-    assert_eq!(older.heard(), [Heard::Left]);
-    assert_eq!(elsewhere.heard(), []);
+    assert_eq!(older.events(), [Notification::Untracked]);
+    assert_eq!(elsewhere.events(), []);
     assert_eq!(registry.find(&key("s", 7)).unwrap().0, id);
 }
 
-/// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
+/// As if the hashes of two keys were equal in all 64 bits, which no client can cause.
 #[test]
-fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_where_nobody_finds_them() {
+fn after_a_full_collision_of_two_sessions_the_calls_of_the_second_are_not_found() {
     let registry = Registry::new();
     let (victim, stranger) = (key("victim", 7), key("stranger", 7));
     let (id, call) = accepted(&registry, &victim);
-    registry.street.pretend_collision("victim", "stranger");
+    registry.sessions.pretend_collision("victim", "stranger");
 
     let (second, other) = accepted(&registry, &stranger);
-    assert!(registry.find_any(&stranger).is_none());
-    assert!(registry.take_session(&stranger.session).is_empty());
-    other.with(|core| core.name(second, b"0/0", Form::Rmcp));
-    let named = registry.named(&stranger.session, b"0/0");
-    assert!(named.in_flight().is_empty());
+    assert!(registry.find_unaccepted_too(&stranger).is_none());
+    assert!(registry.begin_close(&stranger.session).is_empty());
+    other.with(|core| core.record_event_id(second, b"0/0", EventIdFormat::Rmcp));
+    let matched = registry.match_event(&stranger.session, b"0/0");
+    assert!(matched.in_flight().is_empty());
     assert!(
         !other
             .with(|core| core.finish(second, None))
             .unwrap()
-            .injectable
+            .may_cancel_server
     );
-    assert!(call.heard().is_empty() && call.with(|core| core.is_in_flight(id)));
+    assert!(call.events().is_empty() && call.with(|core| core.is_in_flight(id)));
 }
 
-/// Homes come and go all the time while calls are entered: each is found from then on until it ends.
+/// Entries are added and removed all the time while calls start: each call is found from then on until it ends.
 #[test]
-fn no_call_is_entered_where_nobody_looks() {
+fn no_call_is_registered_in_a_removed_entry() {
     const THREADS: usize = 4;
     let registry = Registry::new();
     let barrier = Barrier::new(THREADS);
@@ -201,22 +206,22 @@ fn no_call_is_entered_where_nobody_looks() {
             });
         }
     });
-    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
+    assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_graces_of_all_sessions_end_when_they_are_over() {
+async fn the_graces_of_all_sessions_expire_on_time() {
     let registry = Registry::new();
     let now = Instant::now();
     let calls = [3_u32, 1, 2].map(|seconds| {
         let (id, call) = accepted(&registry, &key(&seconds.to_string(), 1));
-        let wait = Wait::Until {
+        let wait = DetachedState::GraceUntil {
             deadline: now + seconds * SECOND,
             retry: SECOND,
         };
-        let gone = Detachment::new(DetachCause::Disconnected, now);
-        let detached = call.with(|core| core.detach(id, FIRST, wait, false, gone));
-        assert_eq!(detached, Detached::Waiting);
+        let detachment = Detachment::new(DetachCause::Disconnected, now);
+        let detached = call.with(|core| core.detach(id, POST_GENERATION, wait, false, detachment));
+        assert_eq!(detached, DetachOutcome::Waiting);
         (seconds, call)
     });
     for second in 0..4 {
@@ -225,41 +230,44 @@ async fn the_graces_of_all_sessions_end_when_they_are_over() {
         tokio::time::sleep(SECOND + Duration::from_millis(u64::from(second == 0))).await;
     }
     for (_, call) in &calls {
-        assert_eq!(call.heard(), [Heard::Expired(CancelReason::Orphaned)]);
+        assert_eq!(
+            call.events(),
+            [Notification::Expired(CancelReason::Orphaned)]
+        );
     }
 }
 
 #[test]
-fn the_sessions_that_hold_the_most_forget_first() {
+fn the_sessions_with_the_most_bytes_evict_first() {
     let registry = Registry::new();
     registry.limit(Limits::default().retained(100_000));
     let mut dropped = Vec::new();
     end_with(&registry, &key("small", 1), 1_000, true);
     for request in 0..40 {
         end_with(&registry, &key("large", request), 5_000, true);
-        dropped.extend(registry.make_room());
+        dropped.extend(registry.evict());
     }
-    let totals = &registry.street.common.totals;
+    let totals = &registry.sessions.shared.totals;
     assert!(totals.bytes() <= 100_000, "{}", totals.bytes());
     assert!(totals.bytes() > 80_000, "{}", totals.bytes());
     let of = |id: &str| {
-        let bytes = |core: &mut Core<Call>| core.bytes_of(Rank::Owed);
-        registry.visit(id, bytes).unwrap()
+        let bytes = |core: &mut SessionState<Call>| core.bytes_of(DeliveryState::Undelivered);
+        registry.with_session(id, bytes).unwrap()
     };
     assert!(of("small") >= 1_000);
     assert!(!dropped.is_empty());
     assert!(dropped.iter().all(|dropped| &*dropped.session == "large"));
 }
 
-/// The oldest of sessions that hold the same, as those of clients have that open one for each call.
+/// The oldest of sessions with equal bytes, as with clients that open a session for each call.
 #[tokio::test(start_paused = true)]
-async fn of_sessions_that_hold_the_same_the_oldest_forget() {
+async fn of_sessions_with_equal_bytes_the_oldest_evict() {
     let registry = Registry::new();
     registry.limit(Limits::default().retained(100_000));
     let mut dropped = Vec::new();
     for n in 100..200 {
         end_with(&registry, &key(&n.to_string(), 1), 2_000, true);
-        dropped.extend(registry.make_room().into_iter().map(|it| it.session));
+        dropped.extend(registry.evict().into_iter().map(|it| it.session));
         tokio::time::advance(Duration::from_micros(1)).await;
     }
     let expected = (100..).map(|n: u32| n.to_string()).take(dropped.len());
@@ -273,7 +281,7 @@ async fn of_sessions_that_hold_the_same_the_oldest_forget() {
 }
 
 #[test]
-fn whoever_drains_and_who_starts_see_each_other() {
+fn a_drain_and_a_starting_call_see_each_other() {
     for _round in 0..2_000 {
         let registry = Registry::new();
         let barrier = Barrier::new(2);
@@ -281,11 +289,11 @@ fn whoever_drains_and_who_starts_see_each_other() {
             let starts = scope.spawn(|| {
                 barrier.wait();
                 let (id, call) = (CallId::next(), Arc::new(Call::default()));
-                let start = |_: &Arc<Home<Call>>, core: &mut Core<Call>| {
+                let start = |_: &Arc<SessionEntry<Call>>, core: &mut SessionState<Call>| {
                     core.start(id, None, call.clone(), None);
                 };
-                let (_, later, is_too_late) = registry.start(id, Some(&"s".into()), start);
-                later.done();
+                let (_, deferred, is_too_late) = registry.start(id, Some(&"s".into()), start);
+                deferred.run();
                 is_too_late
             });
             barrier.wait();
@@ -296,9 +304,9 @@ fn whoever_drains_and_who_starts_see_each_other() {
     }
 }
 
-/// As `Exchange::report_dropped` does: who has ended a call makes room, if that is too much.
+/// As `Exchange::report_evicted` does: the thread that has ended a call evicts, if the limit is exceeded.
 #[test]
-fn when_all_have_made_room_no_more_is_remembered_than_may_be() {
+fn after_concurrent_evictions_the_limit_is_kept() {
     const MOST: usize = 1_000_000;
     for round in 0..500 {
         let registry = Registry::new();
@@ -310,27 +318,27 @@ fn when_all_have_made_room_no_more_is_remembered_than_may_be() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 end_with(&registry, &key("one", 1), 600_000, true);
-                registry.make_room();
+                registry.evict();
                 is_over.store(true, Ordering::Release);
             });
-            // While the other one makes room.
-            while registry.want_room.load(Ordering::Acquire) == 0
+            // While the other one evicts.
+            while registry.pending_evictions.load(Ordering::Acquire) == 0
                 && !is_over.load(Ordering::Acquire)
             {
                 std::hint::spin_loop();
             }
             end_with(&registry, &key("other", 1), 600_000, true);
-            registry.make_room();
+            registry.evict();
         });
-        let bytes = registry.street.common.totals.bytes();
-        assert!(bytes <= MOST, "round {round}: {bytes} bytes are remembered");
+        let bytes = registry.sessions.shared.totals.bytes();
+        assert!(bytes <= MOST, "round {round}: {bytes} bytes are retained");
     }
 }
 
-/// Calls that lose their clients, get them back, end, are looked at and remembered, all at the same time: nothing of
+/// Calls are detached, attached, ended, checked and retained, all at the same time: nothing of
 /// them is left.
 #[test]
-fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_end() {
+fn after_concurrent_operations_all_counters_are_zero() {
     const CALLS: usize = 400;
     const THREADS: usize = 3;
     for round in 0..10_u64 {
@@ -361,25 +369,26 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                             0 => drop(call.with(|core| core.attach(*id))),
                             1 | 2 => {
                                 let wait = match dice & 64 {
-                                    0 => FOR_ITS_END,
-                                    _ => Wait::Until {
+                                    0 => UNTIL_COMPLETE,
+                                    _ => DetachedState::GraceUntil {
                                         deadline: now,
                                         retry: SECOND,
                                     },
                                 };
-                                let gone = Detachment::new(DetachCause::Disconnected, now);
-                                let _done =
-                                    call.with(|core| core.detach(*id, FIRST, wait, false, gone));
+                                let detachment = Detachment::new(DetachCause::Disconnected, now);
+                                let _done = call.with(|core| {
+                                    core.detach(*id, POST_GENERATION, wait, false, detachment)
+                                });
                             }
                             3 => {
-                                let held = call.with(|core| core.hold(*id, now));
-                                if held {
-                                    call.with(|core| core.release(*id, now));
+                                let has_begun = call.with(|core| core.begin_resume(*id, now));
+                                if has_begun {
+                                    call.with(|core| core.end_resume(*id, now));
                                 }
                             }
                             4 => {
-                                let ended = Ended {
-                                    end: End::Cancelled(
+                                let ended = Completion {
+                                    outcome: RetainedOutcome::Cancelled(
                                         RequestId::Number(1),
                                         CancelReason::Orphaned,
                                     ),
@@ -387,14 +396,16 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                                     at: now,
                                     until: now + SECOND,
                                 };
-                                call.with(|core| core.name(*id, b"0/0", Form::Any));
+                                call.with(|core| {
+                                    core.record_event_id(*id, b"0/0", EventIdFormat::Any)
+                                });
                                 call.with(|core| core.finish(*id, Some(ended)));
-                                call.with(Core::take_dropped);
-                                registry.make_room();
+                                call.with(SessionState::take_evicted);
+                                registry.evict();
                             }
                             5 => {
-                                if let Some(home) = registry.street.find(&keys(n).session.id) {
-                                    home.on_deadline(
+                                if let Some(entry) = registry.sessions.find(&keys(n).session.id) {
+                                    entry.on_deadline(
                                         &LatenessTracker::new(now, Timeliness::OnTime),
                                         Timeliness::OnTime,
                                     );
@@ -415,17 +426,17 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
             "round {round}"
         );
         for n in 0..CALLS {
-            registry.take_session(&keys(n).session);
+            registry.begin_close(&keys(n).session);
         }
-        let bytes = registry.street.common.totals.bytes();
+        let bytes = registry.sessions.shared.totals.bytes();
         assert_eq!(bytes, 0, "round {round}");
-        assert_eq!(registry.street.homes().count(), 16, "round {round}");
+        assert_eq!(registry.sessions.entries().count(), 16, "round {round}");
     }
 }
 
-/// Clocks start, stop and end while several keepers look.
+/// Timers start, stop and expire while several timer tasks check them.
 #[test]
-fn no_deadline_is_left_at_which_nobody_looks() {
+fn no_deadline_is_left_without_a_timer() {
     const CALLS: usize = 24;
     const THREADS: u64 = 3;
     let start = Instant::now();
@@ -447,22 +458,22 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                         let now = start + step * Duration::from_millis(1);
                         let (id, call) = &calls[(dice >> 8) as usize % CALLS];
                         match dice % 4 {
-                            0 => drop(registry.street.timer.run_expired_now(now)),
+                            0 => drop(registry.sessions.timer.run_expired_now(now)),
                             1 => {
                                 let stream = call.with(|core| core.attach(*id));
-                                let wait = Wait::Until {
+                                let wait = DetachedState::GraceUntil {
                                     deadline: now + Duration::from_millis(dice >> 40 & 31),
                                     retry: SECOND,
                                 };
-                                let gone = Detachment::new(DetachCause::Disconnected, now);
+                                let detachment = Detachment::new(DetachCause::Disconnected, now);
                                 call.with(|core| {
-                                    core.detach(*id, FIRST, wait, false, gone);
-                                    stream.map(|it| core.detach(*id, it, wait, false, gone))
+                                    core.detach(*id, POST_GENERATION, wait, false, detachment);
+                                    stream.map(|it| core.detach(*id, it, wait, false, detachment))
                                 });
                             }
                             2 => {
-                                if call.with(|core| core.hold(*id, now)) {
-                                    call.with(|core| core.release(*id, now));
+                                if call.with(|core| core.begin_resume(*id, now)) {
+                                    call.with(|core| core.end_resume(*id, now));
                                 }
                             }
                             _ => drop(call.with(|core| core.attach(*id))),
@@ -471,53 +482,53 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                 });
             }
         });
-        for home in registry.street.homes() {
-            assert!(!home.is_forgotten(), "round {round}");
+        for entry in registry.sessions.entries() {
+            assert!(!entry.has_unscheduled_deadline(), "round {round}");
         }
     }
 }
 
 /// Detaches a call at `now`, with its deadline then.
-fn let_go((id, call): &(CallId, Arc<Call>), now: Instant) {
-    let wait = Wait::Until {
+fn detach((id, call): &(CallId, Arc<Call>), now: Instant) {
+    let wait = DetachedState::GraceUntil {
         deadline: now + SECOND,
         retry: SECOND,
     };
-    let gone = Detachment::new(DetachCause::Disconnected, now);
-    call.with(|core| core.detach(*id, FIRST, wait, false, gone));
+    let detachment = Detachment::new(DetachCause::Disconnected, now);
+    call.with(|core| core.detach(*id, POST_GENERATION, wait, false, detachment));
 }
 
 /// Other calls of the session are served in between.
 #[test]
-fn what_is_due_in_a_home_is_done_in_portions() {
+fn expired_deadlines_of_a_session_are_handled_in_batches() {
     const PORTIONS: usize = 5;
     let registry = Registry::new();
-    let calls: Vec<_> = (0..PORTION * PORTIONS)
+    let calls: Vec<_> = (0..EXPIRY_BATCH * PORTIONS)
         .map(|n| accepted(&registry, &key("s", n as i64)))
         .collect();
     let now = Instant::now();
-    calls.iter().for_each(|call| let_go(call, now));
-    let watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
-    let home = registry.street.find("s").unwrap();
-    for portions in 1..=PORTIONS {
-        home.on_deadline(&watch, Timeliness::OnTime);
-        let over = calls.iter().filter(|(_, call)| !call.heard().is_empty());
-        assert_eq!(over.count(), portions * PORTION);
-        assert!(!home.is_forgotten());
+    calls.iter().for_each(|call| detach(call, now));
+    let tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    let entry = registry.sessions.find("s").unwrap();
+    for batches in 1..=PORTIONS {
+        entry.on_deadline(&tracker, Timeliness::OnTime);
+        let expired = calls.iter().filter(|(_, call)| !call.events().is_empty());
+        assert_eq!(expired.count(), batches * EXPIRY_BATCH);
+        assert!(!entry.has_unscheduled_deadline());
     }
-    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
+    assert_eq!((has_entry(&registry, "s"), registry.len()), (false, 0));
 }
 
-/// Whoever looks at all calls has no lock while it does something with one of them.
+/// A scan of all calls holds no lock while the caller handles one of them.
 #[test]
-fn calls_are_looked_at_page_by_page() {
+fn calls_are_scanned_in_batches() {
     let registry = Registry::new();
-    let ids: Vec<_> = (0..2 * PAGE + 1)
+    let ids: Vec<_> = (0..2 * SCAN_BATCH + 1)
         .map(|n| accepted(&registry, &key("s", n as i64)).0)
         .collect();
     let mut seen = Vec::new();
-    for id in registry.look_at_calls(|id, _| Some(id)) {
-        // One that comes meanwhile does not make it endless.
+    for id in registry.scan_calls(|id, _| Some(id)) {
+        // One that starts meanwhile does not make it endless.
         accepted(&registry, &key("s", 100_000 + seen.len() as i64));
         seen.push(id);
     }
@@ -525,8 +536,8 @@ fn calls_are_looked_at_page_by_page() {
 }
 
 #[test]
-fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
-    const STAY: usize = 3 * PAGE;
+fn a_scan_returns_a_call_in_flight_once_while_others_start_and_end() {
+    const STAY: usize = 3 * SCAN_BATCH;
     let registry = Registry::new();
     let start = |n: usize| accepted(&registry, &key(&format!("s{}", n % 2), n as i64));
     let mut stay = Vec::new();
@@ -546,7 +557,7 @@ fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
         });
         barrier.wait();
         for _ in 0..20 {
-            let mut seen: Vec<_> = registry.look_at_calls(|id, _| Some(id)).collect();
+            let mut seen: Vec<_> = registry.scan_calls(|id, _| Some(id)).collect();
             seen.sort_unstable();
             let all = seen.len();
             seen.dedup();
@@ -560,16 +571,16 @@ fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
 /// Much is due, and whenever the tasks of the runtime have a turn they take 9 ms. A client resumes a millisecond before its
 /// call's grace ends, and its resume needs a few of these turns to get through.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_was_in_time_is_heard_while_much_is_due() {
+async fn a_timely_resume_is_served_while_many_deadlines_expire() {
     const TURN: Duration = Duration::from_millis(9);
     let registry = Arc::new(Registry::new());
     let now = Instant::now();
     let others: Vec<_> = (0..200)
         .map(|n| accepted(&registry, &key(&format!("s{n}"), 1)))
         .collect();
-    others.iter().for_each(|call| let_go(call, now));
+    others.iter().for_each(|call| detach(call, now));
     let (id, call) = accepted(&registry, &key("late", 1));
-    let_go(&(id, call.clone()), now + Duration::from_millis(1));
+    detach(&(id, call.clone()), now + Duration::from_millis(1));
     tokio::time::sleep_until(now + SECOND).await;
     let mut busy = tokio::task::JoinSet::new();
     busy.spawn(async {
@@ -580,7 +591,7 @@ async fn a_client_that_was_in_time_is_heard_while_much_is_due() {
     for _ in 0..6 {
         tokio::task::yield_now().await;
     }
-    assert!(others.iter().all(|(_, call)| !call.heard().is_empty()));
-    assert_eq!(call.heard(), []);
-    assert!(call.with(|core| core.hold(id, Instant::now())));
+    assert!(others.iter().all(|(_, call)| !call.events().is_empty()));
+    assert_eq!(call.events(), []);
+    assert!(call.with(|core| core.begin_resume(id, Instant::now())));
 }

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use super::core::{Rank, Ranked};
+use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
-/// Counters that the cores of all sessions share. No lock: each core counts what it does under its own.
+/// Counters that all sessions share. They need no lock: each session updates them under its own.
 #[derive(Debug)]
 pub(crate) struct Totals {
     limits: [AtomicUsize; Limit::ALL.len()],
@@ -13,11 +13,11 @@ pub(crate) struct Totals {
     retained_of_session: AtomicUsize,
     in_flight: AtomicUsize,
     detached: AtomicUsize,
-    /// The bytes that are remembered.
-    bytes: Ranked<AtomicUsize>,
-    /// Whether the calls that end by themselves are counted.
-    counts_ends: AtomicBool,
-    ended: AtomicUsize,
+    /// The bytes of retained calls.
+    bytes: PerDeliveryState<AtomicUsize>,
+    /// Whether calls that end by themselves are counted.
+    is_tracking_completions: AtomicBool,
+    completions: AtomicUsize,
 }
 
 // === impl Totals ===
@@ -31,36 +31,36 @@ impl Default for Totals {
             retained_of_session: limits.retained_of_session.into(),
             in_flight: AtomicUsize::default(),
             detached: AtomicUsize::default(),
-            bytes: Ranked::default(),
-            counts_ends: AtomicBool::default(),
-            ended: AtomicUsize::default(),
+            bytes: PerDeliveryState::default(),
+            is_tracking_completions: AtomicBool::default(),
+            completions: AtomicUsize::default(),
         }
     }
 }
 
 impl Totals {
     pub(super) fn limit(&self, limits: Limits) {
-        for (most, limit) in self.limits.iter().zip(Limit::ALL) {
-            most.store(limits.most(limit), Ordering::Relaxed);
+        for (max, limit) in self.limits.iter().zip(Limit::ALL) {
+            max.store(limits.most(limit), Ordering::Relaxed);
         }
         self.retained.store(limits.retained, Ordering::Relaxed);
         self.retained_of_session
             .store(limits.retained_of_session, Ordering::Relaxed);
     }
 
-    pub(super) fn most(&self, limit: Limit) -> usize {
+    pub(super) fn max(&self, limit: Limit) -> usize {
         let mut limits = self.limits.iter().zip(Limit::ALL);
         let found = limits.find(|(_, one)| *one == limit);
-        found.map_or(0, |(most, _)| most.load(Ordering::Relaxed))
+        found.map_or(0, |(max, _)| max.load(Ordering::Relaxed))
     }
 
-    /// How many bytes may be remembered.
-    pub(super) fn most_bytes(&self) -> usize {
+    /// Maximum number of bytes of retained calls.
+    pub(super) fn max_bytes(&self) -> usize {
         self.retained.load(Ordering::Relaxed)
     }
 
-    /// How many bytes of one session may be.
-    pub(super) fn most_bytes_of_session(&self) -> usize {
+    /// Maximum number of bytes of retained calls of one session.
+    pub(super) fn max_bytes_of_session(&self) -> usize {
         self.retained_of_session.load(Ordering::Relaxed)
     }
 
@@ -74,32 +74,32 @@ impl Totals {
 
     pub(super) fn remove_call(&self, is_cancelled: bool) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if !is_cancelled && self.counts_ends() {
-            self.ended.fetch_add(1, Ordering::Relaxed);
+        if !is_cancelled && self.is_tracking_completions() {
+            self.completions.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Counts the calls that end by themselves from now on.
-    pub(super) fn count_ends(&self) {
-        self.counts_ends.store(true, Ordering::Relaxed);
+    pub(super) fn track_completions(&self) {
+        self.is_tracking_completions.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn counts_ends(&self) -> bool {
-        self.counts_ends.load(Ordering::Relaxed)
+    pub(super) fn is_tracking_completions(&self) -> bool {
+        self.is_tracking_completions.load(Ordering::Relaxed)
     }
 
-    pub(super) fn ended(&self) -> usize {
-        self.ended.load(Ordering::Relaxed)
+    pub(super) fn completions(&self) -> usize {
+        self.completions.load(Ordering::Relaxed)
     }
 
     pub(super) fn detached(&self) -> usize {
         self.detached.load(Ordering::Relaxed)
     }
 
-    /// Counts a call without a client, unless there are too many.
+    /// Counts a detached call. Returns `false` if that would exceed the limit.
     pub(super) fn try_add_detached(&self) -> bool {
-        let most = self.most(Limit::Detached);
-        let one_more = |detached| (detached < most).then_some(detached + 1);
+        let max = self.max(Limit::Detached);
+        let one_more = |detached| (detached < max).then_some(detached + 1);
         let added = self
             .detached
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
@@ -114,19 +114,22 @@ impl Totals {
         self.detached.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub(super) fn bytes_of(&self, rank: Rank) -> usize {
-        self.bytes.of(rank).load(Ordering::Relaxed)
+    pub(super) fn bytes_of(&self, delivery: DeliveryState) -> usize {
+        self.bytes.of(delivery).load(Ordering::Relaxed)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        Rank::ALL.map(|rank| self.bytes_of(rank)).iter().sum()
+        DeliveryState::ALL
+            .map(|delivery| self.bytes_of(delivery))
+            .iter()
+            .sum()
     }
 
-    pub(super) fn add_bytes(&self, rank: Rank, bytes: usize) {
-        self.bytes.of(rank).fetch_add(bytes, Ordering::Relaxed);
+    pub(super) fn add_bytes(&self, delivery: DeliveryState, bytes: usize) {
+        self.bytes.of(delivery).fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn remove_bytes(&self, rank: Rank, bytes: usize) {
-        self.bytes.of(rank).fetch_sub(bytes, Ordering::Relaxed);
+    pub(super) fn remove_bytes(&self, delivery: DeliveryState, bytes: usize) {
+        self.bytes.of(delivery).fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::core::Finished;
 use crate::call::{CallId, CancelReason};
 
-/// What is registered for a call, and hears when its time is over. Called with no lock held.
+/// What is registered for a call, and is notified when a deadline of the call has passed. Called with no lock held.
 pub(crate) trait Tracked: Send + Sync + 'static {
-    /// Nobody will see the end of the call: it left.
-    fn left(&self, id: CallId, finished: Finished);
+    /// The call was removed from the registry, because its end will not be observed.
+    fn on_untracked(&self, id: CallId, finished: Finished);
 
-    /// The time that its client had to come back is over. Somebody may have to be asked before it is cancelled.
-    fn orphaned(self: &Arc<Self>, id: CallId);
+    /// The grace of the call has expired. The cancel may need a confirmation.
+    fn on_grace_expired(self: &Arc<Self>, id: CallId);
 
-    /// Its time is over.
-    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason);
+    /// The call timeout has passed, or the cancel after a grace is confirmed.
+    fn on_expired(self: &Arc<Self>, id: CallId, reason: CancelReason);
 }

@@ -128,7 +128,9 @@ where
             }
             Some(Err(error)) => {
                 // Only this error reports a client that disconnected in the middle of its request.
-                observer.exchange.abandon(DetachCause::Disconnected, None);
+                observer
+                    .exchange
+                    .on_dropped(DetachCause::Disconnected, None);
                 Some(Err(error))
             }
             None => {

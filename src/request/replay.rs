@@ -16,7 +16,7 @@ use super::TeeBody;
 use crate::{
     call::{CallInfo, CancelReason, Scope},
     cancel::{CancelError, Canceller, Injection},
-    exchange::{Exchange, Instance},
+    exchange::{Exchange, LayerShared},
     headers::LAST_EVENT_ID,
     jsonrpc,
     lock::lock,
@@ -66,7 +66,7 @@ pub(crate) type ServicePrototype<S> = Mutex<S>;
 /// The original request without its body.
 pub(crate) struct Replay<S, B> {
     service: Arc<ServicePrototype<S>>,
-    instance: Arc<Instance>,
+    instance: Arc<LayerShared>,
     uri: Uri,
     version: Version,
     /// A list is smaller than a map, and faster to copy.
@@ -83,7 +83,7 @@ impl<S, B> Replay<S, B> {
     /// Its extensions must not have the link to the exchange yet. Otherwise exchange and replay would form a reference cycle.
     pub(crate) fn new(
         service: Arc<ServicePrototype<S>>,
-        instance: Arc<Instance>,
+        instance: Arc<LayerShared>,
         request: &Request<B>,
     ) -> Self {
         let mut headers = Vec::with_capacity(request.headers().len());

@@ -139,7 +139,7 @@ where
             Poll::Ready(polled) => polled,
             Poll::Pending if is_ready(peer, cx) => {
                 *peer = None;
-                guard.abandon(DetachCause::PeerClosed);
+                guard.on_dropped(DetachCause::PeerClosed);
                 return Poll::Ready(None);
             }
             Poll::Pending => return Poll::Pending,
@@ -153,7 +153,7 @@ where
                     guard.complete();
                 }
             }
-            Some(Err(_)) => guard.abandon(DetachCause::ResponseDropped),
+            Some(Err(_)) => guard.on_dropped(DetachCause::ResponseDropped),
             None => guard.complete(),
         }
         Poll::Ready(polled)

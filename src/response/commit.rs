@@ -82,7 +82,7 @@ where
                     let answered = pending.as_mut().poll(cx);
                     drop(polling);
                     if let Some(exchange) = guard.exchange() {
-                        exchange.settle();
+                        exchange.parse_body();
                     }
                     if let Some(first) = self.on_answer(guard, ready!(answered)) {
                         return Poll::Ready(Some(Ok(Frame::data(first.into()))));
@@ -145,7 +145,7 @@ where
         let (parts, body) = answer.into_parts();
         let mcp_headers = McpHeaders::of(&parts.headers);
         let head = read_head(parts.status, &mcp_headers);
-        match guard.exchange().map(|exchange| exchange.head(head)) {
+        match guard.exchange().map(|exchange| exchange.on_head(head)) {
             Some(BodyPlan::Tap(tap)) => guard.set_tap(tap),
             Some(BodyPlan::Answer(call)) => guard.set_tap(Box::new(Tap::answer_as_event(call))),
             Some(BodyPlan::Pass | BodyPlan::Late { .. }) | None => {}
@@ -158,7 +158,7 @@ where
             }
             Head::Stream { readable: false } => {
                 // The head that was sent does not name the encoding.
-                guard.abandon(DetachCause::ResponseDropped);
+                guard.on_dropped(DetachCause::ResponseDropped);
                 CommitStage::Ended
             }
             Head::Refusal if !is_encoded => CommitStage::Refusal {

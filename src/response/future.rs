@@ -161,8 +161,8 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         if let Some(exchange) = this.guard.exchange() {
-            exchange.notify(cx.waker());
-            if let Some(last_words) = exchange.last_words() {
+            exchange.set_response_waker(cx.waker());
+            if let Some(last_words) = exchange.cancel_response() {
                 this.guard.complete();
                 return Poll::Ready(Ok(json(last_words)));
             }
@@ -183,7 +183,7 @@ where
                 let _used = exchange.use_session();
                 *this.used = UseUntilHead::Begun { _used };
             }
-            exchange.settle();
+            exchange.parse_body();
         }
         match polled {
             Poll::Ready(Ok(response)) => {
@@ -195,7 +195,7 @@ where
                 Poll::Ready(Err(error))
             }
             Poll::Pending if is_ready(&mut this.options.peer, cx) => {
-                this.guard.abandon(DetachCause::PeerClosed);
+                this.guard.on_dropped(DetachCause::PeerClosed);
                 Poll::Ready(Ok(client_closed_request()))
             }
             Poll::Pending => {
@@ -338,7 +338,7 @@ impl ResponseOptions {
         let keep_alive = exchange.keep_alive();
         let head = read_head(parts.status, &mcp_headers);
         let mut answered = None;
-        match exchange.head(head) {
+        match exchange.on_head(head) {
             BodyPlan::Late { request, error } if !has_no_content(parts.status) => {
                 parts.headers.remove(header::CONTENT_LENGTH);
                 let late = Box::new(Late::new(body, request, error));

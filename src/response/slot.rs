@@ -26,7 +26,7 @@ use crate::{
     call::DetachCause,
     exchange::Guard,
     lock::lock,
-    registry::Outlet,
+    registry::StreamHandle,
     timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, TimerHandle},
 };
 
@@ -254,12 +254,12 @@ fn report_closed<B>(mut body: Pin<Box<InnerBody<B>>>, closing: Closing) {
     let guard = body.as_mut().guard();
     match closing {
         Closing::WithError => guard.complete(),
-        Closing::Detached(cause) => guard.abandon(cause),
+        Closing::Detached(cause) => guard.on_dropped(cause),
     }
 }
 
-impl<B: Send> Outlet for BodySlot<B> {
-    fn tell(&self, message: Bytes) {
+impl<B: Send> StreamHandle for BodySlot<B> {
+    fn send(&self, message: Bytes) {
         let reader = {
             let mut state = self.state();
             state.injected_mut().messages.push_back(message);

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     call::DetachCause,
     exchange::{Delivering, Exchange, Guard},
-    registry::Outlet,
+    registry::StreamHandle,
     sse::{self, BomFilter, Boundary},
 };
 
@@ -96,11 +96,12 @@ impl<B: Send + 'static> EventStream<B> {
         let mut resumed = None;
         let mut delivering = None;
         if let Some(exchange) = exchange {
-            let handle: Weak<dyn Outlet> = Arc::<BodySlot<B>>::downgrade(&slot);
-            resumed = exchange.open(handle);
+            let handle: Weak<dyn StreamHandle> = Arc::<BodySlot<B>>::downgrade(&slot);
+            resumed = exchange.on_stream_opened(handle);
             delivering = resumed.as_ref().unwrap_or(&exchange).delivering();
             if let Some(timeout) = stall_timeout
-                && let Some(handle) = exchange.watch(Arc::<BodySlot<B>>::downgrade(&slot), timeout)
+                && let Some(handle) =
+                    exchange.set_stream_timer(Arc::<BodySlot<B>>::downgrade(&slot), timeout)
             {
                 slot.set_timer(handle);
             }
@@ -172,7 +173,7 @@ where
                         if self.slot.restore(body) {
                             if let Some(exchange) = exchange {
                                 self.delivering = exchange.delivering();
-                                exchange.hand_over();
+                                exchange.register_orphaned_streams();
                             }
                             return self.poll_idle(cx);
                         }
@@ -180,7 +181,7 @@ where
                     Poll::Ready(Some(Ok(frame))) => return self.deliver(body, frame),
                     Poll::Ready(Some(Err(error))) => {
                         let guard = body.as_mut().guard();
-                        guard.abandon(DetachCause::ResponseDropped);
+                        guard.on_dropped(DetachCause::ResponseDropped);
                         return Poll::Ready(Some(Err(error)));
                     }
                     Poll::Ready(None) => {
@@ -258,7 +259,7 @@ where
             .resumed
             .as_ref()
             .or(body.as_mut().guard().exchange())
-            .filter(|exchange| exchange.is_call_over())?;
+            .filter(|exchange| exchange.has_call_ended())?;
         let is_first = !mem::replace(&mut self.is_registered, true);
         is_first.then(|| exchange.clone())
     }

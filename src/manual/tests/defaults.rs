@@ -10,8 +10,8 @@ use super::{
 use crate::{
     Grace, Limits, MIN_GRACE, RequestId,
     call::CallInfo,
+    disconnect::{DisconnectAction, StreamEnd},
     observe::Limit,
-    verdict::{Going, Verdict},
 };
 
 const PAGE: &str = include_str!("../defaults.md");
@@ -23,7 +23,7 @@ const LONGEST_RETRY: &str = "longest `retry` that counts five times for a grace"
 const CONSTANTS: [(&str, &str, &str); 11] = [
     (
         "time for the network that a grace leaves after `retry`",
-        "src/verdict.rs",
+        "src/disconnect.rs",
         "MAX_DELAY",
     ),
     (
@@ -38,33 +38,33 @@ const CONSTANTS: [(&str, &str, &str); 11] = [
     ),
     (
         "time that a resume holds the clock of its call past the deadline",
-        "src/registry/core/times.rs",
-        "MAX_HOLD",
+        "src/registry/core/call_timers.rs",
+        "MAX_RESUME_WAIT",
     ),
     (
         "resumes in a row that bring nothing and renew the grace (layer alone)",
-        "src/registry/core/times.rs",
-        "MAX_BARREN",
+        "src/registry/core/call_timers.rs",
+        "MAX_EMPTY_RESUMES",
     ),
     (
         "least time that an ended call is remembered for its client",
         "src/exchange/end.rs",
-        "REMEMBERED_FOR",
+        "MIN_RETENTION",
     ),
     (
         "time in which a session must take a cancel",
         "src/exchange/inject.rs",
-        "INJECTION_LIMIT",
+        "INJECTION_TIMEOUT",
     ),
     (
         "time that an answer to `confirm` may take",
         "src/exchange/confirm.rs",
-        "ANSWER_LIMIT",
+        "CONFIRM_TIMEOUT",
     ),
     (
         "time after which a detached call without a deadline is forgotten (layer alone)",
         "src/registry/core.rs",
-        "UNSEEN_FOR",
+        "UNOBSERVED_TTL",
     ),
     (
         "time in which the resumed stream of a cancelled call must bring an event (layer alone)",
@@ -152,14 +152,14 @@ fn the_grace_of_the_defaults_page_is_what_the_verdict_says() {
     let mut call = CallInfo::new(RequestId::Number(1), "tools/call");
     call.set_session(Some("s".into()));
     let grace = |retry| {
-        let going = Going {
+        let going = StreamEnd {
             replayable: true,
             retry: Some(retry),
             by_server: false,
             stored: false,
         };
-        match Grace::Auto.verdict(&call, going) {
-            Verdict::CancelAfter(grace) => grace,
+        match Grace::Auto.on_disconnect(&call, going) {
+            DisconnectAction::CancelAfter(grace) => grace,
             other => panic!("no grace: {other:?}"),
         }
     };

@@ -1,79 +1,81 @@
-//! The table of what a disconnect means is what [`Grace::verdict`] says.
+//! The table of what a disconnect means is what [`Grace::on_disconnect`] says.
 
 use std::time::Duration;
 
 use super::{cells, numbers::ByRetry, tables};
 use crate::{
     call::{CallInfo, LISTEN, RequestId},
+    disconnect::{DisconnectAction, StreamEnd},
     policy::Grace,
-    verdict::{Going, Verdict},
 };
 
 const PAGE: &str = include_str!("../disconnect.md");
 
 /// The name of a row, and the calls that it is about.
-type Row = (&'static str, fn(&CallInfo, Going) -> bool);
+type Row = (&'static str, fn(&CallInfo, StreamEnd) -> bool);
 
 /// The rows of the table in their order. The first that fits decides.
 const ROWS: [Row; 8] = [
     (
         "a request with `params.task` (2025-11-25), layer alone",
-        |call, _| call.must_run_on(),
+        |call, _| call.is_task(),
     ),
     ("`subscriptions/listen`", |call, _| call.method() == LISTEN),
     (
         "the server ended its stream, and no client can resume it",
-        |call, going| going.by_server && (call.ends_with_its_stream() || !going.replayable),
+        |call, stream_end| {
+            stream_end.by_server && (call.is_cancelled_on_disconnect() || !stream_end.replayable)
+        },
     ),
     ("protocol revision 2026-07-28 or later", |call, _| {
-        call.ends_with_its_stream()
+        call.is_cancelled_on_disconnect()
     }),
-    ("its stream had no event with an id yet", |_, going| {
-        !going.replayable
+    ("its stream had no event with an id yet", |_, stream_end| {
+        !stream_end.replayable
     }),
     ("no session, but event ids", |call, _| {
         call.session().is_none()
     }),
     (
         "in a session whose session manager has an event store",
-        |_, going| going.stored,
+        |_, stream_end| stream_end.stored,
     ),
     ("in a session, with event ids", |_, _| true),
 ];
 
 /// Everything that may matter, in every combination.
-fn cases() -> impl Iterator<Item = (CallInfo, Going)> {
+fn cases() -> impl Iterator<Item = (CallInfo, StreamEnd)> {
     let retries = [None, Some(0), Some(3), Some(10), Some(600)];
     (0..1 << 7).flat_map(move |bits: u32| {
         let is = move |bit: u32| bits & (1 << bit) != 0;
         retries.map(move |retry| {
             let method = if is(0) { LISTEN } else { "tools/call" };
             let mut call = CallInfo::new(RequestId::Number(1), method);
-            call.set_must_run_on(is(1));
-            call.set_ends_with_its_stream(is(2));
+            call.set_task(is(1));
+            call.set_cancelled_on_disconnect(is(2));
             call.set_session(is(3).then(|| "s".into()));
-            let going = Going {
+            let stream_end = StreamEnd {
                 replayable: is(4),
                 retry: retry.map(Duration::from_secs),
                 by_server: is(5),
                 stored: is(6),
             };
-            (call, going)
+            (call, stream_end)
         })
     })
 }
 
 /// What a cell says.
-fn verdict(cell: &str, going: Going) -> Verdict {
+fn action(cell: &str, stream_end: StreamEnd) -> DisconnectAction {
     match cell {
-        "lets it keep running" => Verdict::RunOn,
-        "cancels it now" => Verdict::CancelNow,
+        "lets it keep running" => DisconnectAction::KeepRunning,
+        "cancels it now" => DisconnectAction::CancelNow,
         other => {
             let grace = other.strip_prefix("waits ");
             let grace = grace.and_then(|grace| grace.strip_suffix(", then cancels it"));
             let grace = grace.and_then(ByRetry::of_page);
-            let grace = grace.unwrap_or_else(|| panic!("no verdict: {other}"));
-            Verdict::CancelAfter(grace.at(going.retry.unwrap_or_default()))
+            let grace = grace.unwrap_or_else(|| panic!("no action: {other}"));
+            DisconnectAction::CancelAfter(grace.at(stream_end.retry.unwrap_or_default()))
         }
     }
 }
@@ -89,12 +91,12 @@ fn the_table_of_what_a_disconnect_means_is_what_the_verdict_says() {
     assert_eq!(said, ROWS.map(|(name, _)| name));
 
     let mut decided = [0; ROWS.len()];
-    for (call, going) in cases() {
-        let row = ROWS.iter().position(|(_, fits)| fits(&call, going));
+    for (call, stream_end) in cases() {
+        let row = ROWS.iter().position(|(_, fits)| fits(&call, stream_end));
         let row = row.expect("the last fits all");
-        let expected = verdict(rows[row][1], going);
-        let found = Grace::Auto.verdict(&call, going);
-        assert_eq!(found, expected, "{:?}: {call:?} {going:?}", rows[row]);
+        let expected = action(rows[row][1], stream_end);
+        let found = Grace::Auto.on_disconnect(&call, stream_end);
+        assert_eq!(found, expected, "{:?}: {call:?} {stream_end:?}", rows[row]);
         decided[row] += 1;
     }
     assert!(decided.iter().all(|cases| *cases > 0), "{decided:?}");

@@ -53,7 +53,7 @@ fn an_answer_comes_back_as_it_was() {
     let plain = json!({ "content": [{ "type": "text", "text": "\u{e9}\n" }], "isError": false });
     for result in results().into_iter().chain([plain]) {
         let message = answer(result);
-        let end = End::Answered(keep_one(&message));
+        let end = RetainedOutcome::Answered(keep_one(&message));
         let events = replay(Some(end), "0/0").collect::<Vec<_>>();
         let events = events.now_or_never().unwrap();
         let [_, answered] = events.as_slice() else {

@@ -1,28 +1,28 @@
 //! Requests that are not tracked and have the id of a call in flight.
 
-use super::{Core, entry::Place};
+use super::{SessionState, entry::CallKey};
 use crate::call::{CallId, RequestId, Scope};
 
-// === impl Core ===
+// === impl SessionState ===
 
-impl<T: Clone, A: Clone> Core<T, A> {
+impl<T: Clone, A: Clone> SessionState<T, A> {
     /// Adds a request that is not tracked to those with the id of a call in flight, and returns that call. Until the request is
     /// [removed](Self::end_contest) no cancel of the call may be injected, because it could meet the request (invariant 2).
     pub(crate) fn contest(&mut self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         let (id, call) = self.find(scope, request)?;
-        let place = self.place_mut(id)?;
-        place.contests = place.contests.saturating_add(1);
+        let key = self.key_mut(id)?;
+        key.contests = key.contests.saturating_add(1);
         Some((id, call))
     }
 
     /// Removes a request that was added once.
     pub(crate) fn end_contest(&mut self, id: CallId) {
-        if let Some(place) = self.place_mut(id) {
-            place.contests = place.contests.saturating_sub(1);
+        if let Some(key) = self.key_mut(id) {
+            key.contests = key.contests.saturating_sub(1);
         }
     }
 
-    fn place_mut(&mut self, id: CallId) -> Option<&mut Place> {
-        self.calls.get_mut(id)?.place.as_mut()
+    fn key_mut(&mut self, id: CallId) -> Option<&mut CallKey> {
+        self.calls.get_mut(id)?.key.as_mut()
     }
 }

@@ -1,117 +1,126 @@
-//! The ways in which a call leaves: finished, or with its session.
+//! The removal of calls: finished, or with their session.
 
 use std::mem;
 
 use tokio::time::Instant;
 
 use super::{
-    Core,
-    entry::{Finished, Place},
-    memory::Dropped,
-    records::{End, Ended, Leaving, Rank},
+    SessionState,
+    entry::{CallKey, Finished},
+    retained_call::{Completion, DeliveryState, EndedCall, RetainedOutcome},
+    retention::EvictedAnswer,
 };
 use crate::call::{CallId, Scope};
 
-// === impl Core ===
+// === impl SessionState ===
 
-impl<T: Clone, A: Clone> Core<T, A> {
-    /// Ends a call. `None` if it has ended before, or left (invariants 2 and 9). What `remember` says stays
-    /// known under its streams.
-    pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
-        let is_cancelled = remember
+impl<T: Clone, A: Clone> SessionState<T, A> {
+    /// Ends a call, and retains `completion` under its streams. Returns `None` if the call has already ended or was untracked
+    /// (invariants 2 and 9).
+    pub(crate) fn finish(
+        &mut self,
+        id: CallId,
+        completion: Option<Completion<A>>,
+    ) -> Option<Finished> {
+        let is_cancelled = completion
             .as_ref()
-            .is_some_and(|ended| matches!(ended.end, End::Cancelled(..)));
-        let entry = self.take(id, is_cancelled)?;
-        self.has_finished = true;
+            .is_some_and(|ended| matches!(ended.outcome, RetainedOutcome::Cancelled(..)));
+        let entry = self.remove_entry(id, is_cancelled)?;
+        self.has_completed = true;
         let detachment = entry.detachment();
-        let times = entry.times.as_ref();
-        let remember = remember.map(|ended| {
-            let owed = times.and_then(|times| times.retained_until(ended.at));
-            Ended {
-                until: owed.map_or(ended.until, |owed| ended.until.max(owed)),
-                ..ended
+        let timers = entry.timers.as_ref();
+        let completion = completion.map(|completion| {
+            let retained_until = timers.and_then(|timers| timers.retained_until(completion.at));
+            Completion {
+                until: retained_until.map_or(completion.until, |retained_until| {
+                    completion.until.max(retained_until)
+                }),
+                ..completion
             }
         });
-        let (mut injectable, mut is_too_much) = (false, false);
-        if let Some(place) = entry.place {
-            injectable = self.free_id(id, &place) && place.contests == 0;
-            self.forget_streams(id, place.session, &entry.streams);
-            let remember = remember.filter(|_| !entry.streams.is_empty());
-            is_too_much = remember.is_some_and(|ended| {
-                self.remember(Leaving {
+        let (mut may_cancel_server, mut needs_eviction) = (false, false);
+        if let Some(key) = entry.key {
+            may_cancel_server = self.unindex_request(id, &key) && key.contests == 0;
+            self.unindex_streams(id, key.session, &entry.streams);
+            let completion = completion.filter(|_| !entry.streams.is_empty());
+            needs_eviction = completion.is_some_and(|completion| {
+                self.retain(EndedCall {
                     call: id,
-                    session: place.session,
+                    session: key.session,
                     streams: entry.streams,
                     had_client: detachment.is_none(),
-                    ended,
+                    completion,
                 })
             });
         }
         Some(Finished {
-            injectable,
+            may_cancel_server,
             detachment,
-            is_too_much,
+            needs_eviction,
         })
     }
 
-    fn remember(&mut self, leaving: Leaving<A>) -> bool {
+    fn retain(&mut self, ended: EndedCall<A>) -> bool {
         let Some((id, _)) = &self.session_id else {
             return false;
         };
-        self.memory.keep(id, leaving, &self.common.totals)
+        self.retained.retain(id, ended, &self.shared.totals)
     }
 
-    /// Forgets the oldest of a rank until not more than so many bytes of it are left.
-    pub(crate) fn shrink_memory(&mut self, rank: Rank, to: usize) {
+    /// Evicts the oldest retained calls of a delivery state until at most `max_bytes` of it are left.
+    pub(crate) fn shrink_retained(&mut self, delivery: DeliveryState, max_bytes: usize) {
         if let Some((id, _)) = &self.session_id {
-            self.memory.shrink(id, rank, to, &self.common.totals);
+            self.retained
+                .shrink(id, delivery, max_bytes, &self.shared.totals);
         }
     }
 
-    /// How many bytes of a rank are remembered.
-    pub(crate) fn bytes_of(&self, rank: Rank) -> usize {
-        self.memory.bytes_of(rank)
+    /// Number of bytes of the retained calls of a delivery state.
+    pub(crate) fn bytes_of(&self, delivery: DeliveryState) -> usize {
+        self.retained.bytes_of(delivery)
     }
 
-    /// When the oldest of them is forgotten.
-    pub(crate) fn forgotten_at(&self, rank: Rank) -> Option<Instant> {
-        self.memory.forgotten_at(rank)
+    /// When the oldest of them expires.
+    pub(crate) fn earliest_expiry(&self, delivery: DeliveryState) -> Option<Instant> {
+        self.retained.earliest_expiry(delivery)
     }
 
-    /// What was dropped from the memory because there was no room, though its client may come for it. Each is told once.
-    pub(crate) fn take_dropped(&mut self) -> Vec<Dropped> {
-        self.memory.take_dropped()
+    /// Takes the answers that were evicted although a client may resume for them. Each is returned once.
+    pub(crate) fn take_evicted(&mut self) -> Vec<EvictedAnswer> {
+        self.retained.take_evicted()
     }
 
-    /// Ends a call whose time without a client is over, as [`finish`](Self::finish) does: unless its client has come
-    /// back, or is about to. Between the look at a clock and the cancel the lock is free (invariant 6).
-    pub(crate) fn finish_due(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
-        let is_due = self.calls.get(id)?.clock()?.given_out;
+    /// Ends a call whose grace has expired, as [`finish`](Self::finish) does, unless its client has resumed or a resume is pending.
+    /// The lock is free between the check of the timer and the cancel (invariant 6).
+    pub(crate) fn finish_due(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
+        let is_due = self.calls.get(id)?.grace_timer()?.is_expired;
         is_due.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// Ends a call that has no client, none that is coming back, and none that may have come back unseen.
-    pub(crate) fn finish_detached(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
-        let times = self.times_of(id)?;
-        let is_alone = times.clock.is_some() && !times.is_held() && !times.is_spared;
-        is_alone.then(|| self.finish(id, Some(ended)))?
+    /// Ends a detached call without a pending resume, unless its client may have resumed unobserved.
+    pub(crate) fn finish_detached(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
+        let timers = self.timers_of(id)?;
+        let may_cancel = timers.grace_timer.is_some()
+            && !timers.has_pending_resume()
+            && !timers.is_maybe_resumed;
+        may_cancel.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// The accepted calls of a session that is ending. What is remembered of it goes, and so do their streams: should
-    /// the session start anew, it counts them anew.
-    pub(crate) fn take_accepted(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
+    /// Begins to close a session: returns its accepted calls. Removes its retained calls, and the streams of all from the index: a
+    /// session that starts anew counts its streams anew.
+    pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
         };
-        self.memory.clear(session, &self.common.totals);
-        let owns_id = |place: &Place| place.owns_id && place.session == session;
-        let taken = self.calls_that(|entry| entry.place.as_ref().is_some_and(owns_id));
-        for (id, _) in &taken {
+        self.retained.clear(session, &self.shared.totals);
+        let is_accepted = |key: &CallKey| key.is_accepted && key.session == session;
+        let accepted = self.calls_where(|entry| entry.key.as_ref().is_some_and(is_accepted));
+        for (id, _) in &accepted {
             if let Some(entry) = self.calls.get_mut(*id) {
                 let streams = mem::take(&mut entry.streams);
-                self.forget_streams(*id, session, &streams);
+                self.unindex_streams(*id, session, &streams);
             }
         }
-        taken
+        accepted
     }
 }

@@ -5,32 +5,32 @@ use std::mem;
 use tokio::time::Instant;
 
 use super::{
-    generation::{FIRST, Generation},
-    index::NameHash,
+    call_timers::{CallTimers, DetachedState, GraceTimer},
+    generation::{Generation, POST_GENERATION},
+    index::KeyHash,
     streams::Streams,
-    times::{Clock, Times, Wait},
 };
 use crate::call::{Detachment, RequestId};
 
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
     pub(crate) call: T,
-    pub(super) place: Option<Place>,
+    pub(super) key: Option<CallKey>,
     pub(super) streams: Streams,
-    /// The stream that was accepted last.
-    newest: Generation,
-    /// The stream of its POST lives.
-    posted: bool,
+    /// The generation of the stream that was accepted last.
+    newest_stream: Generation,
+    /// Whether the stream of its POST is open.
+    has_post_stream: bool,
     /// Boxed, because most calls have no deadline and end attached.
-    pub(super) times: Option<Box<Times>>,
+    pub(super) timers: Option<Box<CallTimers>>,
 }
 
-/// What a session call is found by among those whose session has the same id.
+/// The lookup key of a session call, among the calls whose sessions have the same id.
 #[derive(Debug)]
-pub(super) struct Place {
-    pub(super) session: NameHash,
+pub(super) struct CallKey {
+    pub(super) session: KeyHash,
     pub(super) request: RequestId,
-    pub(super) owns_id: bool,
+    pub(super) is_accepted: bool,
     /// Number of requests on their way that are not tracked and have this id.
     pub(super) contests: u32,
 }
@@ -39,34 +39,34 @@ pub(super) struct Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Finished {
     /// Whether a cancel may be sent to the server under its JSON-RPC id (invariant 2).
-    pub(crate) injectable: bool,
-    /// Its time without a client, if it had none.
+    pub(crate) may_cancel_server: bool,
+    /// Its detachment. `None` if it was attached.
     pub(crate) detachment: Option<Detachment>,
-    /// Whether the memory is fuller than it may be, or something was [dropped](super::Core::take_dropped) from it.
-    pub(crate) is_too_much: bool,
+    /// Whether the retained calls exceed their limit, or some were [evicted](super::SessionState::take_evicted).
+    pub(crate) needs_eviction: bool,
 }
 
-/// Which time of a call is over.
+/// Which deadline of a call has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expired {
-    /// The one its client had to come back.
+    /// The grace.
     Grace,
-    /// The same, and nobody is to be asked any more.
-    Confirmed,
-    /// The one it may last.
+    /// The grace, and the cancel is confirmed.
+    GraceConfirmed,
+    /// The call timeout.
     Deadline,
-    /// The one for which it is kept unseen: it is forgotten already.
-    Unseen(Finished),
+    /// The call was unobserved for `UNOBSERVED_TTL` and has been removed.
+    Forgotten(Finished),
 }
 
-// === impl Place ===
+// === impl CallKey ===
 
-impl Place {
-    pub(super) fn new(session: NameHash, request: RequestId) -> Self {
+impl CallKey {
+    pub(super) fn new(session: KeyHash, request: RequestId) -> Self {
         Self {
             session,
             request,
-            owns_id: false,
+            is_accepted: false,
             contests: 0,
         }
     }
@@ -75,82 +75,82 @@ impl Place {
 // === impl Entry ===
 
 impl<T> Entry<T> {
-    pub(super) fn new(call: T, place: Option<Place>, deadline: Option<Instant>) -> Self {
-        let times = deadline.map(Times::lasting_to);
+    pub(super) fn new(call: T, key: Option<CallKey>, deadline: Option<Instant>) -> Self {
+        let timers = deadline.map(CallTimers::with_deadline);
         Self {
             call,
-            place,
+            key,
             streams: Streams::default(),
-            newest: FIRST,
-            posted: true,
-            times: times.map(Box::new),
+            newest_stream: POST_GENERATION,
+            has_post_stream: true,
+            timers: timers.map(Box::new),
         }
     }
 
-    /// Adds a stream to those that live.
+    /// Adds an open stream.
     pub(super) fn add_stream(&mut self) -> Generation {
-        self.newest = self.newest.next();
-        let newest = self.newest;
-        self.times_mut().resumed.push(newest);
+        self.newest_stream = self.newest_stream.next();
+        let newest = self.newest_stream;
+        self.timers_mut().resumed.push(newest);
         newest
     }
 
-    /// Takes a stream out of those that live. `false` if it was not among them.
+    /// Removes an open stream. Returns `false` if there is no such stream.
     pub(super) fn remove_stream(&mut self, stream: Generation) -> bool {
-        if stream == FIRST {
-            return mem::take(&mut self.posted);
+        if stream == POST_GENERATION {
+            return mem::take(&mut self.has_post_stream);
         }
-        let resumed = self.times.as_mut().map(|times| &mut times.resumed);
+        let resumed = self.timers.as_mut().map(|timers| &mut timers.resumed);
         let found = resumed.and_then(|resumed| {
-            let at = resumed.iter().position(|other| *other == stream)?;
-            Some(resumed.swap_remove(at))
+            let position = resumed.iter().position(|other| *other == stream)?;
+            Some(resumed.swap_remove(position))
         });
         found.is_some()
     }
 
-    /// Whether a stream of it lives.
+    /// Returns `true` if a stream is open.
     pub(super) fn has_stream(&self) -> bool {
-        let resumed = self.times.as_ref().map(|times| &times.resumed);
-        self.posted || resumed.is_some_and(|resumed| !resumed.is_empty())
+        let resumed = self.timers.as_ref().map(|timers| &timers.resumed);
+        self.has_post_stream || resumed.is_some_and(|resumed| !resumed.is_empty())
     }
 
-    /// Whether it is the call of this session with this JSON-RPC id.
-    pub(super) fn is(&self, session: NameHash, request: &RequestId) -> bool {
-        let place = self.place.as_ref();
-        place.is_some_and(|place| place.session == session && place.request == *request)
+    /// Returns `true` if it is the call of this session with this JSON-RPC id.
+    pub(super) fn has_key(&self, session: KeyHash, request: &RequestId) -> bool {
+        let key = self.key.as_ref();
+        key.is_some_and(|key| key.session == session && key.request == *request)
     }
 
-    pub(super) fn session(&self) -> Option<NameHash> {
-        self.place.as_ref().map(|place| place.session)
+    pub(super) fn session(&self) -> Option<KeyHash> {
+        self.key.as_ref().map(|key| key.session)
     }
 
-    pub(super) fn clock(&self) -> Option<&Clock> {
-        self.times.as_ref()?.clock.as_ref()
+    pub(super) fn grace_timer(&self) -> Option<&GraceTimer> {
+        self.timers.as_ref()?.grace_timer.as_ref()
     }
 
     pub(super) fn detachment(&self) -> Option<Detachment> {
-        self.clock().map(|clock| clock.detachment)
+        self.grace_timer().map(|timer| timer.detachment)
     }
 
-    /// Since when it has no client.
+    /// When it was detached.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
         self.detachment().map(|detachment| detachment.since())
     }
 
-    /// When it is cancelled if its client does not come back.
-    pub(crate) fn waits_to(&self) -> Option<Instant> {
-        match self.clock()?.wait {
-            Wait::Until { .. } => self.times.as_ref()?.grace_ends(),
-            Wait::ForItsEnd { .. } | Wait::Unseen { .. } => None,
+    /// When it is cancelled if its client does not resume.
+    pub(crate) fn grace_deadline(&self) -> Option<Instant> {
+        match self.grace_timer()?.state {
+            DetachedState::GraceUntil { .. } => self.timers.as_ref()?.detached_deadline(),
+            DetachedState::UntilComplete { .. } | DetachedState::ForgetAt { .. } => None,
         }
     }
 
     /// When it is cancelled at the latest, attached or not.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.times.as_ref()?.deadline
+        self.timers.as_ref()?.deadline
     }
 
-    pub(super) fn times_mut(&mut self) -> &mut Times {
-        self.times.get_or_insert_default()
+    pub(super) fn timers_mut(&mut self) -> &mut CallTimers {
+        self.timers.get_or_insert_default()
     }
 }

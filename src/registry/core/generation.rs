@@ -1,10 +1,10 @@
 //! The streams of a call, one after the other.
 
-/// The generation of a call's first stream.
-pub(crate) const FIRST: Generation = Generation(1);
+/// The generation of a call's first stream, that of the POST.
+pub(crate) const POST_GENERATION: Generation = Generation(1);
 
-/// Of a stream that no client has.
-pub(crate) const NOBODYS: Generation = Generation(0);
+/// The generation of a stream without a client.
+pub(crate) const NO_GENERATION: Generation = Generation(0);
 
 /// Which stream of its call a stream is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! Finding calls by what a client knows of them.
 //!
-//! Requests and streams of a session's calls in flight live in one map from a keyed 64-bit hash to a [`CallId`], sessions
-//! in another: the hash of a session is computed once, and no client can choose names that collide. A hit is only a
+//! Requests and streams of a session's calls in flight are in one map from a keyed 64-bit hash to a `CallId`, sessions
+//! in another. The hash of a session is computed once, and no client can choose keys that collide. A hit is only a
 //! hint: sessions and request ids are compared, so a collision finds nothing, and never the wrong call.
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 
 use crate::call::{RequestId, Scope};
 
-/// What streams are entered under.
+/// The key of a stream in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum StreamId {
     /// The number behind the slash in `<index>/<stream>`.
@@ -29,21 +29,21 @@ pub(super) struct EventId {
     pub(super) hash: u64,
 }
 
-/// The hash of a name. Already keyed, so maps take it as it is.
+/// The hash of a key. It is keyed already, so maps need not hash it with a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct NameHash(u64);
+pub(crate) struct KeyHash(u64);
 
-pub(crate) type Slots<V> = HashMap<NameHash, V, BuildHasherDefault<AsIs>>;
+pub(crate) type PrehashedMap<V> = HashMap<KeyHash, V, BuildHasherDefault<PrehashedHasher>>;
 
-/// A hasher for keys that are spread already.
+/// A hasher for keys that are hashes already.
 #[derive(Debug, Default)]
-pub(crate) struct AsIs(u64);
+pub(crate) struct PrehashedHasher(u64);
 
-/// Makes the hashes, with secrets that no client learns.
+/// Computes the hashes, with secrets that no client knows.
 #[derive(Debug)]
-pub(crate) struct Names {
+pub(crate) struct KeyHasher {
     keyed: RandomState,
-    /// An odd number for each kind of name.
+    /// An odd multiplier for each kind of key.
     managers: u64,
     paths: u64,
     number_ids: u64,
@@ -52,26 +52,26 @@ pub(crate) struct Names {
     opaque_streams: u64,
 }
 
-/// The sessions with the id of a core, as far as calls were named so.
+/// The sessions with the id of a session state, one for each scope in which calls have a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SessionsOfId {
+pub(super) enum ScopeSet {
     None,
-    One(NameHash),
+    One(KeyHash),
     Several,
 }
 
-// === impl NameHash ===
+// === impl KeyHash ===
 
-impl NameHash {
+impl KeyHash {
     pub(crate) fn number(self) -> u64 {
         self.0
     }
 
-    /// The slot of a name in this session. A client chooses the name, and knows neither the session's hash nor
-    /// the multiplier. Names that differ in few bits differ in some bits of the first product, and in any of the
+    /// The hash of a key in this session. A client chooses the key, and knows neither the session's hash nor
+    /// the multiplier. Keys that differ in few bits differ in some bits of the first product, and in any of the
     /// second.
-    fn mix(self, name: u64, multiplier: u64) -> Self {
-        let once = fold(self.0 ^ name, multiplier);
+    fn mix(self, key: u64, multiplier: u64) -> Self {
+        let once = fold(self.0 ^ key, multiplier);
         Self(fold(once ^ self.0.rotate_left(32), multiplier))
     }
 }
@@ -82,10 +82,10 @@ fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-// === impl SessionsOfId ===
+// === impl ScopeSet ===
 
-impl SessionsOfId {
-    pub(super) fn with(self, session: NameHash) -> Self {
+impl ScopeSet {
+    pub(super) fn with(self, session: KeyHash) -> Self {
         match self {
             Self::None => Self::One(session),
             Self::One(known) if known == session => self,
@@ -94,9 +94,9 @@ impl SessionsOfId {
     }
 }
 
-// === impl Names ===
+// === impl KeyHasher ===
 
-impl Default for Names {
+impl Default for KeyHasher {
     fn default() -> Self {
         let keyed = RandomState::new();
         let multiplier = |kind: &str| keyed.hash_one(kind) | 1;
@@ -112,28 +112,28 @@ impl Default for Names {
     }
 }
 
-impl Names {
+impl KeyHasher {
     /// The hash of a session id.
-    pub(crate) fn id(&self, id: &str) -> NameHash {
-        NameHash(self.keyed.hash_one(id))
+    pub(crate) fn session_id(&self, id: &str) -> KeyHash {
+        KeyHash(self.keyed.hash_one(id))
     }
 
     /// The session with this id in a scope.
-    pub(super) fn session(&self, id: NameHash, scope: &Scope) -> NameHash {
+    pub(super) fn session(&self, id: KeyHash, scope: &Scope) -> KeyHash {
         match scope {
             Scope::Manager(number) => id.mix(*number, self.managers),
             Scope::Path(path) => id.mix(self.keyed.hash_one(path), self.paths),
         }
     }
 
-    pub(super) fn request(&self, session: NameHash, request: &RequestId) -> NameHash {
+    pub(super) fn request(&self, session: KeyHash, request: &RequestId) -> KeyHash {
         match request {
             RequestId::Number(number) => session.mix(number.cast_unsigned(), self.number_ids),
             RequestId::String(text) => session.mix(self.keyed.hash_one(text), self.string_ids),
         }
     }
 
-    pub(super) fn stream(&self, session: NameHash, stream: StreamId) -> NameHash {
+    pub(super) fn stream(&self, session: KeyHash, stream: StreamId) -> KeyHash {
         match stream {
             StreamId::Numbered(number) => session.mix(number, self.numbered_streams),
             StreamId::Opaque(hash) => session.mix(hash, self.opaque_streams),
@@ -156,7 +156,7 @@ impl Names {
 // === impl EventId ===
 
 impl EventId {
-    /// What its stream may be entered under.
+    /// The keys that its stream may have in the index.
     pub(super) fn streams(self) -> impl Iterator<Item = StreamId> {
         let numbered = self.numbers.map(|(_, stream)| StreamId::Numbered(stream));
         numbered.into_iter().chain([StreamId::Opaque(self.hash)])
@@ -183,9 +183,9 @@ pub(crate) fn numbers(event_id: &[u8]) -> Option<(u64, u64)> {
     index.filter(|_| digits > 0).zip(Some(number))
 }
 
-// === impl AsIs ===
+// === impl PrehashedHasher ===
 
-impl Hasher for AsIs {
+impl Hasher for PrehashedHasher {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.write_u64(u64::from(*byte));
@@ -227,16 +227,16 @@ mod tests {
     /// Ids that differ in one place, or by powers of two: what fills one bucket of a map whose hash is known.
     #[test]
     fn chosen_ids_collide_no_more_than_random_ones() {
-        let names = Names::default();
-        let session = names.session(names.id("a"), &Scope::Path("/".into()));
-        let of_request = |id: RequestId| names.request(session, &id).0;
+        let hasher = KeyHasher::default();
+        let session = hasher.session(hasher.session_id("a"), &Scope::Path("/".into()));
+        let of_request = |id: RequestId| hasher.request(session, &id).0;
         let counted = (0..4_096).map(|n| of_request(RequestId::Number(n << 32)));
         let spelled = (0..4_096).map(|n| of_request(RequestId::String(format!("{n:x}").into())));
         let padded = (1..4_096).map(|n| of_request(RequestId::String("x".repeat(n).into())));
-        let streams = (0..4_096).map(|n| names.stream(session, StreamId::Numbered(n << 48)).0);
+        let streams = (0..4_096).map(|n| hasher.stream(session, StreamId::Numbered(n << 48)).0);
         let sessions = (0..4_096).map(|n| {
-            let id = names.id(&format!("{:032x}", n / 2));
-            names.session(id, &Scope::Manager(n % 2)).0
+            let id = hasher.session_id(&format!("{:032x}", n / 2));
+            hasher.session(id, &Scope::Manager(n % 2)).0
         });
         let sets: Vec<Vec<u64>> = vec![
             counted.collect(),
@@ -254,31 +254,31 @@ mod tests {
         }
     }
 
-    /// Whoever knows the collisions of one process knows nothing of another's.
+    /// The collisions of one process tell nothing about those of another.
     #[test]
     fn every_process_has_hashes_of_its_own() {
-        let [one, other] = [Names::default(), Names::default()];
+        let [one, other] = [KeyHasher::default(), KeyHasher::default()];
         assert_ne!(one.event(b"opaque"), other.event(b"opaque"));
     }
 
     #[test]
-    fn names_of_different_kinds_do_not_meet() {
-        let names = Names::default();
+    fn keys_of_different_kinds_do_not_collide() {
+        let hasher = KeyHasher::default();
         let session = |id: &str, path: &str| {
             let scope = Scope::Path(path.into());
-            names.session(names.id(id), &scope)
+            hasher.session(hasher.session_id(id), &scope)
         };
         let slot = session("a", "/");
         assert_ne!(slot, session("b", "/"));
         assert_ne!(slot, session("a", "/b"));
         assert_ne!(
-            names.request(slot, &RequestId::Number(1)),
-            names.request(slot, &RequestId::String("1".into())),
+            hasher.request(slot, &RequestId::Number(1)),
+            hasher.request(slot, &RequestId::String("1".into())),
         );
         assert_ne!(
-            names.request(slot, &RequestId::Number(1)),
-            names.stream(slot, StreamId::Numbered(1)),
+            hasher.request(slot, &RequestId::Number(1)),
+            hasher.stream(slot, StreamId::Numbered(1)),
         );
-        assert_ne!(names.event(b"x"), names.event(b"y"));
+        assert_ne!(hasher.event(b"x"), hasher.event(b"y"));
     }
 }

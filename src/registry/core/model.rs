@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use self::naive::{Answer, Model, Remember, Stream};
+use self::naive::{Answer, Completed, Model, Stream};
 use super::*;
 use crate::{
     call::{CancelReason, DetachCause, RequestId, Scope},
@@ -21,23 +21,23 @@ mod random;
 #[cfg(fuzzing)]
 pub(crate) use self::decoded::as_the_model_says_of;
 
-/// The size of one unit of an answer: so large that what else a record costs does not count.
+/// The size of one unit of an answer: so large that the overhead of a retained call does not count.
 const UNIT: usize = 1 << 40;
 
-/// How many units may be remembered.
+/// How many units may be retained.
 const ROOMY: usize = 1 << 10;
 
-/// So few that answers have to go.
+/// A limit at which answers are evicted.
 const TIGHT: usize = 2;
 
-/// How late a deadline may be noticed before something else happens, in milliseconds.
+/// How late a deadline may run before something else happens, in milliseconds.
 const LATE_MS: [u64; 3] = [2, 20, 1_000];
 
-/// Who gave out the session id.
+/// The scopes that issued the session id.
 const SCOPES: Range<usize> = 0..2;
 const REQUESTS: Range<usize> = 0..5;
 
-/// The streams of a call that are nobody else's.
+/// The streams of a call that no other call has.
 const OWN_STREAMS: u64 = 100;
 
 /// One of the calls so far, mostly one in flight.
@@ -59,28 +59,28 @@ enum Name {
     Own,
     /// One that others may have, too.
     Shared(Stream),
-    /// So many, from that one on.
+    /// A number of opaque ids, from the first on.
     Many(u32, u32),
-    /// So many events of a server that is not rmcp's, on this stream and from this index on.
+    /// A number of events of another server than rmcp, on this stream and from this index on.
     Events(u64, u32, u32),
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Waiting {
-    Until { after_ms: u64, retry_ms: u64 },
-    ForItsEnd,
-    Unseen { after_ms: u64 },
+    GraceUntil { after_ms: u64, retry_ms: u64 },
+    UntilComplete,
+    ForgetAt { after_ms: u64 },
 }
 
-/// What is said of a call whose time is over.
+/// The answer to a request for confirmation.
 #[derive(Debug, Clone, Copy)]
 enum Answering {
     Cancel,
-    PutOff { wait_ms: u64 },
+    Postpone { wait_ms: u64 },
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Remembering {
+struct Retaining {
     answered: bool,
     units: usize,
     for_s: u64,
@@ -103,55 +103,55 @@ enum Op {
         accepted: bool,
         may_last_ms: Option<u64>,
     },
-    Claim(Pick),
-    Rename(Pick, (usize, usize)),
-    Name(Pick, Name),
+    Accept(Pick),
+    Rekey(Pick, (usize, usize)),
+    RecordEventId(Pick, Name),
     Detach {
         call: Pick,
         generation: Generations,
         wait: Waiting,
-        barren: bool,
-        /// Whether a call that is due is ended at once, as it should be.
+        is_empty_resume: bool,
+        /// Whether a call that is to be cancelled now is ended at once, as it should be.
         end: bool,
     },
     Attach(Pick),
-    /// Resumes that bring nothing, one after the other.
+    /// Resumes without an event, one after the other.
     Poll {
         call: Pick,
         times: u32,
         every_ms: u64,
         /// After which of them the runtime starves, and for how long.
-        starved: Option<(u32, u64)>,
+        stalled: Option<(u32, u64)>,
     },
-    Hold(Pick),
-    Release(Pick),
-    Spare(Pick),
-    ReadOn(Pick),
-    LoseSight(Pick),
-    Finish(Pick, Option<Remembering>),
-    /// Goes through with a cancel that a look at the clock decided.
-    FinishDue(Pick, Remembering),
-    /// Asks whether a call may be cancelled.
+    BeginResume(Pick),
+    EndResume(Pick),
+    SetMaybeResumed(Pick),
+    AddBackgroundReader(Pick),
+    RemoveBackgroundReader(Pick),
+    Finish(Pick, Option<Retaining>),
+    /// Applies a cancel that an expired grace decided.
+    FinishDue(Pick, Retaining),
+    /// Requests the confirmation of a cancel.
     Ask(Pick),
-    /// One of those that asked hears an answer, however late, and maybe again.
+    /// Answers one of the requests for confirmation, however late, and perhaps a second time.
     Answer(usize, Answering),
-    /// Goes through with a cancel of a call without a client.
-    FinishDetached(Pick, Remembering),
-    /// A call that is remembered, from its start to its end.
+    /// Applies a cancel of a detached call.
+    FinishDetached(Pick, Retaining),
+    /// A retained call, from its start to its end.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
     Whole {
         away: bool,
-        remember: Remembering,
+        completed: Retaining,
     },
-    TakeAccepted {
+    BeginClose {
         scope: usize,
-        end: Option<Remembering>,
+        end: Option<Retaining>,
     },
     Pass(Pass),
     Expire {
         end: bool,
     },
-    /// Looks that come so late, one after the other.
+    /// Late checks, one after the other.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
     Late {
         looks: u32,
@@ -161,25 +161,25 @@ enum Op {
 
 /// Both, and what happened to them.
 struct Run {
-    common: Arc<Common>,
-    core: Core<u32, Answer>,
+    shared: Arc<RegistryShared>,
+    core: SessionState<u32, Answer>,
     model: Model,
     now: Instant,
     calls: Vec<CallId>,
     /// By call, in the order of `calls`.
     generations: Vec<Vec<Generation>>,
     streams: Vec<Stream>,
-    /// What was asked: of which call, and which of its times by the core and by the model.
-    asked: Vec<(CallId, Expiry, usize)>,
+    /// The requests for confirmation: the call, and its expiry in the session state and in the model.
+    asked: Vec<(CallId, ExpiryToken, usize)>,
     answers: u32,
     witness: Witness,
 }
 
-/// Remembers which calls are no more.
+/// Records which calls have ended.
 #[derive(Default)]
 struct Witness {
     ended: Vec<CallId>,
-    left: Vec<CallId>,
+    untracked: Vec<CallId>,
     forgotten: Vec<CallId>,
 }
 
@@ -193,7 +193,10 @@ impl Witness {
 
     fn is_alive(&self, id: CallId) {
         assert!(!self.ended.contains(&id), "{id:?} has ended before");
-        assert!(!self.left.contains(&id), "{id:?} left for a newer call");
+        assert!(
+            !self.untracked.contains(&id),
+            "{id:?} was untracked for a newer call"
+        );
         assert!(!self.forgotten.contains(&id), "{id:?} was forgotten");
     }
 }
@@ -202,14 +205,14 @@ impl Witness {
 
 impl Run {
     fn new(room: usize) -> Self {
-        let common = Arc::new(Common::default());
+        let shared = Arc::new(RegistryShared::default());
         let limits = Limits::default().retained(usize::MAX);
-        common
+        shared
             .totals
             .limit(limits.retained_of_session(room * UNIT + UNIT / 2));
         Self {
-            core: Core::new(common.clone(), Some(session_id(&common))),
-            common,
+            core: SessionState::new(shared.clone(), Some(session_id(&shared))),
+            shared,
             model: Model::new(room),
             now: Instant::now(),
             calls: Vec::new(),
@@ -228,50 +231,50 @@ impl Run {
                 accepted,
                 may_last_ms,
             } => self.start(name, accepted, may_last_ms),
-            Op::Claim(call) => self.on(call, Self::claim),
-            Op::Rename(call, name) => self.on(call, |run, id| run.rename(id, name)),
-            Op::Name(call, name) => self.on(call, |run, id| run.name(id, name)),
+            Op::Accept(call) => self.on(call, Self::accept),
+            Op::Rekey(call, name) => self.on(call, |run, id| run.rekey(id, name)),
+            Op::RecordEventId(call, name) => self.on(call, |run, id| run.record_event_id(id, name)),
             Op::Detach {
                 call,
                 generation,
                 wait,
-                barren,
+                is_empty_resume,
                 end,
             } => self.on(call, |run, id| {
-                run.detach(id, generation, wait, barren, end)
+                run.detach(id, generation, wait, is_empty_resume, end)
             }),
             Op::Attach(call) => self.on(call, Self::attach),
             Op::Poll {
                 call,
                 times,
                 every_ms,
-                starved,
-            } => self.on(call, |run, id| run.poll(id, times, every_ms, starved)),
-            Op::Hold(call) => self.on(call, |run, id| {
-                let held = run.core.hold(id, run.now);
-                assert_eq!(held, run.model.hold(id, run.now));
+                stalled,
+            } => self.on(call, |run, id| run.poll(id, times, every_ms, stalled)),
+            Op::BeginResume(call) => self.on(call, |run, id| {
+                let accepted = run.core.begin_resume(id, run.now);
+                assert_eq!(accepted, run.model.begin_resume(id, run.now));
             }),
-            Op::Release(call) => self.on(call, |run, id| {
-                run.core.release(id, run.now);
-                run.model.release(id, run.now);
+            Op::EndResume(call) => self.on(call, |run, id| {
+                run.core.end_resume(id, run.now);
+                run.model.end_resume(id, run.now);
             }),
-            Op::Spare(call) => self.on(call, |run, id| {
-                run.core.spare(id, unseen(run.now));
-                run.model.spare(id, run.now);
+            Op::SetMaybeResumed(call) => self.on(call, |run, id| {
+                run.core.set_maybe_resumed(id, unobserved(run.now));
+                run.model.set_maybe_resumed(id, run.now);
             }),
-            Op::ReadOn(call) => self.on(call, |run, id| {
-                run.core.read_on(id);
-                run.model.read_on(id);
+            Op::AddBackgroundReader(call) => self.on(call, |run, id| {
+                run.core.add_background_reader(id);
+                run.model.add_background_reader(id);
             }),
-            Op::LoseSight(call) => self.on(call, |run, id| {
-                let unseen_until = run.now + UNSEEN_FOR;
-                run.core.lose_sight(id, Some(unseen_until));
-                run.model.lose_sight(id, run.now);
+            Op::RemoveBackgroundReader(call) => self.on(call, |run, id| {
+                let unseen_until = run.now + UNOBSERVED_TTL;
+                run.core.remove_background_reader(id, Some(unseen_until));
+                run.model.remove_background_reader(id, run.now);
             }),
-            Op::Finish(call, remember) => self.on(call, |run, id| run.finish(id, remember)),
-            Op::FinishDue(call, remember) => self.on(call, |run, id| {
+            Op::Finish(call, completed) => self.on(call, |run, id| run.finish(id, completed)),
+            Op::FinishDue(call, completed) => self.on(call, |run, id| {
                 let is_due = run.model.is_due(id);
-                run.finish_if(id, is_due, remember, |core, ended| {
+                run.finish_if(id, is_due, completed, |core, ended| {
                     core.finish_due(id, ended)
                 });
             }),
@@ -282,14 +285,14 @@ impl Run {
                     .extend(due.zip(expected).map(|(due, its)| (id, due, its)));
             }),
             Op::Answer(asked, answer) => self.answer(asked, answer),
-            Op::FinishDetached(call, remember) => self.on(call, |run, id| {
-                let is_alone = run.model.is_alone(id);
-                run.finish_if(id, is_alone, remember, |core, ended| {
+            Op::FinishDetached(call, completed) => self.on(call, |run, id| {
+                let may_cancel = run.model.may_cancel(id);
+                run.finish_if(id, may_cancel, completed, |core, ended| {
                     core.finish_detached(id, ended)
                 });
             }),
-            Op::Whole { away, remember } => self.whole(away, remember),
-            Op::TakeAccepted { scope, end } => self.take_accepted(scope, end),
+            Op::Whole { away, completed } => self.whole(away, completed),
+            Op::BeginClose { scope, end } => self.begin_close(scope, end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
             Op::Late { looks, and_ms } => {
@@ -325,29 +328,29 @@ impl Run {
         let deadline = may_last_ms.map(|ms| self.now + Duration::from_millis(ms));
         let payload = u32::try_from(self.calls.len()).unwrap();
         self.calls.push(id);
-        self.generations.push(vec![FIRST]);
+        self.generations.push(vec![POST_GENERATION]);
         let request = request_of(request);
         let name = (scope_of(scope), request.clone());
         self.core.start(id, Some(name), payload, deadline);
         self.model.start(id, (scope, request), deadline);
         if accepted {
-            self.claim(id);
+            self.accept(id);
         }
     }
 
-    fn claim(&mut self, id: CallId) {
+    fn accept(&mut self, id: CallId) {
         let detachments = self.detachments();
-        let left = self.core.claim(id);
-        let expected = self.model.claim(id);
-        self.leaves(left, expected, &detachments);
+        let untracked = self.core.accept(id);
+        let expected = self.model.accept(id);
+        self.untracks(untracked, expected, &detachments);
     }
 
-    fn rename(&mut self, id: CallId, (scope, request): (usize, usize)) {
+    fn rekey(&mut self, id: CallId, (scope, request): (usize, usize)) {
         let detachments = self.detachments();
         let request = request_of(request);
-        let left = self.core.rename(id, &scope_of(scope), request.clone());
-        let expected = self.model.rename(id, (scope, request));
-        self.leaves(left, expected, &detachments);
+        let untracked = self.core.rekey(id, &scope_of(scope), request.clone());
+        let expected = self.model.rekey(id, (scope, request));
+        self.untracks(untracked, expected, &detachments);
     }
 
     /// Since when each call has no client, in the order of `calls`.
@@ -356,23 +359,23 @@ impl Run {
         calls.map(|id| self.model.detachment(*id)).collect()
     }
 
-    fn leaves(
+    fn untracks(
         &mut self,
-        left: Option<Left<u32>>,
+        untracked: Option<UntrackedCall<u32>>,
         expected: Option<CallId>,
         detachments: &[Option<Detachment>],
     ) {
-        assert_eq!(left.map(|(id, ..)| id), expected);
-        if let Some((id, payload, finished)) = left {
+        assert_eq!(untracked.map(|(id, ..)| id), expected);
+        if let Some((id, payload, finished)) = untracked {
             self.witness.is_alive(id);
             assert_eq!(self.ordinal(id), payload as usize);
             assert_eq!(finished.detachment, detachments[payload as usize]);
-            assert!(!finished.injectable);
-            self.witness.left.push(id);
+            assert!(!finished.may_cancel_server);
+            self.witness.untracked.push(id);
         }
     }
 
-    fn name(&mut self, id: CallId, name: Name) {
+    fn record_event_id(&mut self, id: CallId, name: Name) {
         let streams: Vec<Stream> = match name {
             Name::Own => vec![Stream::Numbered(OWN_STREAMS + self.ordinal(id) as u64)],
             Name::Shared(stream) => vec![stream],
@@ -383,14 +386,14 @@ impl Run {
             }
         };
         for stream in &streams {
-            // Any event of a stream of rmcp's names it.
+            // Any event of a stream of rmcp names the stream.
             let event = event_id(*stream, self.answers);
             let form = match stream {
-                Stream::Event(..) => Form::Any,
-                Stream::Numbered(_) | Stream::Opaque(_) => Form::Rmcp,
+                Stream::Event(..) => EventIdFormat::Any,
+                Stream::Numbered(_) | Stream::Opaque(_) => EventIdFormat::Rmcp,
             };
-            self.core.name(id, &event, form);
-            self.model.name(id, *stream);
+            self.core.record_event_id(id, &event, form);
+            self.model.record_event_id(id, *stream);
         }
         // Of many, the first and those around the limits will do.
         let sample = |at: &usize| {
@@ -408,16 +411,20 @@ impl Run {
         id: CallId,
         generation: Generations,
         wait: Waiting,
-        barren: bool,
+        is_empty_resume: bool,
         end: bool,
     ) {
         let (generation, resumes) = self.generation(id, generation);
         let wait = wait.from(self.now);
-        let gone = Detachment::new(DetachCause::Disconnected, self.now);
-        let detached = self.core.detach(id, generation, wait, barren, gone);
-        let expected = self.model.detach(id, resumes, wait, barren, gone);
+        let detachment = Detachment::new(DetachCause::Disconnected, self.now);
+        let detached = self
+            .core
+            .detach(id, generation, wait, is_empty_resume, detachment);
+        let expected = self
+            .model
+            .detach(id, resumes, wait, is_empty_resume, detachment);
         assert_eq!(detached, expected);
-        if detached == Detached::Due && end {
+        if detached == DetachOutcome::CancelNow && end {
             self.finish(id, None);
         }
     }
@@ -433,8 +440,8 @@ impl Run {
         }
     }
 
-    fn poll(&mut self, id: CallId, times: u32, every_ms: u64, starved: Option<(u32, u64)>) {
-        let wait = Waiting::Until {
+    fn poll(&mut self, id: CallId, times: u32, every_ms: u64, stalled: Option<(u32, u64)>) {
+        let wait = Waiting::GraceUntil {
             after_ms: 3 * every_ms,
             retry_ms: every_ms,
         };
@@ -442,29 +449,30 @@ impl Run {
             self.attach(id);
             self.now += Duration::from_millis(every_ms);
             self.detach(id, Generations::Newest, wait, true, true);
-            if let Some((_, and_ms)) = starved.filter(|(at, _)| *at == time) {
+            if let Some((_, and_ms)) = stalled.filter(|(at, _)| *at == time) {
                 self.pass(Pass::Deadline { and_ms });
             }
             self.expire(true);
         }
     }
 
-    fn finish(&mut self, id: CallId, remember: Option<Remembering>) {
-        self.finish_by(id, remember, |core, ended| core.finish(id, ended));
+    fn finish(&mut self, id: CallId, completed: Option<Retaining>) {
+        self.finish_by(id, completed, |core, ended| core.finish(id, ended));
     }
 
     fn finish_if(
         &mut self,
         id: CallId,
         is_to: bool,
-        remember: Remembering,
-        finish: impl FnOnce(&mut Core<u32, Answer>, Ended<Answer>) -> Option<Finished>,
+        completed: Retaining,
+        finish: impl FnOnce(&mut SessionState<u32, Answer>, Completion<Answer>) -> Option<Finished>,
     ) {
         if is_to {
-            let finish = |core: &mut Core<_, _>, ended: Option<_>| finish(core, ended.unwrap());
-            self.finish_by(id, Some(remember), finish);
+            let finish =
+                |core: &mut SessionState<_, _>, ended: Option<_>| finish(core, ended.unwrap());
+            self.finish_by(id, Some(completed), finish);
         } else {
-            let ended = ended(&remember.with(0, self.now));
+            let ended = ended(&completed.with(0, self.now));
             assert_eq!(finish(&mut self.core, ended), None);
         }
     }
@@ -472,23 +480,29 @@ impl Run {
     fn finish_by(
         &mut self,
         id: CallId,
-        remember: Option<Remembering>,
-        finish: impl FnOnce(&mut Core<u32, Answer>, Option<Ended<Answer>>) -> Option<Finished>,
+        completed: Option<Retaining>,
+        finish: impl FnOnce(
+            &mut SessionState<u32, Answer>,
+            Option<Completion<Answer>>,
+        ) -> Option<Finished>,
     ) {
         self.answers += 1;
-        let remember = remember.map(|remember| remember.with(self.answers, self.now));
+        let completed = completed.map(|completed| completed.with(self.answers, self.now));
         let detachment = self.model.detachment(id);
-        let finished = finish(&mut self.core, remember.as_ref().map(ended));
-        let injectable = self.model.finish(id, remember);
-        let dropped = self.model.take_dropped();
-        let expected = injectable.map(|injectable| Finished {
-            injectable,
+        let finished = finish(&mut self.core, completed.as_ref().map(ended));
+        let may_cancel_server = self.model.finish(id, completed);
+        let evicted_before = self.model.take_evicted();
+        let expected = may_cancel_server.map(|may_cancel_server| Finished {
+            may_cancel_server,
             detachment,
-            is_too_much: !dropped.is_empty(),
+            needs_eviction: !evicted_before.is_empty(),
         });
         assert_eq!(finished, expected);
-        let told = self.core.take_dropped().into_iter();
-        assert_eq!(told.map(|told| told.call).collect::<Vec<_>>(), dropped);
+        let evicted = self.core.take_evicted().into_iter();
+        assert_eq!(
+            evicted.map(|evicted| evicted.call).collect::<Vec<_>>(),
+            evicted_before
+        );
         if finished.is_some() {
             self.witness.ends(id);
         }
@@ -499,26 +513,32 @@ impl Run {
             return;
         };
         let (id, due, its_due) = self.asked[at];
-        let heard = match answer {
+        let accepted = match answer {
             Answering::Cancel => self.core.confirm(id, due, self.now),
-            Answering::PutOff { wait_ms } => {
+            Answering::Postpone { wait_ms } => {
                 let until = self.now + Duration::from_millis(wait_ms);
-                self.core.put_off(id, due, until)
+                self.core.postpone(id, due, until)
             }
         };
-        assert_eq!(heard, self.model.answer(id, its_due, answer, self.now));
+        assert_eq!(accepted, self.model.answer(id, its_due, answer, self.now));
     }
 
-    fn whole(&mut self, away: bool, remember: Remembering) {
+    fn whole(&mut self, away: bool, completed: Retaining) {
         self.start((SCOPES.start, REQUESTS.start), true, None);
         let Some(id) = self.calls.last().copied() else {
             return;
         };
-        self.name(id, Name::Own);
+        self.record_event_id(id, Name::Own);
         if away {
-            self.detach(id, Generations::Newest, Waiting::ForItsEnd, false, false);
+            self.detach(
+                id,
+                Generations::Newest,
+                Waiting::UntilComplete,
+                false,
+                false,
+            );
         }
-        self.finish(id, Some(remember));
+        self.finish(id, Some(completed));
     }
 
     fn pass(&mut self, pass: Pass) {
@@ -532,16 +552,16 @@ impl Run {
         self.now = from + Duration::from_millis(ms);
     }
 
-    fn take_accepted(&mut self, scope: usize, end: Option<Remembering>) {
-        let taken = self.core.take_accepted(&scope_of(scope)).into_iter();
+    fn begin_close(&mut self, scope: usize, end: Option<Retaining>) {
+        let taken = self.core.begin_close(&scope_of(scope)).into_iter();
         let taken = sorted(taken.map(|(id, _)| id).collect());
         taken.iter().for_each(|id| self.witness.is_alive(*id));
-        assert_eq!(taken, sorted(self.model.take_accepted(scope)));
+        assert_eq!(taken, sorted(self.model.begin_close(scope)));
         if end.is_some() {
             for id in taken {
                 self.finish(id, end);
             }
-            let none = self.core.take_accepted(&scope_of(scope));
+            let none = self.core.begin_close(&scope_of(scope));
             assert!(none.is_empty(), "{none:?}");
         }
     }
@@ -549,15 +569,18 @@ impl Run {
     fn expire(&mut self, end: bool) {
         let before: Vec<CallId> = self.model.calls().iter().map(|call| call.id).collect();
         let detachments = self.detachments();
-        let over = self.core.expire(self.now);
-        for (id, payload, expired) in &over {
+        let expired_calls = self.core.expire(self.now);
+        for (id, payload, expired) in &expired_calls {
             self.witness.is_alive(*id);
             assert_eq!(self.ordinal(*id), *payload as usize);
             let call = self.model.get(*id).unwrap();
             match expired {
-                Expired::Grace | Expired::Confirmed => {
+                Expired::Grace | Expired::GraceConfirmed => {
                     assert!(!call.is_attached(), "an orphan is not attached");
-                    assert!(!call.is_held_at(self.now), "an orphan is not held");
+                    assert!(
+                        !call.has_pending_resume_at(self.now),
+                        "an orphan has no pending resume"
+                    );
                 }
                 Expired::Deadline => {
                     assert!(
@@ -565,25 +588,27 @@ impl Run {
                         "too soon"
                     );
                 }
-                Expired::Unseen(finished) => {
-                    assert!(!call.is_attached(), "an unseen call is not attached");
+                Expired::Forgotten(finished) => {
+                    assert!(!call.is_attached(), "an unobserved call is not attached");
                     assert_eq!(finished.detachment, detachments[*payload as usize]);
                 }
             }
         }
-        let over = over.into_iter().map(|(id, _, expired)| (id, expired));
-        let (forgotten, mut over): (Vec<_>, Vec<_>) =
-            over.partition(|(_, expired)| matches!(expired, Expired::Unseen(_)));
-        over.sort_by_key(|(id, _)| *id);
+        let expired_calls = expired_calls
+            .into_iter()
+            .map(|(id, _, expired)| (id, expired));
+        let (forgotten, mut expired_calls): (Vec<_>, Vec<_>) =
+            expired_calls.partition(|(_, expired)| matches!(expired, Expired::Forgotten(_)));
+        expired_calls.sort_by_key(|(id, _)| *id);
         let mut expected = self.model.expire(self.now);
         expected.sort_by_key(|(id, _)| *id);
-        assert_eq!(over, expected);
-        let gone = before.into_iter();
-        let gone: Vec<_> = gone.filter(|id| self.model.get(*id).is_none()).collect();
+        assert_eq!(expired_calls, expected);
+        let removed = before.into_iter();
+        let removed: Vec<_> = removed.filter(|id| self.model.get(*id).is_none()).collect();
         let forgotten = forgotten.into_iter().map(|(id, _)| id).collect();
-        assert_eq!(sorted(forgotten), sorted(gone.clone()));
-        self.witness.forgotten.extend(gone);
-        for (id, expired) in over {
+        assert_eq!(sorted(forgotten), sorted(removed.clone()));
+        self.witness.forgotten.extend(removed);
+        for (id, expired) in expired_calls {
             // Nothing saves a call from its deadline.
             if expired == Expired::Deadline {
                 self.finish(id, None);
@@ -601,20 +626,20 @@ impl Run {
         let Self { core, model, .. } = self;
         assert_eq!(core.len(), model.calls().len());
         assert_eq!(core.next_deadline(), model.next_deadline());
-        assert_eq!(core.due.len() + core.memory.len(), model.appointments());
+        assert_eq!(core.due.len() + core.retained.len(), model.appointments());
         let detached = model
             .calls()
             .iter()
             .filter(|call| model.detachment(call.id).is_some())
             .count();
         assert_eq!(core.detached, detached);
-        assert_eq!(self.common.totals.detached(), detached);
-        assert_eq!(self.common.totals.in_flight(), core.len());
+        assert_eq!(self.shared.totals.detached(), detached);
+        assert_eq!(self.shared.totals.in_flight(), core.len());
         for (payload, id) in self.calls.iter().enumerate() {
             let expected = model.get(*id).map(|_| payload as u32);
             assert_eq!(core.call(*id).copied(), expected);
             assert_eq!(core.detachment(*id), model.detachment(*id));
-            assert_eq!(core.is_spared(*id), model.is_spared(*id));
+            assert_eq!(core.is_maybe_resumed(*id), model.is_maybe_resumed(*id));
         }
         for scope in SCOPES {
             let at = scope_of(scope);
@@ -627,30 +652,33 @@ impl Run {
             let detached = sorted(detached.map(|(id, _)| id).collect());
             assert_eq!(detached, sorted(model.detached(scope)));
             for stream in &self.streams {
-                self.compare_named(scope, *stream);
+                self.compare_match(scope, *stream);
             }
         }
     }
 
-    fn compare_named(&self, scope: usize, stream: Stream) {
-        let named = match self.core.named(&scope_of(scope), &event_id(stream, 7)) {
-            Named::Call(id, _) => naive::Named::Call(id),
-            Named::OneOf(calls) => {
-                naive::Named::OneOf(sorted(calls.into_iter().map(|(id, _)| id).collect()))
+    fn compare_match(&self, scope: usize, stream: Stream) {
+        let found = match self
+            .core
+            .match_event(&scope_of(scope), &event_id(stream, 7))
+        {
+            EventMatch::Call(id, _) => naive::Match::Call(id),
+            EventMatch::Ambiguous(calls) => {
+                naive::Match::Ambiguous(sorted(calls.into_iter().map(|(id, _)| id).collect()))
             }
-            Named::Ended(end) => naive::Named::Ended(end),
-            Named::Nothing => naive::Named::Nothing,
+            EventMatch::Ended(end) => naive::Match::Ended(end),
+            EventMatch::Nothing => naive::Match::Nothing,
         };
-        let in_flight = match &named {
-            naive::Named::Call(id) => std::slice::from_ref(id),
-            naive::Named::OneOf(ids) => ids,
-            naive::Named::Nothing | naive::Named::Ended(_) => &[],
+        let in_flight = match &found {
+            naive::Match::Call(id) => std::slice::from_ref(id),
+            naive::Match::Ambiguous(ids) => ids,
+            naive::Match::Nothing | naive::Match::Ended(_) => &[],
         };
         in_flight.iter().for_each(|id| self.witness.is_alive(*id));
-        let allowed = self.model.named(scope, stream);
+        let allowed = self.model.match_event(scope, stream);
         assert!(
-            allowed.contains(&named),
-            "{stream:?} names {named:?}, not {allowed:?}"
+            allowed.contains(&found),
+            "{stream:?} names {found:?}, not {allowed:?}"
         );
     }
 
@@ -660,8 +688,11 @@ impl Run {
             self.finish(id, None);
         }
         self.compare();
-        assert_eq!(self.core.memory.len(), self.model.remembered().count());
-        self.now += UNSEEN_FOR;
+        assert_eq!(
+            self.core.retained.len(),
+            self.model.retained_calls().count()
+        );
+        self.now += UNOBSERVED_TTL;
         self.expire(false);
         self.compare();
         assert_empty(&self.core);
@@ -685,32 +716,32 @@ impl Run {
 // === impl Waiting ===
 
 impl Waiting {
-    fn from(self, now: Instant) -> Wait {
+    fn from(self, now: Instant) -> DetachedState {
         match self {
-            Self::Until { after_ms, retry_ms } => Wait::Until {
+            Self::GraceUntil { after_ms, retry_ms } => DetachedState::GraceUntil {
                 deadline: now + Duration::from_millis(after_ms),
                 retry: Duration::from_millis(retry_ms),
             },
-            Self::ForItsEnd => Wait::ForItsEnd {
-                patience: Duration::ZERO,
+            Self::UntilComplete => DetachedState::UntilComplete {
+                resume_window: Duration::ZERO,
             },
-            Self::Unseen { after_ms } => Wait::Unseen {
+            Self::ForgetAt { after_ms } => DetachedState::ForgetAt {
                 until: now + Duration::from_millis(after_ms),
-                patience: Duration::ZERO,
+                resume_window: Duration::ZERO,
             },
         }
     }
 }
 
-// === impl Remembering ===
+// === impl Retaining ===
 
-impl Remembering {
-    fn with(self, answer: u32, now: Instant) -> Remember {
-        Remember {
+impl Retaining {
+    fn with(self, answer: u32, now: Instant) -> Completed {
+        Completed {
             end: if self.answered {
-                End::Answered(answer)
+                RetainedOutcome::Answered(answer)
             } else {
-                End::Cancelled(RequestId::Number(answer.into()), CancelReason::Orphaned)
+                RetainedOutcome::Cancelled(RequestId::Number(answer.into()), CancelReason::Orphaned)
             },
             units: if self.answered { self.units } else { 0 },
             at: now,
@@ -719,26 +750,26 @@ impl Remembering {
     }
 }
 
-/// What a call waits for that runs on unseen from now on.
-pub(super) fn unseen(now: Instant) -> Wait {
-    Wait::Unseen {
-        until: now + UNSEEN_FOR,
-        patience: Duration::ZERO,
+/// The state of a call that keeps running unobserved from now on.
+pub(super) fn unobserved(now: Instant) -> DetachedState {
+    DetachedState::ForgetAt {
+        until: now + UNOBSERVED_TTL,
+        resume_window: Duration::ZERO,
     }
 }
 
-fn ended(remember: &Remember) -> Ended<Answer> {
-    Ended {
-        end: remember.end.clone(),
-        weight: remember.units * UNIT,
-        at: remember.at,
-        until: remember.until,
+fn ended(completed: &Completed) -> Completion<Answer> {
+    Completion {
+        outcome: completed.end.clone(),
+        weight: completed.units * UNIT,
+        at: completed.at,
+        until: completed.until,
     }
 }
 
-/// The session id of which the core is.
-pub(super) fn session_id(common: &Common) -> (Arc<str>, NameHash) {
-    ("s".into(), common.names.id("s"))
+/// The session id of the session state.
+pub(super) fn session_id(shared: &RegistryShared) -> (Arc<str>, KeyHash) {
+    ("s".into(), shared.hasher.session_id("s"))
 }
 
 pub(super) fn scope_of(scope: usize) -> Scope {
@@ -777,12 +808,12 @@ fn as_the_model_says(room: usize, ops: &[Op]) {
     run.end();
 }
 
-pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, A>) {
+pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &SessionState<T, A>) {
     assert!(core.is_empty());
     assert!(core.index.is_empty(), "{:?}", core.index);
     assert!(core.due.is_empty(), "{:?}", core.due);
     assert_eq!(core.detached, 0);
-    let totals = &core.common.totals;
+    let totals = &core.shared.totals;
     assert_eq!(
         (totals.in_flight(), totals.detached(), totals.bytes()),
         (0, 0, 0)

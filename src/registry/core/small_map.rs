@@ -5,8 +5,8 @@
 
 use std::{collections::BTreeMap, mem, ops::Bound};
 
-/// How many entries a list has at most: 8. To look through so many takes no longer than to search a tree.
-const FEW: usize = 8;
+/// Maximum number of entries of a list: 8. A scan of 8 entries takes no longer than a search in a tree.
+const MAX_LIST_LEN: usize = 8;
 
 /// Ordered by their keys, both ways.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         self.len() == 0
     }
 
-    /// For how many entries there is room without another allocation. A tree has none to spare.
+    /// Number of entries that fit without another allocation. A tree has no unused capacity.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         match self {
@@ -52,7 +52,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         }
     }
 
-    /// Gives back what the key had before.
+    /// Inserts a value, and returns the previous one of the key.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let list = match self {
             Self::Tree(tree) => return tree.insert(key, value),
@@ -62,7 +62,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         if let Some((_, former)) = list.get_mut(at).filter(|(k, _)| *k == key) {
             return Some(mem::replace(former, value));
         }
-        if list.len() == FEW {
+        if list.len() == MAX_LIST_LEN {
             let entries = list.drain(..).chain([(key, value)]);
             *self = Self::Tree(entries.collect());
             return None;
@@ -83,7 +83,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
             }
             Self::Tree(tree) => {
                 let removed = tree.remove(&key);
-                if tree.len() <= FEW / 2 {
+                if tree.len() <= MAX_LIST_LEN / 2 {
                     *self = Self::List(mem::take(tree).into_iter().collect());
                 }
                 removed
@@ -95,7 +95,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         self.after(None)
     }
 
-    /// Those behind a key, or all.
+    /// The entries after a key, or all entries.
     pub(super) fn after(&self, key: Option<K>) -> impl Iterator<Item = (K, &V)> {
         let (list, tree) = match self {
             Self::List(list) => (Some(list), None),

@@ -1,38 +1,38 @@
 //! The event ids of a call: what its client may resume with.
 //!
 //! rmcp writes `<index>/<stream>`, and any event of a stream names that stream. Ids of other servers may look the same and mean
-//! something else (`<stream>/<index>`, or a constant behind the slash), so they name only the stream they were seen on
-//! ([`Form`]). Ids that count up, as rmcp's do behind a proxy, take the room of one.
+//! something else (`<stream>/<index>`, or a constant after the slash), so they name only the stream they were seen on
+//! ([`EventIdFormat`]). Consecutive ids, as those of rmcp behind a proxy, are stored as one.
 
 use std::collections::VecDeque;
 
 use super::index::{EventId, StreamId};
 
-/// How many event ids of a call are known by name, from the first on and up to the latest: 1,024 each, 16 KiB a call
-/// at most. Those that count up are one.
+/// Maximum number of known event ids of a call, of the first and of the latest ones each: 1,024. They take at most 16 KiB a call.
+/// Consecutive ids count as one.
 pub(crate) const MAX_EVENT_IDS: usize = 1_024;
 
-/// What the event ids of a server say.
+/// The format of a server's event ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// They are rmcp's own: what stands behind the slash names the stream.
+pub(crate) enum EventIdFormat {
+    /// That of rmcp: the number after the slash names the stream.
     Rmcp,
-    /// Nothing: each names the stream that it was seen on.
+    /// Any other: each event id names the stream that it was seen on.
     Any,
 }
 
-/// The streams of a call, as far as they are known by name.
+/// The known event ids of a call's streams.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    /// Nearly always all there is. It needs no allocation.
-    first: Option<First>,
-    more: Option<Box<MoreIds>>,
+    /// Nearly always the only one. It needs no allocation.
+    first: Option<FirstIds>,
+    overflow: Option<Box<OverflowIds>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum First {
+enum FirstIds {
     Stream(StreamId),
-    /// The events `<index>/<stream>` from one index to another, which came in this order.
+    /// The events `<index>/<stream>` from one index to another, in this order.
     Run {
         stream: u64,
         from: u32,
@@ -40,29 +40,29 @@ enum First {
     },
 }
 
-/// What few calls have.
+/// The event ids after the first, which few calls have.
 #[derive(Debug, Default)]
-struct MoreIds {
-    /// The names after the first.
+struct OverflowIds {
+    /// The ids after the first.
     first: Vec<StreamId>,
     latest: VecDeque<StreamId>,
-    /// Not all are known by name.
-    overflowed: bool,
+    /// Set when the known ids are incomplete.
+    is_incomplete: bool,
 }
 
 // === impl Streams ===
 
 impl Streams {
-    /// Adds a name. `None` if it is known, else which one had to be forgotten for it.
+    /// Adds an id. Returns `None` if it is known, otherwise the id that was removed for it.
     pub(super) fn add(&mut self, stream: StreamId) -> Option<Option<StreamId>> {
         if self.first.is_none() {
-            self.first = Some(First::Stream(stream));
+            self.first = Some(FirstIds::Stream(stream));
             return Some(None);
         }
         if self.iter().any(|known| known == stream) {
             return None;
         }
-        let more = self.more.get_or_insert_default();
+        let more = self.overflow.get_or_insert_default();
         if more.first.len() < MAX_EVENT_IDS - 1 {
             more.first.push(stream);
             return Some(None);
@@ -71,17 +71,17 @@ impl Streams {
         if more.latest.len() <= MAX_EVENT_IDS {
             return Some(None);
         }
-        more.overflowed = true;
+        more.is_incomplete = true;
         Some(more.latest.pop_front())
     }
 
-    /// Starts a run with an event, the first that is known. `false` if it cannot.
+    /// Starts a run with the first known event. Returns `false` if there are other ids.
     pub(super) fn start_run(&mut self, index: u64, stream: u64) -> bool {
         let Ok(at) = u32::try_from(index) else {
             return false;
         };
         if self.first.is_none() {
-            self.first = Some(First::Run {
+            self.first = Some(FirstIds::Run {
                 stream,
                 from: at,
                 to: at,
@@ -91,10 +91,10 @@ impl Streams {
         false
     }
 
-    /// Adds an event to the run. `false` if it does not continue it.
+    /// Adds an event to the run. Returns `false` if the event does not continue the run.
     pub(super) fn continue_run(&mut self, index: u64, stream: u64) -> bool {
         match &mut self.first {
-            Some(First::Run {
+            Some(FirstIds::Run {
                 stream: known,
                 from,
                 to,
@@ -110,18 +110,20 @@ impl Streams {
         }
     }
 
-    /// Notes that not all are known by name.
-    pub(super) fn blur(&mut self) {
-        self.more.get_or_insert_default().overflowed = true;
+    /// Records that the known ids are incomplete.
+    pub(super) fn mark_incomplete(&mut self) {
+        self.overflow.get_or_insert_default().is_incomplete = true;
     }
 
-    pub(super) fn are_blurred(&self) -> bool {
-        self.more.as_ref().is_some_and(|more| more.overflowed)
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.overflow
+            .as_ref()
+            .is_some_and(|more| more.is_incomplete)
     }
 
-    /// Whether an event is of one of these streams.
-    pub(super) fn have(&self, event: EventId) -> bool {
-        if let Some(First::Run { stream, from, to }) = self.first
+    /// Returns `true` if an event belongs to one of these streams.
+    pub(super) fn contains(&self, event: EventId) -> bool {
+        if let Some(FirstIds::Run { stream, from, to }) = self.first
             && let Some((index, of)) = event.numbers
         {
             let run = u64::from(from)..=u64::from(to);
@@ -130,7 +132,7 @@ impl Streams {
             }
         }
         let first = match self.first {
-            Some(First::Stream(first)) => Some(first),
+            Some(FirstIds::Stream(first)) => Some(first),
             _ => None,
         };
         let mut known = first.into_iter().chain(self.others());
@@ -140,17 +142,17 @@ impl Streams {
         })
     }
 
-    /// What they are entered under in the index.
+    /// The keys of these streams in the index.
     pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
         let first = self.first.map(|first| match first {
-            First::Stream(stream) => stream,
-            First::Run { stream, .. } => StreamId::Numbered(stream),
+            FirstIds::Stream(stream) => stream,
+            FirstIds::Run { stream, .. } => StreamId::Numbered(stream),
         });
         first.into_iter().chain(self.others())
     }
 
     fn others(&self) -> impl Iterator<Item = StreamId> {
-        let more = self.more.iter();
+        let more = self.overflow.iter();
         more.flat_map(|more| more.first.iter().chain(&more.latest).copied())
     }
 
@@ -182,9 +184,9 @@ mod tests {
         assert!(streams.continue_run(4, 7));
         assert!(streams.continue_run(3, 7), "known");
         for unseen in [event(2, 7), event(5, 7), event(3, 8), event(7, 3)] {
-            assert!(!streams.have(unseen), "{unseen:?}");
+            assert!(!streams.contains(unseen), "{unseen:?}");
         }
-        assert!(streams.have(event(3, 7)) && streams.have(event(4, 7)));
+        assert!(streams.contains(event(3, 7)) && streams.contains(event(4, 7)));
         assert!(!streams.continue_run(6, 7), "a gap");
         assert!(!streams.continue_run(5, 8), "another stream");
         assert!(!streams.start_run(0, 1), "there is one");
@@ -197,6 +199,6 @@ mod tests {
         assert!(!streams.start_run(u64::from(u32::MAX) + 1, 0));
         assert!(streams.start_run(u32::MAX.into(), 0));
         assert!(!streams.continue_run(u64::from(u32::MAX) + 1, 0));
-        assert!(streams.have(event(u32::MAX.into(), 0)));
+        assert!(streams.contains(event(u32::MAX.into(), 0)));
     }
 }

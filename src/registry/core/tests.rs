@@ -1,8 +1,8 @@
 use super::{
+    call_timers::{MAX_EMPTY_RESUMES, MAX_RESUME_WAIT, TIMER_RESOLUTION},
     index::StreamId,
-    model::{assert_empty, scope_of, session_id, unseen},
+    model::{assert_empty, scope_of, session_id, unobserved},
     streams::MAX_EVENT_IDS,
-    times::{JITTER, MAX_BARREN, MAX_HOLD},
     *,
 };
 use crate::{
@@ -14,13 +14,13 @@ use crate::{
     },
 };
 
-type TestCore = Core<&'static str, &'static str>;
+type TestCore = SessionState<&'static str, &'static str>;
 
 const SECOND: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(3);
 
-const FOR_ITS_END: Wait = Wait::ForItsEnd {
-    patience: Duration::ZERO,
+const UNTIL_COMPLETE: DetachedState = DetachedState::UntilComplete {
+    resume_window: Duration::ZERO,
 };
 
 /// The core of a session.
@@ -29,9 +29,9 @@ fn core() -> TestCore {
 }
 
 fn limited(limits: Limits) -> TestCore {
-    let common = Arc::new(Common::default());
-    common.totals.limit(limits);
-    Core::new(common.clone(), Some(session_id(&common)))
+    let shared = Arc::new(RegistryShared::default());
+    shared.totals.limit(limits);
+    SessionState::new(shared.clone(), Some(session_id(&shared)))
 }
 
 fn here() -> Scope {
@@ -56,29 +56,35 @@ fn lasting(
 ) -> CallId {
     let id = CallId::next();
     core.start(id, name, call, deadline);
-    core.claim(id);
+    core.accept(id);
     id
 }
 
-fn until(deadline: Instant) -> Wait {
-    Wait::Until {
+fn until(deadline: Instant) -> DetachedState {
+    DetachedState::GraceUntil {
         deadline,
         retry: RETRY,
     }
 }
 
-fn gone(at: Instant) -> Detachment {
+fn detachment(at: Instant) -> Detachment {
     Detachment::new(DetachCause::Disconnected, at)
 }
 
 /// Detaches the first stream of a call at `now`, with its deadline a second later.
-fn detach(core: &mut TestCore, id: CallId, now: Instant) -> Detached {
-    core.detach(id, FIRST, until(now + SECOND), false, gone(now))
+fn detach(core: &mut TestCore, id: CallId, now: Instant) -> DetachOutcome {
+    core.detach(
+        id,
+        POST_GENERATION,
+        until(now + SECOND),
+        false,
+        detachment(now),
+    )
 }
 
-fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>> {
-    Some(Ended {
-        end: End::Answered(answer),
+fn answered(answer: &'static str, until: Instant) -> Option<Completion<&'static str>> {
+    Some(Completion {
+        outcome: RetainedOutcome::Answered(answer),
         weight: answer.len(),
         at: until - SECOND,
         until,
@@ -92,12 +98,12 @@ fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
     let stranger = CallId::next();
     core.start(stranger, request(7), "stranger", None);
 
-    assert!(!core.finish(stranger, None).unwrap().injectable);
+    assert!(!core.finish(stranger, None).unwrap().may_cancel_server);
     assert_eq!(
         core.find(&here(), &RequestId::Number(7)),
         Some((victim, "victim"))
     );
-    assert!(core.finish(victim, None).unwrap().injectable);
+    assert!(core.finish(victim, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -107,7 +113,7 @@ fn invariant_1_a_session_ends_only_calls_that_were_accepted() {
     let mine = accepted(&mut core, request(1), "mine");
     let refused = CallId::next();
     core.start(refused, request(2), "refused", None);
-    assert_eq!(core.take_accepted(&here()), [(mine, "mine")]);
+    assert_eq!(core.begin_close(&here()), [(mine, "mine")]);
 }
 
 #[test]
@@ -117,9 +123,9 @@ fn invariant_2_a_call_ends_once() {
     let id = accepted(&mut core, request(7), "call");
     assert!(core.finish(id, None).is_some());
     assert!(core.finish(id, None).is_none());
-    assert_eq!(detach(&mut core, id, now), Detached::Stale);
+    assert_eq!(detach(&mut core, id, now), DetachOutcome::Ignored);
     assert_eq!(core.attach(id), None);
-    assert!(!core.hold(id, now));
+    assert!(!core.begin_resume(id, now));
     assert_empty(&core);
 }
 
@@ -129,8 +135,8 @@ fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_inject
     let [first, second] = [CallId::next(), CallId::next()];
     core.start(first, request(7), "first", None);
     core.start(second, request(7), "second", None);
-    assert!(!core.finish(second, None).unwrap().injectable);
-    assert!(core.finish(first, None).unwrap().injectable);
+    assert!(!core.finish(second, None).unwrap().may_cancel_server);
+    assert!(core.finish(first, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -138,7 +144,7 @@ fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_inject
 fn invariant_2_a_call_without_a_key_is_never_injected() {
     let mut core = core();
     let id = accepted(&mut core, None, "stateless");
-    assert!(!core.finish(id, None).unwrap().injectable);
+    assert!(!core.finish(id, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
@@ -148,13 +154,19 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
     let deadline = Some(now + SECOND);
     let attached = lasting(&mut core, request(1), "attached", deadline);
     let detached = lasting(&mut core, request(2), "detached", deadline);
-    core.detach(detached, FIRST, until(now + 9 * SECOND), false, gone(now));
+    core.detach(
+        detached,
+        POST_GENERATION,
+        until(now + 9 * SECOND),
+        false,
+        detachment(now),
+    );
     assert_eq!(core.next_deadline(), deadline);
     assert!(core.expire(now).is_empty());
-    let mut over = core.expire(now + SECOND);
-    over.sort_by_key(|(id, ..)| *id);
+    let mut expired = core.expire(now + SECOND);
+    expired.sort_by_key(|(id, ..)| *id);
     assert_eq!(
-        over,
+        expired,
         [
             (attached, "attached", Expired::Deadline),
             (detached, "detached", Expired::Deadline),
@@ -166,7 +178,13 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
 fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
     let (mut core, now) = (core(), Instant::now());
     let id = lasting(&mut core, request(1), "call", Some(now + 9 * SECOND));
-    core.detach(id, FIRST, until(now + SECOND), false, gone(now));
+    core.detach(
+        id,
+        POST_GENERATION,
+        until(now + SECOND),
+        false,
+        detachment(now),
+    );
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     core.attach(id);
     assert_eq!(
@@ -181,7 +199,7 @@ fn invariant_3_only_detached_calls_are_orphaned() {
     let mut core = core();
     let attached = accepted(&mut core, request(1), "attached");
     let detached = accepted(&mut core, request(2), "detached");
-    assert_eq!(detach(&mut core, detached, now), Detached::Waiting);
+    assert_eq!(detach(&mut core, detached, now), DetachOutcome::Waiting);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
 
     assert!(core.expire(now).is_empty());
@@ -190,7 +208,7 @@ fn invariant_3_only_detached_calls_are_orphaned() {
         [(detached, "detached", Expired::Grace)]
     );
     assert!(
-        core.expire(now + UNSEEN_FOR).is_empty(),
+        core.expire(now + UNOBSERVED_TTL).is_empty(),
         "an orphan expires once"
     );
     core.finish(detached, None);
@@ -217,8 +235,8 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     assert_eq!(
-        core.detach(id, FIRST, until(now), false, gone(now)),
-        Detached::Due
+        core.detach(id, POST_GENERATION, until(now), false, detachment(now)),
+        DetachOutcome::CancelNow
     );
     core.finish(id, None);
     assert_empty(&core);
@@ -230,24 +248,24 @@ fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     let second = core.attach(id).unwrap();
-    assert_eq!(detach(&mut core, id, now), Detached::Stale);
+    assert_eq!(detach(&mut core, id, now), DetachOutcome::Ignored);
     assert!(!core.is_detached(id));
 
     let third = core.attach(id).unwrap();
     assert!(second < third);
     assert_eq!(
-        core.detach(id, second, until(now), false, gone(now)),
-        Detached::Stale
+        core.detach(id, second, until(now), false, detachment(now)),
+        DetachOutcome::Ignored
     );
     assert_eq!(
-        core.detach(id, third, until(now + SECOND), false, gone(now)),
-        Detached::Waiting
+        core.detach(id, third, until(now + SECOND), false, detachment(now)),
+        DetachOutcome::Waiting
     );
     assert!(core.is_detached(id));
 }
 
 #[test]
-fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_order() {
+fn invariant_4_a_call_is_detached_when_its_last_stream_has_ended_in_any_order() {
     let now = Instant::now();
     for order in [
         [0, 1, 2],
@@ -259,22 +277,32 @@ fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_orde
     ] {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
-        let streams = [FIRST, core.attach(id).unwrap(), core.attach(id).unwrap()];
+        let streams = [
+            POST_GENERATION,
+            core.attach(id).unwrap(),
+            core.attach(id).unwrap(),
+        ];
         for (nth, stream) in order.into_iter().enumerate() {
             let detach = |core: &mut TestCore| {
-                core.detach(id, streams[stream], until(now + SECOND), false, gone(now))
+                core.detach(
+                    id,
+                    streams[stream],
+                    until(now + SECOND),
+                    false,
+                    detachment(now),
+                )
             };
             assert!(!core.is_detached(id), "{order:?}");
             let detached = detach(&mut core);
-            assert_eq!(detached == Detached::Waiting, nth == 2, "{order:?}");
-            assert_eq!(detach(&mut core), Detached::Stale, "it goes once");
+            assert_eq!(detached == DetachOutcome::Waiting, nth == 2, "{order:?}");
+            assert_eq!(detach(&mut core), DetachOutcome::Ignored, "it goes once");
         }
         assert!(core.is_detached(id));
     }
 }
 
 #[test]
-fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through() {
+fn invariant_6_a_cancel_takes_no_effect_if_the_timer_is_stopped_or_started_anew() {
     let now = Instant::now();
     let due = |core: &mut TestCore| {
         let id = accepted(core, request(1), "call");
@@ -287,42 +315,42 @@ fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through
     let mut core = core();
     let id = due(&mut core);
     let second = core.attach(id).unwrap();
-    core.detach(id, second, until(now + 9 * SECOND), false, gone(now));
+    core.detach(id, second, until(now + 9 * SECOND), false, detachment(now));
     assert_eq!(core.finish_due(id, ended()), None, "it has a new grace");
     core.finish(id, None);
 
     let id = due(&mut core);
-    assert!(core.hold(id, now + SECOND));
+    assert!(core.begin_resume(id, now + SECOND));
     assert_eq!(core.finish_due(id, ended()), None, "its client is back");
-    core.release(id, now + SECOND);
+    core.end_resume(id, now + SECOND);
     assert_eq!(
         core.finish_due(id, ended()),
         None,
-        "it was not looked at again"
+        "it was not checked again"
     );
     assert_eq!(core.expire(now + SECOND).len(), 1);
     assert!(core.finish_due(id, ended()).is_some());
 }
 
 #[test]
-fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
+fn invariant_6_a_confirmation_counts_only_for_its_own_expiry() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.expiry(id), None, "its time is not over");
+    assert_eq!(core.expiry(id), None, "its grace has not expired");
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
-    // Its client resumes and goes again, and that grace ends as well.
+    // Its client resumes and disconnects again, and that grace expires as well.
     let second = core.attach(id).unwrap();
     let later = now + 2 * SECOND;
-    core.detach(id, second, until(later), false, gone(now + SECOND));
+    core.detach(id, second, until(later), false, detachment(now + SECOND));
     assert_eq!(core.expire(later), [(id, "call", Expired::Grace)]);
-    assert!(!core.confirm(id, due, later), "that was another time");
-    assert!(!core.put_off(id, due, later + SECOND));
+    assert!(!core.confirm(id, due, later), "that was another expiry");
+    assert!(!core.postpone(id, due, later + SECOND));
 
     let due = core.expiry(id).unwrap();
-    assert!(core.put_off(id, due, later + SECOND));
+    assert!(core.postpone(id, due, later + SECOND));
     assert_eq!(core.expiry(id), None);
     assert_eq!(core.expire(later + SECOND / 2), []);
     assert_eq!(core.expire(later + SECOND), [(id, "call", Expired::Grace)]);
@@ -334,13 +362,16 @@ fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
         None,
         "it is looked at once more"
     );
-    let glance = later + SECOND + RECHECK_DELAY;
-    assert_eq!(core.expire(glance), [(id, "call", Expired::Confirmed)]);
+    let recheck = later + SECOND + RECHECK_DELAY;
+    assert_eq!(
+        core.expire(recheck),
+        [(id, "call", Expired::GraceConfirmed)]
+    );
     assert!(core.finish_due(id, answered("", now).unwrap()).is_some());
 }
 
 #[test]
-fn invariant_7_a_runtime_that_stood_still_while_somebody_was_asked_is_noticed() {
+fn invariant_7_a_runtime_that_stalled_during_a_confirmation_is_noticed() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -351,15 +382,19 @@ fn invariant_7_a_runtime_that_stood_still_while_somebody_was_asked_is_noticed() 
     // Its client's resume waits in the accept queue.
     let awake = now + 60 * SECOND;
     assert_eq!(core.expire(awake), []);
-    assert!(core.hold(id, awake));
-    core.release(id, awake);
-    let over = core.expire(awake + 2 * RETRY);
-    assert_eq!(over, [(id, "call", Expired::Grace)], "it is asked again");
+    assert!(core.begin_resume(id, awake));
+    core.end_resume(id, awake);
+    let expired = core.expire(awake + 2 * RETRY);
+    assert_eq!(
+        expired,
+        [(id, "call", Expired::Grace)],
+        "the confirmation is requested again"
+    );
 }
 
-/// What was true before a runtime stood still need not be true any more: its lease may have lapsed, say.
+/// What was confirmed before a stall need not be true any more: for example, a lease may have expired.
 #[test]
-fn invariant_7_what_somebody_said_before_a_runtime_stood_still_is_asked_again() {
+fn invariant_7_a_confirmation_from_before_a_stall_is_requested_again() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -369,19 +404,19 @@ fn invariant_7_what_somebody_said_before_a_runtime_stood_still_is_asked_again() 
     assert!(core.confirm(id, due, now + SECOND));
     let awake = now + 60 * SECOND;
     assert_eq!(core.expire(awake), []);
-    let over = core.expire(awake + MAX_HOLD.max(2 * RETRY));
-    assert_eq!(over, [(id, "call", Expired::Grace)]);
+    let expired = core.expire(awake + MAX_RESUME_WAIT.max(2 * RETRY));
+    assert_eq!(expired, [(id, "call", Expired::Grace)]);
 }
 
 #[test]
-fn invariant_5_what_its_client_is_about_to_resume_is_not_superseded() {
+fn invariant_5_a_call_with_a_pending_resume_is_not_superseded() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert!(core.hold(id, now));
+    assert!(core.begin_resume(id, now));
     assert_eq!(core.finish_detached(id, answered("", now).unwrap()), None);
-    core.release(id, now);
+    core.end_resume(id, now);
     assert!(
         core.finish_detached(id, answered("", now).unwrap())
             .is_some()
@@ -389,93 +424,99 @@ fn invariant_5_what_its_client_is_about_to_resume_is_not_superseded() {
 }
 
 #[test]
-fn invariant_4_an_accepted_resume_stops_the_clock_for_good() {
+fn invariant_4_an_accepted_resume_stops_the_timer_for_good() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.attach(id).unwrap();
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
     assert_eq!(core.next_deadline(), None);
 }
 
 #[test]
-fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
+fn invariant_5_a_pending_resume_lets_the_deadline_pass_but_not_without_limit() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert!(core.hold(id, now) && core.hold(id, now));
+    assert!(core.begin_resume(id, now) && core.begin_resume(id, now));
 
     assert!(
-        core.expire(now + SECOND + MAX_HOLD - SECOND / 10)
+        core.expire(now + SECOND + MAX_RESUME_WAIT - SECOND / 10)
             .is_empty()
     );
-    assert_eq!(core.expire(now + SECOND + MAX_HOLD).len(), 1);
+    assert_eq!(core.expire(now + SECOND + MAX_RESUME_WAIT).len(), 1);
 }
 
 #[test]
-fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
+fn invariant_5_a_refused_resume_lets_the_timer_continue() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
-    core.release(id, now);
+    core.begin_resume(id, now);
+    core.end_resume(id, now);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
-    assert!(core.hold(id, now), "another resume may hold it then");
-    core.release(id, now);
+    assert!(
+        core.begin_resume(id, now),
+        "another resume may be pending then"
+    );
+    core.end_resume(id, now);
     assert_eq!(core.expire(now + SECOND).len(), 1);
 }
 
 #[test]
-fn invariant_5_a_resume_that_is_given_up_does_not_end_the_hold_of_another() {
+fn invariant_5_a_resume_that_is_dropped_does_not_end_another() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
-    core.hold(id, now + SECOND / 2);
+    core.begin_resume(id, now);
+    core.begin_resume(id, now + SECOND / 2);
 
-    core.release(id, now + 2 * SECOND);
+    core.end_resume(id, now + 2 * SECOND);
 
-    assert!(core.expire(now + 2 * SECOND).is_empty(), "the second holds");
-    core.release(id, now + 3 * SECOND);
+    assert!(
+        core.expire(now + 2 * SECOND).is_empty(),
+        "the second resume is pending"
+    );
+    core.end_resume(id, now + 3 * SECOND);
     assert_eq!(core.expire(now + 3 * SECOND).len(), 1);
 }
 
 #[test]
-fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume() {
+fn invariant_5_a_late_refusal_does_not_end_a_later_resume() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
+    core.begin_resume(id, now);
     let second = core.attach(id).unwrap();
-    core.detach(id, second, until(now + SECOND), false, gone(now));
-    core.hold(id, now);
+    core.detach(id, second, until(now + SECOND), false, detachment(now));
+    core.begin_resume(id, now);
 
-    core.release(id, now);
+    core.end_resume(id, now);
 
     assert!(
         core.expire(now + SECOND).is_empty(),
-        "the third resume holds it"
+        "the third resume is pending"
     );
 }
 
 #[test]
-fn invariant_5_a_resume_that_comes_before_the_drop_holds_it_too() {
+fn invariant_5_a_resume_before_the_drop_stops_the_timer_too() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    core.hold(id, now);
+    core.begin_resume(id, now);
     assert_eq!(
-        core.detach(id, FIRST, until(now), false, gone(now)),
-        Detached::Waiting
+        core.detach(id, POST_GENERATION, until(now), false, detachment(now)),
+        DetachOutcome::Waiting
     );
-    assert!(core.expire(now + MAX_HOLD / 2).is_empty());
+    assert!(core.expire(now + MAX_RESUME_WAIT / 2).is_empty());
     core.attach(id).unwrap();
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
 }
 
 #[test]
@@ -483,13 +524,13 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
     let start = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "polled");
-    let mut generation = FIRST;
+    let mut generation = POST_GENERATION;
     for poll in 0..100 {
         let now = start + poll * SECOND;
         let deadline = until(now + 2 * SECOND);
         assert_eq!(
-            core.detach(id, generation, deadline, false, gone(now)),
-            Detached::Waiting
+            core.detach(id, generation, deadline, false, detachment(now)),
+            DetachOutcome::Waiting
         );
         assert_eq!(core.next_deadline(), Some(now + 2 * SECOND));
         generation = core.attach(id).unwrap();
@@ -497,7 +538,7 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
 }
 
 #[test]
-fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
+fn invariant_6_empty_resumes_renew_it_a_few_times_only() {
     let start = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "polled in vain");
@@ -506,12 +547,12 @@ fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
     loop {
         let now = start + (renewals + 1) * SECOND;
         let generation = core.attach(id).unwrap();
-        match core.detach(id, generation, until(now + SECOND), true, gone(now)) {
-            Detached::Waiting => renewals += 1,
+        match core.detach(id, generation, until(now + SECOND), true, detachment(now)) {
+            DetachOutcome::Waiting => renewals += 1,
             _ => break,
         }
     }
-    assert_eq!(renewals, MAX_BARREN);
+    assert_eq!(renewals, MAX_EMPTY_RESUMES);
 }
 
 #[test]
@@ -520,25 +561,31 @@ fn invariant_6_an_event_makes_it_renew_again() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    for barren in [true, false]
+    for is_empty_resume in [true, false]
         .into_iter()
         .cycle()
-        .take(4 * MAX_BARREN as usize)
+        .take(4 * MAX_EMPTY_RESUMES as usize)
     {
         let generation = core.attach(id).unwrap();
-        let detached = core.detach(id, generation, until(now + SECOND), barren, gone(now));
-        assert_eq!(detached, Detached::Waiting);
+        let detached = core.detach(
+            id,
+            generation,
+            until(now + SECOND),
+            is_empty_resume,
+            detachment(now),
+        );
+        assert_eq!(detached, DetachOutcome::Waiting);
     }
 }
 
-/// Looks at what is next, so late.
-fn look(core: &mut TestCore, late: Duration) -> Vec<(CallId, &'static str, Expired)> {
+/// Expires the next deadline, `late` after its time.
+fn expire_next(core: &mut TestCore, late: Duration) -> Vec<(CallId, &'static str, Expired)> {
     let at = core.next_deadline().unwrap();
     core.expire(at + late)
 }
 
 #[test]
-fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
+fn invariant_7_a_stalled_runtime_postpones_a_deadline_once() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -546,21 +593,21 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
     let noticed = now + SECOND + 12 * SECOND;
     assert!(core.expire(noticed).is_empty());
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
-    let again = noticed + 60 * SECOND;
-    assert!(core.expire(again).is_empty());
+    let recheck = noticed + 60 * SECOND;
+    assert!(core.expire(recheck).is_empty());
     assert_eq!(
         core.next_deadline(),
-        Some(again + RECHECK_DELAY),
+        Some(recheck + RECHECK_DELAY),
         "not as long"
     );
     assert_eq!(
-        look(&mut core, Duration::ZERO),
+        expire_next(&mut core, Duration::ZERO),
         [(id, "call", Expired::Grace)]
     );
 }
 
 #[test]
-fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
+fn invariant_7_a_deadline_that_another_runtime_handles_is_postponed_once() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
@@ -570,23 +617,23 @@ fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
         core.expire_some(&LatenessTracker::new(noticed, Timeliness::Late), 9)
             .is_empty()
     );
-    let put_off = noticed + 2 * RETRY;
-    assert_eq!(core.next_deadline(), Some(put_off));
+    let postponed = noticed + 2 * RETRY;
+    assert_eq!(core.next_deadline(), Some(postponed));
     assert!(
-        core.expire_some(&LatenessTracker::new(put_off, Timeliness::Late), 9)
+        core.expire_some(&LatenessTracker::new(postponed, Timeliness::Late), 9)
             .is_empty()
     );
     assert_eq!(
         core.next_deadline(),
-        Some(put_off + RECHECK_DELAY),
+        Some(postponed + RECHECK_DELAY),
         "not as long"
     );
-    let over = look(&mut core, Duration::ZERO);
-    assert_eq!(over, [(id, "call", Expired::Grace)]);
+    let expired = expire_next(&mut core, Duration::ZERO);
+    assert_eq!(expired, [(id, "call", Expired::Grace)]);
 }
 
 #[test]
-fn invariant_7_what_fell_due_while_the_keeper_was_behind_is_not_late() {
+fn invariant_7_a_deadline_behind_a_backlog_of_the_timer_task_is_not_late() {
     let now = Instant::now();
     let mut core = core();
     let ids: Vec<_> = (0..8)
@@ -595,97 +642,107 @@ fn invariant_7_what_fell_due_while_the_keeper_was_behind_is_not_late() {
     for (id, n) in ids.iter().zip(0..) {
         detach(&mut core, *id, now + n * SECOND / 1_000);
     }
-    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
     let turn = |n: u32| now + SECOND + n * SECOND / 100;
     for n in 1..=20 {
-        watch.next_turn(turn(n));
+        tracker.next_turn(turn(n));
     }
     for (id, n) in ids.iter().zip(21..) {
-        watch.next_turn(turn(n));
-        let over = core.expire_some(&watch, 1);
-        assert_eq!(over, [(*id, "call", Expired::Grace)]);
+        tracker.next_turn(turn(n));
+        let expired = core.expire_some(&tracker, 1);
+        assert_eq!(expired, [(*id, "call", Expired::Grace)]);
     }
 }
 
 #[test]
-fn invariant_7_what_fell_due_between_two_turns_is_looked_at_again_if_it_comes_soon_after() {
+fn invariant_7_a_deadline_between_two_turns_that_runs_a_little_late_is_checked_again() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now + SECOND / 1_000);
-    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
-    watch.next_turn(now + SECOND + SECOND / 100);
-    watch.next_turn(now + SECOND + SECOND / 50);
-    assert_eq!(core.expire_some(&watch, 9), []);
-    assert_eq!(core.next_deadline(), Some(watch.now() + RECHECK_DELAY));
-    let over = look(&mut core, Duration::ZERO);
-    assert_eq!(over, [(id, "call", Expired::Grace)]);
+    let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    tracker.next_turn(now + SECOND + SECOND / 100);
+    tracker.next_turn(now + SECOND + SECOND / 50);
+    assert_eq!(core.expire_some(&tracker, 9), []);
+    assert_eq!(core.next_deadline(), Some(tracker.now() + RECHECK_DELAY));
+    let expired = expire_next(&mut core, Duration::ZERO);
+    assert_eq!(expired, [(id, "call", Expired::Grace)]);
 }
 
 #[test]
-fn invariant_7_what_fell_due_while_a_runtime_stood_still_between_two_turns_is_late() {
+fn invariant_7_a_deadline_during_a_stall_between_two_turns_is_late() {
     let now = Instant::now();
     let mut core = core();
     let ids = [1, 2].map(|n| accepted(&mut core, request(n), "call"));
     detach(&mut core, ids[0], now);
     detach(&mut core, ids[1], now + SECOND);
-    let mut watch = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
-    watch.next_turn(now + SECOND + SECOND / 100);
-    watch.next_turn(now + 12 * SECOND);
-    watch.next_turn(now + 12 * SECOND + SECOND / 100);
-    let over = core.expire_some(&watch, 9);
-    assert_eq!(over, [(ids[0], "call", Expired::Grace)]);
-    assert_eq!(core.next_deadline(), Some(watch.now() + 2 * RETRY));
+    let mut tracker = LatenessTracker::new(now + SECOND, Timeliness::OnTime);
+    tracker.next_turn(now + SECOND + SECOND / 100);
+    tracker.next_turn(now + 12 * SECOND);
+    tracker.next_turn(now + 12 * SECOND + SECOND / 100);
+    let expired = core.expire_some(&tracker, 9);
+    assert_eq!(expired, [(ids[0], "call", Expired::Grace)]);
+    assert_eq!(core.next_deadline(), Some(tracker.now() + 2 * RETRY));
 }
 
 #[test]
-fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_nothing() {
-    for (late, put_off) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, RECHECK_DELAY)] {
+fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
+    for (late, postponed) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, RECHECK_DELAY)] {
         let mut now = Instant::now();
         let mut core = core();
         let id = accepted(&mut core, request(1), "polled in vain");
         detach(&mut core, id, now);
-        for _ in 0..MAX_BARREN {
+        for _ in 0..MAX_EMPTY_RESUMES {
             let generation = core.attach(id).unwrap();
             now += SECOND / 2;
-            core.detach(id, generation, until(now + SECOND), true, gone(now));
+            core.detach(id, generation, until(now + SECOND), true, detachment(now));
         }
         now += SECOND + late;
         assert!(core.expire(now).is_empty(), "the runtime was starved");
-        let put_off = now + put_off;
+        let postponed = now + postponed;
 
         let generation = core.attach(id).unwrap();
         now += RECHECK_DELAY / 2;
-        let detached = core.detach(id, generation, until(now + 60 * SECOND), true, gone(now));
-        assert_eq!(detached, Detached::Waiting);
-        assert_eq!(core.next_deadline(), Some(put_off), "nor renewed by it");
+        let detached = core.detach(
+            id,
+            generation,
+            until(now + 60 * SECOND),
+            true,
+            detachment(now),
+        );
+        assert_eq!(detached, DetachOutcome::Waiting);
+        assert_eq!(core.next_deadline(), Some(postponed), "nor renewed by it");
     }
 }
 
 #[test]
-fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
+fn invariant_7_a_deadline_on_time_is_not_postponed() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.expire(now + SECOND + JITTER).len(), 1);
+    assert_eq!(core.expire(now + SECOND + TIMER_RESOLUTION).len(), 1);
 }
 
 #[test]
-fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
-    for late in [JITTER + JITTER / 2, 3 * SECOND / 10, STALL_THRESHOLD] {
+fn invariant_7_a_deadline_that_runs_a_little_late_is_checked_again() {
+    for late in [
+        TIMER_RESOLUTION + TIMER_RESOLUTION / 2,
+        3 * SECOND / 10,
+        STALL_THRESHOLD,
+    ] {
         let now = Instant::now();
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
         detach(&mut core, id, now);
         let noticed = now + SECOND + late;
         assert!(core.expire(noticed).is_empty(), "{late:?}");
-        let again = Some(noticed + RECHECK_DELAY);
-        assert_eq!(core.next_deadline(), again);
+        let recheck = Some(noticed + RECHECK_DELAY);
+        assert_eq!(core.next_deadline(), recheck);
         let (_, entry) = core.calls().next().unwrap();
-        assert_eq!(entry.waits_to(), again, "which is what is said of it");
+        assert_eq!(entry.grace_deadline(), recheck, "which is what is reported");
         assert_eq!(
-            look(&mut core, RECHECK_TOLERANCE),
+            expire_next(&mut core, RECHECK_TOLERANCE),
             [(id, "call", Expired::Grace)]
         );
     }
@@ -700,20 +757,20 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
     let noticed = now + SECOND + 3 * SECOND / 10;
     assert!(core.expire(noticed).is_empty());
 
-    let heard = noticed + RECHECK_DELAY / 2;
-    assert!(core.hold(id, heard));
+    let received = noticed + RECHECK_DELAY / 2;
+    assert!(core.begin_resume(id, received));
     assert!(
         core.expire(noticed + RECHECK_DELAY).is_empty(),
-        "it is held"
+        "a resume is pending"
     );
     core.attach(id).unwrap();
 
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
     assert_eq!(core.next_deadline(), None);
 }
 
 #[test]
-fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time() {
+fn invariant_7_a_resume_that_is_refused_meanwhile_does_not_shorten_the_time_of_others() {
     let now = Instant::now();
     let noticed = now + SECOND + 3 * SECOND / 10;
     let refused = noticed + RECHECK_DELAY / 2;
@@ -724,25 +781,25 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time()
         if who_notices == "the timer" {
             assert!(core.expire(noticed).is_empty());
         }
-        core.hold(id, noticed);
-        core.release(id, refused);
+        core.begin_resume(id, noticed);
+        core.end_resume(id, refused);
         let next = core.next_deadline();
         assert_eq!(next, Some(noticed + RECHECK_DELAY), "{who_notices}");
-        assert_eq!(look(&mut core, RECHECK_TOLERANCE).len(), 1);
+        assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
     }
 }
 
 #[test]
-fn invariant_7_the_time_of_a_hold_is_not_longer_when_its_end_is_noticed_late() {
+fn invariant_7_a_pending_resume_that_expires_late_gets_no_more_time() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
-    let noticed = now + SECOND + MAX_HOLD + SECOND / 10;
+    core.begin_resume(id, now);
+    let noticed = now + SECOND + MAX_RESUME_WAIT + SECOND / 10;
     assert!(core.expire(noticed).is_empty());
     assert_eq!(core.next_deadline(), Some(noticed + RECHECK_DELAY));
-    assert_eq!(look(&mut core, RECHECK_TOLERANCE).len(), 1);
+    assert_eq!(expire_next(&mut core, RECHECK_TOLERANCE).len(), 1);
 }
 
 #[test]
@@ -752,23 +809,23 @@ fn invariant_7_a_machine_that_is_never_on_time_ends_its_orphans() {
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     for _ in 0..MAX_RECHECKS {
-        assert!(look(&mut core, 2 * RECHECK_TOLERANCE).is_empty());
+        assert!(expire_next(&mut core, 2 * RECHECK_TOLERANCE).is_empty());
     }
     assert_eq!(
-        look(&mut core, 2 * RECHECK_TOLERANCE),
+        expire_next(&mut core, 2 * RECHECK_TOLERANCE),
         [(id, "call", Expired::Grace)]
     );
 }
 
 #[test]
-fn invariant_7_a_deadline_that_passed_while_held_was_not_noticed_late() {
+fn invariant_7_a_deadline_that_passed_during_a_pending_resume_is_not_late() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.hold(id, now);
-    let refused = now + SECOND + MAX_HOLD / 2;
-    core.release(id, refused);
+    core.begin_resume(id, now);
+    let refused = now + SECOND + MAX_RESUME_WAIT / 2;
+    core.end_resume(id, refused);
     assert_eq!(core.next_deadline(), Some(refused));
     assert_eq!(core.expire(refused).len(), 1, "not put off");
 }
@@ -779,16 +836,17 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    let noticed = now + SECOND + MAX_HOLD + STALL_THRESHOLD / 2;
-    assert!(core.hold(id, noticed));
+    let noticed = now + SECOND + MAX_RESUME_WAIT + STALL_THRESHOLD / 2;
+    assert!(core.begin_resume(id, noticed));
     assert!(core.expire(noticed).is_empty());
-    core.release(id, noticed);
+    core.end_resume(id, noticed);
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
-    assert_eq!(look(&mut core, Duration::ZERO).len(), 1, "once");
+    assert_eq!(expire_next(&mut core, Duration::ZERO).len(), 1, "once");
 }
 
 #[test]
-fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybodys() {
+fn invariant_8_ids_in_the_format_of_rmcp_are_not_taken_for_those_of_rmcp_if_any_server_may_have_issued_them()
+ {
     for ids in [
         // A counter and a constant, a stream and its counter, counters that go on from call to call.
         [["1/7", "2/7"], ["3/7", "4/7"]],
@@ -800,16 +858,16 @@ fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybo
         let calls = [1, 2].map(|id| accepted(&mut core, request(id), "call"));
         for nth in [0, 1] {
             for (id, names) in calls.iter().zip(ids) {
-                core.name(*id, names[nth].as_bytes(), Form::Any);
+                core.record_event_id(*id, names[nth].as_bytes(), EventIdFormat::Any);
             }
         }
         for (id, names) in calls.iter().zip(ids) {
             for name in names {
-                let named = core.named(&here(), name.as_bytes());
-                assert_eq!(named, Named::Call(*id, "call"), "{name} of {ids:?}");
+                let matched = core.match_event(&here(), name.as_bytes());
+                assert_eq!(matched, EventMatch::Call(*id, "call"), "{name} of {ids:?}");
             }
         }
-        assert_eq!(core.named(&here(), b"99/7"), Named::Nothing);
+        assert_eq!(core.match_event(&here(), b"99/7"), EventMatch::Nothing);
         for id in calls {
             core.finish(id, None);
         }
@@ -823,7 +881,7 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
     let id = accepted(&mut core, request(1), "call");
     let event = |n: usize| format!("event-{n}").into_bytes();
     for n in 0..3 * MAX_EVENT_IDS {
-        core.name(id, &event(n), Form::Rmcp);
+        core.record_event_id(id, &event(n), EventIdFormat::Rmcp);
     }
     for n in [
         0,
@@ -832,85 +890,88 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
         3 * MAX_EVENT_IDS - 1,
     ] {
         assert_eq!(
-            core.named(&here(), &event(n)),
-            Named::Call(id, "call"),
+            core.match_event(&here(), &event(n)),
+            EventMatch::Call(id, "call"),
             "{n}"
         );
     }
-    let forgotten = core.named(&here(), &event(MAX_EVENT_IDS));
-    assert_eq!(forgotten, Named::OneOf(vec![(id, "call")]));
+    let forgotten = core.match_event(&here(), &event(MAX_EVENT_IDS));
+    assert_eq!(forgotten, EventMatch::Ambiguous(vec![(id, "call")]));
     core.finish(id, None);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id() {
+fn invariant_8_a_call_whose_stream_cannot_be_read_may_match_any_unknown_id() {
     let mut core = core();
     let known = accepted(&mut core, request(1), "known");
-    core.name(known, b"0/1", Form::Rmcp);
+    core.record_event_id(known, b"0/1", EventIdFormat::Rmcp);
     let blurred = accepted(&mut core, request(2), "blurred");
-    core.blur(blurred);
-    assert_eq!(core.named(&here(), b"0/1"), Named::Call(known, "known"));
+    core.mark_event_ids_incomplete(blurred);
+    assert_eq!(
+        core.match_event(&here(), b"0/1"),
+        EventMatch::Call(known, "known")
+    );
     for unknown in [&b"0/2"[..], b"7", b"opaque"] {
         assert_eq!(
-            core.named(&here(), unknown),
-            Named::OneOf(vec![(blurred, "blurred")])
+            core.match_event(&here(), unknown),
+            EventMatch::Ambiguous(vec![(blurred, "blurred")])
         );
     }
 }
 
 #[test]
-fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
+fn invariant_9_a_reused_id_untracks_the_older_call_and_does_not_cancel_it() {
     let now = Instant::now();
     let mut core = core();
     let older = accepted(&mut core, request(7), "older");
-    core.name(older, b"0/0", Form::Rmcp);
+    core.record_event_id(older, b"0/0", EventIdFormat::Rmcp);
     detach(&mut core, older, now);
     let newer = CallId::next();
     core.start(newer, request(7), "newer", None);
 
-    let left = Finished {
-        injectable: false,
-        detachment: Some(gone(now)),
-        is_too_much: false,
+    let untracked = Finished {
+        may_cancel_server: false,
+        detachment: Some(detachment(now)),
+        needs_eviction: false,
     };
-    assert_eq!(core.claim(newer), Some((older, "older", left)));
-    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert_eq!(core.accept(newer), Some((older, "older", untracked)));
+    assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
+    assert!(core.expire(now + UNOBSERVED_TTL).is_empty());
     assert!(core.finish(older, None).is_none());
-    assert!(core.finish(newer, None).unwrap().injectable);
+    assert!(core.finish(newer, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_9_claiming_twice_is_not_a_reuse() {
+fn invariant_9_accepting_twice_is_not_a_reuse() {
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
-    core.claim(id);
-    assert!(core.finish(id, None).unwrap().injectable);
+    core.accept(id);
+    assert!(core.finish(id, None).unwrap().may_cancel_server);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_11_an_ended_call_is_remembered_by_its_streams() {
+fn invariant_11_an_ended_call_is_retained_under_its_streams() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
-    core.name(id, b"0/0", Form::Rmcp);
+    core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
     core.finish(id, answered("42", now + SECOND));
 
     for _ in 0..3 {
-        let named = core.named(&here(), b"1/0");
-        assert_eq!(named, Named::Ended(End::Answered("42")));
+        let matched = core.match_event(&here(), b"1/0");
+        assert_eq!(matched, EventMatch::Ended(RetainedOutcome::Answered("42")));
     }
     assert_eq!(core.len(), 0);
     core.expire(now + SECOND);
-    assert_eq!(core.named(&here(), b"1/0"), Named::Nothing);
+    assert_eq!(core.match_event(&here(), b"1/0"), EventMatch::Nothing);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
+fn invariant_11_a_call_without_an_event_id_is_not_retained() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "silent");
@@ -918,16 +979,16 @@ fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
     assert_empty(&core);
 }
 
-/// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
+/// As if the hashes of two keys were equal in all 64 bits, which no client can cause.
 #[test]
-fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
+fn a_full_collision_of_two_keys_finds_nothing_and_affects_neither_call() {
     let now = Instant::now();
     let mut core = core();
     let victim = accepted(&mut core, request(7), "victim");
-    core.name(victim, b"0/0", Form::Rmcp);
+    core.record_event_id(victim, b"0/0", EventIdFormat::Rmcp);
     detach(&mut core, victim, now);
     accepted(&mut core, request(1), "other");
-    let names = &core.common.names;
+    let names = &core.shared.hasher;
     let slot = core.session(&here()).unwrap();
     let colliding = names.request(slot, &RequestId::Number(9));
     let stream = names.stream(slot, StreamId::Numbered(5));
@@ -936,44 +997,47 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
 
     let request = request(9);
     assert!(core.find(&here(), &RequestId::Number(9)).is_none());
-    assert_eq!(core.named(&here(), b"0/5"), Named::Nothing);
+    assert_eq!(core.match_event(&here(), b"0/5"), EventMatch::Nothing);
     let call = CallId::next();
     core.start(call, request, "stranger", None);
-    assert!(core.claim(call).is_none(), "the victim does not leave");
-    core.name(call, b"0/5", Form::Rmcp);
-    assert!(core.finish(call, None).unwrap().injectable);
+    assert!(core.accept(call).is_none(), "the victim is still tracked");
+    core.record_event_id(call, b"0/5", EventIdFormat::Rmcp);
+    assert!(core.finish(call, None).unwrap().may_cancel_server);
     assert_untouched(&core, victim);
 }
 
-/// It is found as before, and its client may still come back.
+/// It is found as before, and its client may still resume.
 fn assert_untouched(core: &TestCore, victim: CallId) {
-    assert_eq!(core.named(&here(), b"0/0"), Named::Call(victim, "victim"));
+    assert_eq!(
+        core.match_event(&here(), b"0/0"),
+        EventMatch::Call(victim, "victim")
+    );
     let found = core.find(&here(), &RequestId::Number(7));
     assert_eq!(found, Some((victim, "victim")));
     assert!(core.is_detached(victim));
 }
 
 #[test]
-fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
+fn invariant_11_a_retained_call_outlives_its_deadline_behind_one_with_a_later_one() {
     let now = Instant::now();
     let mut core = core();
     for (stream, seconds) in [(0, 1), (1, 9), (2, 1)] {
         let id = accepted(&mut core, request(stream), "call");
-        core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
+        core.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
         core.finish(id, answered("42", now + seconds * SECOND));
     }
     assert_eq!(core.next_deadline(), Some(now + SECOND));
     core.expire(now + SECOND);
-    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.named(&here(), id));
-    let ended = || Named::Ended(End::Answered("42"));
-    assert_eq!(kept, [Named::Nothing, ended(), ended()]);
+    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.match_event(&here(), id));
+    let ended = || EventMatch::Ended(RetainedOutcome::Answered("42"));
+    assert_eq!(kept, [EventMatch::Nothing, ended(), ended()]);
     assert_eq!(core.next_deadline(), Some(now + 9 * SECOND));
     core.expire(now + 9 * SECOND);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_11_the_oldest_answers_go_first() {
+fn invariant_11_the_oldest_answers_are_evicted_first() {
     let now = Instant::now();
     let mut core = limited(Limits::default().retained_of_session(1_400));
     for stream in 0..4 {
@@ -985,14 +1049,14 @@ fn invariant_11_the_oldest_answers_go_first() {
     assert_empty(&core);
 }
 
-/// Ends a call with an answer of so many bytes, which no other has on this stream.
+/// Ends a call with an answer of `weight` bytes, on a stream that no other call has.
 fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: usize) -> CallId {
     let id = accepted(core, request(stream), "call");
-    core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
+    core.record_event_id(id, format!("0/{stream}").as_bytes(), EventIdFormat::Rmcp);
     if away {
         detach(core, id, now);
     }
-    let ended = Ended {
+    let ended = Completion {
         weight,
         ..answered("42", now + SECOND).unwrap()
     };
@@ -1001,11 +1065,11 @@ fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: 
 }
 
 fn keeps(core: &TestCore, stream: i64) -> bool {
-    core.named(&here(), format!("0/{stream}").as_bytes()) != Named::Nothing
+    core.match_event(&here(), format!("0/{stream}").as_bytes()) != EventMatch::Nothing
 }
 
 #[test]
-fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
+fn invariant_11_an_answer_that_is_too_large_is_not_retained_and_evicts_none() {
     let now = Instant::now();
     let mut core = core();
     end_with(&mut core, now, 1, true, 2);
@@ -1013,8 +1077,12 @@ fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
     for away in [false, true] {
         let large = end_with(&mut core, now, 3, away, usize::MAX / 2);
         assert!(!keeps(&core, 3));
-        let told: Vec<_> = core.take_dropped().iter().map(|told| told.call).collect();
-        assert_eq!(told.contains(&large), away);
+        let evicted: Vec<_> = core
+            .take_evicted()
+            .iter()
+            .map(|evicted| evicted.call)
+            .collect();
+        assert_eq!(evicted.contains(&large), away);
     }
     assert!(keeps(&core, 1) && keeps(&core, 2));
     core.expire(now + SECOND);
@@ -1022,7 +1090,7 @@ fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
 }
 
 #[test]
-fn invariant_11_no_answer_that_was_taken_stays_in_place_of_one_that_was_not() {
+fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one() {
     let now = Instant::now();
     let mut core = limited(Limits::default().retained_of_session(4_332));
     end_with(&mut core, now, 0, true, 488);
@@ -1032,36 +1100,39 @@ fn invariant_11_no_answer_that_was_taken_stays_in_place_of_one_that_was_not() {
     assert!(keeps(&core, 0), "the oldest of its session");
     assert_eq!([7, 8].map(|stream| keeps(&core, stream)), [true, true]);
     end_with(&mut core, now, 9, false, 2_600);
-    assert!(!keeps(&core, 9), "it would not fit beside what is owed");
+    assert!(!keeps(&core, 9), "it would not fit beside undelivered ones");
     assert!(keeps(&core, 8), "so nothing went for it");
-    assert!(core.take_dropped().is_empty(), "of these nothing is told");
+    assert!(
+        core.take_evicted().is_empty(),
+        "of these nothing is reported"
+    );
     core.expire(now + SECOND);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_11_an_answer_that_was_taken_does_not_fit_beside_what_other_sessions_are_owed() {
+fn invariant_11_a_delivered_answer_does_not_fit_beside_undelivered_ones_of_other_sessions() {
     let now = Instant::now();
-    let common = Arc::new(Common::default());
-    common.totals.limit(Limits::default().retained(4_000));
-    let mut cores = [(), ()].map(|()| TestCore::new(common.clone(), Some(session_id(&common))));
+    let shared = Arc::new(RegistryShared::default());
+    shared.totals.limit(Limits::default().retained(4_000));
+    let mut cores = [(), ()].map(|()| TestCore::new(shared.clone(), Some(session_id(&shared))));
     end_with(&mut cores[0], now, 0, true, 2_000);
     end_with(&mut cores[1], now, 0, false, 488);
     assert!(!keeps(&cores[1], 0));
     end_with(&mut cores[1], now, 1, true, 488);
     assert!(keeps(&cores[0], 0) && keeps(&cores[1], 1));
-    assert!(common.totals.bytes() > 4_000, "others make room");
+    assert!(shared.totals.bytes() > 4_000, "others evict");
 }
 
 #[test]
-fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
+fn invariant_11_an_evicted_undelivered_answer_is_reported_once() {
     let now = Instant::now();
     let mut core = limited(Limits::default().retained_of_session(3_000));
     let answer = end_with(&mut core, now, 0, true, 488);
     let cancelled = accepted(&mut core, request(1), "call");
-    core.name(cancelled, b"0/1", Form::Rmcp);
-    let ended = Ended {
-        end: End::Cancelled(RequestId::Number(1), CancelReason::Orphaned),
+    core.record_event_id(cancelled, b"0/1", EventIdFormat::Rmcp);
+    let ended = Completion {
+        outcome: RetainedOutcome::Cancelled(RequestId::Number(1), CancelReason::Orphaned),
         weight: 0,
         at: now,
         until: now + SECOND,
@@ -1069,8 +1140,8 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
     core.finish(cancelled, Some(ended));
     let last = end_with(&mut core, now, 2, true, 2_400);
 
-    let told = core.take_dropped();
-    let told: Vec<_> = told
+    let evicted = core.take_evicted();
+    let evicted: Vec<_> = evicted
         .iter()
         .map(|it| (it.call, &*it.session, it.outcome))
         .collect();
@@ -1079,44 +1150,47 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
         (answer, "s", Outcome::Completed),
         (cancelled, "s", orphaned),
     ];
-    assert_eq!(told, expected);
-    assert!(core.take_dropped().is_empty());
-    core.take_accepted(&here());
-    let told = core.take_dropped();
-    assert!(told.is_empty(), "{last:?} went with its session");
+    assert_eq!(evicted, expected);
+    assert!(core.take_evicted().is_empty());
+    core.begin_close(&here());
+    let evicted = core.take_evicted();
+    assert!(evicted.is_empty(), "{last:?} was removed with its session");
     assert_empty(&core);
 }
 
-/// An id of a stream names the call that had it last.
+/// An event id matches the call that had its stream last.
 #[test]
-fn invariant_11_the_latest_of_two_ends_counts_whoever_was_there() {
+fn invariant_11_the_latest_of_two_outcomes_counts_delivered_or_not() {
     let now = Instant::now();
     for [first, second] in [[true, false], [false, true]] {
         let mut core = core();
         for (away, answer) in [(first, "first"), (second, "second")] {
             let id = accepted(&mut core, request(0), "call");
-            core.name(id, b"0/0", Form::Rmcp);
+            core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
             if away {
                 detach(&mut core, id, now);
             }
             core.finish(id, answered(answer, now + SECOND));
         }
-        let named = core.named(&here(), b"0/0");
-        assert_eq!(named, Named::Ended(End::Answered("second")));
+        let matched = core.match_event(&here(), b"0/0");
+        assert_eq!(
+            matched,
+            EventMatch::Ended(RetainedOutcome::Answered("second"))
+        );
     }
 }
 
 #[test]
-fn invariant_12_the_end_of_a_session_takes_its_calls_and_its_memory() {
+fn invariant_12_the_end_of_a_session_returns_its_calls_and_removes_retained_ones() {
     let now = Instant::now();
     let mut core = core();
     let live = accepted(&mut core, request(1), "live");
     let ended = accepted(&mut core, request(2), "ended");
-    core.name(ended, b"0/2", Form::Rmcp);
+    core.record_event_id(ended, b"0/2", EventIdFormat::Rmcp);
     core.finish(ended, answered("42", now + SECOND));
 
-    assert_eq!(core.take_accepted(&here()), [(live, "live")]);
-    assert_eq!(core.named(&here(), b"0/2"), Named::Nothing);
+    assert_eq!(core.begin_close(&here()), [(live, "live")]);
+    assert_eq!(core.match_event(&here(), b"0/2"), EventMatch::Nothing);
     assert!(core.finish(live, None).is_some());
     assert_empty(&core);
 }
@@ -1126,113 +1200,118 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    core.name(id, b"0/0", Form::Rmcp);
-    core.take_accepted(&here());
-    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
+    core.record_event_id(id, b"0/0", EventIdFormat::Rmcp);
+    core.begin_close(&here());
+    assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
     core.finish(id, answered("cancelled", now + SECOND));
-    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
+    assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
     assert_empty(&core);
 }
 
-/// It was unseen since then, and that is reported once.
+/// It was unobserved since then, and that is reported once.
 fn assert_forgotten(core: &mut TestCore, id: CallId, since: Instant) {
-    let over = core.expire(since + UNSEEN_FOR);
-    let [(forgotten, _, Expired::Unseen(finished))] = &*over else {
-        panic!("{over:?}");
+    let expired = core.expire(since + UNOBSERVED_TTL);
+    let [(forgotten, _, Expired::Forgotten(finished))] = &*expired else {
+        panic!("{expired:?}");
     };
     assert_eq!(*forgotten, id);
-    assert_eq!(finished.detachment, Some(gone(since)));
+    assert_eq!(finished.detachment, Some(detachment(since)));
     assert!(core.finish(id, None).is_none());
     assert_empty(core);
 }
 
 #[test]
-fn invariant_13_an_unseen_call_is_forgotten_not_cancelled() {
+fn invariant_13_an_unobserved_call_is_removed_and_not_cancelled() {
     let now = Instant::now();
     let mut core = core();
-    let id = accepted(&mut core, request(7), "unseen");
-    core.detach(id, FIRST, unseen(now), false, gone(now));
+    let id = accepted(&mut core, request(7), "unobserved");
+    core.detach(id, POST_GENERATION, unobserved(now), false, detachment(now));
     assert_forgotten(&mut core, id, now);
 }
 
 #[test]
-fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
+fn invariant_13_a_call_without_a_background_reader_is_removed() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
-    core.read_on(id);
-    core.lose_sight(id, Some(now + UNSEEN_FOR));
+    core.add_background_reader(id);
+    core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_eq!(
         core.next_deadline(),
         None,
         "an attached call is watched by its client"
     );
-    core.read_on(id);
-    core.read_on(id);
-    core.detach(id, FIRST, FOR_ITS_END, false, gone(now));
-    core.lose_sight(id, Some(now + UNSEEN_FOR));
+    core.add_background_reader(id);
+    core.add_background_reader(id);
+    core.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment(now));
+    core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_eq!(core.next_deadline(), None, "another task reads on");
-    core.lose_sight(id, Some(now + UNSEEN_FOR));
-    assert_eq!(core.next_deadline(), Some(now + UNSEEN_FOR));
-    core.read_on(id);
-    assert_eq!(core.next_deadline(), None, "somebody reads on again");
-    core.lose_sight(id, Some(now + UNSEEN_FOR));
+    core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
+    assert_eq!(core.next_deadline(), Some(now + UNOBSERVED_TTL));
+    core.add_background_reader(id);
+    assert_eq!(core.next_deadline(), None, "a background reader was added");
+    core.remove_background_reader(id, Some(now + UNOBSERVED_TTL));
     assert_forgotten(&mut core, id, now);
 }
 
 #[test]
-fn invariant_14_a_spared_call_runs_on() {
+fn invariant_14_a_call_that_is_maybe_resumed_keeps_running() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.spare(id, unseen(now));
+    core.set_maybe_resumed(id, unobserved(now));
     assert!(core.expire(now + 60 * SECOND).is_empty());
     assert_eq!(core.len(), 1);
 }
 
 #[test]
-fn invariant_14_a_call_that_is_spared_while_it_is_attached_is_so_until_its_client_comes_back() {
+fn invariant_14_an_attached_call_that_is_maybe_resumed_is_so_until_its_client_resumes() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    assert!(core.spare(id, unseen(now)));
-    assert!(core.is_spared(id));
-    core.detach(id, FIRST, unseen(now), false, gone(now));
-    assert!(core.is_spared(id));
+    assert!(core.set_maybe_resumed(id, unobserved(now)));
+    assert!(core.is_maybe_resumed(id));
+    core.detach(id, POST_GENERATION, unobserved(now), false, detachment(now));
+    assert!(core.is_maybe_resumed(id));
     core.attach(id);
-    assert!(!core.is_spared(id));
+    assert!(!core.is_maybe_resumed(id));
     core.finish(id, None);
-    assert!(!core.spare(id, unseen(now)), "it has ended");
+    assert!(!core.set_maybe_resumed(id, unobserved(now)), "it has ended");
 }
 
 #[test]
-fn invariant_13_a_call_whose_end_is_seen_elsewhere_is_not_forgotten() {
+fn invariant_13_a_call_whose_end_is_observed_elsewhere_is_not_removed() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    core.read_on(id);
-    core.detach(id, FIRST, FOR_ITS_END, false, gone(now));
-    core.lose_sight(id, None);
+    core.add_background_reader(id);
+    core.detach(id, POST_GENERATION, UNTIL_COMPLETE, false, detachment(now));
+    core.remove_background_reader(id, None);
     assert_eq!(core.next_deadline(), None);
 }
 
 #[test]
-fn invariant_11_an_answer_is_kept_for_as_long_as_its_client_was_to_be_waited_for() {
+fn invariant_11_an_answer_is_retained_for_the_resume_window() {
     const HOUR: Duration = Duration::from_secs(3_600);
     let now = Instant::now();
     let later = now + 60 * SECOND;
     for (wait, expected) in [
         (until(now + HOUR), later + HOUR),
-        (Wait::ForItsEnd { patience: HOUR }, later + HOUR),
-        (FOR_ITS_END, later + SECOND),
+        (
+            DetachedState::UntilComplete {
+                resume_window: HOUR,
+            },
+            later + HOUR,
+        ),
+        (UNTIL_COMPLETE, later + SECOND),
     ] {
         let mut core = core();
         let id = accepted(&mut core, request(1), "call");
-        core.name(id, b"0/1", Form::Rmcp);
-        core.detach(id, FIRST, wait, false, gone(now));
-        let ended = Ended {
-            end: End::Answered("done"),
+        core.record_event_id(id, b"0/1", EventIdFormat::Rmcp);
+        core.detach(id, POST_GENERATION, wait, false, detachment(now));
+        let ended = Completion {
+            outcome: RetainedOutcome::Answered("done"),
             weight: 4,
             at: later,
             until: later + SECOND,
@@ -1245,23 +1324,23 @@ fn invariant_11_an_answer_is_kept_for_as_long_as_its_client_was_to_be_waited_for
 }
 
 #[test]
-fn the_time_without_a_client_ends_with_a_resume() {
+fn a_detachment_ends_with_a_resume() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.detachment(id), Some(gone(now)));
+    assert_eq!(core.detachment(id), Some(detachment(now)));
     core.attach(id);
     assert_eq!(core.detachment(id), None);
     assert_eq!(core.finish(id, None).unwrap().detachment, None);
 }
 
 #[test]
-fn after_a_peak_its_room_is_given_back() {
+fn after_a_peak_capacity_is_released() {
     let mut core = core();
     let calls = (0..6_000).map(|n| {
         let id = accepted(&mut core, request(n), "call");
-        core.name(id, format!("0/{n}").as_bytes(), Form::Rmcp);
+        core.record_event_id(id, format!("0/{n}").as_bytes(), EventIdFormat::Rmcp);
         id
     });
     let mut calls: Vec<_> = calls.collect();
@@ -1279,14 +1358,14 @@ fn after_a_peak_its_room_is_given_back() {
 fn invariant_8_an_event_id_names_its_stream() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
-    core.name(id, b"0/4", Form::Rmcp);
+    core.record_event_id(id, b"0/4", EventIdFormat::Rmcp);
     for its in [&b"0/4"[..], b"17/4"] {
-        assert_eq!(core.named(&here(), its), Named::Call(id, "call"));
+        assert_eq!(core.match_event(&here(), its), EventMatch::Call(id, "call"));
     }
     for other in [&b"0/5"[..], b"0"] {
-        assert_eq!(core.named(&here(), other), Named::Nothing);
+        assert_eq!(core.match_event(&here(), other), EventMatch::Nothing);
     }
-    core.name(CallId::next(), b"0/5", Form::Rmcp);
+    core.record_event_id(CallId::next(), b"0/5", EventIdFormat::Rmcp);
     core.finish(id, None);
     assert_empty(&core);
 }
@@ -1305,47 +1384,59 @@ fn a_number_and_a_text_are_two_ids() {
 }
 
 #[test]
-fn calls_without_a_session_have_no_names() {
+fn calls_without_a_session_have_no_keys() {
     let now = Instant::now();
     let mut core = TestCore::new(Arc::default(), None);
     let ids = [(); 2].map(|()| accepted(&mut core, request(7), "call"));
-    core.name(ids[0], b"0/0", Form::Rmcp);
-    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
-    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
+    core.record_event_id(ids[0], b"0/0", EventIdFormat::Rmcp);
+    assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
+    assert!(
+        core.find_unaccepted_too(&here(), &RequestId::Number(7))
+            .is_none()
+    );
     for id in ids {
         let finished = core.finish(id, answered("42", now)).unwrap();
-        assert!(!finished.injectable);
+        assert!(!finished.may_cancel_server);
     }
     assert_empty(&core);
 }
 
 #[test]
-fn a_call_that_is_renamed_is_as_it_was_but_for_its_names() {
+fn a_call_that_is_rekeyed_changes_in_nothing_but_its_keys() {
     let now = Instant::now();
     let mut core = core();
     let id = CallId::next();
     core.start(id, None, "call", None);
-    core.name(id, b"0/0", Form::Any);
-    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
+    core.record_event_id(id, b"0/0", EventIdFormat::Any);
+    assert!(
+        core.find_unaccepted_too(&here(), &RequestId::Number(7))
+            .is_none()
+    );
     detach(&mut core, id, now);
     let older = accepted(&mut core, request(7), "older");
 
-    let left = core.rename(id, &here(), RequestId::Number(7));
-    assert_eq!(left.map(|(id, ..)| id), Some(older));
+    let untracked = core.rekey(id, &here(), RequestId::Number(7));
+    assert_eq!(untracked.map(|(id, ..)| id), Some(older));
     assert_eq!(
         core.find(&here(), &RequestId::Number(7)),
         Some((id, "call"))
     );
-    core.name(id, b"0/1", Form::Any);
+    core.record_event_id(id, b"0/1", EventIdFormat::Any);
 
-    core.rename(id, &scope_of(1), RequestId::Number(8));
-    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
-    assert_eq!(core.named(&here(), b"0/1"), Named::Nothing);
-    assert_eq!(core.named(&scope_of(1), b"0/1"), Named::Nothing);
-    assert_eq!(core.find_in_any(&RequestId::Number(8)), Some(id));
-    assert_eq!(core.detachment(id), Some(gone(now)));
+    core.rekey(id, &scope_of(1), RequestId::Number(8));
+    assert!(
+        core.find_unaccepted_too(&here(), &RequestId::Number(7))
+            .is_none()
+    );
+    assert_eq!(core.match_event(&here(), b"0/1"), EventMatch::Nothing);
+    assert_eq!(core.match_event(&scope_of(1), b"0/1"), EventMatch::Nothing);
+    assert_eq!(core.find_unique(&RequestId::Number(8)), Some(id));
+    assert_eq!(core.detachment(id), Some(detachment(now)));
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
-    assert_eq!(core.finish(id, None).unwrap().detachment, Some(gone(now)));
+    assert_eq!(
+        core.finish(id, None).unwrap().detachment,
+        Some(detachment(now))
+    );
     assert_empty(&core);
 }
 
@@ -1356,139 +1447,145 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     let one = accepted(&mut core, request(7), "one");
     let name = (there.clone(), RequestId::Number(7));
     let other = accepted(&mut core, Some(name), "other");
-    core.name(one, b"0/0", Form::Rmcp);
-    assert_eq!(core.named(&here(), b"0/0"), Named::Call(one, "one"));
-    assert_eq!(core.named(&there, b"0/0"), Named::Nothing);
+    core.record_event_id(one, b"0/0", EventIdFormat::Rmcp);
     assert_eq!(
-        core.find_in_any(&RequestId::Number(7)),
+        core.match_event(&here(), b"0/0"),
+        EventMatch::Call(one, "one")
+    );
+    assert_eq!(core.match_event(&there, b"0/0"), EventMatch::Nothing);
+    assert_eq!(
+        core.find_unique(&RequestId::Number(7)),
         None,
         "two sessions"
     );
-    assert_eq!(core.that_may_have(b"0/0"), [(one, "one")]);
-    assert_eq!(core.take_accepted(&there), [(other, "other")]);
+    assert_eq!(core.candidates_for_event(b"0/0"), [(one, "one")]);
+    assert_eq!(core.begin_close(&there), [(other, "other")]);
     core.finish(other, None);
     let undecided = CallId::next();
     core.start(undecided, request(7), "undecided", None);
-    assert_eq!(core.find_in_any(&RequestId::Number(7)), Some(one));
+    assert_eq!(core.find_unique(&RequestId::Number(7)), Some(one));
     core.finish(undecided, None);
-    assert!(core.has(&here()));
+    assert!(core.has_session(&here()));
     for id in [one, other] {
         core.finish(id, None);
     }
-    assert!(!core.has(&here()));
+    assert!(!core.has_session(&here()));
     assert_empty(&core);
 }
 
 /// As servers have them that number the events of each response anew.
 #[test]
-fn invariant_8_an_event_id_that_two_calls_have_names_neither_for_sure() {
+fn invariant_8_an_event_id_that_two_calls_have_is_ambiguous() {
     for ids in [["7", "7"], ["0/7", "0/7"], ["7/0", "7/0"]] {
         let mut core = core();
         let calls = [1, 2].map(|id| accepted(&mut core, request(id), "call"));
         for (id, event) in calls.iter().zip(ids) {
-            core.name(*id, event.as_bytes(), Form::Any);
+            core.record_event_id(*id, event.as_bytes(), EventIdFormat::Any);
         }
-        let named = core.named(&here(), ids[0].as_bytes());
-        assert_eq!(named.in_flight().len(), 2, "{ids:?}");
+        let matched = core.match_event(&here(), ids[0].as_bytes());
+        assert_eq!(matched.in_flight().len(), 2, "{ids:?}");
         core.finish(calls[1], None);
         assert_eq!(
-            core.named(&here(), ids[0].as_bytes()),
-            Named::Call(calls[0], "call")
+            core.match_event(&here(), ids[0].as_bytes()),
+            EventMatch::Call(calls[0], "call")
         );
         core.finish(calls[0], None);
         assert_empty(&core);
     }
 }
 
-/// Two calls have an event, one of them ends, and a third one comes with the same event.
+/// Two calls have an event, one of them ends, and a third one gets the same event.
 #[test]
-fn an_event_of_two_calls_in_flight_names_both_also_if_a_third_had_it_that_ended() {
+fn an_event_of_two_calls_in_flight_matches_both_also_if_an_ended_third_had_it() {
     let (mut core, now) = (core(), Instant::now());
     let first = accepted(&mut core, request(1), "first");
     let second = accepted(&mut core, request(2), "second");
-    core.name(first, b"x", Form::Any);
-    core.name(second, b"x", Form::Any);
+    core.record_event_id(first, b"x", EventIdFormat::Any);
+    core.record_event_id(second, b"x", EventIdFormat::Any);
     core.finish(second, None);
     let third = accepted(&mut core, request(3), "third");
-    core.name(third, b"x", Form::Any);
+    core.record_event_id(third, b"x", EventIdFormat::Any);
 
     detach(&mut core, first, now);
-    let mut named = core.named(&here(), b"x").in_flight();
-    named.sort_unstable();
+    let mut matched = core.match_event(&here(), b"x").in_flight();
+    matched.sort_unstable();
     // What a resume does: the clocks of all that may be meant stop.
-    for (id, _) in &named {
-        core.hold(*id, now);
+    for (id, _) in &matched {
+        core.begin_resume(*id, now);
     }
-    assert_eq!(named, [(first, "first"), (third, "third")]);
+    assert_eq!(matched, [(first, "first"), (third, "third")]);
     assert_eq!(core.expire(now + SECOND), [], "its client has come back");
 }
 
-/// What counts up is known without its names, and so a call that had one of the events before is not noticed.
+/// The ids of a run are not in the index, so a call that had one of the events before is not noticed.
 #[test]
-fn an_event_that_a_call_counts_up_to_names_both_if_another_had_it_before() {
+fn an_event_in_the_run_of_one_call_matches_both_if_another_had_it_before() {
     let (mut core, now) = (core(), Instant::now());
     let counts = accepted(&mut core, request(1), "counts");
     let other = accepted(&mut core, request(2), "other");
-    core.name(counts, b"0/0", Form::Any);
-    core.name(other, b"1/0", Form::Any);
-    core.name(counts, b"1/0", Form::Any);
+    core.record_event_id(counts, b"0/0", EventIdFormat::Any);
+    core.record_event_id(other, b"1/0", EventIdFormat::Any);
+    core.record_event_id(counts, b"1/0", EventIdFormat::Any);
 
     detach(&mut core, other, now);
-    let mut named = core.named(&here(), b"1/0").in_flight();
-    named.sort_unstable();
-    for (id, _) in &named {
-        core.hold(*id, now);
+    let mut matched = core.match_event(&here(), b"1/0").in_flight();
+    matched.sort_unstable();
+    for (id, _) in &matched {
+        core.begin_resume(*id, now);
     }
-    assert_eq!(named, [(counts, "counts"), (other, "other")]);
+    assert_eq!(matched, [(counts, "counts"), (other, "other")]);
     assert_eq!(core.expire(now + SECOND), [], "its client has come back");
 }
 
-/// A name is forgotten with the call that had it last, and with it whose else it is.
+/// A stream is removed from the index with the call that had it last, although another call has it too.
 #[test]
-fn an_event_of_two_calls_still_names_the_first_when_the_second_has_ended() {
+fn an_event_of_two_calls_still_matches_the_first_when_the_second_has_ended() {
     let mut core = core();
     let first = accepted(&mut core, request(1), "first");
     let second = accepted(&mut core, request(2), "second");
-    core.name(first, b"x", Form::Any);
-    core.name(second, b"x", Form::Any);
+    core.record_event_id(first, b"x", EventIdFormat::Any);
+    core.record_event_id(second, b"x", EventIdFormat::Any);
     core.finish(second, None);
-    assert_eq!(core.named(&here(), b"x"), Named::Call(first, "first"));
+    assert_eq!(
+        core.match_event(&here(), b"x"),
+        EventMatch::Call(first, "first")
+    );
     core.finish(first, None);
     assert_empty(&core);
 }
 
-/// Its client says that it went on elsewhere, and nobody says in which of the two sessions.
+/// Its client has resumed elsewhere, and it is not known in which of the two sessions.
 #[test]
-fn an_event_that_a_blurred_call_of_another_scope_may_have_means_that_call_too() {
+fn an_event_that_a_call_with_incomplete_ids_of_another_scope_may_have_matches_that_call_too() {
     let mut core = core();
     let known = accepted(&mut core, request(7), "known");
-    core.name(known, b"x", Form::Any);
+    core.record_event_id(known, b"x", EventIdFormat::Any);
     let there = Some((scope_of(1), RequestId::Number(7)));
     let blurred = accepted(&mut core, there, "blurred");
-    core.blur(blurred);
-    assert_eq!(core.named(&scope_of(1), b"x").in_flight().len(), 1);
-    assert_eq!(core.that_may_have(b"x").len(), 2);
+    core.mark_event_ids_incomplete(blurred);
+    assert_eq!(core.match_event(&scope_of(1), b"x").in_flight().len(), 1);
+    assert_eq!(core.candidates_for_event(b"x").len(), 2);
 }
 
 #[test]
-fn the_limit_of_a_session_is_not_met_by_calls_of_another_scope() {
+fn calls_of_another_scope_do_not_count_for_the_limit_of_a_session() {
     let now = Instant::now();
     let mut core = limited(Limits::default().detached_of_session(1));
     let here = accepted(&mut core, request(7), "here");
     let there = Some((scope_of(1), RequestId::Number(7)));
     let there = accepted(&mut core, there, "there");
-    assert_eq!(detach(&mut core, here, now), Detached::Waiting);
-    assert_eq!(detach(&mut core, there, now), Detached::Waiting);
+    assert_eq!(detach(&mut core, here, now), DetachOutcome::Waiting);
+    assert_eq!(detach(&mut core, there, now), DetachOutcome::Waiting);
 }
 
-/// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
+/// As if the hashes of two keys were equal in all 64 bits, which no client can cause.
 #[test]
 fn a_full_collision_of_two_streams_finds_no_call_of_another_scope() {
     let mut core = core();
     let victim = accepted(&mut core, request(7), "victim");
-    core.name(victim, b"0/0", Form::Rmcp);
+    core.record_event_id(victim, b"0/0", EventIdFormat::Rmcp);
     let there = core.session(&scope_of(1)).unwrap();
-    let colliding = core.common.names.stream(there, StreamId::Numbered(0));
+    let colliding = core.shared.hasher.stream(there, StreamId::Numbered(0));
     core.index.insert(colliding, victim);
-    assert_eq!(core.named(&scope_of(1), b"0/0"), Named::Nothing);
+    assert_eq!(core.match_event(&scope_of(1), b"0/0"), EventMatch::Nothing);
 }

@@ -37,7 +37,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     the_late_drop_of_a_half_dead_stream_means_nothing,
     a_resume_before_the_first_stream_is_dropped_is_the_newest_stream,
     a_resume_that_is_thinking_keeps_the_call_across_its_deadline,
-    a_resume_that_is_never_answered_keeps_the_call_no_longer_than_a_hold,
+    a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maximum,
     a_resume_that_hangs_up_unanswered_lets_the_clock_go_on,
     a_resume_that_is_given_up_leaves_the_hold_of_the_next_alone,
     a_resume_in_an_unknown_session_does_not_keep_the_call,
@@ -174,7 +174,7 @@ async fn a_resume_that_is_thinking_keeps_the_call_across_its_deadline(server: Se
     setup.assert_completes("a", &mut resumed).await;
 }
 
-async fn a_resume_that_is_never_answered_keeps_the_call_no_longer_than_a_hold(server: Server) {
+async fn a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maximum(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut gate) = with_slow_resumes(server).await;
     let mcp = setup.mcp().await;

@@ -78,7 +78,7 @@ const LOOKED_AT_AGAIN: Duration = Duration::from_millis(100);
 const NOT_ON_TIME: Duration = Duration::from_millis(30);
 
 /// How long a call is kept whose end nobody watches for.
-const UNSEEN_FOR: Duration = Duration::from_secs(60 * 60);
+const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// How much fits into the queue of a session, and into a stream of it.
 const ROOM: usize = 2;
@@ -747,7 +747,7 @@ async fn a_call_stays_known_whose_resume_was_given_up_half_way() {
     gated.gate.add_permits(9);
     a_while().await;
 
-    clock.advance(UNSEEN_FOR + TICK).await;
+    clock.advance(UNOBSERVED_TTL + TICK).await;
     a_while().await;
     assert_eq!(calls.len(), 1, "its end is watched for");
     waits.0.notify_one();
@@ -934,9 +934,9 @@ async fn a_call_that_may_run_on_is_forgotten_though_its_client_left_before_its_s
     a_while().await;
     assert_eq!(*full.tools.noted.lock().unwrap(), [] as [&str; 0]);
 
-    clock.jump(2 * UNSEEN_FOR).await;
+    clock.jump(2 * UNOBSERVED_TTL).await;
     a_while().await;
-    clock.jump(2 * UNSEEN_FOR).await;
+    clock.jump(2 * UNOBSERVED_TTL).await;
     a_while().await;
 
     assert_eq!(full.calls.len(), 0, "it is kept for ever");

@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// Bytes that decide, and whether a call may have about as many event ids as are known by name.
+/// Bytes that decide, and whether a call may have about as many event ids as can be known.
 struct Choices<'a>(&'a [u8], bool);
 
-/// So many operations at most: what is compared after each grows with them.
+/// Maximum number of operations, because the comparison after each grows with them.
 const MAX_OPS: usize = 200;
 
 /// Runs the operations that these bytes stand for. Panics where core and model differ.
@@ -111,23 +111,23 @@ impl Choices<'_> {
 
     fn waiting(&mut self) -> Waiting {
         match self.one_of(8) {
-            0 => Waiting::Until {
+            0 => Waiting::GraceUntil {
                 after_ms: 0,
                 retry_ms: self.ms(5_000),
             },
-            1 => Waiting::ForItsEnd,
-            2 => Waiting::Unseen {
+            1 => Waiting::UntilComplete,
+            2 => Waiting::ForgetAt {
                 after_ms: 1 + self.ms(3_600_000),
             },
-            _ => Waiting::Until {
+            _ => Waiting::GraceUntil {
                 after_ms: 1 + self.ms(30_000),
                 retry_ms: self.ms(10_000),
             },
         }
     }
 
-    fn remembering(&mut self) -> Remembering {
-        Remembering {
+    fn retaining(&mut self) -> Retaining {
+        Retaining {
             answered: self.coin(),
             units: usize::from(self.one_of(4)),
             for_s: 1 + self.below(120),
@@ -138,7 +138,7 @@ impl Choices<'_> {
         if self.coin() {
             Answering::Cancel
         } else {
-            Answering::PutOff {
+            Answering::Postpone {
                 wait_ms: 1 + self.ms(30_000),
             }
         }
@@ -168,14 +168,14 @@ impl Choices<'_> {
                 accepted: self.one_of(4) > 0,
                 may_last_ms: self.maybe(|choices| choices.ms(60_000)),
             },
-            4 => Op::Claim(self.pick()),
-            5 => Op::Rename(self.pick(), self.name_of_call()),
-            6..9 => Op::Name(self.pick(), self.name(floods_left)),
+            4 => Op::Accept(self.pick()),
+            5 => Op::Rekey(self.pick(), self.name_of_call()),
+            6..9 => Op::RecordEventId(self.pick(), self.name(floods_left)),
             9..12 => Op::Detach {
                 call: self.pick(),
                 generation: self.generations(),
                 wait: self.waiting(),
-                barren: self.one_of(8) == 0,
+                is_empty_resume: self.one_of(8) == 0,
                 end: self.one_of(4) > 0,
             },
             12 => Op::Attach(self.pick()),
@@ -183,23 +183,23 @@ impl Choices<'_> {
                 call: self.pick(),
                 times: 1 + self.below(25) as u32,
                 every_ms: 1 + self.ms(4_000),
-                starved: self.maybe(|choices| (choices.below(26) as u32, choices.ms(4_000))),
+                stalled: self.maybe(|choices| (choices.below(26) as u32, choices.ms(4_000))),
             },
-            14 => Op::Hold(self.pick()),
-            15 => Op::Release(self.pick()),
+            14 => Op::BeginResume(self.pick()),
+            15 => Op::EndResume(self.pick()),
             16 => match self.one_of(7) {
                 4 | 5 => Op::Ask(self.pick()),
                 6 => Op::Answer(self.byte().into(), self.answering()),
-                0 => Op::FinishDue(self.pick(), self.remembering()),
-                1 => Op::FinishDetached(self.pick(), self.remembering()),
-                2 => Op::ReadOn(self.pick()),
-                _ => Op::Spare(self.pick()),
+                0 => Op::FinishDue(self.pick(), self.retaining()),
+                1 => Op::FinishDetached(self.pick(), self.retaining()),
+                2 => Op::AddBackgroundReader(self.pick()),
+                _ => Op::SetMaybeResumed(self.pick()),
             },
-            17 => Op::LoseSight(self.pick()),
-            18..20 => Op::Finish(self.pick(), self.maybe(Self::remembering)),
-            20 => Op::TakeAccepted {
+            17 => Op::RemoveBackgroundReader(self.pick()),
+            18..20 => Op::Finish(self.pick(), self.maybe(Self::retaining)),
+            20 => Op::BeginClose {
                 scope: self.index(SCOPES),
-                end: self.maybe(Self::remembering),
+                end: self.maybe(Self::retaining),
             },
             21 => Op::Pass(self.pass()),
             _ => Op::Expire {

@@ -5,22 +5,25 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    super::{Detached, End, Expired, UNSEEN_FOR, Wait, times::MAX_BARREN},
-    Answering, unseen,
+    super::{
+        DetachOutcome, DetachedState, Expired, RetainedOutcome, UNOBSERVED_TTL,
+        call_timers::MAX_EMPTY_RESUMES,
+    },
+    Answering, unobserved,
 };
 use crate::call::{CallId, Detachment, RequestId};
 
 // The numbers of the rules, on purpose not those of the core.
-const MAX_HOLD: Duration = Duration::from_secs(5);
+const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(1);
 const A_LITTLE_LATE: Duration = Duration::from_millis(2);
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-const LOOK_AGAIN_LATE: Duration = Duration::from_millis(20);
-const MAX_LOOKS: usize = 10;
-const MIN_PUT_OFF: Duration = Duration::from_secs(5);
+const RECHECK_DELAY: Duration = Duration::from_millis(100);
+const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
+const MAX_RECHECKS: usize = 10;
+const MIN_POSTPONE: Duration = Duration::from_secs(5);
 const MAX_EVENT_IDS: usize = 1_024;
 
-/// An answer is told by its number.
+/// An answer is identified by its number.
 pub(super) type Answer = u32;
 
 /// What an event id stands for.
@@ -33,19 +36,19 @@ pub(super) enum Stream {
     Event(u64, u32),
 }
 
-/// What an event id names.
+/// What an event id matches.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum Match {
     Nothing,
     Call(CallId),
-    OneOf(Vec<CallId>),
-    Ended(End<Answer>),
+    Ambiguous(Vec<CallId>),
+    Ended(RetainedOutcome<Answer>),
 }
 
-/// A call that ends and is to be remembered.
+/// The completion of a call that is to be retained.
 #[derive(Debug, Clone)]
-pub(super) struct Remember {
-    pub(super) end: End<Answer>,
+pub(super) struct Completed {
+    pub(super) end: RetainedOutcome<Answer>,
     pub(super) units: usize,
     pub(super) at: Instant,
     pub(super) until: Instant,
@@ -53,15 +56,15 @@ pub(super) struct Remember {
 
 #[derive(Debug)]
 pub(super) struct Model {
-    /// How much may be remembered, in units of an answer's size.
+    /// How much may be retained, in units of an answer's size.
     room: usize,
     /// Oldest first.
     calls: Vec<Call>,
-    /// In the order of their ends.
+    /// In order of completion.
     kept: Vec<Kept>,
-    /// Whose records had to go though their clients may come for them, and was not asked yet.
-    dropped: Vec<CallId>,
-    /// Streams that two calls go by, which MCP forbids. Either may be found, or both, or none.
+    /// Calls that were evicted although their clients may resume, and are not reported yet.
+    evicted: Vec<CallId>,
+    /// Streams that two calls have, which MCP forbids. Either may be found, or both, or none.
     contested: Vec<(usize, Stream)>,
 }
 
@@ -73,44 +76,44 @@ pub(super) struct Call {
     accepted: bool,
     /// How many resumes were accepted.
     resumes: usize,
-    /// The streams that live: the POST's is 0, that of each resume the next.
+    /// The open streams: the POST's is 0, that of each resume the next.
     streams: Vec<usize>,
-    wait: Option<Wait>,
-    /// How long its client may stay away.
-    patience: Duration,
-    /// It is to run on when its client goes.
-    spared: bool,
+    state: Option<DetachedState>,
+    /// How long its client may wait before it resumes.
+    resume_window: Duration,
+    /// It keeps running when it is detached.
+    is_maybe_resumed: bool,
     detachment: Option<Detachment>,
-    put_off: bool,
-    /// When it was, or is, looked at again because somebody noticed late that its time was over.
-    looks: Vec<Instant>,
-    /// When a hold was let go last, at most until when it could have lasted.
-    released: Option<Instant>,
-    holds: usize,
-    readers: usize,
-    /// When it is forgotten, if it waits for its end and nobody reads.
-    unwatched: Option<Instant>,
-    /// Somebody was told to end it.
-    given_out: bool,
-    /// How often somebody was.
-    dues: usize,
-    /// It was said that it may be ended.
-    confirmed: bool,
-    barren: u32,
+    was_postponed: bool,
+    /// When it was, or is, checked again because its grace was found expired late.
+    rechecks: Vec<Instant>,
+    /// When the last pending resume ended, at most its own deadline.
+    resumes_ended_at: Option<Instant>,
+    pending_resumes: usize,
+    background_readers: usize,
+    /// When it is removed, if no background reader will observe its end.
+    unobserved_until: Option<Instant>,
+    /// Its grace has expired, and it is to be cancelled.
+    is_expired: bool,
+    /// How often its grace has expired.
+    expiry_count: usize,
+    /// The cancel was confirmed.
+    is_confirmed: bool,
+    empty_resumes: u32,
     last_deadline: Option<Instant>,
     /// When it is cancelled at the latest.
     pub(super) may_last_to: Option<Instant>,
-    names: Vec<Stream>,
+    event_ids: Vec<Stream>,
 }
 
 #[derive(Debug)]
 struct Kept {
     id: CallId,
     scope: usize,
-    names: Vec<Stream>,
-    remember: Remember,
-    /// Nobody was there to take the answer.
-    owed: bool,
+    event_ids: Vec<Stream>,
+    completed: Completed,
+    /// The answer was not delivered.
+    undelivered: bool,
 }
 
 // === impl Model ===
@@ -121,7 +124,7 @@ impl Model {
             room,
             calls: Vec::new(),
             kept: Vec::new(),
-            dropped: Vec::new(),
+            evicted: Vec::new(),
             contested: Vec::new(),
         }
     }
@@ -156,28 +159,28 @@ impl Model {
             accepted: false,
             resumes: 0,
             streams: vec![0],
-            wait: None,
-            patience: Duration::ZERO,
-            spared: false,
+            state: None,
+            resume_window: Duration::ZERO,
+            is_maybe_resumed: false,
             detachment: None,
-            put_off: false,
-            looks: Vec::new(),
-            released: None,
-            holds: 0,
-            readers: 0,
-            unwatched: None,
-            given_out: false,
-            dues: 0,
-            confirmed: false,
-            barren: 0,
+            was_postponed: false,
+            rechecks: Vec::new(),
+            resumes_ended_at: None,
+            pending_resumes: 0,
+            background_readers: 0,
+            unobserved_until: None,
+            is_expired: false,
+            expiry_count: 0,
+            is_confirmed: false,
+            empty_resumes: 0,
             last_deadline: None,
             may_last_to,
-            names: Vec::new(),
+            event_ids: Vec::new(),
         });
     }
 
-    /// Rules 1 and 9. Returns who leaves.
-    pub(super) fn claim(&mut self, id: CallId) -> Option<CallId> {
+    /// Rules 1 and 9. Returns the call that is untracked.
+    pub(super) fn accept(&mut self, id: CallId) -> Option<CallId> {
         let call = self.get_mut(id)?;
         let (scope, request) = (call.scope, call.request.clone());
         call.accepted = true;
@@ -190,8 +193,8 @@ impl Model {
         Some(older)
     }
 
-    /// The same call under another name, without those of its streams.
-    pub(super) fn rename(
+    /// The same call under another key, without its event ids.
+    pub(super) fn rekey(
         &mut self,
         id: CallId,
         (scope, request): (usize, RequestId),
@@ -199,13 +202,13 @@ impl Model {
         let call = self.get_mut(id)?;
         (call.scope, call.request) = (scope, request);
         call.accepted = false;
-        call.names.clear();
-        self.claim(id)
+        call.event_ids.clear();
+        self.accept(id)
     }
 
     /// Rule 8.
-    pub(super) fn name(&mut self, id: CallId, stream: Stream) {
-        let call = self.get(id).filter(|call| !call.goes_by(stream));
+    pub(super) fn record_event_id(&mut self, id: CallId, stream: Stream) {
+        let call = self.get(id).filter(|call| !call.has_event_id(stream));
         let Some(scope) = call.map(|call| call.scope) else {
             return;
         };
@@ -213,7 +216,7 @@ impl Model {
             self.contested.push((scope, stream));
         }
         if let Some(call) = self.get_mut(id) {
-            call.names.push(stream);
+            call.event_ids.push(stream);
         }
     }
 
@@ -222,45 +225,50 @@ impl Model {
         &mut self,
         id: CallId,
         stream: usize,
-        wait: Wait,
-        barren: bool,
+        state: DetachedState,
+        is_empty_resume: bool,
         detachment: Detachment,
-    ) -> Detached {
+    ) -> DetachOutcome {
         let Some(call) = self.get_mut(id) else {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         };
         let before = call.streams.len();
         call.streams.retain(|other| *other != stream);
         if call.streams.len() == before || !call.streams.is_empty() {
-            return Detached::Stale;
+            return DetachOutcome::Ignored;
         }
-        call.barren = if barren { call.barren + 1 } else { 0 };
-        call.put_off = false;
-        call.looks.clear();
-        call.released = None;
-        call.unwatched = None;
-        call.wait = Some(wait);
-        call.patience = match wait {
-            Wait::Until { deadline, .. } => deadline - detachment.since(),
-            Wait::ForItsEnd { patience } | Wait::Unseen { patience, .. } => patience,
+        call.empty_resumes = if is_empty_resume {
+            call.empty_resumes + 1
+        } else {
+            0
+        };
+        call.was_postponed = false;
+        call.rechecks.clear();
+        call.resumes_ended_at = None;
+        call.unobserved_until = None;
+        call.state = Some(state);
+        call.resume_window = match state {
+            DetachedState::GraceUntil { deadline, .. } => deadline - detachment.since(),
+            DetachedState::UntilComplete { resume_window }
+            | DetachedState::ForgetAt { resume_window, .. } => resume_window,
         };
         call.detachment = Some(detachment);
-        if let Wait::Until { deadline, retry } = wait {
-            let renewed = call.barren <= MAX_BARREN;
+        if let DetachedState::GraceUntil { deadline, retry } = state {
+            let renewed = call.empty_resumes <= MAX_EMPTY_RESUMES;
             let deadline = match call.last_deadline {
                 Some(last) if !renewed => last.min(deadline),
                 _ => deadline,
             };
-            call.wait = Some(Wait::Until { deadline, retry });
+            call.state = Some(DetachedState::GraceUntil { deadline, retry });
             call.last_deadline = Some(deadline);
         }
-        call.confirmed = false;
-        call.given_out = call.due().is_some_and(|at| at <= detachment.since());
-        call.dues += usize::from(call.given_out);
-        if call.given_out {
-            Detached::Due
+        call.is_confirmed = false;
+        call.is_expired = call.due().is_some_and(|at| at <= detachment.since());
+        call.expiry_count += usize::from(call.is_expired);
+        if call.is_expired {
+            DetachOutcome::CancelNow
         } else {
-            Detached::Waiting
+            DetachOutcome::Waiting
         }
     }
 
@@ -271,86 +279,89 @@ impl Model {
         };
         call.resumes += 1;
         call.streams.push(call.resumes);
-        call.spared = false;
-        call.wait = None;
+        call.is_maybe_resumed = false;
+        call.state = None;
         call.detachment = None;
-        call.given_out = false;
+        call.is_expired = false;
         true
     }
 
-    /// Rule 5, and rule 7: who comes late for a deadline that nobody else noticed shows that the
-    /// runtime was starved.
-    pub(super) fn hold(&mut self, id: CallId, now: Instant) -> bool {
+    /// Rule 5, and rule 7: a resume that finds a grace expired late shows that the
+    /// runtime was stalled.
+    pub(super) fn begin_resume(&mut self, id: CallId, now: Instant) -> bool {
         let Some(call) = self.get_mut(id) else {
             return false;
         };
-        if call.holds == 0 {
-            call.waits_on(now);
+        if call.pending_resumes == 0 {
+            call.postpone_if_late(now);
         }
-        call.holds += 1;
-        call.given_out = false;
-        call.confirmed = false;
+        call.pending_resumes += 1;
+        call.is_expired = false;
+        call.is_confirmed = false;
         true
     }
 
-    pub(super) fn release(&mut self, id: CallId, now: Instant) {
-        let Some(call) = self.get_mut(id).filter(|call| call.holds > 0) else {
+    pub(super) fn end_resume(&mut self, id: CallId, now: Instant) {
+        let Some(call) = self.get_mut(id).filter(|call| call.pending_resumes > 0) else {
             return;
         };
-        call.holds -= 1;
-        if call.holds > 0 {
+        call.pending_resumes -= 1;
+        if call.pending_resumes > 0 {
             return;
         }
-        call.given_out = false;
-        call.confirmed = false;
-        if let Some(Wait::Until { deadline, .. }) = call.wait {
-            call.released = Some(now.min(deadline + MAX_HOLD));
+        call.is_expired = false;
+        call.is_confirmed = false;
+        if let Some(DetachedState::GraceUntil { deadline, .. }) = call.state {
+            call.resumes_ended_at = Some(now.min(deadline + MAX_RESUME_WAIT));
         }
     }
 
-    pub(super) fn spare(&mut self, id: CallId, now: Instant) {
+    pub(super) fn set_maybe_resumed(&mut self, id: CallId, now: Instant) {
         let Some(call) = self.get_mut(id) else {
             return;
         };
-        call.spared = true;
-        if call.wait.is_some() {
-            call.wait = Some(unseen(now));
-            call.given_out = false;
+        call.is_maybe_resumed = true;
+        if call.state.is_some() {
+            call.state = Some(unobserved(now));
+            call.is_expired = false;
         }
     }
 
-    pub(super) fn is_spared(&self, id: CallId) -> bool {
-        self.get(id).is_some_and(|call| call.spared)
+    pub(super) fn is_maybe_resumed(&self, id: CallId) -> bool {
+        self.get(id).is_some_and(|call| call.is_maybe_resumed)
     }
 
-    pub(super) fn read_on(&mut self, id: CallId) {
+    pub(super) fn add_background_reader(&mut self, id: CallId) {
         if let Some(call) = self.get_mut(id) {
-            call.readers += 1;
-            call.unwatched = None;
+            call.background_readers += 1;
+            call.unobserved_until = None;
         }
     }
 
-    pub(super) fn lose_sight(&mut self, id: CallId, now: Instant) {
+    pub(super) fn remove_background_reader(&mut self, id: CallId, now: Instant) {
         if let Some(call) = self.get_mut(id) {
-            call.readers = call.readers.saturating_sub(1);
-            if call.readers == 0 && call.wait.is_some() && call.unwatched.is_none() {
-                call.unwatched = Some(now + UNSEEN_FOR);
+            call.background_readers = call.background_readers.saturating_sub(1);
+            if call.background_readers == 0
+                && call.state.is_some()
+                && call.unobserved_until.is_none()
+            {
+                call.unobserved_until = Some(now + UNOBSERVED_TTL);
             }
         }
     }
 
     /// Rule 6: whether a cancel that was decided before still holds.
     pub(super) fn is_due(&self, id: CallId) -> bool {
-        self.get(id).is_some_and(|call| call.given_out)
+        self.get(id).is_some_and(|call| call.is_expired)
     }
 
-    /// Which time it is that somebody was told to end it, if that holds.
+    /// The expiry at which it was to be cancelled, if that still holds.
     pub(super) fn due(&self, id: CallId) -> Option<usize> {
-        let call = self.get(id).filter(|call| call.given_out)?;
-        Some(call.dues)
+        let call = self.get(id).filter(|call| call.is_expired)?;
+        Some(call.expiry_count)
     }
 
-    /// Rule 6: an answer counts only while the time stands that was asked about.
+    /// Rule 6: an answer counts only for the expiry of its request.
     pub(super) fn answer(
         &mut self,
         id: CallId,
@@ -364,19 +375,19 @@ impl Model {
         let Some(call) = self.get_mut(id) else {
             return false;
         };
-        call.given_out = false;
+        call.is_expired = false;
         match answer {
             Answering::Cancel => {
-                call.confirmed = true;
-                call.looks.push(now + LOOK_AGAIN);
+                call.is_confirmed = true;
+                call.rechecks.push(now + RECHECK_DELAY);
             }
-            Answering::PutOff { wait_ms } => {
+            Answering::Postpone { wait_ms } => {
                 let until = now + Duration::from_millis(wait_ms);
-                call.confirmed = false;
-                call.put_off = false;
-                call.looks.clear();
+                call.is_confirmed = false;
+                call.was_postponed = false;
+                call.rechecks.clear();
                 call.last_deadline = Some(until);
-                if let Some(Wait::Until { deadline, .. }) = &mut call.wait {
+                if let Some(DetachedState::GraceUntil { deadline, .. }) = &mut call.state {
                     *deadline = until;
                 }
             }
@@ -384,74 +395,82 @@ impl Model {
         true
     }
 
-    /// Rules 3 and 14: whether nobody has it, is about to, or may have it unseen.
-    pub(super) fn is_alone(&self, id: CallId) -> bool {
-        self.get(id)
-            .is_some_and(|call| call.wait.is_some() && call.holds == 0 && !call.spared)
+    /// Rules 3 and 14: whether no client has it, is about to resume it, or may have resumed it unobserved.
+    pub(super) fn may_cancel(&self, id: CallId) -> bool {
+        self.get(id).is_some_and(|call| {
+            call.state.is_some() && call.pending_resumes == 0 && !call.is_maybe_resumed
+        })
     }
 
     /// Rules 2 and 11. Returns whether a cancel may be injected.
-    pub(super) fn finish(&mut self, id: CallId, remember: Option<Remember>) -> Option<bool> {
+    pub(super) fn finish(&mut self, id: CallId, completed: Option<Completed>) -> Option<bool> {
         let call = self.remove(id)?;
         let is_for_it = |other: &Call| other.is(call.scope, &call.request);
-        let injectable = call.accepted || !self.calls.iter().any(is_for_it);
-        if let Some(mut remember) = remember.filter(|_| !call.names.is_empty()) {
-            if call.wait.is_some() {
-                remember.until = remember.until.max(remember.at + call.patience);
+        let may_cancel_server = call.accepted || !self.calls.iter().any(is_for_it);
+        if let Some(mut completed) = completed.filter(|_| !call.event_ids.is_empty()) {
+            if call.state.is_some() {
+                completed.until = completed.until.max(completed.at + call.resume_window);
             }
-            if let Some(Wait::Until { deadline, .. }) = call.wait {
-                remember.until = remember.until.max(deadline);
+            if let Some(DetachedState::GraceUntil { deadline, .. }) = call.state {
+                completed.until = completed.until.max(deadline);
             }
-            let names = call.known_names();
-            let answered = matches!(remember.end, End::Answered(_));
+            let event_ids = call.known_event_ids();
+            let answered = matches!(completed.end, RetainedOutcome::Answered(_));
             self.keep(Kept {
                 id,
                 scope: call.scope,
-                names,
-                remember,
-                owed: !answered || call.wait.is_some(),
+                event_ids,
+                completed,
+                undelivered: !answered || call.state.is_some(),
             });
         }
-        Some(injectable)
+        Some(may_cancel_server)
     }
 
-    /// Rule 11: what cannot fit whatever goes is not kept. Else answers that were taken go, oldest first, and then the
-    /// oldest of the others. Nothing that is owed goes for an answer that was taken.
+    /// Rule 11: what cannot fit whatever is evicted is not kept. Otherwise delivered answers are evicted, oldest first, and then the
+    /// oldest of the others. No undelivered answer is evicted for a delivered one.
     fn keep(&mut self, new: Kept) {
-        let stays = if new.owed { 0 } else { self.units(true) };
-        if new.remember.units + stays > self.room {
-            if new.owed {
-                self.dropped.push(new.id);
+        let is_kept = if new.undelivered { 0 } else { self.units(true) };
+        if new.completed.units + is_kept > self.room {
+            if new.undelivered {
+                self.evicted.push(new.id);
             }
             return;
         }
         self.kept.push(new);
         while self.units(false) + self.units(true) > self.room {
-            let oldest = |owed: bool| self.kept.iter().position(|kept| kept.owed == owed);
-            let goes = oldest(false).or_else(|| oldest(true)).unwrap();
-            let gone = self.kept.remove(goes);
-            if gone.owed {
-                self.dropped.push(gone.id);
+            let oldest = |undelivered: bool| {
+                self.kept
+                    .iter()
+                    .position(|kept| kept.undelivered == undelivered)
+            };
+            let index = oldest(false).or_else(|| oldest(true)).unwrap();
+            let evicted = self.kept.remove(index);
+            if evicted.undelivered {
+                self.evicted.push(evicted.id);
             }
         }
     }
 
-    fn units(&self, owed: bool) -> usize {
-        let counted = self.kept.iter().filter(|kept| kept.owed == owed);
-        counted.map(|kept| kept.remember.units).sum()
+    fn units(&self, undelivered: bool) -> usize {
+        let counted = self
+            .kept
+            .iter()
+            .filter(|kept| kept.undelivered == undelivered);
+        counted.map(|kept| kept.completed.units).sum()
     }
 
-    pub(super) fn take_dropped(&mut self) -> Vec<CallId> {
-        std::mem::take(&mut self.dropped)
+    pub(super) fn take_evicted(&mut self) -> Vec<CallId> {
+        std::mem::take(&mut self.evicted)
     }
 
-    /// Rule 12: the accepted calls, whose names are forgotten with what is remembered.
-    pub(super) fn take_accepted(&mut self, scope: usize) -> Vec<CallId> {
+    /// Rule 12: the accepted calls, whose event ids are removed together with the retained calls.
+    pub(super) fn begin_close(&mut self, scope: usize) -> Vec<CallId> {
         self.kept.retain(|kept| kept.scope != scope);
         let its = self.calls.iter_mut().filter(|call| call.scope == scope);
         let accepted = its.filter(|call| call.accepted);
         let taken = accepted.map(|call| {
-            call.names.clear();
+            call.event_ids.clear();
             call.id
         });
         taken.collect()
@@ -459,49 +478,55 @@ impl Model {
 
     /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
-        for owed in [false, true] {
-            // One that stays longer keeps those behind it.
-            let mut stays = false;
+        for undelivered in [false, true] {
+            // One with a later deadline keeps those behind it.
+            let mut is_kept = false;
             self.kept.retain(|kept| {
-                stays |= kept.owed == owed && kept.remember.until > now;
-                kept.owed != owed || stays
+                is_kept |= kept.undelivered == undelivered && kept.completed.until > now;
+                kept.undelivered != undelivered || is_kept
             });
         }
-        let mut over = Vec::new();
+        let mut expired_calls = Vec::new();
         self.calls.retain_mut(|call| {
             if call.may_last_to.is_some_and(|at| at <= now) {
-                over.push((call.id, Expired::Deadline));
+                expired_calls.push((call.id, Expired::Deadline));
                 return true;
             }
             if !call.is_due(now) {
                 return true;
             }
-            if let Some(Wait::Unseen { .. } | Wait::ForItsEnd { .. }) = call.wait {
+            if let Some(DetachedState::ForgetAt { .. } | DetachedState::UntilComplete { .. }) =
+                call.state
+            {
                 return false;
             }
-            if !call.waits_on(now) {
-                call.given_out = true;
-                call.dues += 1;
-                over.push(if call.confirmed {
-                    (call.id, Expired::Confirmed)
+            if !call.postpone_if_late(now) {
+                call.is_expired = true;
+                call.expiry_count += 1;
+                expired_calls.push(if call.is_confirmed {
+                    (call.id, Expired::GraceConfirmed)
                 } else {
                     (call.id, Expired::Grace)
                 });
             }
             true
         });
-        over
+        expired_calls
     }
 
     /// The first time at which something is to be done.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let calls = self.calls.iter().filter_map(Call::scheduled);
-        let oldest = |owed: bool| self.kept.iter().find(|kept| kept.owed == owed);
+        let oldest = |undelivered: bool| {
+            self.kept
+                .iter()
+                .find(|kept| kept.undelivered == undelivered)
+        };
         let kept = [oldest(false), oldest(true)].into_iter().flatten();
-        calls.chain(kept.map(|kept| kept.remember.until)).min()
+        calls.chain(kept.map(|kept| kept.completed.until)).min()
     }
 
-    /// How many things are to be done at some time.
+    /// Number of deadlines.
     pub(super) fn appointments(&self) -> usize {
         let calls = self.calls.iter().filter_map(Call::scheduled);
         calls.count() + self.kept.len()
@@ -519,52 +544,52 @@ impl Model {
 
     pub(super) fn detached(&self, scope: usize) -> Vec<CallId> {
         let its = self.calls.iter().filter(|call| call.scope == scope);
-        let detached = its.filter(|call| call.wait.is_some());
+        let detached = its.filter(|call| call.state.is_some());
         detached.map(|call| call.id).collect()
     }
 
-    /// What an event id may name.
-    pub(super) fn named(&self, scope: usize, stream: Stream) -> Vec<Named> {
+    /// What an event id may match.
+    pub(super) fn match_event(&self, scope: usize, stream: Stream) -> Vec<Match> {
         let mut allowed = self.holders(scope, stream);
         if !allowed.is_empty() && !self.contested.contains(&(scope, stream)) {
             assert_eq!(allowed.len(), 1, "the model lost track of who is contested");
             return allowed;
         }
         let its = || self.calls.iter().filter(|call| call.scope == scope);
-        let in_flight = its().filter(|call| call.goes_by(stream));
+        let in_flight = its().filter(|call| call.has_event_id(stream));
         let mut in_flight: Vec<_> = in_flight.map(|call| call.id).collect();
         in_flight.sort_unstable();
-        allowed.push(Named::OneOf(in_flight));
-        let overflowed = its().filter(|call| call.names.len() > 2 * MAX_EVENT_IDS);
+        allowed.push(Match::Ambiguous(in_flight));
+        let overflowed = its().filter(|call| call.event_ids.len() > 2 * MAX_EVENT_IDS);
         let mut overflowed: Vec<_> = overflowed.map(|call| call.id).collect();
         overflowed.sort_unstable();
         allowed.push(if overflowed.is_empty() {
-            Named::Nothing
+            Match::Nothing
         } else {
-            Named::OneOf(overflowed)
+            Match::Ambiguous(overflowed)
         });
         allowed
     }
 
-    fn holders(&self, scope: usize, stream: Stream) -> Vec<Named> {
+    fn holders(&self, scope: usize, stream: Stream) -> Vec<Match> {
         let calls = self.calls.iter().filter(|call| call.scope == scope);
-        let calls = calls.filter(|call| call.goes_by(stream));
+        let calls = calls.filter(|call| call.has_event_id(stream));
         let kept = self.kept.iter().filter(|kept| kept.scope == scope);
-        let kept = kept.filter(|kept| kept.names.contains(&stream));
+        let kept = kept.filter(|kept| kept.event_ids.contains(&stream));
         calls
-            .map(|call| Named::Call(call.id))
-            .chain(kept.map(|kept| Named::Ended(kept.remember.end.clone())))
+            .map(|call| Match::Call(call.id))
+            .chain(kept.map(|kept| Match::Ended(kept.completed.end.clone())))
             .collect()
     }
 
-    /// Nobody contests what nobody has.
+    /// A stream that no call has is not contested.
     pub(super) fn settle_contests(&mut self) {
         let mut contested = std::mem::take(&mut self.contested);
         contested.retain(|(scope, stream)| !self.holders(*scope, *stream).is_empty());
         self.contested = contested;
     }
 
-    pub(super) fn remembered(&self) -> impl Iterator<Item = CallId> {
+    pub(super) fn retained_calls(&self) -> impl Iterator<Item = CallId> {
         self.kept.iter().map(|kept| kept.id)
     }
 }
@@ -577,83 +602,86 @@ impl Call {
     }
 
     pub(super) fn is_attached(&self) -> bool {
-        self.wait.is_none()
+        self.state.is_none()
     }
 
     /// Whether a resume keeps it from being cancelled.
-    pub(super) fn is_held_at(&self, now: Instant) -> bool {
-        let held = self.holds > 0;
-        match self.wait {
-            Some(Wait::Until { deadline, .. }) => held && now < deadline + MAX_HOLD,
+    pub(super) fn has_pending_resume_at(&self, now: Instant) -> bool {
+        let held = self.pending_resumes > 0;
+        match self.state {
+            Some(DetachedState::GraceUntil { deadline, .. }) => {
+                held && now < deadline + MAX_RESUME_WAIT
+            }
             _ => held,
         }
     }
 
     fn due(&self) -> Option<Instant> {
-        match self.wait? {
-            Wait::Until { deadline, .. } => {
-                let held_to = (self.holds > 0).then_some(deadline + MAX_HOLD);
-                let others = held_to.or(self.released).into_iter();
-                let look = self.looks.last().copied();
-                others.chain(look).chain([deadline]).max()
+        match self.state? {
+            DetachedState::GraceUntil { deadline, .. } => {
+                let resume_deadline =
+                    (self.pending_resumes > 0).then_some(deadline + MAX_RESUME_WAIT);
+                let others = resume_deadline.or(self.resumes_ended_at).into_iter();
+                let recheck = self.rechecks.last().copied();
+                others.chain(recheck).chain([deadline]).max()
             }
-            Wait::Unseen { until, .. } => Some(until).max(self.may_last_to),
-            Wait::ForItsEnd { .. } => self
-                .unwatched
+            DetachedState::ForgetAt { until, .. } => Some(until).max(self.may_last_to),
+            DetachedState::UntilComplete { .. } => self
+                .unobserved_until
                 .map(|at| at.max(self.may_last_to.unwrap_or(at))),
         }
     }
 
     fn scheduled(&self) -> Option<Instant> {
-        let due = self.due().filter(|_| !self.given_out);
+        let due = self.due().filter(|_| !self.is_expired);
         due.into_iter().chain(self.may_last_to).min()
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        self.due().is_some_and(|at| at <= now && !self.given_out)
+        self.due().is_some_and(|at| at <= now && !self.is_expired)
     }
 
-    /// Rule 7. Whether it waits on, because it was noticed late that its time was over.
-    fn waits_on(&mut self, now: Instant) -> bool {
+    /// Rule 7. Whether it is postponed, because its grace was found expired late.
+    fn postpone_if_late(&mut self, now: Instant) -> bool {
         let Some(due) = self.due() else {
             return false;
         };
-        let Some(Wait::Until { deadline, retry }) = &mut self.wait else {
+        let Some(DetachedState::GraceUntil { deadline, retry }) = &mut self.state else {
             return false;
         };
-        if now > due + LATE && !self.put_off {
-            self.put_off = true;
-            self.confirmed = false;
-            *deadline = now + (2 * *retry).max(MIN_PUT_OFF);
+        if now > due + LATE && !self.was_postponed {
+            self.was_postponed = true;
+            self.is_confirmed = false;
+            *deadline = now + (2 * *retry).max(MIN_POSTPONE);
             self.last_deadline = Some(*deadline);
             return true;
         }
-        let is_look = self.looks.contains(&due);
-        let on_time = now <= due + A_LITTLE_LATE || is_look && now <= due + LOOK_AGAIN_LATE;
-        if on_time || self.looks.len() == MAX_LOOKS {
+        let is_look = self.rechecks.contains(&due);
+        let on_time = now <= due + A_LITTLE_LATE || is_look && now <= due + RECHECK_TOLERANCE;
+        if on_time || self.rechecks.len() == MAX_RECHECKS {
             return false;
         }
-        self.looks.push(now + LOOK_AGAIN);
-        self.last_deadline = Some(now + LOOK_AGAIN);
+        self.rechecks.push(now + RECHECK_DELAY);
+        self.last_deadline = Some(now + RECHECK_DELAY);
         true
     }
 
-    fn goes_by(&self, stream: Stream) -> bool {
-        let known = |at: usize| at < MAX_EVENT_IDS || at + MAX_EVENT_IDS >= self.names.len();
-        let mut names = self.names.iter().enumerate();
-        names.any(|(at, name)| *name == stream && known(at))
+    fn has_event_id(&self, stream: Stream) -> bool {
+        let known = |at: usize| at < MAX_EVENT_IDS || at + MAX_EVENT_IDS >= self.event_ids.len();
+        let mut event_ids = self.event_ids.iter().enumerate();
+        event_ids.any(|(at, name)| *name == stream && known(at))
     }
 
-    fn known_names(&self) -> Vec<Stream> {
-        let names = self.names.iter().copied();
-        if self.names.len() > 2 * MAX_EVENT_IDS {
-            let latest = &self.names[self.names.len() - MAX_EVENT_IDS..];
-            names
+    fn known_event_ids(&self) -> Vec<Stream> {
+        let event_ids = self.event_ids.iter().copied();
+        if self.event_ids.len() > 2 * MAX_EVENT_IDS {
+            let latest = &self.event_ids[self.event_ids.len() - MAX_EVENT_IDS..];
+            event_ids
                 .take(MAX_EVENT_IDS)
                 .chain(latest.iter().copied())
                 .collect()
         } else {
-            names.collect()
+            event_ids.collect()
         }
     }
 }

@@ -36,7 +36,7 @@ fn name() -> impl Strategy<Value = Name> {
 fn events() -> impl Strategy<Value = Op> {
     let events = (0..3_u64, 0..6_u32, 1..4_u32);
     (pick(), events).prop_map(|(call, (stream, first, count))| {
-        Op::Name(call, Name::Events(stream, first, count))
+        Op::RecordEventId(call, Name::Events(stream, first, count))
     })
 }
 
@@ -46,16 +46,16 @@ fn op_or_events() -> impl Strategy<Value = Op> {
 
 fn waiting() -> impl Strategy<Value = Waiting> {
     prop_oneof![
-        1 => (0..5_000_u64).prop_map(|retry_ms| Waiting::Until { after_ms: 0, retry_ms }),
+        1 => (0..5_000_u64).prop_map(|retry_ms| Waiting::GraceUntil { after_ms: 0, retry_ms }),
         6 => (1..30_000_u64, 0..10_000_u64)
-            .prop_map(|(after_ms, retry_ms)| Waiting::Until { after_ms, retry_ms }),
-        1 => Just(Waiting::ForItsEnd),
-        1 => (1..3_600_000_u64).prop_map(|after_ms| Waiting::Unseen { after_ms }),
+            .prop_map(|(after_ms, retry_ms)| Waiting::GraceUntil { after_ms, retry_ms }),
+        1 => Just(Waiting::UntilComplete),
+        1 => (1..3_600_000_u64).prop_map(|after_ms| Waiting::ForgetAt { after_ms }),
     ]
 }
 
-fn remembering() -> impl Strategy<Value = Remembering> {
-    (any::<bool>(), 0..4_usize, 1..120_u64).prop_map(|(answered, units, for_s)| Remembering {
+fn retaining() -> impl Strategy<Value = Retaining> {
+    (any::<bool>(), 0..4_usize, 1..120_u64).prop_map(|(answered, units, for_s)| Retaining {
         answered,
         units,
         for_s,
@@ -65,7 +65,7 @@ fn remembering() -> impl Strategy<Value = Remembering> {
 fn answering() -> impl Strategy<Value = Answering> {
     prop_oneof![
         Just(Answering::Cancel),
-        (1..30_000_u64).prop_map(|wait_ms| Answering::PutOff { wait_ms }),
+        (1..30_000_u64).prop_map(|wait_ms| Answering::Postpone { wait_ms }),
     ]
 }
 
@@ -95,38 +95,38 @@ fn start() -> impl Strategy<Value = Op> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => start(),
-        3 => pick().prop_map(Op::Claim),
-        2 => (pick(), (SCOPES, REQUESTS)).prop_map(|(call, name)| Op::Rename(call, name)),
-        12 => (pick(), name()).prop_map(|(call, name)| Op::Name(call, name)),
+        3 => pick().prop_map(Op::Accept),
+        2 => (pick(), (SCOPES, REQUESTS)).prop_map(|(call, name)| Op::Rekey(call, name)),
+        12 => (pick(), name()).prop_map(|(call, name)| Op::RecordEventId(call, name)),
         16 => (pick(), generations(), waiting(), prop::bool::weighted(0.1), prop::bool::weighted(0.7))
-            .prop_map(|(call, generation, wait, barren, end)| Op::Detach {
+            .prop_map(|(call, generation, wait, is_empty_resume, end)| Op::Detach {
                 call,
                 generation,
                 wait,
-                barren,
+                is_empty_resume,
                 end,
             }),
         6 => pick().prop_map(Op::Attach),
         2 => (pick(), 1..26_u32, 1..4_000_u64, option::of((0..26_u32, 0..4_000_u64)))
-            .prop_map(|(call, times, every_ms, starved)| Op::Poll {
+            .prop_map(|(call, times, every_ms, stalled)| Op::Poll {
                 call,
                 times,
                 every_ms,
-                starved,
+                stalled,
             }),
-        7 => pick().prop_map(Op::Hold),
-        6 => pick().prop_map(Op::Release),
-        2 => pick().prop_map(Op::Spare),
-        2 => pick().prop_map(Op::ReadOn),
-        3 => pick().prop_map(Op::LoseSight),
-        3 => (pick(), remembering()).prop_map(|(call, how)| Op::FinishDue(call, how)),
+        7 => pick().prop_map(Op::BeginResume),
+        6 => pick().prop_map(Op::EndResume),
+        2 => pick().prop_map(Op::SetMaybeResumed),
+        2 => pick().prop_map(Op::AddBackgroundReader),
+        3 => pick().prop_map(Op::RemoveBackgroundReader),
+        3 => (pick(), retaining()).prop_map(|(call, how)| Op::FinishDue(call, how)),
         4 => pick().prop_map(Op::Ask),
         4 => (0..64_usize, answering()).prop_map(|(asked, answer)| Op::Answer(asked, answer)),
-        2 => (pick(), remembering()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
-        8 => (pick(), option::weighted(0.7, remembering()))
-            .prop_map(|(call, remember)| Op::Finish(call, remember)),
-        2 => (SCOPES, option::weighted(0.7, remembering()))
-            .prop_map(|(scope, end)| Op::TakeAccepted { scope, end }),
+        2 => (pick(), retaining()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
+        8 => (pick(), option::weighted(0.7, retaining()))
+            .prop_map(|(call, completed)| Op::Finish(call, completed)),
+        2 => (SCOPES, option::weighted(0.7, retaining()))
+            .prop_map(|(scope, end)| Op::BeginClose { scope, end }),
         12 => pass().prop_map(Op::Pass),
         1 => (1..12_u32, 19..22_u64).prop_map(|(looks, and_ms)| Op::Late { looks, and_ms }),
         12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
@@ -134,19 +134,19 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn whole() -> impl Strategy<Value = Op> {
-    (any::<bool>(), remembering()).prop_map(|(away, remember)| Op::Whole { away, remember })
+    (any::<bool>(), retaining()).prop_map(|(away, completed)| Op::Whole { away, completed })
 }
 
 /// A call with about as many event ids as are known by name.
 fn flood() -> impl Strategy<Value = Op> {
     (pick(), 1_000..1_010_u32, 2_045..2_060_u32)
-        .prop_map(|(call, first, count)| Op::Name(call, Name::Many(first, count)))
+        .prop_map(|(call, first, count)| Op::RecordEventId(call, Name::Many(first, count)))
 }
 
 /// A few more.
 fn trickle() -> impl Strategy<Value = Op> {
     (pick(), 990..3_100_u32, 1..8_u32)
-        .prop_map(|(call, first, count)| Op::Name(call, Name::Many(first, count)))
+        .prop_map(|(call, first, count)| Op::RecordEventId(call, Name::Many(first, count)))
 }
 
 fn config(cases: u32) -> ProptestConfig {

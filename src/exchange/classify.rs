@@ -6,7 +6,7 @@ use http::{Method, Request};
 
 use super::{
     identity::{Revision, SessionHeader},
-    state::{Exchange, Instance, Phase, RequestKind, Resume},
+    state::{Exchange, LayerShared, Phase, RequestKind, Resume},
 };
 use crate::{
     call::Scope,
@@ -17,24 +17,24 @@ use crate::{
 
 impl Exchange {
     pub(crate) fn new<B>(
-        instance: Arc<Instance>,
+        shared: Arc<LayerShared>,
         request: &Request<B>,
-        fields: &McpHeaders<'_>,
+        headers: &McpHeaders<'_>,
     ) -> Self {
-        let session = SessionHeader::of(fields.session_id);
-        let revision = Revision::of(fields.protocol_version);
-        let kind = RequestKind::of(&instance, request, &session, fields.content_type);
-        let date = Revision::date(fields.protocol_version);
-        Self::of_parts(instance, session, revision, date, kind)
+        let session = SessionHeader::of(headers.session_id);
+        let revision = Revision::of(headers.protocol_version);
+        let kind = RequestKind::of(&shared, request, &session, headers.content_type);
+        let date = Revision::date(headers.protocol_version);
+        Self::of_parts(shared, session, revision, date, kind)
     }
 
     /// Makes the exchange of a request that the layer itself sends. It has ended already, so its token never fires.
-    pub(crate) fn of_replay(instance: Arc<Instance>) -> Self {
+    pub(crate) fn of_replay(shared: Arc<LayerShared>) -> Self {
         let session = SessionHeader::None;
         let revision = Revision::WithSessions;
-        let exchange = Self::of_parts(instance, session, revision, None, RequestKind::Replay);
+        let exchange = Self::of_parts(shared, session, revision, None, RequestKind::Replay);
         exchange.state().phase = Phase::Ended;
-        exchange.signal.forget();
+        exchange.signal.disarm();
         exchange
     }
 
@@ -47,7 +47,7 @@ impl Exchange {
 
 impl RequestKind {
     fn of<B>(
-        instance: &Instance,
+        shared: &LayerShared,
         request: &Request<B>,
         session: &SessionHeader,
         content_type: Header<'_>,
@@ -58,8 +58,8 @@ impl RequestKind {
             Method::POST => Self::Post,
             Method::GET => {
                 let resume = session
-                    .key(|id| instance.registry.manager_of(id).unwrap_or_else(scope))
-                    .and_then(|session| Resume::receive(instance, session, request.headers()));
+                    .key(|id| shared.registry.manager_of(id).unwrap_or_else(scope))
+                    .and_then(|session| Resume::begin(shared, session, request.headers()));
                 match resume {
                     Some(resume) => Self::Resume(Box::new(resume)),
                     None if !session.is_none() => Self::Listen {

@@ -11,8 +11,8 @@ use tokio::runtime::Builder;
 
 use super::{
     super::{
-        progress::{BodyPlan, Head},
-        state::{Instance, Registry},
+        response::{BodyPlan, Head},
+        state::{LayerShared, Registry},
         tap::Tap,
     },
     *,
@@ -24,10 +24,10 @@ use crate::{
     envelope::Frames,
     headers::McpHeaders,
     options::Options,
-    registry::{Form, Manager, Outlet},
+    registry::{EventIdFormat, Manager, StreamHandle},
 };
 
-/// A session manager that counts what it is told.
+/// A session manager that counts its cancels.
 struct Counts {
     scope: u64,
     cancels: AtomicUsize,
@@ -68,30 +68,34 @@ impl Canceller for Replays {
 
 const BODY: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a"}}"#;
 
-/// An exchange of which no body was read.
-fn unread(registry: &Arc<Registry>) -> Arc<Exchange> {
-    asked(registry, Method::POST, None)
+/// An exchange whose body was not parsed.
+fn unparsed(registry: &Arc<Registry>) -> Arc<Exchange> {
+    request_of(registry, Method::POST, None)
 }
 
 /// A request of the session.
-fn asked(registry: &Arc<Registry>, method: Method, last_event_id: Option<&str>) -> Arc<Exchange> {
+fn request_of(
+    registry: &Arc<Registry>,
+    method: Method,
+    last_event_id: Option<&str>,
+) -> Arc<Exchange> {
     let mut request = Request::builder().method(method).uri("/mcp");
     request = request.header("mcp-session-id", "s");
     if let Some(id) = last_event_id {
         request = request.header("last-event-id", id);
     }
     let request = request.body(()).unwrap();
-    let instance = Arc::new(Instance {
+    let shared = Arc::new(LayerShared {
         options: Options::default(),
         registry: registry.clone(),
     });
-    let fields = McpHeaders::of(request.headers());
-    Arc::new(Exchange::new(instance, &request, &fields))
+    let headers = McpHeaders::of(request.headers());
+    Arc::new(Exchange::new(shared, &request, &headers))
 }
 
-/// An exchange whose call was read from its body.
-fn settled(registry: &Arc<Registry>) -> Arc<Exchange> {
-    let exchange = unread(registry);
+/// An exchange whose call was parsed from its body.
+fn parsed(registry: &Arc<Registry>) -> Arc<Exchange> {
+    let exchange = unparsed(registry);
     read(&exchange);
     exchange
 }
@@ -100,7 +104,7 @@ fn read(exchange: &Arc<Exchange>) {
     let mut frames = Frames::default();
     assert!(frames.push(Bytes::from_static(BODY.as_bytes())));
     exchange.body_ended(Ok(frames));
-    exchange.settle();
+    exchange.parse_body();
     assert!(exchange.info().is_some());
 }
 
@@ -110,10 +114,10 @@ fn typed() -> CallInfo {
     call
 }
 
-/// How often the session manager is told of a cancel that comes while it binds the call.
+/// How often the session manager gets a cancel that happens while it binds the call.
 fn cancelled_while_bound(spins: usize) -> usize {
     let registry = Arc::new(Registry::new());
-    let exchange = settled(&registry);
+    let exchange = parsed(&registry);
     let id = exchange.info().unwrap().id();
     let manager = Arc::new(Counts::of(7));
     let barrier = Barrier::new(2);
@@ -126,20 +130,20 @@ fn cancelled_while_bound(spins: usize) -> usize {
         for _ in 0..spins {
             std::hint::spin_loop();
         }
-        assert!(exchange.end_here(id, CancelReason::TimedOut));
+        assert!(exchange.force_cancel(id, CancelReason::TimedOut));
         let bound = bound.join().unwrap().map(|bound| bound.id);
-        assert_eq!(bound, Some(id), "it is handed over");
+        assert_eq!(bound, Some(id), "it is dispatched");
     });
-    exchange.opened(id);
+    exchange.on_dispatched(id);
     assert_eq!(registry.len(), 0);
     manager.cancels.load(Ordering::Relaxed)
 }
 
-/// A call is read from its body, and a session manager binds it while somebody asks for it.
+/// A call is parsed from its body, and a session manager binds it while another thread looks it up.
 fn all_the_time_while_bound(is_seen: impl Fn(&Calls, CallId) -> bool + Sync) -> bool {
     let registry = Arc::new(Registry::new());
     let calls = Calls::new(registry.clone());
-    let exchange = unread(&registry);
+    let exchange = unparsed(&registry);
     exchange.set_replay(Arc::new(Replays::default()));
     read(&exchange);
     let id = exchange.info().unwrap().id();
@@ -172,21 +176,25 @@ fn a_snapshot_has_a_call_once_also_while_a_session_manager_binds_it() {
     }
 }
 
-/// Whose cancel would meet a call that is not accepted yet waits until it is, or is gone from there.
+/// A cancel that would cancel a call that is not accepted yet waits until the call is accepted or has ended.
 #[test]
-fn who_waits_for_a_call_to_be_accepted_hears_that_a_session_manager_bound_it() {
+fn a_wait_for_a_call_to_be_accepted_ends_when_a_session_manager_binds_it() {
     let registry = Arc::new(Registry::new());
-    let exchange = unread(&registry);
+    let exchange = unparsed(&registry);
     exchange.set_replay(Arc::new(Replays::default()));
     read(&exchange);
     let id = exchange.info().unwrap().id();
-    let mut decided = pin!(exchange.until_decided(id));
-    assert!(decided.as_mut().now_or_never().is_none());
+    let mut wait = pin!(exchange.wait_until_accepted_or_ended(id));
+    assert!(wait.as_mut().now_or_never().is_none());
     let bound = exchange.bind(typed(), Arc::new(Counts::of(7)), || 0);
     assert_eq!(bound.unwrap().id, id);
     exchange.set_pending_cancel(PendingCancel::None);
-    assert!(!exchange.at_home(|core| core.is_undecided(id)).unwrap());
-    assert!(decided.now_or_never().is_some(), "it waits on");
+    assert!(
+        !exchange
+            .with_session(|core| core.is_unaccepted(id))
+            .unwrap()
+    );
+    assert!(wait.now_or_never().is_some(), "it waits on");
 }
 
 /// As two session managers do, one around the other.
@@ -195,15 +203,15 @@ fn a_call_that_two_session_managers_bind_ends() {
     for is_read_first in [false, true] {
         let registry = Arc::new(Registry::new());
         let exchange = if !is_read_first {
-            unread(&registry)
+            unparsed(&registry)
         } else {
-            settled(&registry)
+            parsed(&registry)
         };
         let outer = exchange.bind(typed(), Arc::new(Counts::of(7)), || 0);
         let inner = exchange.bind(typed(), Arc::new(Counts::of(8)), || 0);
         let id = outer.unwrap().id;
         assert_eq!(inner.unwrap().id, id);
-        exchange.opened(id);
+        exchange.on_dispatched(id);
         assert_eq!(registry.len(), 1);
         assert!(exchange.is_in_flight(id), "read first: {is_read_first}");
         exchange.answered(id, || None);
@@ -215,7 +223,7 @@ fn a_call_that_two_session_managers_bind_ends() {
 fn drained_while_bound(spins: usize) -> DrainReport {
     let registry = Arc::new(Registry::new());
     let calls = Calls::new(registry.clone());
-    let exchange = settled(&registry);
+    let exchange = parsed(&registry);
     let id = exchange.info().unwrap().id();
     let manager = Arc::new(Counts::of(7));
     let barrier = Barrier::new(2);
@@ -231,7 +239,7 @@ fn drained_while_bound(spins: usize) -> DrainReport {
             std::hint::spin_loop();
         }
         exchange.bind(typed(), manager, || 0);
-        exchange.opened(id);
+        exchange.on_dispatched(id);
         for _ in 0..100 {
             thread::yield_now();
         }
@@ -248,12 +256,12 @@ fn a_drain_waits_for_a_call_that_a_session_manager_binds_meanwhile() {
     }
 }
 
-/// The server gets its request after that, and nobody else tells it that nobody waits for the answer.
+/// The server gets its request after that, and nothing else notifies it that no client waits for the answer.
 #[test]
 fn a_call_that_is_cancelled_while_a_session_manager_binds_it_is_cancelled_there() {
     for round in 0..5_000 {
-        let told = cancelled_while_bound(round % 500);
-        assert_eq!(told, 1, "round {round}: its handler runs for nobody");
+        let sent = cancelled_while_bound(round % 500);
+        assert_eq!(sent, 1, "round {round}: its handler keeps running");
     }
 }
 
@@ -274,30 +282,30 @@ impl Manager for HasSession {
     }
 }
 
-/// A stream that is told something.
+/// A stream that records what is sent on it.
 #[derive(Default)]
-struct Told(AtomicUsize);
+struct SentCount(AtomicUsize);
 
-impl Outlet for Told {
-    fn tell(&self, _message: Bytes) {
+impl StreamHandle for SentCount {
+    fn send(&self, _message: Bytes) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
     fn close(&self) {}
 }
 
-/// A call that no session manager binds, as the service and the response make it: accepted, with one event if so asked.
+/// A call that no session manager binds, as the service and the response make it: accepted, with one event if `event`.
 fn streamed(
     registry: &Arc<Registry>,
     event: bool,
 ) -> (Arc<Exchange>, Arc<Replays>, Option<Box<Tap>>) {
-    let exchange = unread(registry);
+    let exchange = unparsed(registry);
     let replay = Arc::new(Replays::default());
     if exchange.may_need_replay() {
         exchange.set_replay(replay.clone());
     }
     read(&exchange);
-    let BodyPlan::Tap(mut tap) = exchange.head(Head::Stream { readable: true }) else {
+    let BodyPlan::Tap(mut tap) = exchange.on_head(Head::Stream { readable: true }) else {
         panic!("its events are to be read");
     };
     if event {
@@ -307,24 +315,24 @@ fn streamed(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
+async fn a_client_that_resumes_on_a_path_keeps_its_call() {
     let registry = Arc::new(Registry::new());
     let (exchange, _, tap) = streamed(&registry, true);
     let id = exchange.info().unwrap().id();
-    exchange.abandon(DetachCause::Disconnected, tap);
+    exchange.on_dropped(DetachCause::Disconnected, tap);
     assert!(exchange.is_detached(id));
-    let resume = asked(&registry, Method::GET, Some("1"));
-    let _stream = resume.head(Head::Stream { readable: true });
+    let resume = request_of(&registry, Method::GET, Some("1"));
+    let _stream = resume.on_head(Head::Stream { readable: true });
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(exchange.signal.reason(), None);
     assert!(exchange.is_in_flight(id));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_server_of_a_path_is_told_that_its_client_hung_up() {
+async fn the_server_of_a_path_gets_the_cancel_of_a_disconnect() {
     let registry = Arc::new(Registry::new());
     let (exchange, replay, tap) = streamed(&registry, false);
-    exchange.abandon(DetachCause::Disconnected, tap);
+    exchange.on_dropped(DetachCause::Disconnected, tap);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(
         exchange.signal.reason(),
@@ -337,21 +345,21 @@ async fn the_server_of_a_path_is_told_that_its_client_hung_up() {
 fn a_delete_ends_the_calls_of_a_session_of_its_path() {
     let registry = Arc::new(Registry::new());
     let (exchange, ..) = streamed(&registry, true);
-    let delete = asked(&registry, Method::DELETE, None);
-    let _body = delete.head(Head::Answer);
+    let delete = request_of(&registry, Method::DELETE, None);
+    let _body = delete.on_head(Head::Answer);
     assert_eq!(exchange.signal.reason(), Some(CancelReason::SessionClosed));
 }
 
 /// A call that a session manager of this scope has bound, with an event of rmcp's.
 fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
-    let exchange = unread(registry);
+    let exchange = unparsed(registry);
     let id = exchange.bind(typed(), Arc::new(Counts::of(scope)), || 0);
     let id = id.unwrap().id;
-    exchange.opened(id);
-    let _body = exchange.head(Head::Stream { readable: true });
-    exchange.at_home(|core| core.name(id, b"0/0", Form::Rmcp));
-    exchange.mark_passed(true, None);
-    let generation = FIRST;
+    exchange.on_dispatched(id);
+    let _body = exchange.on_head(Head::Stream { readable: true });
+    exchange.with_session(|core| core.record_event_id(id, b"0/0", EventIdFormat::Rmcp));
+    exchange.record_stream_meta(true, None);
+    let generation = POST_GENERATION;
     let attachment = Attachment {
         exchange: exchange.clone(),
         id,
@@ -372,53 +380,53 @@ fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
 }
 
 /// The call is the one of scope 8. Its client resumes while its grace lasts, and is answered a second after that.
-async fn a_resume_on_its_way_keeps_the_call(first: u64) {
+async fn a_pending_resume_keeps_the_call(first: u64) {
     let (registry, _managers) = two_managers(first);
     let (exchange, attachment) = bound(&registry, 8);
     attachment.detach(DetachCause::Disconnected, false);
     assert!(exchange.is_detached(attachment.id));
     tokio::time::sleep(crate::policy::MIN_GRACE - Duration::from_millis(100)).await;
-    let _resume = asked(&registry, Method::GET, Some("0/0"));
+    let _resume = request_of(&registry, Method::GET, Some("0/0"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(exchange.signal.reason(), None);
     assert!(exchange.attach(attachment.id).is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resume_on_its_way_keeps_the_call_of_the_first_of_two_managers() {
-    a_resume_on_its_way_keeps_the_call(8).await;
+async fn a_pending_resume_keeps_the_call_of_the_first_of_two_managers() {
+    a_pending_resume_keeps_the_call(8).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resume_on_its_way_keeps_the_call_of_the_second_of_two_managers() {
-    a_resume_on_its_way_keeps_the_call(7).await;
+async fn a_pending_resume_keeps_the_call_of_the_second_of_two_managers() {
+    a_pending_resume_keeps_the_call(7).await;
 }
 
 /// The stream resumes the call of scope 8, and that of scope 7 is cancelled.
-fn a_resumed_stream_hears_of_its_own_call_only(first: u64) {
+fn a_resumed_stream_gets_the_error_of_its_own_call_only(first: u64) {
     let (registry, _managers) = two_managers(first);
     let (victim, _stream) = bound(&registry, 8);
     let (other, attachment) = bound(&registry, 7);
-    let resume = asked(&registry, Method::GET, Some("0/0"));
-    let _body = resume.head(Head::Stream { readable: true });
+    let resume = request_of(&registry, Method::GET, Some("0/0"));
+    let _body = resume.on_head(Head::Stream { readable: true });
     let id = victim.info().unwrap().id();
     let _newest = victim.attach(id);
-    let told = Arc::new(Told::default());
-    let stream: Weak<Told> = Arc::downgrade(&told);
-    resume.open(stream);
-    assert!(other.end_here(attachment.id, CancelReason::TimedOut));
+    let sent = Arc::new(SentCount::default());
+    let stream: Weak<SentCount> = Arc::downgrade(&sent);
+    resume.on_stream_opened(stream);
+    assert!(other.force_cancel(attachment.id, CancelReason::TimedOut));
     assert!(victim.is_in_flight(id));
-    assert_eq!(told.0.load(Ordering::Relaxed), 0, "of another's cancel");
+    assert_eq!(sent.0.load(Ordering::Relaxed), 0, "of another's cancel");
 }
 
 #[test]
-fn a_resumed_stream_hears_of_its_own_call_where_its_manager_is_the_first() {
-    a_resumed_stream_hears_of_its_own_call_only(8);
+fn a_resumed_stream_gets_the_error_of_its_own_call_where_its_manager_is_the_first() {
+    a_resumed_stream_gets_the_error_of_its_own_call_only(8);
 }
 
 #[test]
-fn a_resumed_stream_hears_of_its_own_call_where_its_manager_is_the_second() {
-    a_resumed_stream_hears_of_its_own_call_only(7);
+fn a_resumed_stream_gets_the_error_of_its_own_call_where_its_manager_is_the_second() {
+    a_resumed_stream_gets_the_error_of_its_own_call_only(7);
 }
 
 #[test]
@@ -429,20 +437,20 @@ fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused()
     let calls = Calls::new(registry.clone());
     let request = RequestId::Number(1);
     assert_eq!(calls.find("s", &request), Some(id));
-    let refused = unread(&registry);
+    let refused = unparsed(&registry);
     refused.set_replay(Arc::new(Replays::default()));
     read(&refused);
     assert_eq!(calls.find("s", &request), Some(id), "in one session");
 }
 
-/// Whatever a session manager does with a call whose answer somebody has: it is not in flight, and nobody cancels it.
-fn assert_over(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts) {
+/// Whatever a session manager does with a call that is answered externally: it is not in flight and not cancelled.
+fn assert_ended(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts) {
     assert_eq!(registry.len(), 0);
     if let Some(call) = exchange.info() {
-        exchange.opened(call.id());
-        assert!(!exchange.end_here(call.id(), CancelReason::TimedOut));
+        exchange.on_dispatched(call.id());
+        assert!(!exchange.force_cancel(call.id(), CancelReason::TimedOut));
     }
-    exchange.abandon(DetachCause::Disconnected, None);
+    exchange.on_dropped(DetachCause::Disconnected, None);
     assert_eq!(exchange.signal.reason(), None);
     assert_eq!(manager.cancels.load(Ordering::Relaxed), 0);
 }
@@ -452,23 +460,23 @@ fn a_call_that_was_answered_before_a_session_manager_got_it_is_not_in_flight() {
     for is_read_first in [false, true] {
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(Counts::of(7));
-        let older = unread(&registry);
+        let older = unparsed(&registry);
         let older_id = older.bind(typed(), manager.clone(), || 0).unwrap().id;
         let exchange = if !is_read_first {
-            unread(&registry)
+            unparsed(&registry)
         } else {
-            settled(&registry)
+            parsed(&registry)
         };
-        exchange.answered_elsewhere();
+        exchange.on_answered_externally();
         exchange.bind(typed(), manager.clone(), || 0);
         // The session manager may refuse the request: see `contest`.
         assert!(older.is_in_flight(older_id));
-        older.answered_elsewhere();
-        assert_over(&registry, &exchange, &manager);
+        older.on_answered_externally();
+        assert_ended(&registry, &exchange, &manager);
     }
 }
 
-/// Runs `other` beside somebody who says that the answer is there.
+/// Runs `other` beside a thread that reports the answer.
 fn beside_an_answer(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce() + Send) {
     let barrier = Barrier::new(2);
     thread::scope(|scope| {
@@ -480,36 +488,36 @@ fn beside_an_answer(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce()
         for _ in 0..spins {
             std::hint::spin_loop();
         }
-        exchange.answered_elsewhere();
+        exchange.on_answered_externally();
     });
 }
 
 #[test]
-fn a_call_that_is_answered_while_a_session_manager_binds_it_is_over() {
+fn a_call_that_is_answered_while_a_session_manager_binds_it_has_ended() {
     for round in 0..2_000 {
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(Counts::of(7));
         let exchange = match round % 2 {
-            0 => unread(&registry),
-            _ => settled(&registry),
+            0 => unparsed(&registry),
+            _ => parsed(&registry),
         };
         beside_an_answer(&exchange, round % 500, || {
             exchange.bind(typed(), manager.clone(), || 0);
         });
-        assert_over(&registry, &exchange, &manager);
+        assert_ended(&registry, &exchange, &manager);
     }
 }
 
 #[test]
-fn a_call_that_is_answered_while_its_body_is_read_is_over() {
+fn a_call_that_is_answered_while_its_body_is_read_has_ended() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
-        let exchange = unread(&registry);
+        let exchange = unparsed(&registry);
         let mut frames = Frames::default();
         assert!(frames.push(Bytes::from_static(BODY.as_bytes())));
         exchange.body_ended(Ok(frames));
-        beside_an_answer(&exchange, round % 500, || exchange.settle());
-        assert_over(&registry, &exchange, &Counts::of(7));
+        beside_an_answer(&exchange, round % 500, || exchange.parse_body());
+        assert_ended(&registry, &exchange, &Counts::of(7));
     }
 }
 
@@ -517,41 +525,43 @@ fn a_call_that_is_answered_while_its_body_is_read_is_over() {
 fn of_an_answer_and_a_deadline_one_wins() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
-        let exchange = settled(&registry);
+        let exchange = parsed(&registry);
         let id = exchange.info().unwrap().id();
         let replays = Arc::new(Replays::default());
         exchange.set_replay(replays.clone());
         let mut is_cancelled = false;
         beside_an_answer(&exchange, round % 500, || {
-            is_cancelled = exchange.begin_end(id, CancelReason::TimedOut).is_some();
+            is_cancelled = exchange
+                .begin_force_cancel(id, CancelReason::TimedOut)
+                .is_some();
         });
         assert_eq!(
             exchange.signal.reason().is_some(),
             is_cancelled,
             "round {round}"
         );
-        let told = usize::from(is_cancelled && exchange.last_words().is_some());
-        assert_eq!(usize::from(is_cancelled), told, "round {round}");
+        let sent = usize::from(is_cancelled && exchange.cancel_response().is_some());
+        assert_eq!(usize::from(is_cancelled), sent, "round {round}");
         assert_eq!(registry.len(), 0);
     }
 }
 
-/// A client that leaves in the same moment has its token fire with its clean-ups, or neither.
+/// If a client disconnects at the same moment, both the token and the clean-ups fire, or neither.
 #[test]
-fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
+fn of_an_answer_and_a_plain_disconnect_one_wins_whole() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
         let request = Request::get("/").body(()).unwrap();
-        let instance = Arc::new(Instance {
+        let shared = Arc::new(LayerShared {
             options: Options::default(),
             registry,
         });
-        let fields = McpHeaders::of(request.headers());
-        let exchange = Arc::new(Exchange::new(instance, &request, &fields));
+        let headers = McpHeaders::of(request.headers());
+        let exchange = Arc::new(Exchange::new(shared, &request, &headers));
         let linked = tokio_util::sync::CancellationToken::new();
         exchange.link(linked.clone());
         beside_an_answer(&exchange, round % 500, || {
-            exchange.abandon(DetachCause::Disconnected, None);
+            exchange.on_dropped(DetachCause::Disconnected, None);
         });
         assert_eq!(
             exchange.signal.reason().is_some(),

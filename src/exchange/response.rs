@@ -1,4 +1,4 @@
-//! The progress of an exchange, from the response's head and body.
+//! The response of an exchange: what its head and its body mean for the call.
 
 use std::{
     mem,
@@ -9,27 +9,27 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    request_body::{RequestBody, Settled},
-    resuming::Accepted,
-    state::{Attachment, Exchange, Locked, Phase, RequestKind},
+    request_body::{BodyKind, RequestBody},
+    resume::Accepted,
+    state::{Attachment, Exchange, ExchangeState, Phase, RequestKind},
     tap::Tap,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Outcome, RequestId},
+    disconnect::StreamEnd,
     jsonrpc,
     observe::Hint,
-    registry::{FIRST, Generation, report},
+    registry::{Generation, POST_GENERATION, report},
     sse,
-    verdict::Going,
 };
 
-/// The bit of `passed` that says that an event id passed. The others hold the last `retry` in ms.
+/// The bit of `stream_meta` that is set when an event id was sent. The others hold the last `retry` in ms.
 const REPLAYABLE: u32 = 1 << 31;
 
-/// What the response head says about the call.
+/// What the response head means for the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
-    /// 2xx with `text/event-stream`: accepted, the answer comes on the stream. `readable` if nothing
+    /// 2xx with `text/event-stream`: accepted, the answer is on the stream. `readable` if nothing
     /// encodes it.
     Stream { readable: bool },
     /// 2xx with any other body: the answer itself.
@@ -50,19 +50,19 @@ pub(crate) enum BodyPlan {
     Late { request: RequestId, error: Bytes },
 }
 
-// === impl Locked ===
+// === impl ExchangeState ===
 
-impl Locked {
-    /// Notes that the inner service has answered. A GET or DELETE of a session that is not answered with a stream is a plain request.
-    fn note_head(&mut self, kind: &RequestKind, head: Head) {
+impl ExchangeState {
+    /// Records the head of the response. A GET or DELETE of a session that is not answered with a stream is a plain request.
+    fn record_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
         if matches!(
             kind,
             RequestKind::Listen { .. } | RequestKind::Resume(_) | RequestKind::Delete(_)
         ) {
-            self.request = RequestBody::Settled(match head {
-                Head::Stream { .. } => Settled::Other,
-                Head::Answer | Head::Refusal => Settled::Plain,
+            self.request = RequestBody::Known(match head {
+                Head::Stream { .. } => BodyKind::Other,
+                Head::Answer | Head::Refusal => BodyKind::Plain,
             });
         }
     }
@@ -71,32 +71,32 @@ impl Locked {
 // === impl Exchange ===
 
 impl Exchange {
-    pub(crate) fn head(self: &Arc<Self>, head: Head) -> BodyPlan {
+    pub(crate) fn on_head(self: &Arc<Self>, head: Head) -> BodyPlan {
         if head != Head::Refusal {
-            self.accepted_notice();
+            self.on_accepted();
         }
         match head {
-            Head::Stream { readable } => self.streaming(readable),
+            Head::Stream { readable } => self.on_stream_head(readable),
             Head::Answer => {
-                self.state().note_head(&self.kind, head);
-                self.release_hold();
-                self.answering().map_or(BodyPlan::Pass, BodyPlan::Answer)
+                self.state().record_head(&self.kind, head);
+                self.end_resume();
+                self.begin_answer().map_or(BodyPlan::Pass, BodyPlan::Answer)
             }
             Head::Refusal => {
-                self.state().note_head(&self.kind, head);
-                self.release_hold();
+                self.state().record_head(&self.kind, head);
+                self.end_resume();
                 match self.info() {
                     Some(call) if !self.is_bound() => self.finish(call.id(), Outcome::Failed),
                     Some(_) => {}
-                    None => self.unread(false),
+                    None => self.report_unparsed_body(false),
                 }
                 BodyPlan::Pass
             }
         }
     }
 
-    /// The body is the answer to its call, if that is in flight and no session manager watches it.
-    fn answering(self: &Arc<Self>) -> Option<Attachment> {
+    /// The body is the answer to its call, if that is in flight and no session manager tracks it.
+    fn begin_answer(self: &Arc<Self>) -> Option<Attachment> {
         self.call_in_flight()?;
         {
             let mut state = self.state();
@@ -105,43 +105,46 @@ impl Exchange {
             }
             state.phase = Phase::Answering;
         }
-        self.claim()
+        self.accept_call()
     }
 
-    /// Whatever the request was, the inner service took it.
-    fn accepted_notice(&self) {
-        let registry = &self.instance.registry;
+    /// The inner service accepted the request, of whatever kind it is.
+    fn on_accepted(&self) {
+        let registry = &self.shared.registry;
         if let RequestKind::Delete(session) = &self.kind {
-            let ended = registry.take_session(session);
+            let ended = registry.begin_close(session);
             // A call whose answer has no head yet is in flight as well.
             let pending = registry.unaccepted_in(session);
             for (id, exchange) in ended.into_iter().chain(pending) {
-                exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
+                exchange.on_cancelled_externally(id, CancelReason::SessionClosed);
             }
         }
         if self.info().is_some() {
             return;
         }
-        self.unread(true);
+        self.report_unparsed_body(true);
         let contest = self.state().request.take_contest();
         if let Some(contest) = contest {
             return contest.lose();
         }
-        let (key, meant) = match (&self.kind, &self.state().request) {
-            (RequestKind::Post, RequestBody::Settled(Settled::Cancel(meant))) => (**meant).clone(),
+        let (key, target) = match (&self.kind, &self.state().request) {
+            (RequestKind::Post, RequestBody::Known(BodyKind::Cancel(target))) => (**target).clone(),
             _ => return,
         };
         // Meanwhile that call may have ended, and another may have its id.
         // The server accepted the cancel. Whether it has accepted the call, shows for a JSON answer only at the end.
-        if let Some((id, exchange)) = registry.find_any(&key).filter(|(id, _)| *id == meant) {
-            exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
+        if let Some((id, exchange)) = registry
+            .find_unaccepted_too(&key)
+            .filter(|(id, _)| *id == target)
+        {
+            exchange.on_cancelled_externally(id, CancelReason::ClientCancelled);
         }
     }
 
-    fn streaming(self: &Arc<Self>, readable: bool) -> BodyPlan {
+    fn on_stream_head(self: &Arc<Self>, readable: bool) -> BodyPlan {
         let is_bound = {
             let mut state = self.state();
-            state.note_head(&self.kind, Head::Stream { readable });
+            state.record_head(&self.kind, Head::Stream { readable });
             if state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
             }
@@ -151,7 +154,7 @@ impl Exchange {
             return BodyPlan::Pass;
         }
         let attached = match &self.kind {
-            RequestKind::Resume(resume) => match resume.accept(&self.instance) {
+            RequestKind::Resume(resume) => match resume.accept(&self.shared) {
                 Accepted::Nothing => None,
                 Accepted::Attached(attached) => Some(attached),
                 // What is encoded may be the answer.
@@ -161,7 +164,7 @@ impl Exchange {
                     return BodyPlan::Late { request, error };
                 }
             },
-            _ => self.claim(),
+            _ => self.accept_call(),
         };
         let Some(attached) = attached else {
             return BodyPlan::Pass;
@@ -169,30 +172,30 @@ impl Exchange {
         BodyPlan::Tap(Box::new(if readable {
             Tap::new(attached)
         } else {
-            Tap::blind(attached)
+            Tap::opaque(attached)
         }))
     }
 
-    fn claim(self: &Arc<Self>) -> Option<Attachment> {
+    fn accept_call(self: &Arc<Self>) -> Option<Attachment> {
         let call = self.info()?;
         let id = call.id();
         if call.policy().supersede && call.session().is_some() {
-            let remarks = &self.instance.registry.hints;
-            remarks.emit(Hint::SupersedeHasNoEffect);
+            let hints = &self.shared.registry.hints;
+            hints.emit(Hint::SupersedeHasNoEffect);
         }
-        report(self.at_home(|core| core.claim(id)).flatten());
-        self.tell_decided();
+        report(self.with_session(|core| core.accept(id)).flatten());
+        self.notify_changed();
         Some(Attachment {
             exchange: self.clone(),
             id,
-            generation: FIRST,
+            generation: POST_GENERATION,
         })
     }
 
-    /// The client was told everything. `tap` has read it.
+    /// The client has received the whole response, which `tap` has read.
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
-        match (self.over(), tap) {
-            (Some(_), Some(tap)) => tap.gone(DetachCause::EndedByServer),
+        match (self.mark_ended(), tap) {
+            (Some(_), Some(tap)) => tap.finish(DetachCause::EndedByServer),
             (Some((Some(call), Phase::Answering)), None) => self.finish(call, Outcome::Completed),
             (Some((Some(call), _)), None) => self.finish(call, Outcome::Unknown),
             (Some((None, _)), None) | (None, _) => {}
@@ -201,16 +204,16 @@ impl Exchange {
 
     /// The inner service returned an error instead of a response.
     pub(crate) fn fail(self: &Arc<Self>) {
-        if let Some((Some(call), _)) = self.over() {
+        if let Some((Some(call), _)) = self.mark_ended() {
             self.finish(call, Outcome::Failed);
         }
     }
 
-    /// Ends the exchange. Returns its call if no session manager watches that, and the phase until now; `None` if the
+    /// Ends the exchange. Returns its call if no session manager tracks that, and the phase until now; `None` if the
     /// exchange had already ended.
-    fn over(self: &Arc<Self>) -> Option<(Option<CallId>, Phase)> {
-        self.settle();
-        self.release_hold();
+    fn mark_ended(self: &Arc<Self>) -> Option<(Option<CallId>, Phase)> {
+        self.parse_body();
+        self.end_resume();
         let (call, is_bound, phase) = {
             let mut state = self.state();
             if !state.phase.is_open() {
@@ -221,8 +224,8 @@ impl Exchange {
             (self.info().map(CallInfo::id), state.is_bound(), phase)
         };
         if call.is_none() {
-            self.unread(false);
-            self.signal.forget();
+            self.report_unparsed_body(false);
+            self.signal.disarm();
             self.release_unused();
         }
         Some((call.filter(|_| !is_bound), phase))
@@ -232,65 +235,66 @@ impl Exchange {
     fn release_unused(&self) {
         let (has_passed, contest) = {
             let mut state = self.state();
-            let has_passed = matches!(state.request, RequestBody::Settled(_));
+            let has_passed = matches!(state.request, RequestBody::Known(_));
             (has_passed, state.request.take_contest())
         };
-        // The server has refused the request, or its client has left.
+        // The server has refused the request, or its client has disconnected.
         drop(contest);
         if has_passed && self.info().is_none() {
             self.release_canceller();
         }
     }
 
-    /// Nobody will read the rest. `tap` has read what there was.
-    pub(crate) fn abandon(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
-        self.leave(cause, false);
+    /// The response was dropped before its end. `tap` has read the part before.
+    pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
+        self.on_response_lost(cause, false);
         if let Some(tap) = tap {
-            tap.gone(cause);
+            tap.finish(cause);
         }
     }
 
-    /// `has_head`: the client has the response head, though another exchange of its request was given it.
+    /// Handles the loss of the response. `has_head`: the client has the response head, although it was that of another exchange of
+    /// its request.
     #[cold]
-    fn leave(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
-        self.settle();
-        self.release_hold();
+    fn on_response_lost(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
+        self.parse_body();
+        self.end_resume();
         let (is_plain, has_head) = {
             let mut state = self.state();
             if !state.phase.is_open() {
                 return;
             }
-            state.phase = Phase::Abandoned;
+            state.phase = Phase::Dropped;
             let is_plain = !state.is_answered && self.is_plain(&state.request);
             (is_plain, has_head || state.has_head)
         };
         if let Some(call) = self.info() {
             if !has_head {
                 // A middleware may have read events. The client has received none, so it has no id to resume with.
-                self.passed.fetch_and(!REPLAYABLE, Ordering::Relaxed);
+                self.stream_meta.fetch_and(!REPLAYABLE, Ordering::Relaxed);
             }
-            self.let_go(call, FIRST, cause, false);
+            self.on_stream_lost(call, POST_GENERATION, cause, false);
             if let Some(next) = self.next_call() {
-                next.leave(cause, has_head);
+                next.on_response_lost(cause, has_head);
             }
             return;
         }
-        self.unread(false);
+        self.report_unparsed_body(false);
         self.release_unused();
         if cause == DetachCause::Stalled {
-            let observers = &self.instance.options.observers;
+            let observers = &self.shared.options.observers;
             observers.on_stalled_stream(self.session.id());
         }
         if let RequestKind::Resume(resume) = &self.kind {
-            resume.is_going(&self.instance, cause);
+            resume.set_end_cause(&self.shared, cause);
         }
         if is_plain {
             self.fire(cause.reason());
         }
     }
 
-    /// Whether the request, which carries no call, has nothing to do with MCP: then its client cannot resume it, and to
-    /// disconnect is to abandon it. A session header alone says nothing: any client may send one on any route.
+    /// Returns `true` if the request, which carries no call, is not MCP: then its client cannot resume it, and a
+    /// disconnect abandons it. A session header alone proves nothing: any client may send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
             // What a server that speaks MCP does with a DELETE is done when it answers: its token cancels nothing.
@@ -305,31 +309,31 @@ impl Exchange {
         }
     }
 
-    /// Notes whether what passed of the response may have been the answer.
+    /// Sets whether the part of the response so far may have been the answer.
     pub(super) fn set_maybe_answered(&self, maybe: bool) {
         self.maybe_answered.store(maybe, Ordering::Relaxed);
     }
 
-    /// A stream of a call has gone on which the answer may have passed. In doubt the call is not cancelled: with its last
+    /// Removes a stream of a call that may have carried the answer. In doubt the call is not cancelled: with its last
     /// stream it ends as unknown.
     #[cold]
-    pub(super) fn lose_stream(&self, id: CallId, generation: Generation) {
-        let finished = self.at_home(|core| core.lose_stream(id, generation));
+    pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
+        let finished = self.with_session(|core| core.remove_stream(id, generation));
         if let Some(finished) = finished.flatten() {
-            self.left_unseen(id, finished);
+            self.end_untracked(id, finished);
         }
     }
 
-    fn release_hold(&self) {
+    fn end_resume(&self) {
         if let RequestKind::Resume(resume) = &self.kind {
-            resume.release();
+            resume.end();
         }
     }
 
-    /// Notes what passed on a stream of its call.
-    pub(crate) fn mark_passed(&self, replayable: bool, retry: Option<Duration>) {
-        if replayable && self.passed.load(Ordering::Relaxed) & REPLAYABLE == 0 {
-            self.passed.fetch_or(REPLAYABLE, Ordering::Relaxed);
+    /// Records whether a stream of its call has event ids, and its `retry`.
+    pub(crate) fn record_stream_meta(&self, replayable: bool, retry: Option<Duration>) {
+        if replayable && self.stream_meta.load(Ordering::Relaxed) & REPLAYABLE == 0 {
+            self.stream_meta.fetch_or(REPLAYABLE, Ordering::Relaxed);
         }
         if let Some(retry) = retry {
             let retry =
@@ -337,21 +341,21 @@ impl Exchange {
             let with_retry = |passed| Some((passed & REPLAYABLE) | retry);
             // Fails only if the closure does.
             let _former =
-                self.passed
+                self.stream_meta
                     .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_retry);
         }
     }
 
-    /// How long the server told the client to wait before it comes back.
+    /// The `retry` of the server: how long the client waits before it resumes.
     pub(super) fn retry(&self) -> Option<Duration> {
-        let retry = u64::from(self.passed.load(Ordering::Relaxed) & !REPLAYABLE);
+        let retry = u64::from(self.stream_meta.load(Ordering::Relaxed) & !REPLAYABLE);
         (retry != 0).then(|| Duration::from_millis(retry))
     }
 
-    pub(super) fn going(&self, by_server: bool) -> Going {
+    pub(super) fn stream_end(&self, by_server: bool) -> StreamEnd {
         let canceller = self.state().canceller.clone();
-        Going {
-            replayable: self.passed.load(Ordering::Relaxed) & REPLAYABLE != 0,
+        StreamEnd {
+            replayable: self.stream_meta.load(Ordering::Relaxed) & REPLAYABLE != 0,
             retry: self.retry(),
             by_server,
             stored: canceller.is_some_and(|canceller| canceller.has_event_store()),

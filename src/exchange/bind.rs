@@ -1,0 +1,308 @@
+//! The session manager's reports: which call a typed message is, and what became of its streams.
+
+use std::{
+    mem,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use super::{
+    identity::SessionHeader,
+    request_body::{BodyKind, RequestBody},
+    state::{
+        Attachment, Attempts, CallRef, Dispatch, Exchange, ExchangeState, LateAnswer,
+        OpaqueMessage, PendingCancel, Phase,
+    },
+};
+use crate::{
+    call::{CallId, CallInfo, CancelReason, DetachCause, Key},
+    cancel::Canceller,
+    limits::Limit,
+    registry::{Generation, POST_GENERATION, report},
+    timer::migrating_timeout,
+};
+
+/// How long a session that is being closed may take to accept a cancel: 1 s. A dead session accepts nothing, and is closed next
+/// anyway.
+pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A task that reads a stream of a call in the background, and observes its end, until this is dropped.
+pub(crate) struct BackgroundReader {
+    exchange: Arc<Exchange>,
+    call: CallId,
+}
+
+// === impl BackgroundReader ===
+
+impl BackgroundReader {
+    pub(crate) fn new(exchange: Arc<Exchange>, call: CallId) -> Self {
+        exchange.add_background_reader(call);
+        Self { exchange, call }
+    }
+}
+
+impl Drop for BackgroundReader {
+    fn drop(&mut self) {
+        self.exchange.remove_background_reader(self.call);
+    }
+}
+
+// === impl Attachment ===
+
+impl Attachment {
+    /// Reports that the stream was dropped, because its client has disconnected or because a service inside dropped
+    /// it.
+    pub(crate) fn drop_stream(&self) {
+        let (is_disconnected, stream_end_cause) = {
+            let mut state = self.exchange.state();
+            let resumed = self.generation != POST_GENERATION;
+            let stream_end_cause = state.stream_end_cause.take_if(|_| resumed);
+            (resumed || state.phase == Phase::Dropped, stream_end_cause)
+        };
+        let cause = match is_disconnected {
+            true => stream_end_cause.unwrap_or(DetachCause::Disconnected),
+            // Unwinding runs this destructor before that of the exchange's guard.
+            false if std::thread::panicking() => DetachCause::ServicePanicked,
+            false => DetachCause::ResponseDropped,
+        };
+        self.detach(cause, false);
+    }
+}
+
+// === impl ExchangeState ===
+
+impl ExchangeState {
+    /// Sets the session manager as the canceller. Returns the canceller for calls without a session manager.
+    fn set_canceller(
+        &mut self,
+        canceller: Arc<dyn Canceller>,
+        contested: Option<Key>,
+    ) -> Option<Arc<dyn Canceller>> {
+        self.dispatch = Dispatch::InProgress(Attempts {
+            attempts: 1,
+            contested: contested.map(Box::new),
+            ..Attempts::default()
+        });
+        self.request = RequestBody::Known(BodyKind::Plain);
+        self.canceller.replace(canceller)
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Takes a call from the typed message that the session manager was given, and attaches it. `None` if it is not to
+    /// be tracked.
+    ///
+    /// From here on a cancel is deferred until the session manager has accepted the request, see
+    /// [`on_dispatched`](Self::on_dispatched). Until then the call affects no other call, tracked or not: it supersedes none, and an
+    /// older one in flight keeps its id. The caller sets next whether it [waits for a cancel](Self::set_pending_cancel).
+    pub(crate) fn bind(
+        self: &Arc<Self>,
+        mut call: CallInfo,
+        canceller: Arc<dyn Canceller>,
+        fingerprint: impl FnOnce() -> u64,
+    ) -> Option<Attachment> {
+        if matches!(self.session, SessionHeader::Ambiguous) || call.method() == "initialize" {
+            return None;
+        }
+        call.set_protocol_version(self.protocol_version());
+        let key = call.key(canceller.scope())?;
+        if self.is_bound_by(&*canceller) {
+            return self.bind_again(call, &key, canceller, fingerprint);
+        }
+        if self.info().is_none() && !self.shared.registry.has_capacity() {
+            self.skip_tracking(&call);
+            return None;
+        }
+        match self.info() {
+            Some(known) => call.set_policy(known.policy()),
+            None => call.set_policy(self.shared.options.policy_for(&call)),
+        }
+        if call.policy().supersede {
+            call.set_fingerprint(fingerprint());
+        }
+        self.take_span();
+        let id = call.id();
+        // Before it can be found.
+        self.set_pending_cancel(PendingCancel::Unknown);
+        let mut state = self.state();
+        if self.info().is_some() {
+            drop(state);
+            return self.rebind(call, key, canceller);
+        }
+        if state.request.is_untracked() {
+            // It was over the limit when its body was read, which was reported.
+            drop(state);
+            self.release_span();
+            return None;
+        }
+        if state.is_answered {
+            state.request = RequestBody::Known(BodyKind::Other);
+            drop(state);
+            self.report_completed_at_once(&call);
+            return None;
+        }
+        let registered = self.register(call, Some(key), true);
+        let contested = if registered.is_contested {
+            self.key_of_call(&*canceller)
+        } else {
+            None
+        };
+        let replay = state.set_canceller(canceller, contested);
+        // The body is not read any more.
+        self.body_ended.store(false, Ordering::Relaxed);
+        drop(state);
+        // It owns a copy of the request's head, and whatever that owns.
+        drop(replay);
+        self.on_registered(registered);
+        Some(self.attachment(id, POST_GENERATION))
+    }
+
+    pub(super) fn attachment(self: &Arc<Self>, id: CallId, generation: Generation) -> Attachment {
+        Attachment {
+            exchange: self.clone(),
+            id,
+            generation,
+        }
+    }
+
+    fn key_of_call(&self, canceller: &dyn Canceller) -> Option<Key> {
+        self.info()?.key(canceller.scope())
+    }
+
+    /// Does not track a call, because it is over the limit.
+    #[cold]
+    fn skip_tracking(&self, call: &CallInfo) {
+        let untracked = RequestBody::Known(BodyKind::Untracked(None));
+        let former = mem::replace(&mut self.state().request, untracked);
+        // That may have been reported when its body was read.
+        if !former.is_untracked() {
+            self.report_untracked(call, Limit::Calls);
+        }
+    }
+
+    /// Binds a call whose body was read before the session manager got the message. A call that was cancelled meanwhile is
+    /// dispatched all the same, and its cancel follows it.
+    #[cold]
+    fn rebind(
+        self: &Arc<Self>,
+        typed: CallInfo,
+        key: Key,
+        canceller: Arc<dyn Canceller>,
+    ) -> Option<Attachment> {
+        let CallRef {
+            info: call,
+            session,
+        } = self.call.get()?;
+        if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
+            return None;
+        }
+        call.merge_typed(typed);
+        let deadline = call.deadline();
+        let mut state = self.state();
+        // A cancel from now on finds the key under which its server has the call.
+        let ((untracked, contested), deferred) = session.with_deferred(|core| {
+            if let Some(deadline) = deadline {
+                core.set_deadline(call.id(), deadline);
+            }
+            let Key { session, request } = &key;
+            let accepted_call = core.find(&session.scope, request);
+            if accepted_call.is_some_and(|(accepted_call, _)| accepted_call != call.id()) {
+                return (None, Some(key));
+            }
+            let Key { session, request } = key;
+            (core.rekey(call.id(), &session.scope, request), None)
+        });
+        let replay = state.set_canceller(canceller, contested);
+        drop(state);
+        deferred.run();
+        drop(replay);
+        report(untracked);
+        self.notify_changed();
+        if !self.is_in_flight(call.id())
+            && let Some(reason) = self.signal.reason()
+            && let Dispatch::InProgress(attempts) = &mut self.state().dispatch
+        {
+            attempts.deferred_cancel.get_or_insert((reason, None));
+        }
+        Some(self.attachment(call.id(), POST_GENERATION))
+    }
+
+    /// Cancels a call of a session that is being closed, and waits until the server has accepted the cancel.
+    pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
+        let reason = CancelReason::SessionClosed;
+        let Some(cancelled) = self.cancel_now(id, reason, None) else {
+            return;
+        };
+        if self.has_call_ended() {
+            self.register_orphaned_streams();
+        }
+        if let Some(injection) = self.injection(id, reason, cancelled) {
+            // A session that died by itself accepts no message, and has stopped its handlers. In any
+            // case the session is closed next.
+            let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
+        }
+    }
+
+    /// Offers the answer of its call, which the transport has. Returns it if no stream will deliver it.
+    pub(crate) fn offer_late_answer(&self, answer: OpaqueMessage) -> Option<OpaqueMessage> {
+        let late_answer = &mut self.state().late_answer;
+        match late_answer {
+            LateAnswer::Closed => Some(answer),
+            LateAnswer::Possible | LateAnswer::Received(_) => {
+                *late_answer = LateAnswer::Received(answer);
+                None
+            }
+        }
+    }
+
+    /// The last stream of its call has ended without the answer. Returns the answer if it was offered before.
+    pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
+        let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
+        match former {
+            LateAnswer::Received(answer) => Some(answer),
+            LateAnswer::Possible | LateAnswer::Closed => None,
+        }
+    }
+
+    /// Returns `true` if its answer is observed in the transport, and not in a stream.
+    pub(super) fn is_late_answer_closed(&self) -> bool {
+        matches!(self.state().late_answer, LateAnswer::Closed)
+    }
+
+    /// Its call has an open stream again, which will deliver the answer.
+    pub(crate) fn reopen_late_answer(&self) {
+        let late_answer = &mut self.state().late_answer;
+        if matches!(late_answer, LateAnswer::Closed) {
+            *late_answer = LateAnswer::Possible;
+        }
+    }
+
+    /// Sets whether its call waits for the pending cancel of an older call with its id. Wakes the cancels that wait for this.
+    pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
+        self.pending_cancel.store(pending as u8, Ordering::Release);
+        if pending != PendingCancel::Unknown {
+            self.notify_changed();
+        }
+    }
+
+    pub(crate) fn pending_cancel(&self) -> PendingCancel {
+        match self.pending_cancel.load(Ordering::Acquire) {
+            0 => PendingCancel::None,
+            1 => PendingCancel::Unknown,
+            _ => PendingCancel::Awaited,
+        }
+    }
+
+    /// Closes the open streams: the rest of them is read elsewhere.
+    pub(crate) fn close_streams(&self) {
+        let streams = self.state().streams.upgraded();
+        for stream in streams {
+            stream.close();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

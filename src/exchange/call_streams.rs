@@ -1,0 +1,79 @@
+//! The open streams of an exchange, and the error that they are sent last.
+
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+
+use crate::registry::StreamHandle;
+
+/// The open streams, and the error that was sent on them.
+#[derive(Default)]
+pub(super) struct CallStreams {
+    /// Nearly always the only one. It needs no allocation.
+    newest: Option<Weak<dyn StreamHandle>>,
+    /// Of exchanges that were resumed, or whose call was cancelled here.
+    overflow: Option<Box<OverflowStreams>>,
+}
+
+#[derive(Default)]
+struct OverflowStreams {
+    older: Vec<Weak<dyn StreamHandle>>,
+    error: Option<Bytes>,
+}
+
+// === impl CallStreams ===
+
+impl CallStreams {
+    /// Adds a stream. Returns the error for it, if one was set already.
+    pub(super) fn add(
+        &mut self,
+        stream: Weak<dyn StreamHandle>,
+    ) -> Option<(Bytes, Arc<dyn StreamHandle>)> {
+        let previous = self.newest.take().filter(is_open);
+        let overflow = match (&mut self.overflow, previous) {
+            (None, None) => None,
+            (overflow, previous) => {
+                let overflow = overflow.get_or_insert_default();
+                overflow.older.retain(is_open);
+                overflow.older.extend(previous);
+                Some(overflow)
+            }
+        };
+        let error = overflow.and_then(|overflow| overflow.error.clone());
+        let error = error.zip(stream.upgrade());
+        self.newest = Some(stream);
+        error
+    }
+
+    pub(super) fn open(&self) -> Vec<Weak<dyn StreamHandle>> {
+        let older = self.overflow.iter().flat_map(|overflow| &overflow.older);
+        let streams = older.chain(&self.newest);
+        streams.filter(|stream| is_open(stream)).cloned().collect()
+    }
+
+    /// Returns `true` if older streams than the newest are open.
+    pub(super) fn has_older(&self) -> bool {
+        let overflow = self.overflow.as_ref();
+        overflow.is_some_and(|overflow| overflow.older.iter().any(is_open))
+    }
+
+    /// Sets the error. Returns the streams on which it is to be sent.
+    pub(super) fn set_error(&mut self, message: Bytes) -> Vec<Arc<dyn StreamHandle>> {
+        self.overflow.get_or_insert_default().error = Some(message);
+        self.upgraded()
+    }
+
+    pub(super) fn upgraded(&self) -> Vec<Arc<dyn StreamHandle>> {
+        let older = self.overflow.iter().flat_map(|overflow| &overflow.older);
+        let streams = older.chain(&self.newest);
+        streams.filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn error(&self) -> Option<Bytes> {
+        self.overflow.as_ref()?.error.clone()
+    }
+}
+
+fn is_open(stream: &Weak<dyn StreamHandle>) -> bool {
+    stream.strong_count() > 0
+}

@@ -1,0 +1,176 @@
+//! Resumes: the calls that a GET with `Last-Event-ID` resumes.
+//!
+//! From its receipt on the GET stops the grace timers of these calls, so that no deadline passes while the inner service works on
+//! it. Its stream is a call's next generation once the inner service accepted it. Where a session manager tracks the call, only the
+//! manager accepts a resume: rmcp answers 200 to a resume that it refuses.
+
+use std::{
+    borrow::Cow,
+    mem,
+    sync::{Arc, Mutex},
+};
+
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use super::state::{Attachment, Exchange, LayerShared, Resume};
+use crate::{
+    call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
+    headers::LAST_EVENT_ID,
+    lock::lock,
+    observe::Event,
+    registry::{DetachedState, EventMatch, RetainedOutcome, UNOBSERVED_TTL},
+};
+
+/// What an accepted resume is.
+pub(super) enum Accepted {
+    /// That of no known call, or one that its session manager attaches.
+    Nothing,
+    Attached(Attachment),
+    /// The call was cancelled. Its client gets that error, unless the server has the answer all the same.
+    Cancelled(RequestId, CancelReason),
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Attaches a call whose client has resumed: another stream of it is open from now on. `None` if the call has ended.
+    pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
+        let attached = self.with_session(|core| Some((core.detachment(id), core.attach(id)?)));
+        let (detachment, generation) = attached??;
+        self.on_resumed(id, detachment);
+        Some(Attachment {
+            exchange: self.clone(),
+            id,
+            generation,
+        })
+    }
+
+    /// Lets a call keep running, because its client may have resumed unobserved. The loss of its present stream has no effect
+    /// then, if it is yet to be noticed. Returns `false` if the call has ended.
+    pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
+        let Some(call) = self.call(id) else {
+            return false;
+        };
+        let now = Instant::now();
+        // As if the server had ended its stream, so that no task reads it.
+        let stream_end = self.stream_end(true);
+        let forget_at = DetachedState::ForgetAt {
+            until: now + UNOBSERVED_TTL,
+            resume_window: stream_end.resume_window(),
+        };
+        let state = self
+            .keep_running_state(call, stream_end, now)
+            .unwrap_or(forget_at);
+        let is_marked = self.with_session(|core| core.set_maybe_resumed(id, state));
+        is_marked.unwrap_or(false)
+    }
+
+    /// The client of a call has resumed, and the resume was accepted.
+    pub(crate) fn on_resumed(&self, id: CallId, detachment: Option<Detachment>) {
+        self.state().stream_end_cause = None;
+        if let Some(call) = self.call(id) {
+            self.report(&Event::Resumed { call, detachment });
+        }
+    }
+}
+
+/// An event id as it is in the stream, which is UTF-8. `fetch` sends each of its characters as one byte.
+fn as_text(event_id: &[u8]) -> Cow<'_, [u8]> {
+    if str::from_utf8(event_id).is_ok() {
+        return Cow::Borrowed(event_id);
+    }
+    let text: String = event_id.iter().map(|byte| char::from(*byte)).collect();
+    Cow::Owned(text.into_bytes())
+}
+
+// === impl Resume ===
+
+impl Resume {
+    /// Begins a resume, which stops the grace timers of its calls. `None` if the headers do not name one event.
+    pub(super) fn begin(
+        shared: &LayerShared,
+        session: SessionKey,
+        headers: &HeaderMap,
+    ) -> Option<Self> {
+        let mut ids = headers.get_all(LAST_EVENT_ID).iter();
+        let (Some(event_id), None) = (ids.next(), ids.next()) else {
+            return None;
+        };
+        let event_id = as_text(event_id.as_bytes().trim_ascii());
+        let event_id = &*event_id;
+        let paused = shared.registry.with_session(&session.id, |core| {
+            let now = Instant::now();
+            // In any scope: the issuer of the session id may not be known yet.
+            let mut calls = core.candidates_for_event(event_id);
+            calls.retain(|(id, _)| core.begin_resume(*id, now));
+            calls
+        });
+        Some(Self {
+            event_id: event_id.into(),
+            paused_calls: Mutex::new(paused.unwrap_or_default()),
+            session,
+        })
+    }
+
+    /// Returns `true` if a session manager decides whether it is accepted: rmcp answers 200 to a resume that it refuses.
+    fn is_managed(&self) -> bool {
+        self.session.scope.path().is_none()
+    }
+
+    /// The inner service answered it with a stream.
+    pub(super) fn accept(&self, shared: &LayerShared) -> Accepted {
+        if self.is_managed() {
+            self.end();
+            return Accepted::Nothing;
+        }
+        let accepted = match shared.registry.match_event(&self.session, &self.event_id) {
+            EventMatch::Call(id, exchange) => {
+                let attached = exchange.attach(id);
+                attached.map_or(Accepted::Nothing, Accepted::Attached)
+            }
+            EventMatch::Ended(RetainedOutcome::Cancelled(request, reason)) => {
+                Accepted::Cancelled(request, reason)
+            }
+            EventMatch::Ambiguous(calls) => {
+                // Also those with another pending resume: it may be refused.
+                for (id, exchange) in calls {
+                    exchange.set_maybe_resumed(id);
+                }
+                Accepted::Nothing
+            }
+            EventMatch::Nothing | EventMatch::Ended(RetainedOutcome::Answered(_)) => {
+                Accepted::Nothing
+            }
+        };
+        self.end();
+        accepted
+    }
+
+    /// The exchange of the call in flight that it resumes.
+    pub(super) fn target(&self, shared: &LayerShared) -> Option<Arc<Exchange>> {
+        let call = shared.registry.with_session(&self.session.id, |core| {
+            core.unique_match_for_event(&self.event_id)
+        });
+        Some(call??.1)
+    }
+
+    /// Records why its stream is about to end. A session manager's stream only observes that it is dropped.
+    pub(super) fn set_end_cause(&self, shared: &LayerShared, cause: DetachCause) {
+        // A drop alone means `Disconnected` already.
+        if cause != DetachCause::Disconnected
+            && self.is_managed()
+            && let Some(exchange) = self.target(shared)
+        {
+            exchange.state().stream_end_cause = Some(cause);
+        }
+    }
+
+    /// Ends the resume: the timers that it stopped continue.
+    pub(super) fn end(&self) {
+        let paused = mem::take(&mut *lock(&self.paused_calls));
+        for (id, exchange) in paused {
+            exchange.with_session(|core| core.end_resume(id, Instant::now()));
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! The timers of one call in flight: its deadline, and its grace timer while it is detached.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::generation::Generation;
+use crate::{
+    call::Detachment,
+    timer::{MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD},
+};
+
+/// How long a pending resume keeps a call past its deadline: 5 s, far more than an inner service takes to answer
+/// a GET, and little for an orphan.
+pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
+
+/// How late a grace may be found expired to be acted on at once: 2 ms. Tokio's timers round up to 1 ms.
+pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
+
+/// Maximum number of resumes in a row that renew the grace although they brought no event: 20, a minute for
+/// a client that polls every 3 s.
+pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
+
+/// The state of a detached call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DetachedState {
+    /// Cancelled at `deadline` if it is still detached then. `retry` is how long its client waits before
+    /// it resumes.
+    GraceUntil { deadline: Instant, retry: Duration },
+    /// Keeps running. Its end will be observed. The answer is retained for the resume window.
+    UntilComplete { resume_window: Duration },
+    /// Keeps running unobserved, and is removed at `until`.
+    ForgetAt {
+        until: Instant,
+        resume_window: Duration,
+    },
+}
+
+/// The timers of a call.
+#[derive(Debug, Default)]
+pub(super) struct CallTimers {
+    /// When it is cancelled at the latest, attached or not.
+    pub(super) deadline: Option<Instant>,
+    /// The key of this call in `SessionState::due`.
+    pub(super) due: Option<Instant>,
+    /// Its grace timer, while it is detached.
+    pub(super) grace_timer: Option<GraceTimer>,
+    /// The resumes whose streams are open.
+    pub(super) resumed: Vec<Generation>,
+    /// Number of resumes that were received and are not answered.
+    pending_resumes: u32,
+    /// Number of tasks that read a stream of it in the background, and will observe its end.
+    background_readers: u32,
+    /// Number of resumes in a row that brought no event.
+    empty_resumes: u32,
+    /// Its client may have resumed unobserved: the loss of its stream means nothing, and no other call supersedes it.
+    pub(super) is_maybe_resumed: bool,
+    /// How often its grace has expired.
+    expiry_count: u32,
+    last_deadline: Option<Instant>,
+}
+
+/// The timer of a detached call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GraceTimer {
+    pub(super) detachment: Detachment,
+    pub(super) state: DetachedState,
+    /// How long its client may wait before it resumes, as decided at the detach: the grace of a call that has one.
+    pub(super) resume_window: Duration,
+    /// It was postponed for long.
+    was_postponed: bool,
+    /// The grace was found expired, but late. It must not be acted on before this time.
+    recheck_at: Option<Instant>,
+    /// How often it was checked again.
+    rechecks: u8,
+    /// It has expired, and the call is to be cancelled.
+    pub(super) is_expired: bool,
+    /// The cancel was confirmed.
+    is_confirmed: bool,
+    /// When the call is removed, because no task reads a stream of it. It would keep running to its end otherwise.
+    unobserved_until: Option<Instant>,
+    /// When the last pending resume ended, at most its own deadline.
+    resumes_ended_at: Option<Instant>,
+}
+
+/// Identifies one expiry of a call's grace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExpiryToken(u32);
+
+/// The decision about a call with an expired deadline.
+pub(super) enum ExpiryDecision {
+    /// The grace has expired.
+    GraceExpired,
+    /// The grace has expired, and the cancel is confirmed.
+    GraceConfirmed,
+    /// The call timeout has passed.
+    CallTimeout,
+    Postponed,
+    Forget,
+}
+
+// === impl DetachedState ===
+
+impl DetachedState {
+    fn resume_window(self, since: Instant) -> Duration {
+        match self {
+            Self::GraceUntil { deadline, .. } => deadline.saturating_duration_since(since),
+            Self::UntilComplete { resume_window } | Self::ForgetAt { resume_window, .. } => {
+                resume_window
+            }
+        }
+    }
+}
+
+// === impl CallTimers ===
+
+impl CallTimers {
+    /// The timers of an attached call that is cancelled at `deadline` at the latest.
+    pub(super) fn with_deadline(deadline: Instant) -> Self {
+        Self {
+            deadline: Some(deadline),
+            ..Self::default()
+        }
+    }
+
+    /// Starts the grace timer. Returns its deadline.
+    pub(super) fn detach(
+        &mut self,
+        mut state: DetachedState,
+        is_empty_resume: bool,
+        detachment: Detachment,
+    ) -> Option<Instant> {
+        let resume_window = state.resume_window(detachment.since());
+        self.empty_resumes = if is_empty_resume {
+            self.empty_resumes + 1
+        } else {
+            0
+        };
+        if let DetachedState::GraceUntil { deadline, .. } = &mut state {
+            if self.empty_resumes > MAX_EMPTY_RESUMES {
+                *deadline = self.last_deadline.unwrap_or(*deadline).min(*deadline);
+            }
+            self.last_deadline = Some(*deadline);
+        }
+        self.grace_timer = Some(GraceTimer {
+            detachment,
+            state,
+            resume_window,
+            was_postponed: false,
+            recheck_at: None,
+            rechecks: 0,
+            is_expired: false,
+            is_confirmed: false,
+            unobserved_until: None,
+            resumes_ended_at: None,
+        });
+        self.detached_deadline()
+    }
+
+    /// Marks the grace as expired: the caller cancels the call.
+    pub(super) fn mark_expired(&mut self) {
+        if let Some(timer) = &mut self.grace_timer {
+            timer.is_expired = true;
+            self.expiry_count = self.expiry_count.wrapping_add(1);
+        }
+    }
+
+    /// Returns the token of the current expiry. `None` if the grace has not expired, or was invalidated since.
+    pub(super) fn expiry(&self) -> Option<ExpiryToken> {
+        let is_expired = self.grace_timer.is_some_and(|timer| timer.is_expired);
+        is_expired.then_some(ExpiryToken(self.expiry_count))
+    }
+
+    /// Invalidates the expiry and its confirmation. The timer is checked again.
+    fn invalidate_expiry(&mut self) {
+        if let Some(timer) = &mut self.grace_timer {
+            timer.is_expired = false;
+            timer.is_confirmed = false;
+        }
+    }
+
+    /// Postpones the end of the grace to `until`, because the cancel was not confirmed.
+    pub(super) fn postpone(&mut self, until: Instant) {
+        self.invalidate_expiry();
+        if let Some(timer) = &mut self.grace_timer
+            && let DetachedState::GraceUntil { deadline, .. } = &mut timer.state
+        {
+            *deadline = until;
+            timer.was_postponed = false;
+            timer.recheck_at = None;
+            timer.rechecks = 0;
+            self.last_deadline = Some(until);
+        }
+    }
+
+    /// Confirms that the call may be cancelled. The runtime may have been stalled during the confirmation, so the timer is checked
+    /// once more.
+    pub(super) fn confirm(&mut self, now: Instant) {
+        self.invalidate_expiry();
+        if let Some(timer) = &mut self.grace_timer {
+            timer.is_confirmed = true;
+            timer.recheck_at = Some(now + RECHECK_DELAY);
+            timer.rechecks = timer.rechecks.saturating_add(1);
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let is_expired = self.grace_timer.is_some_and(|timer| timer.is_expired);
+        let grace = self.detached_deadline().filter(|_| !is_expired);
+        grace.into_iter().chain(self.deadline).min()
+    }
+
+    /// When the grace timer is checked. `None` if the call is attached, or has no deadline.
+    pub(super) fn detached_deadline(&self) -> Option<Instant> {
+        let timer = self.grace_timer.as_ref()?;
+        match timer.state {
+            DetachedState::GraceUntil { deadline, .. } => {
+                let at = if self.has_pending_resume() {
+                    resume_deadline(deadline)
+                } else {
+                    // A deadline that passed meanwhile is not late: it could not run before.
+                    timer.resumes_ended_at.unwrap_or(deadline).max(deadline)
+                };
+                Some(timer.recheck_at.unwrap_or(at).max(at))
+            }
+            // Not before its deadline: a call that is not observed can still be cancelled.
+            DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
+            DetachedState::UntilComplete { .. } => timer
+                .unobserved_until
+                .map(|at| at.max(self.deadline.unwrap_or(at))),
+        }
+    }
+
+    pub(super) fn has_pending_resume(&self) -> bool {
+        self.pending_resumes > 0
+    }
+
+    /// Adds a pending resume, of which the first stops the timer.
+    ///
+    /// A resume may be the first to find the grace expired (invariant 7). When the resume ends, that could no longer be determined.
+    pub(super) fn begin_resume(&mut self, now: Instant) {
+        if !self.has_pending_resume()
+            && let Some(at) = self.detached_deadline()
+        {
+            self.postpone_if_late(now, at, now.duration_since(at), false);
+        }
+        self.pending_resumes = self.pending_resumes.saturating_add(1);
+        self.invalidate_expiry();
+    }
+
+    /// Removes a pending resume. With the last one the timer continues.
+    pub(super) fn end_resume(&mut self, now: Instant) {
+        if self.pending_resumes != 1 {
+            self.pending_resumes = self.pending_resumes.saturating_sub(1);
+            return;
+        }
+        self.pending_resumes = 0;
+        self.invalidate_expiry();
+        if let Some(timer) = &mut self.grace_timer
+            && let DetachedState::GraceUntil { deadline, .. } = timer.state
+        {
+            timer.resumes_ended_at = Some(now.min(resume_deadline(deadline)));
+        }
+    }
+
+    /// Lets a call keep running, because its client may have resumed unobserved. Takes effect now if the call is detached.
+    pub(super) fn set_maybe_resumed(&mut self, state: DetachedState) {
+        self.invalidate_expiry();
+        self.is_maybe_resumed = true;
+        if let Some(timer) = &mut self.grace_timer {
+            timer.state = state;
+        }
+    }
+
+    /// How long the outcome of a detached call that ends at `at` is retained: for its resume window, and to the end
+    /// of its grace, however often that was postponed. `None` if it is attached.
+    pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
+        let timer = self.grace_timer.as_ref()?;
+        let whole = at.checked_add(timer.resume_window);
+        let grace_deadline = match timer.state {
+            DetachedState::GraceUntil { deadline, .. } => Some(deadline),
+            DetachedState::UntilComplete { .. } | DetachedState::ForgetAt { .. } => None,
+        };
+        whole.max(grace_deadline)
+    }
+
+    /// Adds a task that reads a stream of the call in the background.
+    pub(super) fn add_background_reader(&mut self) {
+        self.background_readers = self.background_readers.saturating_add(1);
+        if let Some(timer) = &mut self.grace_timer {
+            timer.unobserved_until = None;
+        }
+    }
+
+    /// Removes a task that has ended without having observed the call's end.
+    pub(super) fn remove_background_reader(&mut self, unobserved_until: Option<Instant>) {
+        self.background_readers = self.background_readers.saturating_sub(1);
+        if self.background_readers == 0
+            && let Some(timer) = &mut self.grace_timer
+            && let Some(unobserved_until) = unobserved_until
+        {
+            timer.unobserved_until.get_or_insert(unobserved_until);
+        }
+    }
+
+    /// Decides what to do with a call whose deadline was `at`. `late` is how long after `at` the timer ran. `is_stalled`: a
+    /// runtime is known to have been stalled.
+    pub(super) fn check(
+        &mut self,
+        now: Instant,
+        at: Instant,
+        late: Duration,
+        is_stalled: bool,
+    ) -> ExpiryDecision {
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            return ExpiryDecision::CallTimeout;
+        }
+        match self.grace_timer.map(|timer| timer.state) {
+            Some(DetachedState::GraceUntil { .. })
+                if self.postpone_if_late(now, at, late, is_stalled) =>
+            {
+                ExpiryDecision::Postponed
+            }
+            Some(DetachedState::GraceUntil { .. }) => {
+                self.mark_expired();
+                if self.grace_timer.is_some_and(|timer| timer.is_confirmed) {
+                    ExpiryDecision::GraceConfirmed
+                } else {
+                    ExpiryDecision::GraceExpired
+                }
+            }
+            Some(DetachedState::ForgetAt { .. } | DetachedState::UntilComplete { .. }) => {
+                ExpiryDecision::Forget
+            }
+            None => ExpiryDecision::Postponed,
+        }
+    }
+
+    fn postpone_if_late(
+        &mut self,
+        now: Instant,
+        at: Instant,
+        late: Duration,
+        is_stalled: bool,
+    ) -> bool {
+        let Some(timer) = &mut self.grace_timer else {
+            return false;
+        };
+        let DetachedState::GraceUntil { deadline, retry } = &mut timer.state else {
+            return false;
+        };
+        let tolerated = if timer.recheck_at == Some(at) {
+            RECHECK_TOLERANCE
+        } else {
+            TIMER_RESOLUTION
+        };
+        let deadline = if (is_stalled || late > STALL_THRESHOLD) && !timer.was_postponed {
+            timer.was_postponed = true;
+            // A confirmation from before the stall need not hold any more.
+            timer.is_confirmed = false;
+            *deadline = now + (2 * *retry).max(MAX_RESUME_WAIT);
+            *deadline
+        } else if (is_stalled || late > tolerated) && timer.rechecks < MAX_RECHECKS {
+            timer.rechecks += 1;
+            *timer.recheck_at.insert(now + RECHECK_DELAY)
+        } else {
+            return false;
+        };
+        self.last_deadline = Some(deadline);
+        true
+    }
+}
+
+fn resume_deadline(deadline: Instant) -> Instant {
+    deadline.checked_add(MAX_RESUME_WAIT).unwrap_or(deadline)
+}

@@ -1,0 +1,378 @@
+//! The lookup of calls in flight, by request id and by event id.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    SessionState,
+    entry::{CallKey, Entry},
+    index::{self, EventId, KeyHash, ScopeSet, StreamId},
+    retained_call::RetainedOutcome,
+    streams::{EventIdFormat, Streams},
+};
+use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
+
+/// The calls that an event id matches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EventMatch<T, A> {
+    Nothing,
+    /// A stream of a call in flight.
+    Call(CallId, T),
+    /// One of these, perhaps: their known event ids are incomplete, or several calls have the event id.
+    Ambiguous(Vec<(CallId, T)>),
+    /// A stream of a call that has ended.
+    Ended(RetainedOutcome<A>),
+}
+
+// === impl EventMatch ===
+
+impl<T, A> EventMatch<T, A> {
+    /// Returns the calls in flight that may match.
+    pub(crate) fn in_flight(self) -> Vec<(CallId, T)> {
+        match self {
+            Self::Call(id, call) => vec![(id, call)],
+            Self::Ambiguous(calls) => calls,
+            Self::Nothing | Self::Ended(_) => Vec::new(),
+        }
+    }
+}
+
+// === impl SessionState ===
+
+impl<T: Clone, A: Clone> SessionState<T, A> {
+    /// Records an event id of a call's stream.
+    pub(crate) fn record_event_id(&mut self, id: CallId, event_id: &[u8], format: EventIdFormat) {
+        let session = self.calls.get(id).and_then(Entry::session);
+        let Some(session) = session else {
+            return;
+        };
+        let stream = match (format, index::numbers(event_id)) {
+            (EventIdFormat::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
+            (_, numbers) => match self.record_opaque_event_id(id, session, event_id, numbers) {
+                Some(stream) => stream,
+                None => return,
+            },
+        };
+        let entry = self.calls.get_mut(id);
+        let Some(dropped) = entry.and_then(|entry| entry.streams.add(stream)) else {
+            return;
+        };
+        let slot = self.shared.hasher.stream(session, stream);
+        self.index.insert(slot, id);
+        if let Some(dropped) = dropped {
+            self.has_incomplete_event_ids = true;
+            self.unindex_stream(session, dropped, id);
+        }
+    }
+
+    /// Returns the key for an event id of any format. `None` if the event id continues or starts a run of consecutive ids, and no
+    /// other call of the session has it.
+    fn record_opaque_event_id(
+        &mut self,
+        id: CallId,
+        session: KeyHash,
+        event_id: &[u8],
+        numbers: Option<(u64, u64)>,
+    ) -> Option<StreamId> {
+        let entry = self.calls.get_mut(id)?;
+        if numbers.is_some_and(|(index, stream)| entry.streams.continue_run(index, stream)) {
+            return None;
+        }
+        let event = EventId {
+            numbers,
+            hash: self.shared.hasher.event(event_id),
+        };
+        let mut calls = event
+            .streams()
+            .filter_map(|stream| self.call_of_stream(session, stream));
+        let is_shared = calls.any(|(call, _)| call != id);
+        self.has_shared_event_ids |= is_shared;
+        let entry = self.calls.get_mut(id)?;
+        if let Some((index, stream)) = numbers.filter(|_| !is_shared)
+            && entry.streams.start_run(index, stream)
+        {
+            let slot = self
+                .shared
+                .hasher
+                .stream(session, StreamId::Numbered(stream));
+            self.index.insert(slot, id);
+            return None;
+        }
+        Some(StreamId::Opaque(event.hash))
+    }
+
+    /// Records that the known event ids of a call are incomplete, because its stream cannot be read.
+    pub(crate) fn mark_event_ids_incomplete(&mut self, id: CallId) {
+        if let Some(entry) = self.calls.get_mut(id) {
+            entry.streams.mark_incomplete();
+            self.has_incomplete_event_ids = true;
+        }
+    }
+
+    pub(super) fn unindex_streams(&mut self, id: CallId, session: KeyHash, streams: &Streams) {
+        for stream in streams.iter() {
+            self.unindex_stream(session, stream, id);
+        }
+    }
+
+    fn unindex_stream(&mut self, session: KeyHash, stream: StreamId, id: CallId) {
+        let slot = self.shared.hasher.stream(session, stream);
+        self.unindex(slot, id);
+    }
+
+    /// Removes a key from the index if it maps to this call, and returns whether it did. `None` if it is not in the index.
+    fn unindex(&mut self, slot: KeyHash, id: CallId) -> Option<bool> {
+        let is_owner = *self.index.get(slot)? == id;
+        if is_owner {
+            self.index.remove(slot);
+        }
+        Some(is_owner)
+    }
+
+    /// Removes the request id of an ended call from the index. Returns `false` if another call may have the id.
+    pub(super) fn unindex_request(&mut self, id: CallId, key: &CallKey) -> bool {
+        let slot = self.shared.hasher.request(key.session, &key.request);
+        if let Some(was_own) = self.unindex(slot, id) {
+            return was_own;
+        }
+        let mut others = self.calls().filter(|(other, _)| *other != id);
+        !others.any(|(_, other)| other.has_key(key.session, &key.request))
+    }
+
+    /// Returns which calls of a session an event id matches.
+    pub(crate) fn match_event(&self, scope: &Scope, event_id: &[u8]) -> EventMatch<T, A> {
+        match self.session(scope) {
+            Some(session) => self.match_event_in(session, event_id),
+            None => EventMatch::Nothing,
+        }
+    }
+
+    fn match_event_in(&self, session: KeyHash, event_id: &[u8]) -> EventMatch<T, A> {
+        let is_of_session = |entry: &Entry<T>| entry.session() == Some(session);
+        let event = self.shared.hasher.event_id(event_id);
+        let mut calls = if self.has_shared_event_ids {
+            self.calls_where(|entry| is_of_session(entry) && entry.streams.contains(event))
+        } else {
+            self.call_with_event(session, event).into_iter().collect()
+        };
+        if let Some((id, call)) = calls.pop() {
+            if calls.is_empty() {
+                return EventMatch::Call(id, call);
+            }
+            calls.push((id, call));
+            return EventMatch::Ambiguous(calls);
+        }
+        if let Some(end) = self.retained.outcome_of(session, event) {
+            return EventMatch::Ended(end.clone());
+        }
+        // A late client may resume a call that was removed. The lookup must not take longer the more calls there are.
+        let incomplete = if self.has_incomplete_event_ids {
+            self.calls_where(|entry| is_of_session(entry) && entry.streams.is_incomplete())
+        } else {
+            Vec::new()
+        };
+        if incomplete.is_empty() {
+            EventMatch::Nothing
+        } else {
+            EventMatch::Ambiguous(incomplete)
+        }
+    }
+
+    /// Returns the call in flight that has an event id, where event ids are not shared.
+    fn call_with_event(&self, session: KeyHash, event: EventId) -> Option<(CallId, T)> {
+        let mut calls = event
+            .streams()
+            .filter_map(|stream| self.call_of_stream(session, stream));
+        let is_match =
+            |entry: &Entry<T>| entry.session() == Some(session) && entry.streams.contains(event);
+        let (id, entry) = calls.find(|(_, entry)| is_match(entry))?;
+        Some((id, entry.call.clone()))
+    }
+
+    /// Returns the call to which the index maps a stream.
+    fn call_of_stream(&self, session: KeyHash, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
+        let id = *self.index.get(self.shared.hasher.stream(session, stream))?;
+        Some((id, self.calls.get(id)?))
+    }
+
+    /// The session with this id in a scope.
+    pub(super) fn session(&self, scope: &Scope) -> Option<KeyHash> {
+        let (_, id) = self.session_id.as_ref()?;
+        Some(self.shared.hasher.session(*id, scope))
+    }
+
+    /// The call of a session with this JSON-RPC id, if its request was accepted.
+    pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
+        self.accepted(self.session(scope)?, request)
+    }
+
+    fn accepted(&self, session: KeyHash, request: &RequestId) -> Option<(CallId, T)> {
+        let slot = self.shared.hasher.request(session, request);
+        let id = *self.index.get(slot)?;
+        let entry = self.calls.get(id)?;
+        let is_match = entry.has_key(session, request);
+        is_match.then(|| (id, entry.call.clone()))
+    }
+
+    /// The call of a session with this JSON-RPC id, also if its request is not accepted yet.
+    pub(crate) fn find_unaccepted_too(
+        &self,
+        scope: &Scope,
+        request: &RequestId,
+    ) -> Option<(CallId, T)> {
+        self.find(scope, request).or_else(|| {
+            let session = self.session(scope)?;
+            let mut calls = self.calls();
+            let (id, entry) = calls.find(|(_, entry)| entry.has_key(session, request))?;
+            Some((id, entry.call.clone()))
+        })
+    }
+
+    /// The call with this JSON-RPC id, in whatever scope. `None` if there is none, or one in more than one scope.
+    pub(crate) fn find_unique(&self, request: &RequestId) -> Option<CallId> {
+        if let ScopeSet::One(session) = self.scopes
+            && let Some((id, _)) = self.accepted(session, request)
+        {
+            return Some(id);
+        }
+        let keys = self
+            .calls()
+            .filter_map(|(id, entry)| Some((id, entry.key.as_ref()?)));
+        let matches = keys.filter(|(_, key)| key.request == *request);
+        let mut matches: Vec<_> = matches
+            .map(|(id, key)| (key.session, !key.is_accepted, id))
+            .collect();
+        // Of each session the accepted call, if there is one.
+        matches.sort_unstable();
+        matches.dedup_by_key(|(session, ..)| *session);
+        match *matches {
+            [(.., id)] => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Returns the calls in flight that an event id may match, of the sessions of all scopes.
+    pub(crate) fn candidates_for_event(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
+        match self.scopes {
+            ScopeSet::None => return Vec::new(),
+            ScopeSet::One(session) => return self.match_event_in(session, event_id).in_flight(),
+            ScopeSet::Several => {}
+        }
+        let event = self.shared.hasher.event_id(event_id);
+        let has_event = |entry: &Entry<T>| entry.key.is_some() && entry.streams.contains(event);
+        let matches = self.calls().filter(|(_, entry)| has_event(entry));
+        let matched: Vec<_> = matches.map(|(_, entry)| entry.session()).collect();
+        // In a session where one call has the event id, no other call matches.
+        let may_have =
+            |entry: &Entry<T>| entry.streams.is_incomplete() && !matched.contains(&entry.session());
+        self.calls_where(|entry| has_event(entry) || may_have(entry))
+    }
+
+    /// Returns the call in flight that has an event id, in any scope. `None` if several have it.
+    pub(crate) fn unique_match_for_event(&self, event_id: &[u8]) -> Option<(CallId, T)> {
+        let event_match = match self.scopes {
+            ScopeSet::None => return None,
+            ScopeSet::One(session) => self.match_event_in(session, event_id),
+            ScopeSet::Several => {
+                let event = self.shared.hasher.event_id(event_id);
+                let mut matches = self.calls_where(|entry| entry.streams.contains(event));
+                return matches.pop().filter(|_| matches.is_empty());
+            }
+        };
+        match event_match {
+            EventMatch::Call(id, call) => Some((id, call)),
+            EventMatch::Nothing | EventMatch::Ambiguous(_) | EventMatch::Ended(_) => None,
+        }
+    }
+
+    /// Returns `true` if the calls in flight belong to sessions in more than one scope.
+    pub(crate) fn has_several_sessions(&self) -> bool {
+        let mut sessions = self.calls().filter_map(|(_, entry)| entry.session());
+        let first = sessions.next();
+        self.scopes == ScopeSet::Several && sessions.any(|other| Some(other) != first)
+    }
+
+    /// Returns `true` if a session has calls in flight or retained calls.
+    pub(crate) fn has_session(&self, scope: &Scope) -> bool {
+        self.session(scope).is_some_and(|session| {
+            let mut calls = self.calls();
+            calls.any(|(_, entry)| entry.session() == Some(session))
+                || self.retained.has_session(session)
+        })
+    }
+
+    /// The calls of a session whose requests are not accepted yet.
+    pub(crate) fn unaccepted(&self, scope: &Scope) -> Vec<(CallId, T)> {
+        let Some(session) = self.session(scope) else {
+            return Vec::new();
+        };
+        self.calls_where(|entry| {
+            let key = entry.key.as_ref();
+            key.is_some_and(|key| key.session == session && !key.is_accepted)
+        })
+    }
+
+    /// Returns `true` if a session call is in flight whose request is not accepted yet.
+    pub(crate) fn is_unaccepted(&self, id: CallId) -> bool {
+        let entry = self.calls.get(id);
+        let key = entry.and_then(|entry| entry.key.as_ref());
+        key.is_some_and(|key| !key.is_accepted)
+    }
+
+    pub(crate) fn call(&self, id: CallId) -> Option<&T> {
+        self.calls.get(id).map(|entry| &entry.call)
+    }
+
+    pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
+        self.calls.get(id).is_some()
+    }
+
+    pub(crate) fn is_detached(&self, id: CallId) -> bool {
+        self.detachment(id).is_some()
+    }
+
+    /// Returns the detachment of a call. `None` if it is attached or has ended.
+    pub(crate) fn detachment(&self, id: CallId) -> Option<Detachment> {
+        self.calls.get(id)?.detachment()
+    }
+
+    /// Returns the resume window of a detached call, as it was decided at the detach.
+    pub(crate) fn grace(&self, id: CallId) -> Option<Duration> {
+        Some(self.calls.get(id)?.grace_timer()?.resume_window)
+    }
+
+    /// Returns the cause of a detach, if the call has no grace. Only a pending resume kept it running.
+    pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
+        let timer = self.calls.get(id)?.grace_timer()?;
+        timer
+            .resume_window
+            .is_zero()
+            .then(|| timer.detachment.cause())
+    }
+
+    /// Returns `true` if a client may resume in a session: a detached call, or a call whose answer is retained.
+    pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
+        self.session(scope).is_some_and(|session| {
+            let is_away = |entry: &Entry<T>| {
+                entry.session() == Some(session) && entry.grace_timer().is_some()
+            };
+            let mut calls = self.calls();
+            calls.any(|(_, entry)| is_away(entry))
+                || self.retained.has_undelivered_answers(session, now)
+        })
+    }
+
+    /// The detached calls of a session.
+    pub(crate) fn detached(&self, scope: &Scope) -> Vec<(CallId, T)> {
+        let Some(session) = self.session(scope) else {
+            return Vec::new();
+        };
+        self.calls_where(|entry| entry.session() == Some(session) && entry.grace_timer().is_some())
+    }
+
+    pub(super) fn calls_where(&self, is_match: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {
+        let calls = self.calls().filter(|(_, entry)| is_match(entry));
+        calls.map(|(id, entry)| (id, entry.call.clone())).collect()
+    }
+}

@@ -1,0 +1,54 @@
+//! Release of capacity that a collection no longer needs after a peak.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::{BuildHasher, Hash},
+};
+
+/// Minimum capacity that is always kept: 64. A larger capacity is released when less than an eighth of it is used.
+const MIN_CAPACITY: usize = 64;
+
+/// A collection that keeps its capacity when elements are removed. To be called after a removal. It leaves half of the capacity
+/// free, so that many insertions or removals are needed before it reallocates again.
+pub(crate) trait ShrinkIfSparse {
+    fn shrink_if_sparse(&mut self);
+}
+
+impl<K: Eq + Hash, V, S: BuildHasher> ShrinkIfSparse for HashMap<K, V, S> {
+    fn shrink_if_sparse(&mut self) {
+        if is_sparse(self.len(), self.capacity()) {
+            self.shrink_to(2 * self.len());
+        }
+    }
+}
+
+impl<T> ShrinkIfSparse for VecDeque<T> {
+    fn shrink_if_sparse(&mut self) {
+        if is_sparse(self.len(), self.capacity()) {
+            self.shrink_to(2 * self.len());
+        }
+    }
+}
+
+/// Returns `true` if less than an eighth is used.
+fn is_sparse(len: usize, capacity: usize) -> bool {
+    capacity > MIN_CAPACITY && len < capacity / 8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collection_that_empties_shrinks_a_few_times_only() {
+        let mut numbers: VecDeque<usize> = (0..100_000).collect();
+        let mut capacities = vec![numbers.capacity()];
+        while numbers.pop_front().is_some() {
+            numbers.shrink_if_sparse();
+            capacities.push(numbers.capacity());
+        }
+        capacities.dedup();
+        assert!(capacities.len() < 9, "{capacities:?}");
+        assert!(capacities.last() <= Some(&MIN_CAPACITY), "{capacities:?}");
+    }
+}

@@ -1,0 +1,380 @@
+//! Map from session id to session state. Each session has its own lock; a call belongs to exactly one session.
+//!
+//! An entry is keyed by the session id alone, so it does not change when the session manager of the id becomes known. Two session
+//! ids share a lock only while an entry is looked up.
+
+use std::{
+    collections::hash_map,
+    iter,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use super::{
+    answer::Answer,
+    core::{self, Entry, Expired, KeyHash, PrehashedMap, RegistryShared, ShrinkIfSparse},
+    tracked::Tracked,
+};
+use crate::{
+    call::{CallId, CancelReason},
+    catch_panic::catch_panic,
+    lock::lock,
+    shards::Shards,
+    timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, Timer, TimerHandle},
+};
+
+/// Number of entries for calls without a session: 16. That many of these calls can start and end at the same time.
+const SESSIONLESS_SHARDS: usize = 16;
+
+/// Maximum number of expired deadlines that are handled under one lock of an entry: 16 calls in flight, and 16 retained calls of
+/// each delivery state.
+pub(super) const EXPIRY_BATCH: usize = 16;
+
+/// Maximum number of calls that are scanned under one lock of an entry: 256. They take about a tenth of a millisecond.
+pub(super) const SCAN_BATCH: usize = 256;
+
+pub(crate) type SessionState<T> = core::SessionState<Arc<T>, Answer>;
+
+pub(crate) type UntrackedCall<T> = core::UntrackedCall<Arc<T>>;
+
+pub(crate) struct SessionMap<T> {
+    shards: Shards<Mutex<Shard<T>>>,
+    sessionless: [Arc<SessionEntry<T>>; SESSIONLESS_SHARDS],
+    pub(super) shared: Arc<RegistryShared>,
+    pub(super) timer: Arc<Timer>,
+    /// Notified when calls have ended while completions are tracked.
+    pub(super) ended: Notify,
+}
+
+type Shard<T> = PrehashedMap<Arc<SessionEntry<T>>>;
+
+pub(crate) struct SessionEntry<T> {
+    map: Weak<SessionMap<T>>,
+    /// The session id and its hash. `None` for calls without a session.
+    session_id: Option<(Arc<str>, KeyHash)>,
+    state: Mutex<EntryState<T>>,
+    /// The timer entry of the next deadline. Set with the first deadline.
+    timer: OnceLock<TimerHandle>,
+}
+
+struct EntryState<T> {
+    core: SessionState<T>,
+    /// When the timer checks this entry. `None` if it does not.
+    timer_deadline: Option<Instant>,
+    /// Set when the entry is removed from the map, because its session has no calls. The session has another entry now, or none.
+    is_removed: bool,
+}
+
+/// The effects of an operation on an entry, to be applied when no lock is held.
+#[must_use]
+pub(crate) struct DeferredEffects<T> {
+    entry: Arc<SessionEntry<T>>,
+    effects: Effects,
+}
+
+struct Effects {
+    /// A deadline that is earlier than the one of the timer.
+    earlier_deadline: Option<Instant>,
+    /// A drain waits for calls to end, and one has ended.
+    has_completed: bool,
+    is_empty: bool,
+}
+
+// === impl SessionMap ===
+
+impl<T: Tracked> SessionMap<T> {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new_cyclic(|map| {
+            let shared = Arc::new(RegistryShared::default());
+            let sessionless = || Arc::new(SessionEntry::new(map.clone(), shared.clone(), None));
+            Self {
+                shards: Shards::default(),
+                sessionless: [(); SESSIONLESS_SHARDS].map(|()| sessionless()),
+                shared,
+                timer: Arc::new(Timer::new()),
+                ended: Notify::new(),
+            }
+        })
+    }
+
+    /// Returns the entry of a session id. `None` if nothing is known of the session.
+    pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
+        let hash = self.shared.hasher.session_id(session_id);
+        let shard = self.shard(hash);
+        let entry = shard.get(&hash).filter(|entry| entry.has_id(session_id))?;
+        Some(entry.clone())
+    }
+
+    /// Runs one operation on the state of a session id, and inserts an entry if there is none. Returns the effects of the
+    /// operation, which the caller applies when no lock is held.
+    ///
+    /// If another session id has the same hash, the call is stored where calls without a session are: the calls of the two
+    /// sessions could not be distinguished.
+    pub(super) fn with_or_insert<R>(
+        self: &Arc<Self>,
+        session_id: Option<&Arc<str>>,
+        id: CallId,
+        operation: impl FnOnce(&Arc<SessionEntry<T>>, &mut SessionState<T>) -> R,
+    ) -> (R, DeferredEffects<T>) {
+        loop {
+            let entry = session_id.and_then(|session_id| self.find_or_insert(session_id));
+            let entry = entry.unwrap_or_else(|| self.sessionless(id).clone());
+            let mut state = entry.state();
+            // Otherwise it was removed meanwhile.
+            if !state.is_removed {
+                let (result, effects) = state.run(|core| operation(&entry, core));
+                drop(state);
+                return (result, DeferredEffects { entry, effects });
+            }
+        }
+    }
+
+    /// Returns the entry for a call without a session.
+    fn sessionless(&self, id: CallId) -> &Arc<SessionEntry<T>> {
+        let at = u64::from(id) as usize % SESSIONLESS_SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        &self.sessionless[at]
+    }
+
+    fn find_or_insert(self: &Arc<Self>, session_id: &Arc<str>) -> Option<Arc<SessionEntry<T>>> {
+        let hash = self.shared.hasher.session_id(session_id);
+        match self.shard(hash).entry(hash) {
+            hash_map::Entry::Occupied(entry) if !entry.get().has_id(session_id) => None,
+            hash_map::Entry::Occupied(entry) => Some(entry.get().clone()),
+            hash_map::Entry::Vacant(vacant) => {
+                let map = Arc::downgrade(self);
+                let session_id = Some((session_id.clone(), hash));
+                let entry = SessionEntry::new(map, self.shared.clone(), session_id);
+                Some(vacant.insert(Arc::new(entry)).clone())
+            }
+        }
+    }
+
+    /// Removes an entry whose session has no calls. Only here an entry is locked while its shard is locked.
+    fn remove_if_empty(&self, entry: &SessionEntry<T>) {
+        let Some((_, hash)) = entry.session_id else {
+            return;
+        };
+        let mut shard = self.shard(hash);
+        {
+            let mut state = entry.state();
+            if state.is_removed || !state.core.is_empty() {
+                return;
+            }
+            state.is_removed = true;
+        }
+        let removed = shard.remove(&hash);
+        shard.shrink_if_sparse();
+        drop(shard);
+        drop(removed);
+    }
+
+    /// Returns all entries. One that is added or removed meanwhile may be among them.
+    pub(super) fn entries(&self) -> impl Iterator<Item = Arc<SessionEntry<T>>> {
+        let of_sessions = self.shards.iter().flat_map(|shard| {
+            let entries = lock(shard);
+            entries.values().cloned().collect::<Vec<_>>()
+        });
+        of_sessions.chain(self.sessionless.iter().cloned())
+    }
+
+    /// Stores the entry of one session under the hash of another.
+    #[cfg(test)]
+    pub(super) fn pretend_collision(&self, session_id: &str, other: &str) {
+        let entry = self.find(session_id).unwrap();
+        let hash = self.shared.hasher.session_id(other);
+        self.shard(hash).insert(hash, entry);
+    }
+
+    fn shard(&self, hash: KeyHash) -> MutexGuard<'_, Shard<T>> {
+        lock(self.shards.of(hash.number()))
+    }
+}
+
+// === impl DeferredEffects ===
+
+impl<T: Tracked> DeferredEffects<T> {
+    pub(crate) fn run(self) {
+        self.entry.apply(&self.effects);
+    }
+}
+
+// === impl SessionEntry ===
+
+impl<T: Tracked> SessionEntry<T> {
+    fn new(
+        map: Weak<SessionMap<T>>,
+        shared: Arc<RegistryShared>,
+        session_id: Option<(Arc<str>, KeyHash)>,
+    ) -> Self {
+        Self {
+            map,
+            session_id: session_id.clone(),
+            state: Mutex::new(EntryState {
+                core: SessionState::new(shared, session_id),
+                timer_deadline: None,
+                is_removed: false,
+            }),
+            timer: OnceLock::new(),
+        }
+    }
+
+    fn has_id(&self, session_id: &str) -> bool {
+        let its = self.session_id.as_ref();
+        its.is_some_and(|(its, _)| **its == *session_id)
+    }
+
+    /// Runs one operation on the session state, and applies its effects.
+    pub(crate) fn with<R>(
+        self: &Arc<Self>,
+        operation: impl FnOnce(&mut SessionState<T>) -> R,
+    ) -> R {
+        let (result, effects) = self.state().run(operation);
+        self.apply(&effects);
+        result
+    }
+
+    /// Reads the session state.
+    pub(super) fn read<R>(&self, select: impl FnOnce(&SessionState<T>) -> R) -> R {
+        select(&self.state().core)
+    }
+
+    /// Runs one operation as [`with`](Self::with) does, and returns its effects instead of applying them.
+    pub(crate) fn with_deferred<R>(
+        self: &Arc<Self>,
+        operation: impl FnOnce(&mut SessionState<T>) -> R,
+    ) -> (R, DeferredEffects<T>) {
+        let (result, effects) = self.state().run(operation);
+        let entry = self.clone();
+        (result, DeferredEffects { entry, effects })
+    }
+
+    /// Scans the calls in flight that started before `before`, oldest first. The lock is free between two batches.
+    pub(super) fn scan_calls<R>(
+        self: Arc<Self>,
+        before: CallId,
+        select: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R>,
+    ) -> impl Iterator<Item = R> {
+        let mut after = None;
+        let batches = iter::from_fn(move || {
+            let (batch, last) = self.read(|core| {
+                let mut last = None;
+                let calls = core.calls_between(after, before).take(SCAN_BATCH);
+                let calls = calls.inspect(|(id, _)| last = Some(*id));
+                let batch = calls.filter_map(|(id, entry)| select(id, entry));
+                (batch.collect::<Vec<_>>(), last)
+            });
+            after = Some(last?);
+            Some(batch)
+        });
+        batches.flatten()
+    }
+
+    fn apply(self: &Arc<Self>, effects: &Effects) {
+        if effects.has_completed {
+            self.notify_drain();
+        }
+        if let Some(at) = effects.earlier_deadline {
+            self.set_timer(at);
+        }
+        if effects.is_empty {
+            self.remove_if_empty();
+        }
+    }
+
+    #[cold]
+    fn notify_drain(&self) {
+        if let Some(map) = self.map.upgrade() {
+            map.ended.notify_waiters();
+        }
+    }
+
+    /// Sets the timer to `at`, unless it is set to an earlier time.
+    #[cold]
+    fn set_timer(self: &Arc<Self>, at: Instant) {
+        let Some(map) = self.map.upgrade() else {
+            return;
+        };
+        if self.timer.get().is_none() {
+            let entry: Weak<Self> = Arc::downgrade(self);
+            // Of two concurrent calls one sets the handle.
+            let _first = self.timer.set(map.timer.set(at, entry));
+        }
+        if let Some(timer) = self.timer.get() {
+            timer.reset_earlier(at);
+        }
+        map.timer.ensure_on_current_runtime();
+    }
+
+    /// Removes this entry from the map if its session has no calls.
+    fn remove_if_empty(&self) {
+        if self.session_id.is_some()
+            && let Some(map) = self.map.upgrade()
+        {
+            map.remove_if_empty(self);
+        }
+    }
+
+    /// Returns `true` if it has a deadline for which the timer is not set.
+    #[cfg(test)]
+    pub(super) fn has_unscheduled_deadline(&self) -> bool {
+        let next = self.state().core.next_deadline();
+        let looked_at = self.timer.get().and_then(TimerHandle::deadline);
+        next.is_some_and(|next| looked_at.is_none_or(|at| at > next))
+    }
+
+    fn state(&self) -> MutexGuard<'_, EntryState<T>> {
+        lock(&self.state)
+    }
+}
+
+impl<T: Tracked> OnDeadline for SessionEntry<T> {
+    fn on_deadline(&self, tracker: &LatenessTracker, _timeliness: Timeliness) -> Option<Rearm> {
+        let (expired, next, has_completed) = {
+            let mut state = self.state();
+            let (expired, effects) = state.run(|core| core.expire_some(tracker, EXPIRY_BATCH));
+            state.timer_deadline = state.core.next_deadline();
+            (expired, state.timer_deadline, effects.has_completed)
+        };
+        if has_completed {
+            self.notify_drain();
+        }
+        // Before the expired calls are reported, which may take long. The next run handles the rest.
+        if let Some((timer, next)) = self.timer.get().zip(next) {
+            timer.reset_earlier(next);
+        }
+        for (id, call, expired) in expired {
+            // What is dropped here is the user's. A destructor that panics must not affect another call.
+            catch_panic(|| match expired {
+                Expired::Grace => call.on_grace_expired(id),
+                Expired::GraceConfirmed => call.on_expired(id, CancelReason::Orphaned),
+                Expired::Deadline => call.on_expired(id, CancelReason::TimedOut),
+                Expired::Forgotten(finished) => call.on_untracked(id, finished),
+            });
+        }
+        if self.state().core.is_empty() {
+            self.remove_if_empty();
+        }
+        None
+    }
+}
+
+// === impl EntryState ===
+
+impl<T: Tracked> EntryState<T> {
+    fn run<R>(&mut self, operation: impl FnOnce(&mut SessionState<T>) -> R) -> (R, Effects) {
+        let result = operation(&mut self.core);
+        let next = self.core.next_deadline();
+        let earlier_deadline = next.filter(|next| self.timer_deadline.is_none_or(|at| *next < at));
+        if earlier_deadline.is_some() {
+            self.timer_deadline = earlier_deadline;
+        }
+        let effects = Effects {
+            earlier_deadline,
+            has_completed: self.core.take_completion_flag(),
+            is_empty: self.core.is_empty(),
+        };
+        (result, effects)
+    }
+}
