@@ -135,7 +135,7 @@ async fn no_call_outlives_its_client_whenever_it_hangs_up(server: Server) {
     assert!(!setup.events.all().iter().any(failed));
 }
 
-/// The client leaves the end of the stream unread.
+/// The client does not read the end of the stream.
 async fn a_client_that_leaves_with_its_answer_cancels_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
