@@ -1,5 +1,5 @@
 //! Bodies that are not calls, or ambiguous ones. The inner service decides about them: its answer is the same with and
-//! without the layer. No such body cancels anything or leaves state behind.
+//! without the layer. No such body cancels anything or adds any state.
 
 #![allow(
     clippy::expect_used,
