@@ -1,4 +1,4 @@
-//! A route without MCP whose handler spawned work, over a real socket.
+//! A route without MCP whose handler has spawned work, over a real socket.
 
 use axum::{Router, routing::get};
 use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, CancelReason};
@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use crate::support::*;
 
-/// What the work and its clean-up tell.
+/// What the work and its clean-up report.
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
     Begun,
