@@ -1,6 +1,6 @@
 //! A client disconnects and may resume within a grace.
 //!
-//! The clock is stopped and moves only when a test advances it, so the bounds are exact up to the millisecond to which
+//! The clock is stopped and moves only when a test advances it. So the bounds are exact up to the millisecond to which
 //! tokio's timers round.
 
 use std::time::Duration;

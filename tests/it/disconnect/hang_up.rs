@@ -233,7 +233,7 @@ async fn the_server_is_told_once_which_request_is_cancelled_and_why(server: Serv
     assert_eq!(cancelled.reason.as_deref(), Some("client disconnected"));
     let mut echo = mcp.call("echo", "any", json!({ "label": "echo" })).await;
     assert!(echo.answer().await.is_some());
-    assert!(told.try_recv().is_err(), "told twice");
+    assert!(told.try_recv().is_err(), "cancelled twice");
 }
 
 async fn hanging_up_the_standalone_stream_cancels_nothing(server: Server) {

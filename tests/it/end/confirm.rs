@@ -229,7 +229,7 @@ async fn no_answer_in_time_puts_off(server: Server) {
     setup.assert_usable(&mcp).await;
     clock.advance(LIMIT + TICK).await;
     setup.assert_usable(&mcp).await;
-    assert!(unanswered.answer.is_closed(), "nobody listens any more");
+    assert!(unanswered.answer.is_closed(), "the layer has given up");
     assert!(setup.witness.is_running("a"));
 
     clock.advance(GRACE + TICK).await;

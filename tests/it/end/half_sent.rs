@@ -61,7 +61,7 @@ fn stalled(content_type: &'static str, half: &'static str) -> Response<Body> {
     response.body(Body::from_stream(half)).expect("a response")
 }
 
-/// Returns what the client of a call that times out receives. If the service is `silent` for 10 s, the layer sends the
+/// Returns what a client receives when its call times out. If the service is `silent` for 10 s, the layer sends the
 /// head early.
 async fn timed_out(call: &'static str, silent: Duration, answer: Response<Body>) -> String {
     let layer = CancelOnDisconnectLayer::new()

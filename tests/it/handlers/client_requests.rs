@@ -124,7 +124,7 @@ async fn a_cancelled_call_cannot_ask_at_all() {
 
     setup.start_call(&mcp, 1, "any", "a").await.fin();
 
-    let error = within("the refusal", refused.recv()).await.expect("told");
+    let error = within("the refusal", refused.recv()).await.expect("sent");
     assert!(
         error.to_string().contains("the call is cancelled"),
         "{error}"
@@ -193,7 +193,7 @@ async fn reply(mcp: &Mcp, question: &Value) -> u16 {
 async fn fate(fates: &mut Fates, question: &str) -> Result<Value, ServiceError> {
     let (label, fate) = within("the fate of a question", fates.recv())
         .await
-        .expect("told");
+        .expect("a report");
     assert_eq!(label, question);
     fate
 }

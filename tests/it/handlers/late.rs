@@ -316,7 +316,7 @@ async fn standalone(mcp: &Mcp) -> Connection {
 async fn until_last(stream: &mut Connection) -> Vec<Value> {
     let mut messages = Vec::new();
     loop {
-        let message = stream.event().await.expect("the stream goes on").json();
+        let message = stream.event().await.expect("the stream stays open").json();
         if message["params"]["progressToken"] == LAST {
             return messages;
         }

@@ -51,7 +51,7 @@ fn stuck(beginning: impl Into<Bytes>) -> Body {
     Body::from_stream(beginning.chain(stream::pending()))
 }
 
-/// Returns what a client receives that resumes `time` after it disconnected. The server replays `stored`.
+/// Returns what a client receives when it resumes `time` after its disconnect. The server replays `stored`.
 async fn resumed_after(
     time: Duration,
     stored: impl Fn() -> Body + Clone + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! Thousands of calls that are cut off and resumed at random. No call is cancelled whose client resumes. No call
-//! outlives a client that does not resume, and no state remains.
+//! Thousands of calls that are cut off and resumed at random. A call whose client resumes is never cancelled. A call
+//! whose client does not resume ends, and no state remains.
 //!
 //! A failure prints its seed; set `TEST_SEED` to repeat it. With the stopped clock, the same seed also reproduces the
 //! deadlines. In real time with two threads it reproduces only the clients.

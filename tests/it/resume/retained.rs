@@ -1,4 +1,4 @@
-//! What a client receives that resumes a call after the call has ended.
+//! What a client receives when it resumes a call that has ended.
 //!
 //! With the wrapper the answer of a completed call is retained. The client of a cancelled call gets an error in either
 //! setup, in the one form that stops its requests.

@@ -174,7 +174,7 @@ async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
         streams.push(answer);
         let mut events = Vec::new();
         loop {
-            let event = primary.event().await.expect("the stream goes on");
+            let event = primary.event().await.expect("the stream stays open");
             last = event.id.clone().or(last);
             let is_last = !event.is_priming() && {
                 let params = &event.json()["params"];

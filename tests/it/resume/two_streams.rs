@@ -1,4 +1,4 @@
-//! A call with several streams at once has a client as long as any of them lives.
+//! A call with several streams at once has a client as long as any of them is open.
 
 use std::{sync::Arc, time::Duration};
 

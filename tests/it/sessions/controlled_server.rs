@@ -270,7 +270,7 @@ async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id()
     for _ in 0..100 {
         assert!(
             (&mut again).now_or_never().is_none(),
-            "it comes after the cancel"
+            "it waits for the cancel"
         );
         yield_now().await;
     }
@@ -964,7 +964,7 @@ async fn a_call_is_cancelled_though_its_id_is_used_again_before_its_cancel_sets_
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [disconnected]);
     let noted = tools.noted.lock().unwrap().clone();
-    assert_eq!(noted, ["started", "cancelled"], "it runs for nobody");
+    assert_eq!(noted, ["started", "cancelled"], "it runs without a client");
     let whole = whole_with(&tools.floods.waits, newer).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }

@@ -372,8 +372,8 @@ async fn hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing(server: 
     assert_untouched_beside(&setup, &mcp, call, &queued).await;
 }
 
-/// How a call ends whose client disconnects before the server accepts it, while another call has its id. The layer
-/// sends no cancel that would hit the other call. A session manager would send it after the request.
+/// The outcome of a call whose client disconnects before the server accepts it, while another call has its id. The
+/// layer sends no cancel that would hit the other call. A session manager would send it after the request.
 fn never_accepted(server: Server) -> Outcome {
     match server {
         Server::Wrapped => DISCONNECTED,

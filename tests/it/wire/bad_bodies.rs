@@ -127,7 +127,7 @@ impl Held {
         } = &self.bench;
         // Anything that was to be injected into the session was injected before this.
         let mut echo = self.mcp.call(2, "echo", json!({ "text": "x" })).await;
-        echo.answer().await.expect("the session lives");
+        echo.answer().await.expect("the session is open");
         echo.body_to_end().await;
         assert!(witness.is_running("held"), "{way:?}: {:#?}", log.events());
         assert_eq!(layer.calls().len(), 1, "{way:?}: {:#?}", log.events());

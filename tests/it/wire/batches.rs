@@ -86,7 +86,7 @@ async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
             setup.exchanges.over_for(&name).await;
             clock.advance(GRACE * 2).await;
             assert!(!job.token.is_cancelled(), "{answers:?} {name}");
-            job.finish.send(()).expect("the work goes on");
+            job.finish.send(()).expect("the work waits");
             let end = within("the end of the work", job.work).await;
             assert_eq!(end.expect("it does not panic"), "done");
         }

@@ -1,8 +1,8 @@
 //! Clients that read slowly, pause or do not read, and how `stall_timeout` decides on each.
 //!
-//! A table over real sockets. Each row has the size of the event, the size of the frames in which the inner service
-//! writes it, how the client reads, and the verdict. Each row is played on HTTP/1.1 and on HTTP/2. A sample with short
-//! times runs in `cargo test`. With `MCP_SWEEP=full` in the environment all rows run.
+//! A table over real sockets. Each row has the size of the event and of the frames in which the inner service writes
+//! it, how the client reads, and the verdict. Each row is played on HTTP/1.1 and on HTTP/2. A sample with short times
+//! runs in `cargo test`. With `MCP_SWEEP=full` in the environment all rows run.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 

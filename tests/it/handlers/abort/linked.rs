@@ -1,5 +1,5 @@
-//! The token in a handler's context fires with the call's own token, even where rmcp alone never cancels: for a call of
-//! 2026-07-28 whose events are stored, and for a call whose cancel the server refused.
+//! The token in a handler's context fires with the call's own token, even where rmcp alone never cancels. That is so
+//! for a call of 2026-07-28 whose events are stored, and for a call whose cancel the server refused.
 
 use std::time::Duration;
 
@@ -198,7 +198,7 @@ async fn a_stored_subscription_ends_with_its_stream() {
 
     within("the end of the subscription", ends.recv())
         .await
-        .expect("the handler says so");
+        .expect("the handler reports it");
 }
 
 fn stored(server: Server) -> Plan {

@@ -63,7 +63,7 @@ async fn a_panic_in_a_clean_up_harms_nothing(way: Way) {
     leaving.fin();
 
     let told = within("its other clean-up", ran.recv()).await;
-    assert_eq!(told.expect("told").0, "broken clean-up");
+    assert_eq!(told.expect("a report").0, "broken clean-up");
     bench.setup.witness.ended("broken clean-up").await;
     done.notify_one();
     assert_eq!(answers(&mut staying).await, 1);

@@ -42,7 +42,7 @@ async fn a_response_that_was_read_needs_no_clean_up() {
 }
 
 async fn next(told: &mut mpsc::UnboundedReceiver<Told>) -> Told {
-    within("what is told", told.recv())
+    within("a report", told.recv())
         .await
         .expect("the routes are there")
 }
