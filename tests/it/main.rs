@@ -1,14 +1,14 @@
-//! Integration tests: real sockets, real rmcp servers. Each folder answers a question of the reader.
+//! Integration tests: real sockets, real rmcp servers. Each folder answers one question.
 //!
 //! | folder | question |
 //! |---|---|
-//! | `disconnect` | What does a hang-up do, at once, after a grace, and among many calls? |
-//! | `resume` | What does a client get that resumes, and what may it do with several streams? |
-//! | `end` | How does a call end that neither completes nor loses its client? |
-//! | `sessions` | Whose call is it, in which session, and what does the wrapped session manager change? |
-//! | `wire` | Are bytes read right, and do they pass unchanged? |
+//! | `disconnect` | What does a disconnect do, at once, after a grace, and among many calls? |
+//! | `resume` | What does a client receive when it resumes, and what may it do with several streams? |
+//! | `end` | How does a call end if it neither completes nor loses its client? |
+//! | `sessions` | To whom does a call belong, in which session, and what does the wrapped session manager change? |
+//! | `wire` | Are bytes read correctly and passed on unchanged? |
 //! | `composition` | Does the layer keep its promises among other middleware, with any caller and on any runtime? |
-//! | `observability` | What do observers learn of calls and of stalled clients? |
+//! | `observability` | What are observers notified of? |
 //! | `handlers` | What does a cancel do to a handler, and does its work stop? |
 //! | `attacks` | What may one client try against the calls of another? |
 //! | `steps` | What if something happens at step n, for every n? |

@@ -40,7 +40,7 @@ ALLOWED = {
     "socket": 0,
     "proxy/src": 4,
     "cluster/src": 417,
-    "tests": 510,
+    "tests": 186,
     "proxy/tests": 6,
     "cluster/tests": 18,
     "examples": 45,

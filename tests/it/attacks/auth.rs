@@ -1,4 +1,4 @@
-//! A client that is refused: nothing that it asks for happens, wherever the layer stands.
+//! A client that is refused: none of its requests takes effect, wherever the layer stands.
 
 use axum::{Router, extract::Request};
 use http::{StatusCode, header::AUTHORIZATION};
@@ -10,7 +10,7 @@ use crate::{
     support::*,
 };
 
-/// On which side of the layer it is refused.
+/// The side of the layer on which the stranger is refused.
 #[derive(Clone, Copy, Debug)]
 enum Side {
     Inside,
@@ -59,7 +59,7 @@ async fn keeps_no_call(server: Server, side: Side) {
     assert_orphaned_on_time(&setup, &victim, &clock).await;
 }
 
-/// With the victim's session, the ids of its call and of its events.
+/// Sends requests with the victim's session and the ids of its call and its events. Each must be refused.
 async fn be_refused_everything(stranger: &Mcp) {
     let mut call = stranger.call(ID, "hold", label()).await;
     assert_eq!(call.head().await.status, 401);
@@ -71,7 +71,7 @@ async fn be_refused_everything(stranger: &Mcp) {
     assert_eq!(stranger.delete().await, 401);
 }
 
-/// A victim that is let in, and a stranger with its session that is not.
+/// Returns a server with two clients: a victim that is let in, and a stranger with the victim's session that is not.
 async fn guarded(server: Server, side: Side) -> (Setup, Mcp, Mcp) {
     let plan: Plan = with_grace(server);
     let plan = match side {

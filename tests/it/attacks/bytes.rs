@@ -1,4 +1,4 @@
-//! Requests that come slowly, in parts, or not to their end.
+//! Requests that arrive slowly, in parts, or incomplete.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::{
     support::*,
 };
 
-/// Whatever announces more than it sends.
+/// A content length that is larger than any body sent here.
 const ANNOUNCED: usize = 10_000;
 
 for_servers!([
@@ -65,7 +65,7 @@ async fn a_body_that_comes_byte_by_byte_is_one_call_as_any_other(server: Server)
     setup.calls_reach(0).await;
 }
 
-/// hyper does not read on, so it does not see that the client goes; the call ends by its answer.
+/// hyper does not read on, so it does not notice the disconnect. The call completes with its answer.
 async fn bytes_of_a_next_request_do_not_hide_an_answer(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;

@@ -40,7 +40,7 @@ async fn guessed_event_ids_neither_keep_nor_show_a_call_of_another_session(serve
     lost(&setup, &victim).await;
 
     let numbers = (0..6).flat_map(|index| (0..6).map(move |stream| format!("{index}/{stream}")));
-    // A plain number is the standalone stream, the stranger's own.
+    // A plain number names the stranger's own standalone stream.
     let odd = [
         "0/00",
         "00/0",
@@ -77,7 +77,7 @@ async fn guessed_request_ids_end_no_call_of_another_session(server: Server) {
     assert_answered(&setup, &victim, call).await;
 }
 
-/// Whatever serves the other path takes everything.
+/// The service on the other path accepts everything.
 async fn a_session_id_on_another_path_is_another_session(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).inside(beside).start().await;
@@ -90,10 +90,10 @@ async fn a_session_id_on_another_path_is_another_session(server: Server) {
     assert_eq!(elsewhere.delete().await, 200);
     assert!(resumed(&elsewhere, "0/0").await.is_some());
     elsewhere.call(ID, "hold", label()).await.rst();
-    // It comes after the call above, whose exchange is over then.
+    // The exchange of the call above is over when this request arrives.
     assert_eq!(elsewhere.cancel(ID).await, 200);
 
-    // The stranger's call has the same session and id, on a path of its own.
+    // The stranger's call has the same session id and request id, but another path.
     let detached = setup.calls.detached();
     assert_eq!(detached, 1);
     clock.advance(std::time::Duration::ZERO).await;

@@ -1,6 +1,6 @@
-//! Attacks: all that one client may try against the calls of another. It gets nowhere.
+//! Attacks: everything that one client may try against the calls of another, without effect.
 //!
-//! `SECURITY.md` names these tests, and others that show the same by the way.
+//! `SECURITY.md` names these tests, and other tests that cover the same property.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ mod text;
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
 /// The JSON-RPC id of the victim's call, which every attacker knows.
@@ -32,7 +32,7 @@ fn with_grace(server: Server) -> Plan {
     Plan::of(server).grace(Grace::After(GRACE))
 }
 
-/// A call whose client has just gone, in a session of its own, with two events that went out.
+/// Starts a call in a session of its own and disconnects its client after two delivered events.
 async fn lost(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_call(mcp, ID, "chatty", "victim").await;
     call.head().await;
@@ -42,7 +42,7 @@ async fn lost(setup: &Setup, mcp: &Mcp) {
     setup.events.detached(mcp, ID).await;
 }
 
-/// The lost call was not resumed, cancelled or ended by anybody, and its time is what it was.
+/// Asserts that no client has resumed, cancelled or ended the lost call, and that its grace is unchanged.
 async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     let so_far = [What::Started, What::Detached(Some(GRACE))];
     assert_eq!(setup.events.of(mcp, ID), so_far);
@@ -57,7 +57,7 @@ async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, clock: &StoppedClock)
     assert!(setup.witness.ended("victim").await.is_cancelled());
 }
 
-/// An attached call is untouched: it gets its answer.
+/// Asserts that an attached call is untouched and gets its answer.
 async fn assert_answered(setup: &Setup, mcp: &Mcp, mut call: Connection) {
     setup.assert_usable(mcp).await;
     assert_eq!(setup.events.of(mcp, ID), [What::Started]);
@@ -68,7 +68,7 @@ async fn assert_answered(setup: &Setup, mcp: &Mcp, mut call: Connection) {
     assert_eq!(setup.events.of(mcp, ID), expected);
 }
 
-/// What a resume brings, to its end. `None` if it is refused.
+/// Returns the whole response to a resume, or `None` if the resume is refused.
 async fn resumed(mcp: &Mcp, last_event_id: &str) -> Option<String> {
     let mut resumed = mcp.resume(last_event_id).await;
     if resumed.head().await.status != 200 {

@@ -1,6 +1,6 @@
-//! The layer where it should not stand: the call of somebody else is never cancelled.
+//! The layer in places where it should not stand: a client never cancels the call of another.
 //!
-//! That a client's own call still is, in most of these, is for `middleware` to show.
+//! `middleware` shows that a client still cancels its own call in most of these orders.
 
 use axum::Router;
 use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;

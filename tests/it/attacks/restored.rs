@@ -64,7 +64,7 @@ async fn a_kept_answer_reaches_no_restored_session_of_another_client() {
     assert!(kept.contains("done:victim"), "{kept}");
 }
 
-/// With the layer alone: the event id of the older call, which is lost, is one of the newer call, too.
+/// With the layer alone, the event id of the lost older call is also an event id of the newer call.
 #[tokio::test]
 async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
     let clock = StoppedClock::stop();
@@ -101,7 +101,7 @@ async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
     );
 }
 
-/// The id of the lost call is another's now, and that one is not told of the end of the lost one.
+/// The newer call has the id of the lost call. The cancel of the lost call must not reach it.
 #[tokio::test]
 async fn the_cancel_of_a_lost_call_does_not_meet_one_with_its_id_in_the_restored_session() {
     let clock = StoppedClock::stop();
@@ -132,21 +132,21 @@ async fn saved_by(server: Server) -> Setup {
     plan.start().await
 }
 
-/// A call has ended while its client was away.
+/// Has a call complete while its client is away.
 async fn answered(setup: &Setup, mcp: &Mcp) {
     lost(setup, mcp).await;
     setup.witness.release("victim");
     setup.events.ended(mcp, ID).await;
 }
 
-/// The session of the lost call ends, as for its age, and rmcp has closed it. It may be restored.
+/// Ends the session of the lost call, as at its age limit, until rmcp has closed it. The session may be restored.
 async fn expire(setup: &Setup, mcp: &Mcp) {
     let id = mcp.session_id().expect("a session");
     let sessions = &setup.sessions.local().sessions;
     let handle = sessions.read().await.get(id).cloned();
     let closed = handle.expect("it lives").close().await;
     closed.expect("it is open");
-    // rmcp waits for its handlers.
+    // rmcp waits until its handlers have returned.
     setup.witness.release("victim");
     setup.witness.ended("victim").await;
     let forgotten = async {
@@ -157,7 +157,7 @@ async fn expire(setup: &Setup, mcp: &Mcp) {
     within("rmcp to close the session", forgotten).await;
 }
 
-/// As if another process had the session last.
+/// Removes the session from this process, as if another process had served it last.
 async fn forget(setup: &Setup, mcp: &Mcp) {
     let id = mcp.session_id().expect("a session");
     let mut sessions = setup.sessions.local().sessions.write().await;

@@ -1,4 +1,4 @@
-//! Events in a store, which gives them to whoever names one.
+//! Events in a store, which returns them for any request that names one.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ async fn a_stored_event_of_another_session_is_not_given_out() {
     let stranger = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
 
-    // After the end as well: the answer is in the store.
+    // Repeated after the call has completed, when the answer is in the store.
     for brought in [PROGRESS, "done:victim"] {
         assert_eq!(resumed(&stranger, &first).await.as_deref(), Some(""));
         let own = resumed(&victim, &first).await.expect("a stream");
@@ -31,7 +31,7 @@ async fn a_stored_event_of_another_session_is_not_given_out() {
     }
 }
 
-/// rmcp reads the store for them past all sessions.
+/// For a client without a session, rmcp reads the store whatever the session.
 #[tokio::test]
 async fn a_stored_event_of_a_session_is_not_given_out_to_a_client_without_one() {
     let (setup, victim) = stored(Server::Wrapped).await;
@@ -41,7 +41,7 @@ async fn a_stored_event_of_a_session_is_not_given_out_to_a_client_without_one() 
     assert_eq!(resumed(&stranger, &first).await.as_deref(), Some(""));
 }
 
-/// The control: what is stopped above.
+/// The control: without the manager, rmcp delivers the event that the tests above suppress.
 #[tokio::test]
 async fn without_the_manager_rmcp_gives_stored_events_to_anybody() {
     let (setup, victim) = stored(Server::LayerOnly).await;
@@ -52,7 +52,7 @@ async fn without_the_manager_rmcp_gives_stored_events_to_anybody() {
     assert!(seen.contains(PROGRESS), "{seen}");
 }
 
-/// A call that no layer tracks: its events go out all the same.
+/// The layer does not track this call, but its events are sent.
 #[tokio::test]
 async fn a_stored_event_of_a_call_beyond_the_limit_is_not_given_out() {
     let plan = Plan::of(Server::Wrapped).stored().grace(Grace::Never);
@@ -64,7 +64,7 @@ async fn a_stored_event_of_a_call_beyond_the_limit_is_not_given_out() {
 async fn a_stored_event_of_a_manager_without_a_layer_is_not_given_out() {
     let plan = Plan::of(Server::Wrapped).stored();
     let plan = plan.inside(|router| {
-        // What the layer put there is gone: as if there were none.
+        // Removes what the layer inserted, as if there were no layer.
         router.layer(map_request(async |mut request: Request<Body>| {
             request.extensions_mut().clear();
             request
@@ -73,7 +73,7 @@ async fn a_stored_event_of_a_manager_without_a_layer_is_not_given_out() {
     assert_keeps_its_events(plan).await;
 }
 
-/// Two services that share a store, each with sessions of its own.
+/// Two services share a store, and each has its own sessions.
 #[tokio::test]
 async fn a_stored_event_is_not_given_out_by_another_manager_over_its_store() {
     let (setup, other) = sharing(|wrapper| wrapper, |wrapper| wrapper).await;
@@ -89,7 +89,7 @@ async fn a_stored_event_is_not_given_out_by_another_manager_over_its_store() {
     assert!(own.contains(PROGRESS), "{own}");
 }
 
-/// Whoever learns the id that the store gave has nothing of it.
+/// A client that knows the store's own id of an event gets nothing for it.
 #[tokio::test]
 async fn a_stored_event_is_not_given_out_under_the_id_that_its_store_gave() {
     let (setup, victim) = stored(Server::Wrapped).await;
@@ -100,7 +100,7 @@ async fn a_stored_event_is_not_given_out_under_the_id_that_its_store_gave() {
     }
 }
 
-/// The session goes on in another process, which shares the store and was given the key.
+/// The session continues in another process, which shares the store and has the same key.
 #[tokio::test]
 async fn a_stored_event_of_a_process_with_the_same_key_is_given_out_to_its_session_only() {
     let key = |wrapper: Wrapper| wrapper.event_id_key("the key of both");
@@ -115,7 +115,7 @@ async fn a_stored_event_of_a_process_with_the_same_key_is_given_out_to_its_sessi
     assert_eq!(resumed(&stranger, &first).await.as_deref(), Some(""));
 }
 
-/// What another process would have by default.
+/// By default the other process would have a random key.
 #[tokio::test]
 async fn a_stored_event_of_a_process_with_another_key_is_given_out_to_nobody() {
     let (before, after) = sharing(|wrapper| wrapper.event_id_key("a key"), |wrapper| wrapper).await;
@@ -131,12 +131,12 @@ async fn an_empty_key_binds_events_to_nobody_elses_guess() {
     let (before, after) = sharing(|wrapper| wrapper.event_id_key(""), |wrapper| wrapper).await;
     let (victim, first) = before_restart(&before).await;
 
-    // Both have the random key of this process.
+    // Both services have the random key of this process.
     let own = resumed(&victim.at(after.served.addr), &first).await;
     assert!(own.expect("a stream").contains(PROGRESS));
 }
 
-/// Two servers that share their events and sessions.
+/// Starts two servers that share their events and sessions.
 async fn sharing(
     first: impl FnOnce(Wrapper) -> Wrapper + 'static,
     second: impl FnOnce(Wrapper) -> Wrapper + 'static,
@@ -158,14 +158,14 @@ async fn sharing(
     (first, second)
 }
 
-/// A client whose server is then replaced, and the first event that it has.
+/// Returns a client whose server is about to be replaced, and the id of the first event that it received.
 async fn before_restart(before: &Setup) -> (Mcp, String) {
     let victim = before.mcp().await;
     let first = first_event(before, &victim).await;
     (victim, first)
 }
 
-/// A stranger gets none of a victim's events, and the victim does.
+/// Asserts that a stranger gets none of a victim's events, and that the victim gets them.
 async fn assert_keeps_its_events(plan: Plan) {
     let setup = plan.start().await;
     let (victim, stranger) = (setup.mcp().await, setup.mcp().await);
@@ -187,7 +187,7 @@ async fn stored(server: Server) -> (Setup, Mcp) {
     (setup, victim)
 }
 
-/// The id of the first event of a call that goes on without its client.
+/// Starts a call and disconnects its client; the call runs on. Returns the id of its first event.
 async fn first_event(setup: &Setup, victim: &Mcp) -> String {
     let mut call = setup.start_call(victim, ID, "chatty", "victim").await;
     call.head().await;

@@ -1,4 +1,4 @@
-//! Texts of a client that the layer repeats: they stay where they are put.
+//! Client text that the layer repeats: it stays within its field, event or line.
 
 use mcp_cancel_on_disconnect::CancelReason;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::with_grace;
 use crate::setup::{Lines, Server, Setup, arguments, for_servers};
 
-/// Each ends a line, an event, a field or a string, somewhere.
+/// Each of these would end a line, an event, a field or a string in some format.
 const HOSTILE: [&str; 7] = [
     "a\n\ndata: {\"forged\":true}\n\n",
     "a\r\n\r\nevent: forged\r\rid: 9/9",
@@ -90,7 +90,7 @@ async fn no_id_breaks_the_event_that_a_late_client_gets(server: Server) {
     }
 }
 
-/// The id that a client comes back with is repeated to it, with the answer behind.
+/// The layer repeats the id with which the client resumes, and sends the answer after it.
 #[tokio::test]
 async fn no_event_id_breaks_the_event_that_repeats_it() {
     let setup = with_grace(Server::Wrapped).start().await;
@@ -104,7 +104,7 @@ async fn no_event_id_breaks_the_event_that_repeats_it() {
     setup.witness.release("a");
     setup.events.ended(&mcp, 1).await;
 
-    // All that a header may carry and rmcp takes for the first stream, or does not.
+    // Ids that a header can carry. rmcp takes some of them for the first stream.
     for id in [
         "0/0",
         "9/0",

@@ -1,8 +1,8 @@
-//! Every middleware that a server uses, on each side of the layer, in each way to use it, on both versions of HTTP, with
-//! everything that may happen to a call: one table, of which each product is a cell.
+//! Combines every middleware that a server uses, on each side of the layer, with each kind of server and both versions
+//! of HTTP. Everything that may happen to a call happens in each combination, which is a cell of one table.
 //!
-//! `cargo test` runs a sample, which `TEST_SEED` repeats. `COMBINATIONS=all` runs all cells, and `COMBINATIONS=TEXT` those whose
-//! name contains the text.
+//! `cargo test` runs a sample, which `TEST_SEED` repeats. `COMBINATIONS=all` runs all cells, and `COMBINATIONS=TEXT`
+//! those whose name contains the text.
 
 use std::{env, fmt, panic::AssertUnwindSafe, time::Duration};
 
@@ -47,19 +47,19 @@ use crate::{
     support::*,
 };
 
-/// How many cells `cargo test` runs.
+/// Number of cells that `cargo test` runs.
 const SAMPLE: usize = 240;
 
-/// How many run at the same time.
+/// Number of cells that run at the same time.
 const AT_A_TIME: usize = 8;
 
 /// Longer than any cell.
 const LONG: Duration = Duration::from_secs(3_600);
 
-/// Shorter than any client's way back.
+/// Shorter than the time that any client needs to resume.
 const SHORT: Duration = Duration::from_millis(30);
 
-/// Where the manual names what is not supported.
+/// The page of the manual that lists what is not supported.
 const MANUAL: &str = include_str!("../../../src/manual/deploying.md");
 
 #[derive(Clone, Copy)]
@@ -81,13 +81,13 @@ struct Middleware {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trait {
     None,
-    /// What it sends cannot be read.
+    /// The layer cannot read what it sends.
     Compresses,
-    /// Nothing of a response passes before its end.
+    /// It passes nothing of a response before the end of the response.
     HoldsResponses,
     /// It sends a request twice.
     Repeats,
-    /// No call passes it.
+    /// It answers every call itself.
     Answers,
 }
 
@@ -224,7 +224,8 @@ fn table() -> Vec<Cell> {
 // === impl Cell ===
 
 impl Cell {
-    /// Why nothing is expected of it: it makes no sense, or is not supported. The manual has the latter, in these words.
+    /// Returns why nothing is expected of the cell. Either the combination is meaningless, or it is not supported and
+    /// the manual contains these words.
     fn excuse(self) -> Option<&'static str> {
         let without_session = !self.server.has_sessions();
         if without_session && matches!(self.deed, ResumesInTime | ResumesLate | Cancels | Deletes) {
@@ -240,7 +241,7 @@ impl Cell {
             Trait::HoldsResponses if matches!(self.deed, ResumesInTime | ResumesLate) => {
                 Some("something that holds back a whole response")
             }
-            // With an immediate grace the first attempt is cancelled before the second comes.
+            // With an immediate grace, the first attempt is cancelled before the second one arrives.
             Trait::Repeats if self.deed == Completes && without_session => None,
             Trait::Repeats
                 if self.server != Server::Wrapped
@@ -254,7 +255,7 @@ impl Cell {
         }
     }
 
-    /// Whether the head comes before the answer.
+    /// Returns `true` if the head is sent before the answer.
     fn has_early_head(self) -> bool {
         self.server != Server::StatelessJson && self.middleware.trait_of != Trait::HoldsResponses
     }
@@ -328,7 +329,7 @@ impl Cell {
                 call.hang_up();
                 setup.events.detached(&mcp, 1).await;
                 let mut resumed = self.send(&setup, &mcp.resume_request(&id)).await;
-                // rmcp's own sessions lose an answer that comes before the resume.
+                // rmcp's own sessions lose an answer that precedes the resume.
                 resumed.head().await;
                 self.assert_answered(&setup, resumed).await;
             }
@@ -366,7 +367,7 @@ impl Cell {
         setup.calls_reach(0).await;
     }
 
-    /// Whether the layer can read the answer.
+    /// Returns `true` if the layer can read the answer.
     fn is_clear(self) -> bool {
         let compresses = self.middleware.trait_of == Trait::Compresses;
         self.server == Server::Wrapped || self.side == Side::Outside || !compresses
@@ -385,7 +386,7 @@ impl Cell {
         assert!(setup.witness.ended("a").await.is_completed());
     }
 
-    /// A call that a middleware answers, or repeats without a session.
+    /// A call that a middleware answers, or that it repeats without a session.
     async fn completes_at_once(self, setup: &Setup, mcp: &Mcp) {
         let echo = mcp.call_request(1, "echo", json!({ "text": "a" }));
         let mut call = self.send(setup, &echo).await;
@@ -421,7 +422,7 @@ impl Exchange {
         assert_eq!(status, 200);
     }
 
-    /// The id of the first event.
+    /// Returns the id of the first event.
     async fn first_id(&mut self) -> String {
         let event = match self {
             Self::One(connection) => connection.event().await,
@@ -457,7 +458,7 @@ impl Exchange {
 
 // === The middleware ===
 
-/// Repeats nothing: a body that streams can be sent once.
+/// A retry policy that repeats nothing, because a streaming body can be sent only once.
 #[derive(Clone)]
 struct Once;
 
@@ -477,7 +478,7 @@ fn everything(_: StatusCode, _: Version, _: &HeaderMap, _: &Extensions) -> bool 
     true
 }
 
-/// What can fail, as axum takes it.
+/// Makes a layer that can fail usable with axum.
 fn fallible<L>(layer: L) -> tower::layer::util::Stack<L, HandleErrorLayer<Unavailable, ()>> {
     tower::layer::util::Stack::new(layer, HandleErrorLayer::new(unavailable as Unavailable))
 }
@@ -488,7 +489,7 @@ fn unavailable(error: BoxError) -> future::Ready<Response> {
     future::ready((StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response())
 }
 
-/// Plays the client of a compressed app, so that the cells need not.
+/// Decompresses on behalf of the client, so that the cells need not.
 fn readable(app: Router, is_compressed: bool) -> Router {
     if is_compressed {
         app.layer(DecompressionLayer::new())

@@ -1,4 +1,4 @@
-//! The promises of the layer to whatever stands inside and outside of it, seen without a socket.
+//! The promises of the layer to the services inside and outside of it, tested without a socket.
 
 #![allow(
     clippy::expect_used,

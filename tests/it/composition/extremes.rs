@@ -1,11 +1,12 @@
-//! Every duration and every number of a public option at its extremes: alone, and in pairs, in both orders of the builder.
+//! Every duration and number of a public option at its extremes: alone, in pairs, and in both orders of the builder.
 //!
-//! The oracle has four sentences. A call whose client is there is answered, unless a `call_timeout` ends it. A client that
-//! returns within the reconnect delay of its server gets its answer. A call whose client does not return ends by itself. Nothing
-//! polls without an end.
+//! The oracle has four sentences. A call whose client is connected is answered, unless a `call_timeout` ends it. A
+//! client that returns within the reconnect delay of its server gets its answer. A call whose client does not return
+//! ends by itself. Nothing polls without an end.
 //!
-//! `cargo test` runs each option alone and a sample of the pairs, which `TEST_SEED` repeats. `EXTREMES=all` runs all cells, and
-//! `EXTREMES=TEXT` those whose name contains the text. [`the_list_is_complete`] compares the list with the public API.
+//! `cargo test` runs each option alone and a sample of the pairs, which `TEST_SEED` repeats. `EXTREMES=all` runs all
+//! cells, and `EXTREMES=TEXT` those whose name contains the text. [`the_list_is_complete`] compares the list with the
+//! public API.
 
 use std::{
     env, fmt,
@@ -41,34 +42,34 @@ use crate::{
     support::{Dice, Mode, PATH},
 };
 
-/// How many pairs `cargo test` runs.
+/// Number of pairs that `cargo test` runs.
 const SAMPLE: usize = 300;
 
-/// How many cells run at the same time.
+/// Number of cells that run at the same time.
 const THREADS: usize = 2;
 
-/// A cell that takes longer than this, in real time, is a busy loop.
+/// A cell that takes longer than this in real time has a busy loop.
 const REAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a call works while its client reads.
 const WORK: Duration = Duration::from_millis(100);
 
-/// The work of a call whose client leaves and returns.
+/// Work of a call whose client disconnects and returns.
 const LONG_WORK: Duration = Duration::from_secs(10);
 
-/// A client is connected for this long before it leaves, and away for this long: less than the reconnect delay of rmcp (3 s).
+/// How long that client is connected, and then away. Less than the reconnect delay of rmcp (3 s).
 const AWAY: Duration = Duration::from_secs(1);
 
-/// The work of a call whose client leaves for good.
+/// Work of a call whose client disconnects for good.
 const ABANDONED_WORK: Duration = Duration::from_secs(3_600);
 
-/// Longer than the layer waits for anything here.
+/// Longer than any wait of the layer here.
 const VERY_LONG: Duration = Duration::from_secs(24 * 3_600);
 
-/// How often the body of a call may be polled while it works for [`WORK`]. An interval of 1 ms needs 100 polls.
+/// Maximum number of polls of a call's body while the call works for [`WORK`]. An interval of 1 ms needs 100 polls.
 const MOST_POLLS: usize = 300;
 
-/// How often the cancel of an orphan is put off.
+/// Maximum number of times the cancel of an orphan is postponed.
 const MOST_QUESTIONS: usize = 100;
 
 const TIMED_OUT: i64 = -32001;
@@ -92,7 +93,7 @@ enum Extreme {
     Most,
 }
 
-/// What a cell sets options of.
+/// The values whose options a cell sets.
 struct Options {
     layer: CancelOnDisconnectLayer,
     policy: Policy,
@@ -123,7 +124,7 @@ struct World {
     session: Option<String>,
 }
 
-/// The stream of a call, and what its client has read of it.
+/// The stream of a call, and the text that its client has read.
 struct Reading {
     body: Body,
     text: String,
@@ -224,7 +225,7 @@ static KNOBS: &[Knob] = &[
     },
 ];
 
-/// What has a number and is not in [`KNOBS`], and the reason.
+/// What has a number but is not in [`KNOBS`], and why.
 const OTHERS: &[(&str, &str)] = &[
     ("Calls::drain", "a_drain_with_an_extreme_limit_returns"),
     ("CallState::Detached", "reported, not set"),
@@ -295,7 +296,8 @@ impl Cell {
             .any(|(knob, extreme)| knob.path == path && extremes.contains(&extreme))
     }
 
-    /// Whether a call that works for `time` is over its `call_timeout`. The policy's goes before the layer's.
+    /// Returns `true` if a call that works for `time` exceeds its `call_timeout`. The policy's timeout takes precedence
+    /// over the layer's.
     fn times_out(self) -> bool {
         use Extreme::{Least, Most, Small, Zero};
         let is_short = |path| self.has(path, &[Zero, Least, Small]);
@@ -305,7 +307,7 @@ impl Cell {
         is_tracked && (by_policy || (by_layer && !self.has("Policy::call_timeout", &[Most])))
     }
 
-    /// Whether its sessions may be over between two requests.
+    /// Returns `true` if its sessions may expire between two requests.
     fn loses_sessions(self) -> bool {
         use Extreme::{Least, Small, Zero};
         self.server == Server::Wrapped
@@ -315,7 +317,8 @@ impl Cell {
             )
     }
 
-    /// Whether a call without a client is beyond a limit. It then runs on as without the layer, and does not keep its session.
+    /// Returns `true` if a call without a client exceeds a limit. It then runs on as without the layer, and does not
+    /// keep its session.
     fn forgets_detached_calls(self) -> bool {
         ["calls", "detached", "detached_of_session"]
             .iter()
@@ -378,7 +381,7 @@ impl Cell {
             return;
         };
         {
-            // Its head may come with the answer only.
+            // The head may arrive only with the answer.
             let call = pin!(world.call(1, ABANDONED_WORK));
             match timeout(AWAY, call).await {
                 Ok(Some(mut stream)) => {
@@ -389,7 +392,7 @@ impl Cell {
             }
         }
         sleep(VERY_LONG).await;
-        // The operator put the cancel off without an end, and only a session manager shows when the call has ended.
+        // The operator postpones the cancel without an end. Then only a session manager shows when the call has ended.
         let is_put_off = self.has("Confirmation::Postpone", &[Extreme::Most]);
         if self.server == Server::Wrapped || !is_put_off {
             assert_eq!(world.calls.len(), 0, "it is known for ever");
@@ -418,7 +421,7 @@ impl fmt::Display for Cell {
 // === impl World ===
 
 impl World {
-    /// `None` if its session was over before the client could use it.
+    /// Returns `None` if its session expired before the client could use it.
     async fn start(cell: Cell) -> Option<Self> {
         let mut options = Options::new();
         for (knob, extreme) in cell.settings() {
@@ -489,7 +492,7 @@ impl World {
         response.status() == 202
     }
 
-    /// `None` if its session was over.
+    /// Returns `None` if the session has expired.
     async fn call(&self, id: u64, work: Duration) -> Option<Reading> {
         let message = json!({
             "jsonrpc": "2.0", "id": id, "method": "tools/call",
@@ -534,7 +537,7 @@ impl Reading {
         }
     }
 
-    /// Its answer, or null.
+    /// Returns the answer, or null.
     async fn read_to_end(&mut self) -> Json {
         let (body, polls) = (&mut self.body, &mut self.polls);
         let mut body = pin!(body);

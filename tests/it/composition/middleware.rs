@@ -1,8 +1,8 @@
-//! The layer among others: whatever stands around it or in it, a hung-up call is cancelled and the others
-//! pass.
+//! The layer among other middleware. Whatever is around or inside the layer, a call whose client disconnects is
+//! cancelled, and other calls pass.
 //!
-//! Every stack is served on a real socket, each [`Way`] of it in turn. A stack is written as it is in axum:
-//! the last layer is the outermost.
+//! Every stack is served on a real socket, in each [`Way`]. Stacks are written as in axum: the last layer is the
+//! outermost.
 
 #![allow(
     clippy::expect_used,
@@ -29,7 +29,7 @@ mod stacks;
 mod timeouts;
 mod wiring;
 
-/// What [`stacks`] asks of a request.
+/// The header that [`stacks`] requires of a request.
 const AUTHORIZATION: (&str, &str) = ("authorization", "Bearer sesame");
 
 /// Checks a stack in each way.
@@ -39,7 +39,7 @@ async fn check(build: fn(Router, CancelOnDisconnectLayer) -> Router) {
     }
 }
 
-/// Hangs up on one of two calls, and lets the other and a third one come to their end.
+/// Disconnects the client of one of two calls. The other call and a third one must complete.
 async fn check_bench(bench: &Bench) {
     let Bench {
         way, witness, log, ..
@@ -53,7 +53,7 @@ async fn check_bench(bench: &Bench) {
     assert_eq!(bench.layer.calls().len(), 2, "{way:?}");
     gone.fin();
     assert!(witness.ended("gone").await.is_cancelled(), "{way:?}");
-    // Bare rmcp cancels stateless calls itself, so the layer is asked whether it did.
+    // Bare rmcp cancels stateless calls itself, so the layer's log must show that the layer did.
     let cancelled = Outcome::Cancelled(ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [cancelled], "{way:?}");
     assert!(witness.is_running("stays"), "{way:?}");
@@ -68,7 +68,7 @@ async fn check_bench(bench: &Bench) {
     assert_eq!(witness.starts("gone") + witness.starts("stays"), 2);
 }
 
-/// The answer of a call whose response is then read to its end, so that the layer has seen that too.
+/// Returns the answer of a call, and reads the response to its end, so that the layer has seen the end too.
 async fn whole_answer(call: &mut Connection) -> Value {
     let answer = call.answer().await.expect("an answer");
     call.body_to_end().await;
@@ -76,7 +76,7 @@ async fn whole_answer(call: &mut Connection) -> Value {
     answer
 }
 
-/// The text in the result of a tool.
+/// Returns the text in the result of a tool.
 fn text(answer: &Value) -> &str {
     let text = &answer["result"]["content"][0]["text"];
     text.as_str().expect("a result with a text")

@@ -1,4 +1,4 @@
-//! Servers with a runtime for each core: a session lives on one, and its clients' connections come to any.
+//! Servers with a runtime for each core. A session is served on one runtime, and its clients' connections on any.
 
 use std::{
     sync::{Arc, mpsc},
@@ -23,9 +23,9 @@ use crate::{
 
 const SOON: Duration = Duration::from_millis(300);
 
-/// One server on two runtimes of a thread each.
+/// One server on two runtimes with a thread each.
 struct Cores {
-    /// The one that the layer met first.
+    /// The runtime that the layer met first.
     first: Core,
     second: Core,
     calls: Calls,
@@ -38,7 +38,7 @@ struct Core {
     served: Served,
 }
 
-/// The thread of a runtime that computes until this is dropped.
+/// Keeps the thread of a runtime computing until this is dropped.
 struct Computing(#[expect(dead_code, reason = "is there to be dropped")] mpsc::Sender<()>);
 
 macro_rules! for_servers {
@@ -89,7 +89,7 @@ fn a_grace_ends_while_the_thread_of_the_first_runtime_computes(server: Server) {
     });
 }
 
-/// Its grace has ended when it is heard.
+/// The runtime reads the resume only after the grace has expired.
 fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server) {
     clients().block_on(async {
         let cores = Cores::of(server, Grace::After(SOON)).await;
@@ -115,7 +115,7 @@ fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server)
 fn a_runtime_that_ends_leaves_the_cancels_of_its_clients_to_the_others(server: Server) {
     clients().block_on(async {
         let cores = Cores::of(server, Grace::Immediate).await;
-        // The session, and with it the handler, live on the second.
+        // The session and its handler run on the second runtime.
         let mcp = Mcp::session(cores.second.addr(), PATH).await;
         let through_first = elsewhere(&mcp, &cores.first);
         let call = cores.start_call(&through_first, "a").await;
@@ -128,7 +128,7 @@ fn a_runtime_that_ends_leaves_the_cancels_of_its_clients_to_the_others(server: S
     });
 }
 
-/// The client leaves with the runtime of its connection, or before that.
+/// The client disconnects with the runtime of its connection, or before that.
 #[test]
 fn a_runtime_that_ends_leaves_the_reading_of_streams_to_the_others() {
     for leaves_before in [true, false] {
@@ -192,7 +192,7 @@ fn paused() -> Runtime {
     builder.build().expect("a runtime")
 }
 
-/// The same client, whose connections come to another runtime.
+/// Returns the same client with connections to another runtime.
 fn elsewhere(mcp: &Mcp, core: &Core) -> Mcp {
     let session = mcp.session_id().expect("a session");
     Mcp::stateless(core.addr(), PATH).in_session(session)
@@ -209,7 +209,7 @@ impl Cores {
         let layer = layer.observe(events.observer());
         let calls = layer.calls();
         let mut config = SessionConfig::default();
-        // No grace is shorter than what it says.
+        // A grace is never shorter than the `retry` that the server sends.
         config.sse_retry = Some(SOON / 2);
         let router = match server {
             Server::Wrapped => {
@@ -224,7 +224,7 @@ impl Cores {
         };
         let router = router.layer(layer);
         let (first, second) = (Core::of(router.clone()), Core::of(router));
-        // A session that nobody needs.
+        // Makes the layer meet the first runtime first. This session is not used further.
         let _met = Mcp::session(first.addr(), PATH).await;
         Self {
             first,
@@ -235,7 +235,7 @@ impl Cores {
         }
     }
 
-    /// A call of which the client has seen the first event.
+    /// Starts a call whose client has read the first event.
     async fn start_call(&self, mcp: &Mcp, label: &str) -> Connection {
         let mut call = mcp.call(1, "hold", arguments(label)).await;
         self.witness.started(label).await;
@@ -244,7 +244,7 @@ impl Cores {
         call
     }
 
-    /// Returns when the only call has more time than its grace.
+    /// Waits until the only call has more time left than its grace.
     async fn is_put_off(&self) {
         let has_time = |call: &CallSnapshot| match call.state() {
             CallState::Detached { grace_left, .. } => grace_left.is_some_and(|left| left > SOON),
@@ -255,7 +255,7 @@ impl Cores {
         }
     }
 
-    /// A runtime may not be dropped inside another one.
+    /// A runtime must not be dropped inside another one.
     fn end(self) {
         self.first.runtime.shutdown_background();
         self.second.runtime.shutdown_background();
@@ -283,7 +283,7 @@ impl Core {
         self.served.addr
     }
 
-    /// Returns once its thread does nothing else.
+    /// Returns once the thread does nothing else.
     fn compute(&self) -> Computing {
         let (begin, begun) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();

@@ -1,4 +1,4 @@
-//! A cancel that is replayed as a POST is a request of its own for what stands inside the layer.
+//! To services inside the layer, a cancel that is replayed as a POST is a request of its own.
 
 use std::{
     collections::HashSet,
@@ -24,7 +24,7 @@ use crate::{
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
-/// Headers by which a service knows a request again, or holds its body against what the client said of it.
+/// Headers by which a service recognizes a repeated request, or checks its body.
 const OF_ONE_REQUEST: [&str; 10] = [
     "idempotency-key",
     "x-idempotency-key",
@@ -41,7 +41,7 @@ const OF_ONE_REQUEST: [&str; 10] = [
 /// A header with its value.
 type Seen = (&'static str, Vec<u8>);
 
-/// The cancel would be taken for the call, answered in the server's place, and lost.
+/// Otherwise the service would take the cancel for the call and answer it instead of the server.
 #[tokio::test]
 async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
     let seen: Arc<Mutex<HashSet<Seen>>> = Arc::default();
@@ -80,7 +80,7 @@ async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
     }
 }
 
-/// Both at one path, inside one layer: which of the two a request comes to is in its `Host`.
+/// Both servers have the same path inside one layer. The `Host` of a request decides which of them gets it.
 #[tokio::test]
 async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
     for wrapped_first in [true, false] {
@@ -140,7 +140,7 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
     }
 }
 
-/// A DPoP proof (RFC 9449) is good for one request, and so no replay has a good one.
+/// A DPoP proof (RFC 9449) is valid for one request, so a replay never has a valid one.
 #[tokio::test]
 async fn a_cancel_that_is_refused_for_its_repeated_proof_is_reported_as_failed() {
     let seen: Arc<Mutex<HashSet<Vec<u8>>>> = Arc::default();
@@ -177,7 +177,7 @@ async fn a_cancel_that_is_refused_for_its_repeated_proof_is_reported_as_failed()
     assert!(setup.witness.ended("runs on").await.is_completed());
 }
 
-/// Both servers restore sessions from one store, so a session that one of them opened is known to the other under the same id.
+/// Both servers restore sessions from one store. A session of one of them is known to the other under the same id.
 #[tokio::test]
 async fn one_of_two_servers_with_the_same_session_id_does_not_end_the_call_of_the_other() {
     for managed_leaves in [true, false] {

@@ -1,8 +1,8 @@
-//! A server whose every thread was busy while the deadlines of its calls passed: the clients that came back meanwhile
-//! wait in its accept queue.
+//! A server whose threads were all busy while the deadlines of its calls passed. The resumes of its clients wait in its
+//! accept queue.
 //!
-//! In real time, because what is tested is in which order a runtime serves what has piled up. The clients
-//! have a runtime of their own.
+//! In real time, because the test is about the order in which a runtime serves its backlog. The clients have a runtime
+//! of their own.
 
 use std::{
     sync::{Arc, Barrier, mpsc},
@@ -17,7 +17,7 @@ use crate::setup::{Plan, Server, What};
 
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Deadlines are noticed 2 s late: more than the 1 s from which on a runtime counts as starved.
+/// Deadlines are noticed 2 s late. A runtime counts as starved from 1 s.
 const LONG: Duration = Duration::from_secs(4);
 
 /// Deadlines are noticed 0.4 s late.
@@ -60,7 +60,7 @@ fn resumes_that_queue_keep_their_calls(server: Server, busy: Duration) {
         .expect("a runtime for the clients");
     let plan = Plan::of(server).grace(Grace::After(GRACE));
     let plan = plan.sessions(|mut local| {
-        // No grace is shorter than what it says.
+        // A grace is never shorter than the `retry` that the server sends.
         local.session_config.sse_retry = Some(GRACE / 2);
         local
     });
@@ -108,7 +108,7 @@ fn resumes_that_queue_keep_their_calls(server: Server, busy: Duration) {
     assert!(setup.calls.is_empty());
 }
 
-/// A runtime all of whose threads are busy for some time, and until its clients have sent what is to queue.
+/// Keeps all threads of a runtime busy for some time, and until its clients have sent their requests.
 struct Busy(Vec<mpsc::Sender<()>>);
 
 impl Busy {
@@ -125,7 +125,7 @@ impl Busy {
             runtime.spawn(async move {
                 all.wait();
                 thread::sleep(time);
-                // Also if the test has failed.
+                // Also continues if the test has failed.
                 let _sent = is_sent.recv();
             });
             sent
@@ -135,7 +135,7 @@ impl Busy {
         Self(waiting)
     }
 
-    /// A machine with much else to do may take longer for that than the time.
+    /// Lets the threads continue. On a busy machine, sending may take longer than the time.
     fn clients_have_sent(self) {
         drop(self.0);
     }

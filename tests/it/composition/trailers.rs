@@ -1,4 +1,4 @@
-//! Bodies with trailers over real sockets: hyper drops a body after them without asking for its end.
+//! Bodies with trailers over real sockets. hyper drops a body after its trailers without polling for its end.
 
 use std::{
     convert::Infallible,
@@ -24,7 +24,7 @@ use crate::{
 
 type Tokens = Arc<Mutex<Vec<CallToken>>>;
 
-/// Answers with data and a checksum after it.
+/// Answers with data, followed by a checksum in the trailers.
 async fn answer(State(tokens): State<Tokens>, request: Asked) -> Response<Body> {
     let token = request.extensions().get::<CallToken>().cloned();
     tokens
@@ -40,7 +40,7 @@ async fn answer(State(tokens): State<Tokens>, request: Asked) -> Response<Body> 
     )]);
     let frames = [Frame::data(Bytes::from(data)), Frame::trailers(checksum)];
     let frames = stream::iter(frames.map(Ok::<_, Infallible>));
-    // What asked for the end would wait for ever.
+    // A poll for the end would wait for ever.
     let body = Body::new(StreamBody::new(frames.chain(stream::pending())));
     let response = Response::builder().header("trailer", "x-checksum");
     let content_type = if is_get {

@@ -1,4 +1,4 @@
-//! Calls that no message and no token could stop: they are not called cancelled.
+//! Calls that neither a message nor a token could stop. They are not reported as cancelled.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn a_call_of_which_only_its_stream_tells_is_abandoned_and_not_cancelled() 
     assert!(foreign.layer.calls().is_empty());
 }
 
-/// That revision makes the end of the stream the cancel.
+/// In that revision, the end of the stream is the cancel.
 #[tokio::test]
 async fn a_call_of_2026_07_28_is_cancelled_by_the_end_of_its_stream() {
     let foreign = Foreign::with(Grace::Auto);
@@ -27,7 +27,7 @@ async fn a_call_of_2026_07_28_is_cancelled_by_the_end_of_its_stream() {
     assert_eq!(foreign.log.ends(&number(7)), [cancelled]);
 }
 
-/// The layer alone knows of no store: whether another server shares it, nobody says.
+/// The layer alone cannot know whether another server shares a store with this one.
 #[tokio::test(start_paused = true)]
 async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer_alone() {
     let foreign = Foreign::with(Grace::Auto);
@@ -42,7 +42,7 @@ async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer
     assert_eq!(foreign.log.ends(&number(7)), [orphaned]);
 }
 
-/// The specification forbids to use an id twice; a client that does must not lose its new call for it.
+/// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 #[tokio::test]
 async fn a_replayed_cancel_does_not_meet_a_new_call_with_the_same_id() {
     let foreign = Foreign::with(Grace::Immediate);

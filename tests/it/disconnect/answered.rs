@@ -1,4 +1,4 @@
-//! A gateway between the layer and rmcp says that it has the answer of a call.
+//! A gateway between the layer and rmcp reports that it has the answer of a call.
 
 use std::time::Duration;
 
@@ -59,13 +59,13 @@ async fn a_late_resume_after_it_is_what_the_server_makes_of_it(server: Server) {
     assert_eq!(answer["result"]["content"][0]["text"], "done:a");
 }
 
-/// A server with a middleware inside the layer that gives out the tokens of calls.
+/// Returns a server with a middleware inside the layer that hands out the tokens of calls.
 async fn with_gateway(server: Server) -> (Setup, mpsc::UnboundedReceiver<CallToken>) {
     let (give, tokens) = mpsc::unbounded_channel();
     let gateway = move |router: Router| {
         router.layer(from_fn(move |request: Request, next: Next| {
             if let Some(token) = request.extensions().get::<CallToken>() {
-                // The test may have seen enough.
+                // The test may have dropped its receiver.
                 let _gone = give.send(token.clone());
             }
             next.run(request)
@@ -75,13 +75,13 @@ async fn with_gateway(server: Server) -> (Setup, mpsc::UnboundedReceiver<CallTok
     (plan.start().await, tokens)
 }
 
-/// Cuts a call off after its first event, and waits until the server has noticed.
+/// Disconnects the client of a call after its first event, and waits until the server has noticed.
 async fn cut(
     setup: &Setup,
     mcp: &Mcp,
     tokens: &mut mpsc::UnboundedReceiver<CallToken>,
 ) -> CallToken {
-    // Those of the handshake.
+    // Discards the tokens of the handshake.
     while tokens.try_recv().is_ok() {}
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;

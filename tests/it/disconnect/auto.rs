@@ -1,4 +1,4 @@
-//! [`Grace::Auto`]: how long a client is waited for, by what it could come back with.
+//! [`Grace::Auto`]: how long a detached call waits for its client, which depends on how the client can resume.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     support::*,
 };
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
@@ -90,7 +90,7 @@ async fn a_call_without_event_ids_is_cancelled_at_once(server: Server) {
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
-/// Its client may come back to another server that shares the store.
+/// The client may resume on another server that shares the store.
 #[tokio::test]
 async fn a_call_whose_events_are_stored_runs_to_its_end() {
     let clock = StoppedClock::stop();
@@ -98,7 +98,7 @@ async fn a_call_whose_events_are_stored_runs_to_its_end() {
     let mcp = setup.mcp().await;
     assert_eq!(cut(&setup, &mcp).await, None);
 
-    // Not longer, or rmcp closes the session: it has said nothing for 5 minutes.
+    // Less than 5 minutes, after which rmcp closes a session without messages.
     clock.advance(Duration::from_secs(4 * 60)).await;
 
     setup.assert_usable(&mcp).await;
@@ -109,7 +109,7 @@ async fn a_call_whose_events_are_stored_runs_to_its_end() {
     assert!(setup.calls.is_empty());
 }
 
-/// A store replays what it has and ends the stream, although the call goes on: the client polls.
+/// A store replays its events and ends the stream although the call runs on, so the client polls.
 #[tokio::test]
 async fn a_client_of_a_store_that_polls_gets_its_answer() {
     let setup = stored(Plan::of(Server::Wrapped).grace(Grace::Auto)).await;
@@ -143,7 +143,7 @@ async fn an_explicit_grace_holds_for_stored_calls_too() {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// Nothing of its GETs names a session, in which the layer could find the call.
+/// The client's GETs name no session in which the layer could find the call.
 #[tokio::test]
 async fn a_client_without_a_session_that_polls_a_store_keeps_its_call_if_the_grace_is_automatic() {
     let clock = StoppedClock::stop();
@@ -165,13 +165,13 @@ async fn stored(plan: Plan) -> Setup {
     plan.stored().start().await
 }
 
-/// Call 1 has had its first event when its client goes. Tells how long it is waited for.
+/// Disconnects the client of call 1 after its first event. Returns the grace of the call.
 async fn cut(setup: &Setup, mcp: &Mcp) -> Option<Duration> {
     cut_after_first(setup, mcp).await;
     setup.events.detached(mcp, 1).await.0
 }
 
-/// The same. Returns the id of that event.
+/// Does the same, and returns the id of that event.
 async fn cut_after_first(setup: &Setup, mcp: &Mcp) -> String {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;

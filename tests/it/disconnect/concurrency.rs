@@ -1,4 +1,4 @@
-//! Many calls at once, and hang-ups that the dice decide.
+//! Many concurrent calls, and disconnects at random times.
 
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 
@@ -11,19 +11,19 @@ use crate::{
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
-/// Each session uses the same ids as the others.
+/// Number of sessions. All sessions use the same request ids.
 const SESSIONS: usize = 8;
 
-/// How many calls each session has in flight at once. Both ends of a socket are in this process: that
-/// makes 400 descriptors.
+/// Number of calls that each session has in flight at once. Both ends of a socket are in this process, which makes 400
+/// descriptors.
 const IN_FLIGHT: usize = 25;
 
 const ROUNDS: usize = 5;
 
-/// How many clients do not wait until their call has started.
+/// Number of clients that do not wait until their call has started.
 const HASTY: u64 = 300;
 
-/// Within how many steps of the runtime they hang up: after all of them a call has long started.
+/// Maximum number of runtime steps before they disconnect. A call has long started after all of them.
 const STEPS: u64 = 40;
 
 struct Call {
@@ -92,7 +92,7 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up(server: Se
     assert_eq!(left + stayed, 1_000);
     assert_eq!(setup.witness.cancelled(), left);
     assert_eq!(setup.witness.completed(), stayed);
-    // Each started once and ended once, and nothing else was reported.
+    // Each call started once and ended once, and no other event was reported.
     let (starts, others): (Vec<_>, Vec<_>) = setup
         .events
         .all()
@@ -106,7 +106,7 @@ async fn of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up(server: Se
     assert_eq!(cancels.count(), left);
 }
 
-/// The hang-up may meet the call at any step of its way into the server.
+/// The disconnect may happen at any step of the request's processing.
 async fn no_call_outlives_its_client_whenever_it_hangs_up(server: Server) {
     let mut dice = Dice::new();
     let setup = server.start().await;
@@ -116,7 +116,7 @@ async fn no_call_outlives_its_client_whenever_it_hangs_up(server: Server) {
         let call = marked
             .call(id, "hold", arguments(&format!("call {id}")))
             .await;
-        // Some run for certain, also on a busy machine.
+        // These calls run for certain, even on a busy machine.
         if id % 8 == 0 {
             setup.witness.started(&format!("call {id}")).await;
         }
@@ -135,7 +135,7 @@ async fn no_call_outlives_its_client_whenever_it_hangs_up(server: Server) {
     assert!(!setup.events.all().iter().any(failed));
 }
 
-/// It leaves the end of the stream unread.
+/// The client does not read the end of the stream.
 async fn a_client_that_leaves_with_its_answer_cancels_nothing(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
@@ -153,7 +153,7 @@ async fn a_client_that_leaves_with_its_answer_cancels_nothing(server: Server) {
     assert_eq!(log.iter().filter(cancels).count(), 0);
 }
 
-/// Starts the calls of a round, in an order of the dice.
+/// Starts the calls of a round in random order.
 async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -> Vec<Call> {
     let mut calls = Vec::new();
     for id in round * IN_FLIGHT..(round + 1) * IN_FLIGHT {
@@ -183,7 +183,7 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
 // === impl Call ===
 
 impl Call {
-    /// Hangs up, one way or the other.
+    /// Disconnects with a FIN or a RST, at random.
     fn leave(self, dice: &mut Dice) -> (Mcp, usize, String) {
         if dice.coin() {
             self.connection.fin()

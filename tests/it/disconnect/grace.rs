@@ -1,7 +1,7 @@
-//! A client hangs up and may come back within a grace.
+//! A client disconnects and may resume within a grace.
 //!
-//! The clock stands still but for what each test moves it, so the bounds are exact, up to the
-//! millisecond to which tokio's timers round.
+//! The clock is stopped and moves only when a test advances it. So the bounds are exact up to the millisecond to which
+//! tokio's timers round.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
@@ -30,7 +30,7 @@ const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 /// The id of the first event of the first stream of a session.
 const FIRST_EVENT: &str = "0/0";
 
-/// And of its second stream.
+/// The id of the first event of its second stream.
 const SECOND_STREAM: &str = "0/1";
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
@@ -164,7 +164,7 @@ async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
     assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
 }
 
-/// With the layer alone it does: which call an event id belongs to is not known there.
+/// With the layer alone it does keep the call, because the layer does not know to which call an event id belongs.
 #[tokio::test]
 async fn a_resume_of_another_call_of_the_session_does_not_keep_a_wrapped_call() {
     let clock = StoppedClock::stop();
@@ -200,7 +200,7 @@ fn with_grace(server: Server) -> Plan {
     Plan::of(server).grace(Grace::After(GRACE))
 }
 
-/// A call with id 1 whose client has just gone, after it had the event that it may resume after.
+/// Starts call 1 and disconnects its client after the event with which it may resume.
 async fn detached_call(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;
@@ -210,7 +210,7 @@ async fn detached_call(setup: &Setup, mcp: &Mcp) {
     setup.events.detached(mcp, 1).await;
 }
 
-/// Half its grace has passed: the other half is the rest.
+/// Asserts that the call is orphaned after the rest of its grace. Half of the grace has passed already.
 async fn assert_orphaned_in_the_end(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("a"));

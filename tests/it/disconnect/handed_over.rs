@@ -1,4 +1,4 @@
-//! A call on its way to the session manager, and everything that may happen before it is there.
+//! A call on its way to the session manager, and everything that may happen before the manager has it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,14 +21,14 @@ const GRACE: Duration = Duration::from_secs(20);
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
-/// A service inside the layer that serves requests in tasks of their own: a client that leaves takes nothing with it.
+/// A service inside the layer that serves each request in a task of its own. A disconnect drops no such task.
 struct Spawning {
     asked: mpsc::UnboundedReceiver<()>,
     go_on: Arc<Notify>,
 }
 
 impl Spawning {
-    /// Calls wait until they are let on, before or after their body was read.
+    /// Calls wait until the test lets them pass, before or after their body is read.
     fn plan(reads_first: bool) -> (Plan, Self) {
         let go_on = Arc::new(Notify::new());
         let (ask, asked) = mpsc::unbounded_channel();
@@ -113,7 +113,7 @@ async fn a_call_that_was_cancelled_before_it_came_to_its_session_is_cancelled_th
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// `has_session` waits for rmcp's lock, and the body is read meanwhile.
+/// `has_session` waits for rmcp's lock, while the body is read.
 #[tokio::test]
 async fn a_call_that_waits_for_its_session_supersedes_all_the_same() {
     let setup = superseding().start().await;
@@ -146,7 +146,7 @@ async fn a_call_that_waited_for_its_session_is_superseded_all_the_same() {
     assert_eq!(setup.events.ended(&mcp, 1).await, superseded);
 }
 
-/// Sends a call while rmcp's sessions are locked, until the layer knows it from its body.
+/// Sends a call while rmcp's sessions are locked. Waits until the layer knows the call from its body.
 async fn wait_for_its_session(setup: &Setup, mcp: &Mcp, id: u64, label: &str) -> Connection {
     let locked = setup.sessions.local().sessions.write().await;
     let call = mcp.call(id, "hold", arguments(label)).await;
@@ -161,7 +161,7 @@ fn superseding() -> Plan {
         .layer(|layer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)).supersede()))
 }
 
-/// A message that looks like no call is of no session manager, and passes.
+/// A message that does not look like a call belongs to no session manager, and passes.
 #[tokio::test]
 async fn a_notification_passes_a_service_that_spawns() {
     let (plan, mut spawning) = Spawning::plan(true);
@@ -178,7 +178,7 @@ async fn a_notification_passes_a_service_that_spawns() {
     assert_eq!(status, 202);
 }
 
-/// The layer has read the body before the manager gets the message, in which rmcp drops the parameter.
+/// The layer has read the body before the manager gets the message, from which rmcp removes the parameter.
 #[tokio::test]
 async fn a_request_with_a_task_is_a_call_like_any_other_though_its_body_was_read_before() {
     for plan in [
@@ -215,7 +215,7 @@ async fn a_request_with_a_task_times_out_though_its_body_was_read_before() {
     assert_eq!(answer["error"]["code"], -32001);
 }
 
-/// A middleware has read the event that opens the stream, and its client has not.
+/// A middleware has read the event that opens the stream, but has not passed it to the client.
 #[tokio::test]
 async fn a_client_that_was_sent_nothing_is_not_waited_for() {
     let buffering = |router: Router| {

@@ -1,4 +1,4 @@
-//! A client hangs up in the middle of a call: the call is cancelled, once, and nothing else is.
+//! A client disconnects in the middle of a call. The call is cancelled once, and no other call is.
 
 use std::sync::{
     Arc,
@@ -23,7 +23,7 @@ use crate::{
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
-/// How far the response has come.
+/// How much of the response the client has received.
 #[derive(Clone, Copy, Debug)]
 enum When {
     /// The server holds the head back.
@@ -98,7 +98,7 @@ async fn a_reset_after_an_event_cancels_the_call(server: Server) {
     hang_up(server, When::EventRead, How::Rst).await;
 }
 
-/// A half-close counts as a hang-up, because hyper takes it for one: it drops the response.
+/// A half-close counts as a disconnect, because hyper takes it for one and drops the response.
 async fn a_half_close_after_an_event_cancels_the_call(server: Server) {
     hang_up(server, When::EventRead, How::HalfClose).await;
 }
@@ -233,7 +233,7 @@ async fn the_server_is_told_once_which_request_is_cancelled_and_why(server: Serv
     assert_eq!(cancelled.reason.as_deref(), Some("client disconnected"));
     let mut echo = mcp.call("echo", "any", json!({ "label": "echo" })).await;
     assert!(echo.answer().await.is_some());
-    assert!(told.try_recv().is_err(), "told twice");
+    assert!(told.try_recv().is_err(), "cancelled twice");
 }
 
 async fn hanging_up_the_standalone_stream_cancels_nothing(server: Server) {
@@ -252,7 +252,7 @@ async fn hanging_up_the_standalone_stream_cancels_nothing(server: Server) {
     setup.assert_completes("a", &mut call).await;
 }
 
-/// The control: what the layer is for, and that these tests can fail.
+/// The control: it shows what the layer is for, and that these tests can fail.
 #[tokio::test]
 async fn bare_rmcp_runs_a_session_call_on_for_nobody() {
     let setup = Server::Bare.start().await;
@@ -267,14 +267,14 @@ async fn bare_rmcp_runs_a_session_call_on_for_nobody() {
     assert!(setup.witness.ended("a").await.is_completed());
 }
 
-/// One call, one hang-up, and everything that must be true afterwards.
+/// Makes one call, disconnects its client, and asserts everything that must be true afterwards.
 async fn hang_up(server: Server, when: When, how: How) {
     let setup = when.start(server).await;
     let mcp = setup.mcp().await;
     let mut call = setup.start_call(&mcp, 1, when.tool(), "a").await;
     if let When::EventRead = when {
         call.head().await;
-        // Priming, where there is any, then the progress.
+        // Skips the priming event, if there is one, and reads the progress.
         while call.event().await.expect("an event").is_priming() {}
     }
     assert_eq!(setup.calls.len(), 1);
@@ -300,7 +300,7 @@ async fn hang_up(server: Server, when: When, how: How) {
     drop(half_closed);
 }
 
-/// Three streams of one connection, of which the first is reset.
+/// Opens three streams on one connection and resets the first.
 async fn reset(server: Server, when: When) {
     let setup = when.start(server).await;
     let mcp = setup.mcp().await;
@@ -329,12 +329,12 @@ async fn reset(server: Server, when: When) {
     }
 }
 
-/// A server that never lets the head of the first named exchange go.
+/// A server that holds back the head of the first named exchange for ever.
 fn holding_the_head(server: Server) -> Plan {
     let held = std::sync::Arc::new(AtomicBool::new(false));
     Plan::of(server).inside(|router| {
         router.layer(from_fn(move |request: Request, next: Next| {
-            // Only the call: the cancel that the layer replays carries the same headers.
+            // Holds only the call. The cancel that the layer replays carries the same headers.
             let named = request.headers().contains_key(EXCHANGE);
             let hold = named && !held.swap(true, Ordering::Relaxed);
             async move {
@@ -348,7 +348,7 @@ fn holding_the_head(server: Server) -> Plan {
     })
 }
 
-/// The handler, its token, the reports and the session agree that this call was cancelled, once.
+/// Asserts that the handler, its token, the reports and the session agree: this call was cancelled, once.
 async fn assert_cancelled(setup: &Setup, mcp: &Mcp, id: i32, label: &str) {
     assert!(setup.witness.ended(label).await.is_cancelled());
     assert_eq!(setup.events.ended(mcp, id).await, DISCONNECTED);
@@ -371,7 +371,7 @@ impl When {
         }
     }
 
-    /// The tool that lets it come so far.
+    /// The tool whose response gets as far as this.
     fn tool(self) -> &'static str {
         match self {
             Self::EventRead => "chatty",
@@ -380,7 +380,7 @@ impl When {
     }
 }
 
-/// A server that sheds load for a moment, and a gateway that has lost it.
+/// The server sheds load for a moment, and a gateway cannot reach it.
 #[tokio::test]
 async fn a_replayed_cancel_that_is_refused_for_the_moment_is_sent_again() {
     static REFUSALS: [StatusCode; 2] = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::BAD_GATEWAY];

@@ -1,4 +1,4 @@
-//! Hang-ups: what they do at once, after a grace, and among many calls.
+//! Disconnects: what they do at once, after a grace, and among many calls.
 
 mod abandoned;
 mod answered;

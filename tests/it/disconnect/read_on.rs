@@ -1,4 +1,4 @@
-//! A client hangs up and the call runs on: somebody must read what it still sends.
+//! A client disconnects and the call runs on. The layer reads what the call still sends.
 
 use std::sync::Arc;
 
@@ -55,13 +55,13 @@ async fn a_call_that_sends_more_than_a_channel_holds_never_blocks_its_session(se
 
     assert!(setup.witness.ended("a").await.is_completed());
     assert_ended(&setup, &mcp).await;
-    // Anybody's next call goes through the same session worker.
+    // Every later call of the session passes through the same session worker.
     let mut next = setup.start_call(&mcp, 2, "any", "b").await;
     gone.notify_one();
     assert!(next.answer().await.is_some());
 }
 
-/// Only the wrapper sees the end of a call that nobody reads.
+/// Only the wrapper sees the end of a call whose stream has no reader.
 async fn assert_ended(setup: &Setup, mcp: &Mcp) {
     if setup.server == Server::Wrapped {
         assert_eq!(setup.events.ended(mcp, 1).await, Outcome::Completed);
@@ -80,7 +80,7 @@ async fn assert_ended(setup: &Setup, mcp: &Mcp) {
     }
 }
 
-/// A tool that waits for its cue, sends many events and answers.
+/// A tool that waits for its cue, then sends many events and answers.
 fn chattering_after(cue: Arc<Notify>) -> Scripted {
     Scripted::new(move |context| {
         let cue = cue.clone();

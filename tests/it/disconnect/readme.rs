@@ -1,4 +1,4 @@
-//! The first program of the README, as a reader copies it, and a client that hangs up on it.
+//! The first program of the README, as a reader copies it, and a client that disconnects from it.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::support::{example::Example, *};
 const README: &str = include_str!("../../../README.md");
 const PROGRAM: &str = include_str!("../../../examples/quick_start.rs");
 
-/// What a busy machine may add to a grace.
+/// Delay that a busy machine may add to a grace.
 const MARGIN: Duration = Duration::from_secs(10);
 
 #[test]

@@ -1,6 +1,6 @@
-//! A call lasts longer than its policy allows, and its client is still there.
+//! A call lasts longer than its policy allows, and its client is still connected.
 //!
-//! The clock stands still but for what each test moves it.
+//! The clock is stopped and moves only when a test advances it.
 
 use std::time::Duration;
 
@@ -180,7 +180,7 @@ async fn the_session_goes_on(server: Server) {
     setup.assert_completes("b", &mut again).await;
 }
 
-/// The head of a session call comes at once, unless something holds it back.
+/// The head of a session call is sent at once, unless a service inside holds it back.
 async fn a_call_before_its_head_is_answered_as_json(server: Server) {
     let clock = StoppedClock::stop();
     let plan = limited(server).inside(|router| {
@@ -268,7 +268,7 @@ async fn an_exempt_stored_call_without_a_session_times_out_without_its_client() 
     times_out_without_its_client(plan.layer(|layer| layer.exempt(|_| true)), TIMEOUT).await;
 }
 
-/// A call whose end cannot be seen is forgotten after an hour.
+/// A call whose end cannot be observed is forgotten after an hour.
 #[tokio::test]
 async fn a_call_that_runs_on_behind_the_layer_alone_times_out_after_more_than_an_hour() {
     let plan = Plan::of(Server::LayerOnly).grace(Grace::Never);

@@ -1,6 +1,6 @@
-//! Somebody is asked before an orphan is cancelled.
+//! A callback is asked before an orphan is cancelled.
 //!
-//! The clock stands still but for what each test moves it.
+//! The clock is stopped and moves only when a test advances it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,10 +21,10 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(20);
 const TICK: Duration = Duration::from_millis(1);
 
-/// How long an answer may take.
+/// Maximum time for the callback's answer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How long the clock is looked at after a cancel was confirmed.
+/// How long the clock is watched after a cancel was confirmed.
 const GLANCE: Duration = Duration::from_millis(100);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
@@ -49,7 +49,7 @@ for_servers!([wrapped_session = Wrapped] {
     an_answer_ends_the_question,
 });
 
-/// Whoever is asked: what the test answers, when it likes.
+/// Receives the callback's questions, which the test answers at any time.
 struct Askings(mpsc::UnboundedReceiver<Asking>);
 
 struct Asking {
@@ -71,7 +71,7 @@ impl Askings {
 
 impl Asking {
     fn answer(self, answer: Confirmation) {
-        self.answer.send(answer).expect("somebody listens");
+        self.answer.send(answer).expect("the layer listens");
     }
 }
 
@@ -229,7 +229,7 @@ async fn no_answer_in_time_puts_off(server: Server) {
     setup.assert_usable(&mcp).await;
     clock.advance(LIMIT + TICK).await;
     setup.assert_usable(&mcp).await;
-    assert!(unanswered.answer.is_closed(), "nobody listens any more");
+    assert!(unanswered.answer.is_closed(), "the layer has given up");
     assert!(setup.witness.is_running("a"));
 
     clock.advance(GRACE + TICK).await;
@@ -268,7 +268,7 @@ async fn a_panic_while_it_is_asked_puts_off(server: Server) {
     let mcp = setup.mcp().await;
     detach(&setup, &mcp).await;
     clock.advance(GRACE + TICK).await;
-    // Its future panics.
+    // Dropping the sender makes the callback's future panic.
     drop(askings.next().await.answer);
     setup.assert_usable(&mcp).await;
     clock.advance(GRACE + TICK).await;
@@ -370,7 +370,7 @@ async fn asking_in(plan: Plan) -> (Setup, Askings) {
                 grace: orphan.grace(),
                 answer,
             };
-            // The test may be over.
+            // The test may have dropped its receiver.
             let _sent = sender.send(asking);
             async move { answered.await.expect("on purpose: no answer") }
         })
@@ -378,7 +378,7 @@ async fn asking_in(plan: Plan) -> (Setup, Askings) {
     (plan.start().await, Askings(askings))
 }
 
-/// A call with id 1 whose client has just gone.
+/// Starts call 1 and disconnects its client.
 async fn detach(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;

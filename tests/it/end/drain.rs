@@ -1,4 +1,4 @@
-//! The server shuts down: calls may end, and then everything does.
+//! The server shuts down. Calls may complete first, and then everything ends.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,12 +28,12 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// What a busy machine may add.
+/// Delay that a busy machine may add.
 const MARGIN: Duration = Duration::from_secs(8);
 
 const SHUT_DOWN: Outcome = Outcome::Cancelled(CancelReason::ShuttingDown);
 
-/// A server of axum that can be told to end.
+/// An axum server that the test can shut down.
 struct Ending {
     addr: std::net::SocketAddr,
     end: oneshot::Sender<()>,
@@ -96,7 +96,7 @@ async fn a_call_that_comes_after_the_drain_ends_at_once(server: Server) {
     let expected = if server.has_sessions() {
         SHUT_DOWN
     } else {
-        // Its handler never had its token.
+        // The handler never had its token.
         Outcome::Abandoned(CancelReason::ShuttingDown)
     };
     assert_eq!(setup.events.ended(&mcp, 1).await, expected);
@@ -119,7 +119,7 @@ async fn a_drain_ends_standalone_streams_and_all_that_come(server: Server) {
     assert_eq!(late.messages().await, Vec::<serde_json::Value>::new());
 }
 
-/// Of one whose id was used again, and of one that its client cancelled.
+/// Covers a call whose id was used again, and a call that its client cancelled.
 async fn a_drain_ends_the_streams_of_calls_that_others_ended(server: Server) {
     let setup = Plan::of(server).grace(Grace::Never).start().await;
     let mcp = setup.mcp().await;
@@ -142,7 +142,7 @@ async fn a_drain_ends_the_streams_of_calls_that_others_ended(server: Server) {
     setup.witness.release("cancelled");
 }
 
-/// Something inside that holds the answers of calls back until it is let on.
+/// Returns a middleware that holds back the answers of calls until the test lets them pass.
 fn holding_answers(let_on: watch::Receiver<bool>) -> impl FnOnce(Router) -> Router {
     move |router| {
         router.layer(map_response(move |response: Response| {
@@ -234,7 +234,7 @@ async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
     drop((open, calls));
 }
 
-/// What the drain is there for: without it the same server never ends.
+/// The control: without the drain the same server never ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_for_ever() {
     let witness = Witness::new();
@@ -249,7 +249,7 @@ async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_for_ever() {
     assert!(ended.is_err(), "it ended by itself");
 }
 
-/// 500 calls in ten sessions, each session with a standalone stream. All answers are taken.
+/// Starts 500 calls in ten sessions, and a standalone stream in each session. Tasks read all answers.
 async fn five_hundred(
     server: &Ending,
     witness: &Witness,
@@ -271,7 +271,7 @@ async fn five_hundred(
     (standalone, calls)
 }
 
-/// Ends the server, and half of the calls while it drains.
+/// Shuts the server down, and completes half of the calls during the drain.
 async fn end(
     server: Ending,
     witness: &Witness,
@@ -305,7 +305,7 @@ impl Ending {
         let (end, ended) = oneshot::channel();
         let served = spawn(async move {
             let shutdown = async {
-                // Dropped, it ends too.
+                // The server also shuts down if the sender is dropped.
                 let _ended = ended.await;
             };
             let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);

@@ -1,5 +1,5 @@
-//! Calls that end in other ways than by their answer or their client's absence: the client cancels
-//! them, closes their session, or sends them again.
+//! Calls that end neither by their answer nor by a disconnect. The client cancels them, closes their session, or sends
+//! them again.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -33,16 +33,16 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
-/// After a DELETE rmcp lets handlers run on for 5 s.
+/// How long rmcp lets handlers run on after a DELETE.
 const DRAIN: Duration = Duration::from_secs(5);
 
 const CLOSED: Outcome = Outcome::Cancelled(CancelReason::SessionClosed);
 const SUPERSEDED: Outcome = Outcome::Cancelled(CancelReason::Superseded);
 
-/// A server that answers nothing.
+/// A server that answers no call.
 #[derive(Clone)]
 struct Silent;
 
@@ -222,7 +222,7 @@ async fn a_delete_that_is_refused_ends_nothing(server: Server) {
     setup.assert_completes("a", &mut call).await;
 }
 
-/// The session comes back under its old id, with streams that count from 0 again.
+/// The session is restored under its old id. Its streams are numbered from 0 again.
 #[tokio::test]
 async fn nothing_that_was_kept_reaches_a_session_that_was_restored() {
     let store = Arc::new(SavedSessions::default());
@@ -239,7 +239,7 @@ async fn nothing_that_was_kept_reaches_a_session_that_was_restored() {
     let Sessions::Wrapped(sessions) = &setup.sessions else {
         panic!("the wrapper was asked for");
     };
-    // As its idle timer or a crash does: past the wrapper.
+    // Bypasses the wrapper, as an idle timer of the inner manager or a crash does.
     let session = mcp.session_id().expect("a session").into();
     sessions
         .inner()
@@ -257,7 +257,7 @@ async fn nothing_that_was_kept_reaches_a_session_that_was_restored() {
     let mut resumed = mcp.resume("0/0").await;
     resumed.head().await;
     setup.assert_completes("new", &mut resumed).await;
-    // Nor is the newer of the old ones found under the next stream.
+    // Nor does the next stream deliver the newer of the old calls.
     let mut next = setup.start_call(&mcp, 2, "hold", "next").await;
     next.head().await;
     next.fin();
@@ -388,7 +388,7 @@ async fn an_attached_call_is_never_superseded() {
     assert!(second.answer().await.is_some());
 }
 
-/// A client that came back is attached.
+/// A call whose client has resumed is attached.
 #[tokio::test]
 async fn a_resumed_call_is_not_superseded() {
     let setup = superseding(Server::Wrapped).start().await;
@@ -406,7 +406,7 @@ async fn a_resumed_call_is_not_superseded() {
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 }
 
-/// Its client reads it there.
+/// Its client reads the call on the other server.
 #[tokio::test]
 async fn a_call_that_was_resumed_elsewhere_is_not_superseded() {
     let setup = superseding(Server::Wrapped).stored().start().await;
@@ -428,7 +428,7 @@ async fn a_call_that_was_resumed_elsewhere_is_not_superseded() {
     assert_eq!(setup.events.of(&mcp, 1), expected);
 }
 
-/// The handler of the older call answers with an error under the id of both.
+/// The handler of the older call answers with an error. Both calls have the same id.
 #[tokio::test]
 async fn a_call_that_is_sent_again_under_its_id_gets_its_own_answer() {
     let setup = superseding(Server::Wrapped).abort_after(Duration::ZERO);
@@ -495,7 +495,7 @@ fn superseding(server: Server) -> Plan {
         .layer(|layer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)).supersede()))
 }
 
-/// Has a call under way whose client has just gone.
+/// Starts a call and disconnects its client after the first event.
 async fn cut(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     let mut call = setup.start_call(mcp, id, "hold", label).await;
     call.head().await;

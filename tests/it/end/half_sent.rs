@@ -1,4 +1,4 @@
-//! A call is cancelled here in the middle of what its server sends, while its client is there.
+//! A call is cancelled in the middle of its answer, while its client is connected.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -34,7 +34,7 @@ async fn the_client_gets_the_error_behind_half_an_answer_that_is_sent_as_an_even
     assert!(error.contains("-32001"), "{text:?}");
 }
 
-/// Its length was sent, so nothing can be added: hyper cuts the connection.
+/// The length was sent already, so no error can be appended. hyper closes the connection.
 #[tokio::test(start_paused = true)]
 async fn half_an_answer_of_known_length_ends() {
     let mut answer = stalled("application/json", HALF);
@@ -54,14 +54,15 @@ async fn a_task_parameter_keeps_no_call_of_2026_07_28_from_its_timeout() {
     assert!(text.contains("-32001"), "{text:?}");
 }
 
-/// A response whose body stalls after this.
+/// A response whose body sends `half` and then stalls.
 fn stalled(content_type: &'static str, half: &'static str) -> Response<Body> {
     let half = stream::iter([Ok::<_, Infallible>(Bytes::from(half))]).chain(stream::pending());
     let response = Response::builder().header(header::CONTENT_TYPE, content_type);
     response.body(Body::from_stream(half)).expect("a response")
 }
 
-/// What the client of a call gets that times out. Its head is sent early if its server is `silent` for 10 s.
+/// Returns what a client receives when its call times out. If the service is `silent` for 10 s, the layer sends the
+/// head early.
 async fn timed_out(call: &'static str, silent: Duration, answer: Response<Body>) -> String {
     let layer = CancelOnDisconnectLayer::new()
         .call_timeout(TIMEOUT)

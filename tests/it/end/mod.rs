@@ -1,4 +1,4 @@
-//! Ends of calls that neither complete nor lose their clients.
+//! Calls that end neither by completing nor by a disconnect.
 
 mod call_timeout;
 mod confirm;

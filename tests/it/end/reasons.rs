@@ -1,4 +1,4 @@
-//! A handler's token and the `notifications/cancelled` that reaches its server say the same words.
+//! A handler's token and the `notifications/cancelled` that reaches its server carry the same reason.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ async fn of_a_session_that_was_closed() {
     assert_same_words(&setup, told, CancelReason::SessionClosed).await;
 }
 
-/// A server whose tool waits for its token, and the cancels that it is told.
+/// Starts a server whose tool waits for its token. Returns the cancels that the server receives.
 async fn start(plan: Plan) -> (Setup, Told) {
     let (cancels, told) = mpsc::unbounded_channel();
     let handler = Scripted::new(|context| async move {

@@ -1,4 +1,4 @@
-//! A real signal ends a real process: `examples/shutdown`.
+//! A real signal terminates a real process, `examples/shutdown`.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio::{
 
 use crate::support::{example::Example, *};
 
-/// The limits of the example: calls may end in 3 s, cancels are taken in 1 s, connections close in 2 s.
+/// The limits of the example: 3 s for calls, 1 s for cancels, and 2 s for connections.
 const BOUND: Duration = Duration::from_secs(3 + 1 + 2);
 
-/// What a busy machine may add.
+/// Delay that a busy machine may add.
 const MARGIN: Duration = Duration::from_secs(10);
 
 #[tokio::test]
@@ -71,7 +71,7 @@ impl Example {
         assert!(sent.expect("kill").success());
     }
 
-    /// Its exit code, and what it said after its address.
+    /// Returns its exit code, and what it printed after its address.
     async fn ended(&mut self) -> (Option<i32>, String) {
         let begun = Instant::now();
         let status = timeout(BOUND + MARGIN, self.process.wait()).await;

@@ -1,5 +1,5 @@
-//! A handler asks its client for something (sampling, elicitation, roots) and waits. When its call is cancelled,
-//! nobody will answer: with the wrapper its question fails at once, and the handler need not look at its token.
+//! A handler sends its client a request (sampling, elicitation, roots) and waits. When its call is cancelled, no answer
+//! will arrive. With the wrapper the request fails at once, so the handler need not check its token.
 
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use rmcp::{
@@ -15,10 +15,10 @@ use crate::{
     support::*,
 };
 
-/// What a handler may ask, each for the label of the same name.
+/// The requests that a handler sends, each for the label of the same name.
 const QUESTIONS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
 
-/// How a question ended, with its label.
+/// The result of each request, with the label of its call.
 type Fates = mpsc::UnboundedReceiver<(String, Result<Value, ServiceError>)>;
 
 #[tokio::test]
@@ -105,7 +105,7 @@ async fn the_questions_of_other_calls_are_their_clients_to_answer() {
     assert_eq!(answer["result"]["content"][0]["text"], "asked");
 }
 
-/// A question that a cancelled call asks only now is refused, as before.
+/// A request that a call sends after its cancel is refused.
 #[tokio::test]
 async fn a_cancelled_call_cannot_ask_at_all() {
     let (tell, mut refused) = mpsc::unbounded_channel();
@@ -114,7 +114,7 @@ async fn a_cancelled_call_cannot_ask_at_all() {
         async move {
             context.ct.cancelled().await;
             let answer = ask(&context, "roots/list").await;
-            tell.send(answer.expect_err("nobody is there"))
+            tell.send(answer.expect_err("the request fails"))
                 .expect("the test listens");
             Ok("asked".to_owned())
         }
@@ -124,14 +124,14 @@ async fn a_cancelled_call_cannot_ask_at_all() {
 
     setup.start_call(&mcp, 1, "any", "a").await.fin();
 
-    let error = within("the refusal", refused.recv()).await.expect("told");
+    let error = within("the refusal", refused.recv()).await.expect("sent");
     assert!(
         error.to_string().contains("the call is cancelled"),
         "{error}"
     );
 }
 
-/// A server whose handlers ask what their label says, and tell what came of it.
+/// Starts a server whose handlers send the request that their label names, and report its result.
 async fn start(server: Server) -> (Setup, Fates) {
     let (tell, fates) = mpsc::unbounded_channel();
     let handler = Scripted::labelled(move |label, context| {
@@ -139,7 +139,7 @@ async fn start(server: Server) -> (Setup, Fates) {
         async move {
             if QUESTIONS.contains(&&*label) {
                 let fate = ask(&context, &label).await;
-                // A test that has seen enough has gone.
+                // The test may have dropped its receiver.
                 let _gone = tell.send((label, fate));
             }
             Ok("asked".to_owned())
@@ -148,7 +148,7 @@ async fn start(server: Server) -> (Setup, Fates) {
     (Plan::of(server).start_scripted(handler).await, fates)
 }
 
-/// A call whose handler has asked its client something, with the question.
+/// Starts a call whose handler has sent its client a request. Returns the connection and the request.
 async fn asked(setup: &Setup, mcp: &Mcp, id: i64, question: &str) -> (Connection, Value) {
     let mut call = setup.start_call(mcp, id, "any", question).await;
     call.head().await;
@@ -180,7 +180,7 @@ async fn ask(context: &RequestContext<RoleServer>, question: &str) -> Result<Val
     Ok(serde_json::to_value(answer).expect("JSON"))
 }
 
-/// The client answers after all.
+/// Sends the client's answer to the request.
 async fn reply(mcp: &Mcp, question: &Value) -> u16 {
     let answer = json!({
         "jsonrpc": "2.0",
@@ -193,7 +193,7 @@ async fn reply(mcp: &Mcp, question: &Value) -> u16 {
 async fn fate(fates: &mut Fates, question: &str) -> Result<Value, ServiceError> {
     let (label, fate) = within("the fate of a question", fates.recv())
         .await
-        .expect("told");
+        .expect("a report");
     assert_eq!(label, question);
     fate
 }

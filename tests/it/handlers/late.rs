@@ -1,5 +1,5 @@
-//! Messages of a handler that ignores its token, sent after its call was cancelled: with the wrapper they
-//! go nowhere, from bare rmcp they come out of the session's standalone stream.
+//! Messages of a handler that ignores its token, sent after its call was cancelled. With the wrapper they are
+//! suppressed. Bare rmcp delivers them on the session's standalone stream.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
     support::*,
 };
 
-/// The progress token of the last thing that a handler sends.
+/// The progress token of the last message that a handler sends.
 const LAST: &str = "last";
 
 #[tokio::test]
@@ -34,13 +34,13 @@ async fn with_the_wrapper_nothing_of_a_cancelled_call_comes_out() {
 
     assert!(setup.witness.ended("cancelled").await.is_completed());
     let refused = within("the fate of its request", refusals.recv()).await;
-    let error = refused.expect("the handler tells it");
+    let error = refused.expect("the handler reports it");
     assert!(error.contains("the call is cancelled"), "{error}");
     assert_eq!(until_last(&mut standalone).await, [] as [Value; 0]);
     assert_others_are_heard(&setup, &mcp, &mut standalone).await;
 }
 
-/// The control: without the wrapper the same handler is heard.
+/// The control: without the wrapper the messages of the same handler are delivered.
 #[tokio::test]
 async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
     let (handler, _refusals) = nagging();
@@ -49,7 +49,7 @@ async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
     let mut standalone = standalone(&mcp).await;
     let _call = setup.start_call(&mcp, 7, "any", "cancelled").await;
 
-    // Nobody cancels on a hang-up here, so the client says it.
+    // A disconnect cancels nothing here, so the client sends the cancel.
     assert_eq!(mcp.cancel(7).await, 202);
 
     let [progress, request] = &until_last(&mut standalone).await[..] else {
@@ -60,8 +60,8 @@ async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
     assert_eq!(request["method"], "ping");
 }
 
-/// The answer had passed the session's transport when the call was cancelled: it waits behind a stream that nobody
-/// reads, and so does the cancel. Which of the two the session takes first is left to chance.
+/// The answer had passed the session's transport when the call was cancelled. Both the answer and the cancel wait
+/// behind an unread stream. Which of the two the session handles first is random.
 #[tokio::test]
 async fn an_answer_that_was_on_its_way_at_the_cancel_does_not_come_out() {
     for round in 0..12 {
@@ -92,8 +92,8 @@ async fn an_answer_that_was_on_its_way_at_the_cancel_does_not_come_out() {
     }
 }
 
-/// rmcp forgets the route of a progress token with the first of its calls that ends. From then on the progress is in the
-/// session's standalone stream, and bare rmcp has it there, too.
+/// rmcp removes the route of a progress token when the first of its calls ends. From then on the progress is sent on
+/// the session's standalone stream, by bare rmcp as well.
 #[tokio::test]
 async fn a_call_that_took_over_the_progress_token_of_a_cancelled_one_gets_its_progress() {
     for server in [Server::Wrapped, Server::Bare] {
@@ -143,8 +143,8 @@ async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cance
     }
 }
 
-/// A handler that waits for its cancel, or under the label `newer` for the notice returned with it: then it sends progress under
-/// its call's token, and [`LAST`].
+/// A handler that waits for its cancel. Under the label `newer` it waits for the returned notice instead. Then it sends
+/// progress under its call's token, and [`LAST`].
 fn progressing() -> (Scripted, Arc<Notify>) {
     let goes_on = Arc::new(Notify::new());
     let notice = goes_on.clone();
@@ -174,7 +174,7 @@ async fn with_token(setup: &Setup, mcp: &Mcp, id: u64, label: &str) -> Connectio
     call
 }
 
-/// Cancels the call 7, of the label `older`, by a hang-up or, on bare rmcp, by its client's notification.
+/// Cancels call 7, labelled `older`: by a disconnect, or on bare rmcp by its client's notification.
 async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
     if setup.server == Server::Bare {
         assert_eq!(mcp.cancel(7).await, 202);
@@ -186,7 +186,7 @@ async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
     }
 }
 
-/// rmcp's worker takes nothing while a stream of its session is full and not read.
+/// rmcp's worker handles nothing while a stream of its session is full and unread.
 #[tokio::test]
 async fn a_call_with_the_id_of_one_whose_cancel_was_never_taken_gets_its_answer() {
     let clock = StoppedClock::stop();
@@ -220,7 +220,7 @@ async fn a_call_with_the_id_of_one_whose_cancel_was_never_taken_gets_its_answer(
 }
 
 /// A session whose worker one call can block: its channels hold one message, and streams are not read inside the layer.
-/// With what lets the other call answer.
+/// Also returns the notice that lets the other call answer.
 async fn blockable() -> (Setup, Arc<Notify>) {
     let answers = Arc::new(Notify::new());
     let cue = answers.clone();
@@ -247,17 +247,17 @@ async fn blockable() -> (Setup, Arc<Notify>) {
     (plan.start_scripted(handler).await, answers)
 }
 
-/// Lets everything come as far as it can.
+/// Yields until every task has made all the progress that it can.
 async fn settle() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
     }
 }
 
-/// A handler that ignores its token: cancelled, it sends progress and a request to its client, and then
-/// [`LAST`] under a token that no call has. With what becomes of its request.
+/// A handler that ignores its token. After its cancel it sends progress and a request to its client, and then [`LAST`]
+/// under a token of no call. Also returns a channel with the error of that request.
 ///
-/// Only the call with the id 7 waits for its cancel; the others send [`LAST`] alone.
+/// Only call 7 waits for its cancel. Other calls send only [`LAST`].
 fn nagging() -> (Scripted, mpsc::UnboundedReceiver<String>) {
     let (refusals, refused) = mpsc::unbounded_channel();
     let handler = Scripted::new(move |context| {
@@ -265,7 +265,7 @@ fn nagging() -> (Scripted, mpsc::UnboundedReceiver<String>) {
         async move {
             if context.id == NumberOrString::Number(7) {
                 context.ct.cancelled().await;
-                let fate = nag(&context).await.expect_err("nobody answers it");
+                let fate = nag(&context).await.expect_err("the request fails");
                 refusals.send(fate.to_string()).expect("the test listens");
             } else {
                 last(&context).await.expect("sent");
@@ -276,7 +276,7 @@ fn nagging() -> (Scripted, mpsc::UnboundedReceiver<String>) {
     (handler, refused)
 }
 
-/// Sends all of it, and waits for the answer to the request.
+/// Sends these messages, and waits for the answer to the request.
 async fn nag(context: &RequestContext<RoleServer>) -> Result<(), ServiceError> {
     let own = context.meta.get_progress_token().expect("a progress token");
     progress(context, own).await?;
@@ -304,7 +304,7 @@ async fn progress(
     context.peer.notify_progress(progress).await
 }
 
-/// The session's standalone stream, ready to carry messages.
+/// Opens the session's standalone stream, ready to carry messages.
 async fn standalone(mcp: &Mcp) -> Connection {
     let mut stream = mcp.listen().await;
     assert_eq!(stream.head().await.status, 200);
@@ -312,11 +312,11 @@ async fn standalone(mcp: &Mcp) -> Connection {
     stream
 }
 
-/// What comes before [`LAST`].
+/// Returns the messages before [`LAST`].
 async fn until_last(stream: &mut Connection) -> Vec<Value> {
     let mut messages = Vec::new();
     loop {
-        let message = stream.event().await.expect("the stream goes on").json();
+        let message = stream.event().await.expect("the stream stays open").json();
         if message["params"]["progressToken"] == LAST {
             return messages;
         }
@@ -324,7 +324,7 @@ async fn until_last(stream: &mut Connection) -> Vec<Value> {
     }
 }
 
-/// The session's other calls are heard, and nothing came late.
+/// Asserts that the messages of the session's other calls are delivered, and that no late message was.
 async fn assert_others_are_heard(setup: &Setup, mcp: &Mcp, standalone: &mut Connection) {
     let mut other = setup.start_call(mcp, 8, "any", "other").await;
     let answer = other.answer().await.expect("an answer");

@@ -1,4 +1,4 @@
-//! After a hang-up the *work* stops: not a flag of ours, but the process, the handler behind, the guard.
+//! After a disconnect the *work* itself stops: the process, the handler on another server, and the guard.
 
 mod cells;
 mod chain;

@@ -1,4 +1,4 @@
-//! The page of `examples/admin`: what it shows, who may cancel, and that what clients say is only text.
+//! The page of `examples/admin`: what it shows, who may cancel, and that text from clients is only text.
 
 use std::convert::Infallible;
 
@@ -198,7 +198,7 @@ async fn a_call_that_has_ended_is_said_to_have_ended() {
 #[tokio::test]
 async fn a_page_from_before_a_restart_cancels_nothing() {
     let (calls, _open) = held_call("tool").await;
-    // Of another process, which has given the same number to another call.
+    // This page is from another process, which has given the same number to another call.
     let before = get(&routes(calls.clone()), "/calls").await.body;
     let admin = routes(calls.clone());
     let own = get(&admin, "/calls").await.body;
@@ -272,7 +272,7 @@ async fn nothing_but_the_pages_own_files_runs() {
         assert!(policy.contains("frame-ancestors 'none'"));
         assert_eq!(said.headers[header::X_CONTENT_TYPE_OPTIONS], "nosniff");
     }
-    // What the policy would forbid, the page would miss.
+    // The policy would block inline code, so the page must not need any.
     let page = get(&admin, "/calls").await.body;
     for inline in [" style=", "<style", " onclick=", "<script>", "//"] {
         assert!(!page.contains(inline), "{inline}: {page}");
@@ -299,8 +299,8 @@ async fn only_names_of_this_machine_are_answered() {
     }
 }
 
-/// A call of any tool that nobody answers, at a server that is no MCP server at all. It is in flight as long as its
-/// response is.
+/// Starts a call that is never answered, on a server that is no MCP server. The call is in flight until its response is
+/// dropped.
 async fn held_call(tool: &str) -> (Calls, Response) {
     let silent = stream::iter([Ok::<_, Infallible>(Bytes::from_static(b": hello\n\n"))]);
     let handler = async |_: Bytes| {
@@ -319,7 +319,7 @@ async fn held_call(tool: &str) -> (Calls, Response) {
     (calls, open.expect("infallible").map(Body::new))
 }
 
-/// A whole answer.
+/// A whole response.
 struct Said {
     status: StatusCode,
     headers: HeaderMap,
@@ -335,7 +335,7 @@ async fn cancel(admin: &Router, id: &str, headers: &[(&str, &str)]) -> Said {
     press(admin, "/calls", id, headers).await
 }
 
-/// Where the buttons of a page send to.
+/// Returns the URL to which the buttons of a page post.
 fn action(page: &str) -> String {
     let (_, action) = page.split_once("action=\"").expect("a form");
     let (action, _) = action.split_once('"').expect("an end");

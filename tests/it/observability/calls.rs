@@ -1,4 +1,4 @@
-//! Calls seen and ended from outside: the operator's view.
+//! Calls observed and ended from outside, as by an operator.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -228,7 +228,7 @@ fn cancelled(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32800, "message": "Request cancelled: requested by the server" } })
 }
 
-/// As with `find`: whose session is meant cannot be said.
+/// As with `find`, the session id alone is ambiguous here.
 #[tokio::test]
 async fn the_calls_of_two_servers_that_gave_out_one_session_id_are_not_cancelled_together() {
     let silent = async |body: Bytes| {

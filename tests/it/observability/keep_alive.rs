@@ -1,7 +1,7 @@
-//! Clients that leave where hyper does not look: its buffer holds bytes that it does not need yet.
+//! Clients that disconnect where hyper does not notice, because its buffer holds bytes that it does not need yet.
 //!
-//! The first write after the client's FIN goes through, the second fails. So probes find it out within two
-//! intervals. (Behind a `WatchedListener` it takes none, see `socket`.)
+//! The first write after the client's FIN succeeds, and the second one fails. So probes detect the disconnect within
+//! two intervals. (Behind a `WatchedListener` no probe is needed, see `socket`.)
 
 use std::{convert::Infallible, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// What a busy machine may add.
+/// Delay that a busy machine may add.
 const MARGIN: Duration = Duration::from_secs(3);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly, stateless_sse = StatelessSse] {
@@ -48,7 +48,7 @@ async fn a_stray_line_end_hides_a_fin_for_two_probes_at_most(server: Server) {
     leave(server, left).await;
 }
 
-/// It reads nothing more, so the second probe is answered with a reset.
+/// The client reads nothing more, so the second probe is answered with a reset.
 async fn a_pipelined_request_hides_a_half_close_for_two_probes_at_most(server: Server) {
     let left = async |mut call: Connection| {
         call.write(b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
@@ -73,7 +73,7 @@ async fn an_unread_body_hides_a_reset_for_two_probes_at_most() {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
     let handler = async move |Extension(token): Extension<CallToken>, request: AxumRequest| {
         hand_out.send(token).unwrap();
-        // Keeps the request unread as long as the stream lives.
+        // Keeps the request unread for as long as the stream exists.
         let events = stream::unfold(request, async |request| {
             std::future::pending::<()>().await;
             Some((Ok::<_, Infallible>(Event::default()), request))

@@ -1,4 +1,4 @@
-//! More calls than are tracked: each runs as it would without the layer, and no other call pays for it.
+//! More calls than are tracked. Each runs as it would without the layer, and no other call is affected.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -19,7 +19,7 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
 const LEFT: What = What::Ended(Outcome::Unknown);
@@ -190,7 +190,7 @@ async fn a_limit_that_is_reached_is_a_warning_once(server: Server) {
     assert!(lines[0].ends_with(expected), "{lines:#?}");
 }
 
-/// A cancel of the older call would meet the newer, which nobody would know of.
+/// A cancel of the older call would hit the newer call, which is not tracked.
 #[tokio::test]
 async fn the_older_call_of_an_id_that_is_used_again_leaves_though_there_is_no_room() {
     let setup = limited(Server::Wrapped, |limits| limits.calls(1));
@@ -208,7 +208,7 @@ async fn the_older_call_of_an_id_that_is_used_again_leaves_though_there_is_no_ro
     assert!(setup.witness.is_running("older"));
 }
 
-/// Until the manager took it, it changes nothing for others.
+/// A request changes nothing for other calls until the manager accepts it.
 #[tokio::test]
 async fn a_refused_request_for_which_there_is_no_room_hides_no_older_call_with_its_id() {
     let store = Arc::new(Failing::default());
@@ -230,7 +230,7 @@ async fn a_refused_request_for_which_there_is_no_room_hides_no_older_call_with_i
     assert!(setup.witness.ended("older").await.is_cancelled());
 }
 
-/// The cancel of the older call would be replayed under the id of both.
+/// The cancel of the older call would be replayed, and both calls have its id.
 #[tokio::test]
 async fn the_older_call_of_an_id_leaves_behind_the_layer_alone_though_there_is_no_room() {
     let setup = limited(Server::LayerOnly, |limits| limits.calls(1));
@@ -295,7 +295,7 @@ async fn progress_of_a_cancelled_call_is_dropped_after_hundreds_of_calls_beyond_
     assert_eq!(event.json()["method"], method, "not progress");
 }
 
-/// What is known of a session counts with the first answer that is kept of it.
+/// The first retained answer of a session also counts the layer's other state of that session.
 #[tokio::test]
 async fn the_first_answer_of_a_session_counts_what_is_known_of_the_session_too() {
     for (bytes, is_kept) in [(1_200, false), (8_192, true)] {
@@ -320,7 +320,7 @@ fn with_grace(server: Server, change: impl FnOnce(Limits) -> Limits) -> Plan {
     limited(server, change).grace(Grace::After(GRACE))
 }
 
-/// Has a call under way whose client has just gone, be it tracked further or not.
+/// Starts a call and disconnects its client. The call need not be tracked.
 async fn leave(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     let mut call = setup.start_call(mcp, id, "hold", label).await;
     call.head().await;

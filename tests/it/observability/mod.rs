@@ -1,4 +1,4 @@
-//! What observers learn of calls and of stalled clients.
+//! What observers are notified of: calls, and clients that do not read.
 
 mod admin;
 mod calls;

@@ -1,4 +1,4 @@
-//! Late clients of a server that the layer alone watches: what its store has, or the error.
+//! Late clients of a server behind the layer alone: they get what its store has, or the error.
 
 use std::{convert::Infallible, io, time::Duration};
 
@@ -23,7 +23,7 @@ const SOON: Duration = Duration::from_secs(3);
 
 const STORED: &str = "id: 2\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{\"stored\":true}}\n\n";
 
-/// What a client got of a body, and whether that ended.
+/// What a client received of a body, and whether the body ended.
 #[derive(Debug)]
 struct Got {
     text: String,
@@ -45,13 +45,13 @@ fn events(body: Body) -> Response<Body> {
     response.body(body).expect("a response")
 }
 
-/// A body of this, and then of nothing for ever.
+/// A body that sends `beginning` and then stalls for ever.
 fn stuck(beginning: impl Into<Bytes>) -> Body {
     let beginning = stream::iter([Ok::<_, io::Error>(beginning.into())]);
     Body::from_stream(beginning.chain(stream::pending()))
 }
 
-/// What a client gets that resumes this long after it hung up, from a server that replays `stored`.
+/// Returns what a client receives when it resumes `time` after its disconnect. The server replays `stored`.
 async fn resumed_after(
     time: Duration,
     stored: impl Fn() -> Body + Clone + Send + Sync + 'static,

@@ -1,8 +1,8 @@
-//! Thousands of calls that are cut off and resumed as the dice decide: no call is cancelled whose client
-//! comes back, none outlives a client that does not, and nothing stays behind.
+//! Thousands of calls that are cut off and resumed at random. A call whose client resumes is never cancelled. A call
+//! whose client does not resume ends, and no state remains.
 //!
-//! A failure prints its seed; set `TEST_SEED` to repeat it. With the stopped clock the same seed also
-//! means the same deadlines; with real time and two threads it means the same clients only.
+//! A failure prints its seed; set `TEST_SEED` to repeat it. With the stopped clock, the same seed also reproduces the
+//! deadlines. In real time with two threads it reproduces only the clients.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::{
     support::*,
 };
 
-/// Long enough in real time for clients that come back at once, on a busy machine too.
+/// Long enough in real time for clients that resume at once, even on a busy machine.
 const GRACE: Duration = Duration::from_secs(2);
 
 const SESSIONS: usize = 8;
 
-/// How many calls each session has in flight at once. Both ends of a socket are in this process, and a call
-/// may have three: that makes 1,200 descriptors at most, within any usual limit for half of them.
+/// Number of calls that each session has in flight at once. Both ends of a socket are in this process, and a call may
+/// have three sockets. That makes at most 1,200 descriptors, within any usual limit for half of them.
 const IN_FLIGHT: usize = 10;
 
-/// How many calls there are in a round.
+/// Number of calls in a round.
 const CALLS: usize = SESSIONS * IN_FLIGHT;
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
@@ -57,7 +57,7 @@ struct Call {
     id: usize,
     label: String,
     cuts: u32,
-    /// Reads the head and the first event before it is cut off: only then can it come back.
+    /// Reads the head and the first event before it is cut off. Without that event it cannot resume.
     reads: bool,
     returns: bool,
     answer: Answer,
@@ -82,7 +82,7 @@ async fn cycles(server: Server, clock: Clock) {
     let setup = Plan::of(server)
         .grace(Grace::After(GRACE))
         .sessions(|mut local| {
-            // No grace is shorter than what it says.
+            // A grace is never shorter than the `retry` that the server sends.
             local.session_config.sse_retry = Some(GRACE / 2);
             local
         })
@@ -91,7 +91,7 @@ async fn cycles(server: Server, clock: Clock) {
         .await;
     let mut sessions = join_all((0..SESSIONS).map(|_| setup.mcp())).await;
     for round in 0..clock.rounds() {
-        // In real time rounds are short, and a DELETE ends the orphans of several.
+        // In real time rounds are short, and a DELETE ends the orphans of several rounds.
         let one_in = if clock.is_real() { 50 } else { 8 };
         let deleted: Vec<bool> = sessions.iter().map(|_| dice.one_in(one_in)).collect();
         let mut calls = start(&setup, &sessions, round, &mut dice).await;
@@ -99,7 +99,7 @@ async fn cycles(server: Server, clock: Clock) {
         clock.pass(dice.roll() % 1_800).await;
         join_all(calls.iter_mut().map(|call| call.come_back(&setup))).await;
         for (session, _) in sessions.iter().zip(&deleted).filter(|(_, gone)| **gone) {
-            // A session that is closed is 404 for whoever comes back to it.
+            // A later resume in this session gets a 404.
             assert_eq!(session.delete().await, 202);
         }
         clock.pass(dice.roll() % 1_800).await;
@@ -137,9 +137,9 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
     calls
 }
 
-/// Waits until nothing runs any more: only orphans do, and those that a DELETE left to rmcp.
+/// Waits until no handler runs. At this point only orphans and calls that a DELETE left to rmcp still run.
 async fn all_over(setup: &Setup, sessions: &[Mcp], clock: &Clock) {
-    // A jump of the clock makes deadlines late, and a late one is put off once.
+    // A jump of the clock makes deadlines late, and a late deadline is deferred once.
     for _ in 0..8 {
         clock.pass(1_900).await;
         setup.assert_usable(&sessions[0]).await;
@@ -162,7 +162,7 @@ fn assert_each_ended_once(setup: &Setup, clock: &Clock) {
     let started = count(|what| *what == What::Started);
     assert!(started > calls, "{started}");
     assert_eq!(count(|what| matches!(what, What::Ended(_))), started);
-    // Both came about, in real time as often as the machine was quick enough.
+    // Both outcomes occurred. In real time their number depends on the speed of the machine.
     let some = |of: usize| if clock.is_real() { 0 } else { calls / of };
     assert!(count(|what| *what == What::Ended(ORPHANED)) > some(20));
     assert!(count(|what| *what == What::Resumed) > some(5));
@@ -186,7 +186,7 @@ impl Clock {
         matches!(self, Self::Real)
     }
 
-    /// Lets this many milliseconds pass, if that takes no time.
+    /// Advances the stopped clock by this many milliseconds. Does nothing in real time.
     async fn pass(&self, millis: u64) {
         match self {
             Self::Stopped(clock) => clock.advance(Duration::from_millis(millis)).await,
@@ -239,7 +239,7 @@ impl Call {
         self.connection = Some(call);
     }
 
-    /// Is cut off for the first time, if it ever is.
+    /// Cuts the call off for the first time, if it is cut off at all.
     async fn cut(&mut self, setup: &Setup) {
         if self.cuts == 0 {
             return;
@@ -253,7 +253,7 @@ impl Call {
         }
     }
 
-    /// Resumes if it wants to, and is cut off once more if it has to.
+    /// Resumes if the client wants to, and cuts it off again if it must be.
     async fn come_back(&mut self, setup: &Setup) {
         if self.answer == Answer::WhileAway {
             setup.witness.release(&self.label);
@@ -267,7 +267,7 @@ impl Call {
         }
     }
 
-    /// Gets what it came back for. `gone`: its session was closed.
+    /// Reads the answer. `gone`: the session was closed.
     async fn finish(&mut self, setup: &Setup, gone: bool) {
         if gone {
             self.connection = None;
@@ -292,7 +292,7 @@ impl Call {
     }
 
     async fn assert_answered(&self, setup: &Setup, answered: bool) {
-        // Without the wrapper an answer is lost that came while nobody was there.
+        // Without the wrapper, an answer that arrives while no client is connected is lost.
         let lost = self.answer != Answer::InTheEnd && setup.server != Server::Wrapped;
         assert!(answered || lost, "no answer for {self:?}");
         if answered {

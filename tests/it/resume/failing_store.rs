@@ -1,4 +1,4 @@
-//! An event store fails in the middle of a call: for the answer, or for a resume.
+//! An event store fails in the middle of a call, for the answer or for a resume.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -47,7 +47,7 @@ async fn refused_resume(server: Server, grace: Grace) {
     assert_eq!(answer["result"]["content"][0]["text"], "done:a");
 }
 
-/// Nothing of the call would be left in the session by which its end could be seen.
+/// The session would have nothing left of the call by which its end could be observed.
 #[tokio::test]
 async fn a_call_whose_answer_the_store_did_not_take_is_seen_to_end() {
     let clock = StoppedClock::stop();
@@ -101,7 +101,7 @@ async fn the_answer_that_the_store_did_not_take_is_kept_for_a_client_that_was_aw
     assert_brings_the_answer(mcp.resume(&id).await).await;
 }
 
-/// A server whose sessions have a store, which does not fail yet.
+/// Returns a server whose sessions have a store, and that store. The store does not fail yet.
 fn failing(server: Server) -> (Plan, Arc<Failing>) {
     let store = Arc::new(Failing::default());
     let its = store.clone();
@@ -109,7 +109,7 @@ fn failing(server: Server) -> (Plan, Arc<Failing>) {
     (plan, store)
 }
 
-/// Call 1, whose client has read the first event. Returns the id of that event.
+/// Starts call 1 and reads its first event. Returns the id of that event.
 async fn begun(setup: &Setup, mcp: &Mcp) -> (Connection, String) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;
@@ -117,7 +117,7 @@ async fn begun(setup: &Setup, mcp: &Mcp) -> (Connection, String) {
     (call, first.id.expect("an id"))
 }
 
-/// Has a call answer while the store takes no answer.
+/// Completes a call while the store refuses its answer.
 async fn lose_answer(setup: &Setup, store: &Failing, call: &mut Connection) {
     store.takes_no_answers.store(true, Ordering::Relaxed);
     setup.witness.release("a");

@@ -1,4 +1,4 @@
-//! Clients that resume: what they get, and what they may do with several streams.
+//! Clients that resume: what they receive, and what they may do with several streams.
 
 mod alone;
 mod cycles;

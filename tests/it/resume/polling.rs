@@ -1,4 +1,4 @@
-//! Clients that poll: the server ends their streams on purpose and expects them back (SEP-1699).
+//! Clients that poll: the server ends their streams on purpose and expects them to reconnect (SEP-1699).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::{
     support::*,
 };
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
@@ -40,7 +40,7 @@ async fn a_client_that_polls_keeps_its_call_for_as_long_as_it_polls(server: Serv
         }
         assert!(stream.is_complete(), "ended, not cut");
         setup.events.detached_again(&mcp, 1, poll).await;
-        // Each time nearly the whole of it: it starts in full.
+        // Nearly the whole grace each time, because every grace starts in full.
         clock.advance(MIN_GRACE - TICK).await;
         stream = mcp.resume(last.as_deref().expect("an id")).await;
         assert_eq!(stream.head().await.status, 200);
@@ -101,7 +101,7 @@ async fn a_stream_that_the_server_ends_is_no_hang_up_with_any_grace(server: Serv
     }
 }
 
-/// `Grace::Auto` is five times that and 5 s more, and 20 s at least. Of a long one it counts once.
+/// `Grace::Auto` is five times the retry plus 5 s, but at least 20 s. A long retry counts only once.
 async fn the_last_retry_that_the_server_sent_is_what_counts(server: Server) {
     let setup = Plan::of(server).grace(Grace::Auto).start().await;
     let mcp = setup.mcp().await;
@@ -129,8 +129,8 @@ async fn the_last_retry_that_the_server_sent_is_what_counts(server: Server) {
     }
 }
 
-/// The layer alone cannot see that the call completed while its client was away, and rmcp has lost the answer:
-/// every resume is an empty stream. Its client is told in the end, and stops asking.
+/// The layer alone cannot see that the call completed while its client was away. rmcp has lost the answer, so every
+/// resume gets an empty stream. In the end the client gets the error and stops polling.
 #[tokio::test]
 async fn a_client_that_polls_for_a_lost_answer_is_told_in_the_end() {
     let poll = Duration::from_secs(3);
@@ -160,12 +160,12 @@ async fn a_client_that_polls_for_a_lost_answer_is_told_in_the_end() {
 
     assert_eq!(told.id, None);
     assert_eq!(told.json()["error"]["code"], -32_800);
-    // Twenty resumes without an event renew the grace, and then it passes.
+    // Twenty resumes without an event renew the grace, and then the grace expires.
     assert!((21..=29).contains(&polls), "{polls}");
     assert!(setup.calls.is_empty());
 }
 
-/// The server ends the stream of a call whose client has gone before.
+/// The server ends the stream of a call whose client has disconnected before.
 #[tokio::test]
 async fn an_answer_after_the_server_ended_the_stream_of_an_absent_client_is_kept() {
     let clock = StoppedClock::stop();
@@ -188,7 +188,7 @@ async fn an_answer_after_the_server_ended_the_stream_of_an_absent_client_is_kept
     assert_eq!(answer["result"]["content"][0]["text"], "done:a");
 }
 
-/// The server has ended the stream, nobody has seen that yet, and the answer finds no stream any more.
+/// The server has ended the stream, but the layer has not seen that yet. The answer finds no stream.
 #[tokio::test]
 async fn an_answer_that_comes_before_anybody_saw_the_end_of_its_stream_is_kept() {
     let clock = StoppedClock::stop();
@@ -212,7 +212,7 @@ async fn an_answer_that_comes_before_anybody_saw_the_end_of_its_stream_is_kept()
     assert_eq!(answer["result"]["content"][0]["text"], "done:a");
 }
 
-/// rmcp closes the former stream of a call also for a resume that it refuses.
+/// rmcp closes the former stream of a call even for a resume that it refuses.
 #[tokio::test]
 async fn an_answer_after_a_refused_resume_is_kept() {
     let clock = StoppedClock::stop();
@@ -235,7 +235,7 @@ async fn an_answer_after_a_refused_resume_is_kept() {
     assert_eq!(answer["result"]["content"][0]["text"], "done:a");
 }
 
-/// The same before anybody has seen the end of that stream.
+/// The same, before the layer has seen the end of that stream.
 #[tokio::test]
 async fn an_answer_that_comes_right_after_a_refused_resume_is_kept() {
     let clock = StoppedClock::stop();

@@ -1,4 +1,4 @@
-//! A client that comes back for its call, and everything that may happen meanwhile.
+//! A client that resumes its call, and everything that may happen meanwhile.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,10 +20,10 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How long a resume that is not answered keeps a call past its deadline.
+/// How long an unanswered resume keeps a call past its deadline.
 const HOLD: Duration = Duration::from_secs(5);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
@@ -101,11 +101,11 @@ async fn a_second_cut_starts_the_grace_in_full(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// The client's network changed: the server still holds the old connection when the resume comes, and
-/// notices much later that it is dead.
+/// The client's network changed. The server still holds the old connection when the resume arrives, and notices much
+/// later that it is dead.
 async fn the_late_drop_of_a_half_dead_stream_means_nothing(server: Server) {
     let clock = StoppedClock::stop();
-    // Else rmcp's end of the old stream is seen at once.
+    // Otherwise the layer would see at once that rmcp ended the old stream.
     let setup = with_grace(server).inside(stalled).start().await;
     let mcp = setup.mcp().await;
     let half_dead = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -160,7 +160,7 @@ async fn a_resume_that_is_thinking_keeps_the_call_across_its_deadline(server: Se
     .await;
     clock.advance(GRACE - TICK).await;
     let mut resumed = gate.enter(&mcp).await;
-    // In steps, or the deadline would be noticed so late that it is put off.
+    // In steps, because a deadline that is noticed late is deferred.
     for _ in 0..9 {
         clock.advance(HOLD / 10).await;
         assert_still_running(&setup, &mcp).await;
@@ -188,7 +188,7 @@ async fn a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maxim
     let (_, since) = setup.events.detached(&mcp, 1).await;
     clock.advance(GRACE / 2).await;
     let _first = gate.enter(&mcp).await;
-    // A second one changes nothing: neither doubles the hold nor ends it.
+    // A second resume neither doubles the hold nor ends it.
     let second = gate.enter(&mcp).await;
     second.rst();
     clock.advance(GRACE / 2 + HOLD - TICK).await;
@@ -224,7 +224,7 @@ async fn a_resume_that_hangs_up_unanswered_lets_the_clock_go_on(server: Server) 
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
 }
 
-/// The second comes before the deadline, and the first is given up after it.
+/// The second resume arrives before the deadline, and the first is dropped after the deadline.
 async fn a_resume_that_is_given_up_leaves_the_hold_of_the_next_alone(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut gate) = with_slow_resumes(server).await;
@@ -287,7 +287,7 @@ async fn a_resume_that_names_no_stream_does_not_keep_the_call(server: Server) {
     clock.advance(GRACE / 2).await;
 
     for unknown in ["0/7", "7", "garbage", "0/0/0"] {
-        // rmcp refuses with an empty stream.
+        // rmcp refuses the resume with an empty stream.
         let mut refused = mcp.resume(unknown).await;
         assert_eq!(refused.head().await.status, 200);
     }
@@ -328,8 +328,8 @@ async fn one_session_may_resume_many_calls_at_once(server: Server) {
     assert!(setup.calls.is_empty());
 }
 
-/// The runtime did nothing for 12 s, in which the deadline passed: the timer is served before the
-/// resumes that wait in the accept queue. [`crate::composition::starved`] does the same in real time.
+/// The runtime stood still for 12 s, in which the deadline passed. It then serves the timer before the resumes that
+/// wait in the accept queue. [`crate::composition::stalled_runtime`] does the same in real time.
 async fn resumes_that_a_starved_runtime_left_waiting_keep_their_calls(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
@@ -346,7 +346,7 @@ async fn resumes_that_a_starved_runtime_left_waiting_keep_their_calls(server: Se
     clock.advance(Duration::from_secs(1)).await;
     assert!(setup.witness.is_running("a2"), "it gets the same respite");
     setup.assert_completes("a1", &mut resumed).await;
-    // Twice the retry of 3 s, counted from when the runtime was back.
+    // Twice the retry of 3 s, counted from when the runtime runs again.
     clock.advance(Duration::from_secs(5) + TICK).await;
     assert_eq!(setup.events.ended(&mcp, 2).await, ORPHANED);
 }
@@ -355,7 +355,7 @@ fn with_grace(server: Server) -> Plan {
     Plan::of(server).grace(Grace::After(GRACE))
 }
 
-/// Cuts a call off after its first event, and waits until the server has noticed.
+/// Disconnects the client of a call after its first event, and waits until the server has noticed.
 async fn cut(setup: &Setup, mut call: Connection, mcp: &Mcp, id: u64) {
     call.head().await;
     assert!(call.event().await.expect("an event").is_priming());
@@ -363,7 +363,7 @@ async fn cut(setup: &Setup, mut call: Connection, mcp: &Mcp, id: u64) {
     setup.events.detached(mcp, id).await;
 }
 
-/// Takes up the first stream again, for the `nth` time.
+/// Resumes the first stream for the `nth` time.
 async fn resume(setup: &Setup, mcp: &Mcp, nth: usize) -> Connection {
     let mut resumed = mcp.resume(FIRST_EVENT).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -371,7 +371,7 @@ async fn resume(setup: &Setup, mcp: &Mcp, nth: usize) -> Connection {
     resumed
 }
 
-/// How often the client of call 1 has gone.
+/// Returns how often call 1 was detached.
 fn detaches(setup: &Setup, mcp: &Mcp) -> usize {
     let events = setup.events.of(mcp, 1);
     let detached = events.iter().filter(|w| matches!(w, What::Detached(_)));
@@ -391,7 +391,7 @@ async fn assert_orphaned_after_half_a_grace(setup: &Setup, mcp: &Mcp, clock: &St
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// Holds every GET inside the layer until it is opened.
+/// Holds every GET inside the layer until the gate is opened.
 struct Gate {
     opened: Arc<Notify>,
     entered: mpsc::UnboundedReceiver<()>,
@@ -420,7 +420,7 @@ async fn with_slow_resumes(server: Server) -> (Setup, Gate) {
 // === impl Gate ===
 
 impl Gate {
-    /// Sends a resume, and waits until it is held.
+    /// Sends a resume, and waits until the gate holds it.
     async fn enter(&mut self, mcp: &Mcp) -> Connection {
         let resumed = mcp.resume(FIRST_EVENT).await;
         within("the resume", self.entered.recv()).await;
@@ -432,7 +432,7 @@ impl Gate {
     }
 }
 
-/// A header's value has no white space at its ends, and `fetch` sends each character as one byte.
+/// A header value has no white space at its ends, and `fetch` sends each character as one byte.
 #[tokio::test(start_paused = true)]
 async fn a_client_comes_back_with_an_event_id_that_a_header_cannot_carry_as_it_is() {
     let cases: [(&str, &[u8]); 4] = [

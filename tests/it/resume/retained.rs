@@ -1,7 +1,7 @@
-//! A client comes back for a call that has ended: what it gets.
+//! What a client receives when it resumes a call that has ended.
 //!
-//! With the wrapper a completed call's answer is kept. A cancelled call's client gets an error in either
-//! set-up, in the one form that ends its asking.
+//! With the wrapper the answer of a completed call is retained. The client of a cancelled call gets an error in either
+//! setup, in the one form that stops its requests.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
 /// How long an ended call is remembered.
@@ -77,7 +77,7 @@ async fn an_ended_call_is_remembered_for_as_long_as_its_grace() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, []);
 }
 
-/// Nobody reads its stream then, not even a task: it has ended (SEP-1699).
+/// The server has ended the stream (SEP-1699), so neither a client nor a task reads it.
 #[tokio::test]
 async fn an_answer_that_comes_between_two_polls_is_kept() {
     let setup = with_grace(Server::Wrapped).start().await;
@@ -90,7 +90,7 @@ async fn an_answer_that_comes_between_two_polls_is_kept() {
     assert_eq!(setup.calls.len(), 0);
 }
 
-/// The second resume is after the second poll: what was known of the first end must not count.
+/// The client has resumed after the server ended its stream. The recorded end of that stream must no longer count.
 #[tokio::test]
 async fn an_answer_after_a_poll_goes_to_the_client_that_came_back() {
     let setup = with_grace(Server::Wrapped).start().await;
@@ -105,7 +105,7 @@ async fn an_answer_after_a_poll_goes_to_the_client_that_came_back() {
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 }
 
-/// Bare rmcp loses it: the control.
+/// The control: bare rmcp loses the answer as well.
 #[tokio::test]
 async fn without_the_wrapper_a_late_answer_is_lost() {
     for server in [Server::LayerOnly, Server::Bare] {
@@ -123,7 +123,7 @@ async fn without_the_wrapper_a_late_answer_is_lost() {
     }
 }
 
-/// The repeated id is the one that the client named, whichever of its stream's that was.
+/// The answer repeats the event id that the client named, whichever event of its stream that was.
 #[tokio::test]
 async fn a_late_answer_repeats_the_id_that_the_client_named() {
     let setup = with_grace(Server::Wrapped).start().await;
@@ -153,7 +153,7 @@ async fn a_late_answer_is_for_its_own_session_only() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
 }
 
-/// It went into a socket that nobody reads any more: the server has no way to know.
+/// The answer was written to a socket whose client no longer reads. The server cannot know that.
 #[tokio::test]
 async fn an_answer_that_went_out_to_nobody_is_kept() {
     let setup = with_grace(Server::Wrapped).start().await;
@@ -163,7 +163,7 @@ async fn an_answer_that_went_out_to_nobody_is_kept() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
 }
 
-/// rmcp forgets the stream with the answer, which may still wait in a channel that nobody has read yet.
+/// rmcp removes the stream together with the answer, which may still be unread in a channel.
 #[tokio::test]
 async fn a_resume_that_overtakes_the_answer_waits_for_it() {
     let _clock = StoppedClock::stop();
@@ -241,7 +241,7 @@ async fn a_session_keeps_no_more_than_its_share() {
     assert_eq!(events(&modest, FIRST_EVENT).await, delivered);
 }
 
-/// 24 answers of 1 MB are more than all sessions together may keep.
+/// 24 answers of 1 MB exceed the limit of all sessions together.
 #[tokio::test]
 async fn answers_that_connected_clients_have_read_push_out_none_that_nobody_has_had() {
     let setup = with_grace(Server::Wrapped).start().await;
@@ -258,7 +258,7 @@ async fn answers_that_connected_clients_have_read_push_out_none_that_nobody_has_
     assert_eq!(events(&away, FIRST_EVENT).await, delivered);
 }
 
-/// Of the same session as well.
+/// Answers of the same session are not evicted either.
 #[tokio::test]
 async fn an_answer_that_is_too_large_to_be_kept_pushes_out_no_other() {
     const SHARE: usize = 10_000;
@@ -281,7 +281,7 @@ async fn an_answer_that_is_too_large_to_be_kept_pushes_out_no_other() {
     assert_eq!(events(&mcp, "0/2").await, []);
 }
 
-/// Of an answer that was read nothing is told.
+/// The eviction of an answer that was read is not reported.
 #[tokio::test]
 async fn an_answer_that_has_to_go_before_its_client_is_back_is_told() {
     const SHARE: usize = 10_000;
@@ -373,8 +373,8 @@ async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server
     }
 }
 
-/// Both happen before the server's next step. Whichever it takes first, the call is not cancelled; with the
-/// wrapper its answer can be had.
+/// Both happen before the server's next step. Whichever the server handles first, the call is not cancelled. With the
+/// wrapper its answer can be resumed.
 async fn an_answer_that_crosses_with_the_cut_is_an_answer(server: Server) {
     for server_first in [false, true] {
         let setup = with_grace(server).start().await;
@@ -406,7 +406,7 @@ fn with_grace(server: Server) -> Plan {
     Plan::of(server).grace(Grace::After(GRACE))
 }
 
-/// The stream of call 1, which holds "a", is ended by the server.
+/// Starts call 1, labelled "a", and has the server end its stream.
 async fn end_stream(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     setup.sessions.end_stream(mcp, 0, None).await;
@@ -414,7 +414,7 @@ async fn end_stream(setup: &Setup, mcp: &Mcp) {
     setup.events.detached(mcp, 1).await;
 }
 
-/// Has a call under way whose client has just gone.
+/// Starts a call and disconnects its client after the first event.
 async fn cut(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     let mut call = setup.start_call(mcp, id, "hold", label).await;
     call.head().await;
@@ -423,14 +423,14 @@ async fn cut(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     setup.events.detached(mcp, id).await;
 }
 
-/// Its handler returns, and the answer was seen.
+/// Has the handler return, and waits until the call has completed.
 async fn finish(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     setup.witness.release(label);
     assert_eq!(setup.events.ended(mcp, id).await, Outcome::Completed);
     assert!(setup.calls.is_empty());
 }
 
-/// A call whose client has gone is answered with so many bytes.
+/// Completes a call with an answer of `bytes` bytes after its client has disconnected.
 async fn leave_large(setup: &Setup, mcp: &Mcp, id: u64, label: &str, bytes: usize) {
     let arguments = json!({ "label": label, "padding": bytes });
     let mut call = mcp.call(id, "hold", arguments).await;
@@ -441,7 +441,7 @@ async fn leave_large(setup: &Setup, mcp: &Mcp, id: u64, label: &str, bytes: usiz
     finish(setup, mcp, id, label).await;
 }
 
-/// A connected client reads an answer of so many bytes.
+/// Reads an answer of `bytes` bytes with a connected client.
 async fn read_large(setup: &Setup, mcp: &Mcp, label: &str, bytes: usize) {
     let arguments = json!({ "label": label, "padding": bytes });
     let mut call = mcp.call(label, "hold", arguments).await;
@@ -455,7 +455,7 @@ async fn read_large(setup: &Setup, mcp: &Mcp, label: &str, bytes: usize) {
     setup.events.ended(mcp, label).await;
 }
 
-/// Call 1 was answered on an open connection, and its client never read it.
+/// Completes call 1 on an open connection from which its client never reads.
 async fn answered_unread(setup: &Setup, mcp: &Mcp) {
     let call = mcp.call(1, "hold", arguments("a")).await;
     setup.witness.started("a").await;
@@ -465,7 +465,7 @@ async fn answered_unread(setup: &Setup, mcp: &Mcp) {
     assert_eq!(setup.events.of(mcp, 1), expected);
 }
 
-/// All events that a resume brings, the keys of their messages sorted. It has to end by itself.
+/// Returns all events that a resume delivers, with the keys of their messages sorted. The stream must end by itself.
 async fn events(mcp: &Mcp, last_event_id: &str) -> Vec<SseEvent> {
     let mut resumed = mcp.resume(last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);
@@ -480,7 +480,7 @@ async fn events(mcp: &Mcp, last_event_id: &str) -> Vec<SseEvent> {
     events
 }
 
-/// What brings a kept answer of `hold`: the id repeated, then the answer without one.
+/// The events that deliver a retained answer of `hold`: the repeated id, then the answer without an id.
 fn delivered(last_event_id: &str, label: &str) -> Vec<SseEvent> {
     let content = json!([{ "type": "text", "text": format!("done:{label}") }]);
     let id = match last_event_id.split_once('/') {

@@ -1,6 +1,6 @@
-//! A client comes back for a call that has ended, and whose events are in a store.
+//! A client resumes a call that has ended, and whose events are in a store.
 //!
-//! The store has all that the client missed; what the layer keeps is for when the store does not have the answer.
+//! The store has everything that the client missed. The layer's retained answer is used if the store does not have it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,15 +21,15 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How long a store may take for the next event of an answered call.
+/// How long a store may take for the next event of a completed call.
 const SILENCE: Duration = Duration::from_secs(1);
 
 const PROGRESS: &str = "notifications/progress";
 
-/// A store that does not give back all that it was given.
+/// A store that loses some of the events.
 struct Lossy {
     store: Store,
     loses: Loses,
@@ -39,11 +39,11 @@ struct Lossy {
 enum Loses {
     Nothing,
     Answers,
-    /// The same, and the replay waits for more.
+    /// Loses answers, and the replay waits for more events.
     AnswersAndTheEnd,
-    /// All but the events that open streams.
+    /// Loses all events but those that open streams.
     Messages,
-    /// Replays fail.
+    /// Fails every replay.
     Everything,
 }
 
@@ -80,7 +80,7 @@ async fn an_answer_that_the_store_has_lost_comes_after_what_it_has() {
     drop(setup);
 }
 
-/// The client is to have an id to come back with before the answer begins.
+/// The client must have an id with which it can resume before the answer begins.
 #[tokio::test]
 async fn an_answer_of_which_the_store_has_nothing_comes_after_the_id_that_was_named() {
     for loses in [Loses::Messages, Loses::Everything] {
@@ -93,7 +93,7 @@ async fn an_answer_of_which_the_store_has_nothing_comes_after_the_id_that_was_na
     }
 }
 
-/// The client waits on a stream on which nothing would come any more.
+/// The store would send nothing more on the stream on which the client waits.
 #[tokio::test]
 async fn an_answer_comes_though_the_replay_of_the_store_does_not_end() {
     let clock = StoppedClock::stop();
@@ -114,7 +114,7 @@ async fn an_answer_comes_though_the_replay_of_the_store_does_not_end() {
     assert!(resumed.is_complete(), "it ends, and is not cut");
 }
 
-/// Anything else keeps its client polling.
+/// Any other response would keep the client polling.
 #[tokio::test]
 async fn a_resume_of_a_cancelled_call_brings_the_error_alone() {
     let clock = StoppedClock::stop();
@@ -126,7 +126,7 @@ async fn a_resume_of_a_cancelled_call_brings_the_error_alone() {
     assert_eq!(brought(&mcp, &ids[0]).await, ["error -32800"]);
 }
 
-/// Call 1 is answered while its client is away. Returns the ids of the events that the client has.
+/// Completes call 1 while its client is away. Returns the ids of the events that the client has.
 async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let (setup, mcp, ids) = cut(loses).await;
     setup.witness.release("a");
@@ -134,7 +134,7 @@ async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     (setup, mcp, ids)
 }
 
-/// The client of call 1 has gone after the first event of five.
+/// Disconnects the client of call 1 after the first of five events.
 async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let store = Lossy {
         store: Store::default(),
@@ -157,7 +157,7 @@ async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     (setup, mcp, ids)
 }
 
-/// What a resume brings, to its end.
+/// Returns what a resume delivers, up to the end of its stream.
 async fn brought(mcp: &Mcp, last_event_id: &str) -> Vec<String> {
     let mut resumed = mcp.resume(last_event_id).await;
     assert_eq!(resumed.head().await.status, 200);

@@ -1,5 +1,5 @@
-//! Clients that open more streams than they have calls, as Cursor and VS Code do: no call is cancelled by
-//! them, none is kept alive by them, and what comes out of them is what comes out without the layer.
+//! Clients that open more streams than they have calls, as Cursor and VS Code do. These streams neither cancel calls
+//! nor keep them alive. They carry the same events as without the layer.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How soon EventSource opens a stream again that has ended: what rmcp tells it.
+/// Delay after which EventSource reopens a stream that has ended. rmcp sends it as `retry`.
 const REOPEN: Duration = Duration::from_secs(3);
 
-/// Just below the five minutes after which rmcp closes a session that has said nothing.
+/// Just below the five minutes after which rmcp closes a silent session.
 const RECONNECT: Duration = Duration::from_secs(290);
 
-/// Longer than an ended call is remembered.
+/// Enough reopens to outlast the retention of a call that has ended.
 const REOPENS: u32 = 25;
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
@@ -100,7 +100,7 @@ async fn standalone_streams_that_come_and_go_keep_no_call(server: Server) {
     while passed + REOPEN < GRACE {
         clock.advance(REOPEN).await;
         passed += REOPEN;
-        // A new one, one that goes on after an event, and the first of those open is closed.
+        // Opens a new stream and one that resumes after an event. Then the oldest open stream is closed.
         for mut stream in [mcp.listen().await, mcp.resume("0").await] {
             assert_eq!(stream.head().await.status, 200);
             open.push(stream);
@@ -136,7 +136,7 @@ async fn no_attached_call_is_cancelled_by_other_streams(server: Server) {
     setup.assert_completes("attached", &mut attached).await;
 }
 
-/// A whole call, and then its stream again and again, as EventSource does. The events of each.
+/// Makes a whole call, and then reopens its stream repeatedly, as EventSource does. Returns the events of each stream.
 async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
     let (events, last) = whole(&mut call).await;
@@ -150,8 +150,8 @@ async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// A standalone stream, a shadow of it, and streams that replace them every five minutes, in each of
-/// which the server has something to say. The events of each.
+/// Opens a standalone stream and a shadow of it, which are replaced every five minutes. The server sends events in
+/// each. Returns the events of each stream.
 async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     let mcp = setup.mcp().await;
     let mut streams = Vec::new();
@@ -164,7 +164,7 @@ async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
         assert_eq!(primary.head().await.status, 200);
         let mut shadow = mcp.listen().await;
         assert_eq!(shadow.head().await.status, 200);
-        // Without a progress token its progress is nobody's, and goes to the standalone stream.
+        // The call has no progress token, so its progress is sent on the standalone stream.
         let label = format!("round {round}");
         let arguments = json!({ "label": label, "events": 2 });
         let params = json!({ "name": "chatty", "arguments": arguments });
@@ -174,7 +174,7 @@ async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
         streams.push(answer);
         let mut events = Vec::new();
         loop {
-            let event = primary.event().await.expect("the stream goes on");
+            let event = primary.event().await.expect("the stream stays open");
             last = event.id.clone().or(last);
             let is_last = !event.is_priming() && {
                 let params = &event.json()["params"];
@@ -196,7 +196,7 @@ async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
     streams
 }
 
-/// All events of a stream that ends by itself, and the last id among them.
+/// Returns all events of a stream that ends by itself, and the last id among them.
 async fn whole(connection: &mut Connection) -> (Vec<SseEvent>, Option<String>) {
     assert_eq!(connection.head().await.status, 200);
     let mut events = Vec::new();

@@ -1,4 +1,4 @@
-//! A call with several streams at once: it has a client as long as one of them lives, whichever.
+//! A call with several streams at once has a client as long as any of them is open.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
 /// The id of the first event of the first stream of a session.
@@ -34,8 +34,8 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     the_last_stream_that_goes_starts_the_grace,
 });
 
-/// rmcp serves two resumes one after the other, and their heads come out the other way round. The stream of the
-/// former has ended by then.
+/// rmcp serves two resumes in order, but their heads are sent in the opposite order. By then the stream of the first
+/// resume has ended.
 async fn a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call(server: Server) {
     let clock = StoppedClock::stop();
     let go_on = Arc::new(Notify::new());
@@ -83,7 +83,7 @@ async fn two_resumes_at_once_keep_their_call(server: Server) {
         let mut call = setup.start_call(&mcp, id, "hold", &label).await;
         call.head().await;
         call.event().await.expect("the priming event");
-        // The call that shows that the session is usable has a stream as well.
+        // The echo call of `assert_usable` has a stream as well.
         let event = format!("0/{}", 2 * id);
         let (mut one, mut other) = tokio::join!(mcp.resume(&event), mcp.resume(&event));
         tokio::join!(one.head(), other.head());
@@ -91,7 +91,7 @@ async fn two_resumes_at_once_keep_their_call(server: Server) {
         setup.assert_usable(&mcp).await;
         assert!(!setup.tokens.of(&label).is_cancelled(), "{label}");
         setup.witness.release(&label);
-        // One of the two has it, and the other's stream has ended.
+        // One of the two streams has the answer, and the other has ended.
         let answers = tokio::join!(one.answer(), other.answer());
         assert!(answers.0.is_some() || answers.1.is_some(), "{label}");
         assert_eq!(setup.events.ended(&mcp, id).await, Outcome::Completed);
@@ -118,7 +118,7 @@ async fn the_last_stream_that_goes_starts_the_grace(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// A store replays what there was, and ends.
+/// A store replays its events, and then ends the stream.
 #[tokio::test]
 async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_lives() {
     let clock = StoppedClock::stop();
@@ -162,7 +162,7 @@ async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_liv
     assert_eq!(foreign.log.cancelled().len(), 1);
 }
 
-/// The old connection is missed last. Two streams number alike, so nobody can say which of the calls is meant.
+/// The old connections are dropped last. Both streams have the same event ids, so the resume may mean either call.
 #[tokio::test(start_paused = true)]
 async fn a_resume_that_may_mean_two_calls_keeps_both_though_their_old_connections_are_missed_later()
 {
@@ -186,7 +186,7 @@ async fn a_resume_that_may_mean_two_calls_keeps_both_though_their_old_connection
     }
 }
 
-/// Not all of its event ids are known any more.
+/// The layer no longer knows all event ids of the stream.
 #[tokio::test(start_paused = true)]
 async fn a_resume_in_the_middle_of_a_long_stream_keeps_its_call_though_the_old_connection_is_missed_later()
  {
@@ -206,7 +206,7 @@ async fn a_resume_in_the_middle_of_a_long_stream_keeps_its_call_though_the_old_c
     drop(resumed);
 }
 
-/// `<counter>/<constant>`, which is rmcp's form and means something else.
+/// `<counter>/<constant>` looks like rmcp's form, but means something else.
 #[tokio::test(start_paused = true)]
 async fn ids_that_only_look_like_rmcps_join_no_two_calls() {
     for ids in [["1/7", "2/7"], ["1/0", "1/1"], ["a/0", "b/0"]] {
@@ -221,7 +221,7 @@ async fn ids_that_only_look_like_rmcps_join_no_two_calls() {
         let connected = streams.pop();
         drop(streams);
 
-        // Its client comes back for the first call and is lost again.
+        // The client resumes the first call, and disconnects again.
         let resumed = foreign.resume(ids[0]).await;
         drop(resumed);
 
@@ -233,8 +233,8 @@ async fn ids_that_only_look_like_rmcps_join_no_two_calls() {
     }
 }
 
-/// Its client is there, and has not noticed anything. The clock stops where a grace would end: a deadline that is
-/// noticed later is put off.
+/// Asserts that the call runs on, because its client is connected. The clock stops where a grace would end, because a
+/// deadline that is noticed late is deferred.
 async fn goes_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &str) {
     setup.assert_usable(mcp).await;
     let before = setup.events.of(mcp, 1);

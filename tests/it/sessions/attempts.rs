@@ -1,4 +1,4 @@
-//! A middleware between layer and session manager that sends a request more than once.
+//! A middleware between the layer and the session manager that sends a request more than once.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ const GRACE: Duration = Duration::from_secs(3_600);
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 const DROPPED: Outcome = Outcome::Cancelled(CancelReason::ResponseDropped);
 
-/// What becomes of the first response.
+/// What the middleware does with the first response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum First {
-    /// Dropped once the second is there, as a hedge does.
+    /// Dropped once the second response has arrived, as by a hedge.
     Beaten,
-    /// Dropped before the request is sent again, as a retry after a timeout does.
+    /// Dropped before the request is sent again, as by a retry after a timeout.
     TimedOut,
-    /// Read to its end, and thrown away.
+    /// Read to its end and discarded.
     Answered,
 }
 
@@ -61,7 +61,7 @@ async fn a_hang_up_cancels_the_attempt_that_won() {
     assert!(setup.calls.is_empty());
 }
 
-/// The first attempt waits for its client, and the second is its client.
+/// The first attempt waits for its client, and the second attempt counts as that client.
 #[tokio::test]
 async fn an_attempt_after_one_that_timed_out_is_not_cancelled_in_its_place() {
     let (setup, mcp) = repeating(First::TimedOut, Grace::After(GRACE)).await;
@@ -104,7 +104,7 @@ async fn an_attempt_after_one_that_was_answered_is_a_call_of_its_own() {
     assert_eq!(ends(&setup, &mcp), [Outcome::Completed; 2]);
 }
 
-/// How the calls of request 1 ended.
+/// Returns how the calls of request 1 ended.
 fn ends(setup: &Setup, mcp: &Mcp) -> Vec<Outcome> {
     let all = setup.events.of(mcp, 1);
     let ends = all.into_iter().filter_map(|what| match what {

@@ -1,4 +1,4 @@
-//! Cancels, resumes and ends of sessions while the manager inside takes its time.
+//! Cancels, resumes and session ends while the inner manager is slow.
 
 use std::{
     convert::Infallible,
@@ -63,27 +63,28 @@ use crate::{
 /// How long a session may be idle.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How long a resume waits for the one before it.
+/// How long a resume waits for the previous one.
 const TURN: Duration = Duration::from_secs(4);
 
 const SECOND: Duration = Duration::from_secs(1);
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// After which the layer looks again at what it noticed late to be over, and more than such a look may be late.
+/// Delay after which the layer checks a deadline again that it noticed late. `NOT_ON_TIME` is more than such a check
+/// may be late.
 const LOOKED_AT_AGAIN: Duration = Duration::from_millis(100);
 const NOT_ON_TIME: Duration = Duration::from_millis(30);
 
-/// How long a call is kept whose end nobody watches for.
+/// How long the layer keeps a call whose end it cannot observe.
 const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// How much fits into the queue of a session, and into a stream of it.
+/// Capacity of a session's queue, and of each of its streams.
 const ROOM: usize = 2;
 
-/// Does something only when the gate is open. Writes down what it did.
+/// A session manager that waits at a gate and logs what it did.
 struct Gated {
     inner: LocalSessionManager,
     at: At,
@@ -91,16 +92,16 @@ struct Gated {
     waiting: Semaphore,
     resumed: AtomicBool,
     log: Mutex<Vec<&'static str>>,
-    /// Whether calls are refused.
+    /// If set, calls are refused.
     refuses: AtomicBool,
-    /// Done once, when it is asked for its store.
+    /// Run once, when the manager is asked for its event store.
     store_asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-/// A request that an observer begins.
+/// A request that an observer polls first.
 type Deleting = Pin<Box<MaybeDone<BoxFuture<'static, Result<Response<Body>, Infallible>>>>>;
 
-/// A call that comes to its session when it is let on.
+/// A call that reaches its session when the test lets it.
 type Serving = Pin<Box<MaybeDone<BoxFuture<'static, Response<Body>>>>>;
 
 /// Where the gate is.
@@ -108,15 +109,15 @@ type Serving = Pin<Box<MaybeDone<BoxFuture<'static, Response<Body>>>>>;
 enum At {
     /// Before a cancel, and after a resume.
     CancelsAndResumes,
-    /// Before the first resume. The others pass.
+    /// Before the first resume. Later resumes pass.
     FirstResume,
     /// After a cancel.
     TakenCancels,
-    /// Before the end of a session.
+    /// Before a session is closed.
     Close,
 }
 
-/// Answers when it is told to.
+/// Answers when the test notifies it.
 #[derive(Clone, Default)]
 struct Waits(Arc<Notify>);
 
@@ -131,7 +132,7 @@ impl ServerHandler for Waits {
     }
 }
 
-/// The same, and has a tool that sends more than fits into a stream.
+/// Like [`Waits`], with a tool that sends more than fits into a stream.
 #[derive(Clone, Default)]
 struct Floods {
     waits: Waits,
@@ -146,7 +147,7 @@ impl ServerHandler for Floods {
     ) -> Result<CallToolResponse, ErrorData> {
         if request.name == "flood" {
             let token = ProgressToken(NumberOrString::String("flood".into()));
-            // The first event of a stream is rmcp's.
+            // rmcp sends the first event of a stream.
             for _ in 0..ROOM {
                 self.sending.fetch_add(1, Ordering::Relaxed);
                 let progress = ProgressNotificationParam::new(token.clone(), 1.0);
@@ -157,7 +158,7 @@ impl ServerHandler for Floods {
     }
 }
 
-/// The same, and has a tool that notes what happens to it.
+/// Like [`Floods`], with a tool that notes its start and its cancel.
 #[derive(Clone, Default)]
 struct Noting {
     floods: Floods,
@@ -181,7 +182,7 @@ impl ServerHandler for Noting {
 }
 
 impl Floods {
-    /// Waits until nothing more can be sent.
+    /// Waits until the tool cannot send more.
     async fn stuck(&self) {
         while self.sending.load(Ordering::Relaxed) < ROOM {
             yield_now().await;
@@ -210,7 +211,7 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
     assert_eq!(*gated.log.lock().unwrap(), ["cancelled", "closed"]);
 }
 
-/// Who hears of the end may be fast: this observer deletes the session before anybody was told more.
+/// An observer may be fast. This one deletes the session before any other part is notified of the end.
 #[tokio::test]
 async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_ends() {
     for hangs_up in [false, true] {
@@ -253,7 +254,7 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
     }
 }
 
-/// The specification forbids to use an id twice; a client that does must not lose its new call for it.
+/// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 #[tokio::test]
 async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
@@ -269,7 +270,7 @@ async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id()
     for _ in 0..100 {
         assert!(
             (&mut again).now_or_never().is_none(),
-            "it comes after the cancel"
+            "it waits for the cancel"
         );
         yield_now().await;
     }
@@ -277,7 +278,7 @@ async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id()
     let response = again.await;
     let mut whole = Box::pin(to_bytes(response.into_body(), usize::MAX));
     let whole = loop {
-        // The former handler may take one.
+        // The former handler may consume one notification.
         waits.0.notify_one();
         if let Some(whole) = (&mut whole).now_or_never() {
             break whole.unwrap();
@@ -289,7 +290,7 @@ async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id()
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// The cancel looks which call it would meet while the new one is about to wait for it.
+/// The cancel checks which call it would hit while the new call is about to wait for that cancel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
     let gated = Arc::new(Gated::new(At::Close));
@@ -304,7 +305,7 @@ async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
         .grace(Grace::Immediate)
         .observe(move |event: &Event<'_>| match event {
             Event::Started { .. } if starts.fetch_add(1, Ordering::Relaxed) == 1 => {
-                // The cancel is let on, and has time to look.
+                // The blocked cancel may run now, and has time for its check.
                 unblock.send(()).unwrap();
                 let _in_time = never.lock().unwrap().recv_timeout(50 * TICK);
             }
@@ -324,7 +325,7 @@ async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
         })
     };
     noted(&["started"]).await;
-    // The only worker has something else to do, so the cancel waits.
+    // The only worker is blocked, so the cancel waits.
     let (is_blocked, blocks) = std::sync::mpsc::channel();
     let _blocking = Handle::current().spawn(async move {
         is_blocked.send(()).unwrap();
@@ -353,7 +354,7 @@ async fn a_request_without_room_supersedes_no_call_be_it_refused_or_not() {
     refused_it_supersedes_nothing(layer, &[]).await;
 }
 
-/// `accepted`: how the call ends once the request was accepted.
+/// `accepted`: how the call ended after the request was accepted.
 async fn refused_it_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
     let gated = Arc::new(Gated::new(At::Close));
     let policy = |_: &_| Policy::new().grace(Grace::After(GRACE)).supersede();
@@ -397,7 +398,7 @@ async fn a_request_that_the_manager_refuses_does_not_take_an_older_call_with_its
     assert_eq!(log.ends(&number(1)), [Outcome::Failed, disconnected]);
 }
 
-/// The manager inside has done with the cancel, and says so late.
+/// The inner manager has handled the cancel, but returns late.
 #[tokio::test]
 async fn a_cancel_by_the_client_that_is_taken_slowly_does_not_meet_a_new_call_with_the_same_id() {
     let gated = Arc::new(Gated::new(At::TakenCancels));
@@ -420,7 +421,7 @@ async fn a_cancel_by_the_client_that_is_taken_slowly_does_not_meet_a_new_call_wi
     assert_eq!(log.ends(&number(1)), [Outcome::Unknown, Outcome::Completed]);
 }
 
-/// Sessions that the manager inside shares with another server, or restores by itself.
+/// The inner manager shares its sessions with another server, or restores them by itself.
 #[tokio::test]
 async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_opened() {
     let clock = StoppedClock::stop();
@@ -449,7 +450,7 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_ope
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// rmcp has no place for it: its handlers serve such a call like any other, so it ends like any other.
+/// rmcp drops the `task` parameter and serves such a call like any other, so the call ends like any other.
 #[test]
 fn a_typed_call_does_not_say_that_it_is_to_be_a_task() {
     let mut message = call_of("wait", 1);
@@ -460,8 +461,8 @@ fn a_typed_call_does_not_say_that_it_is_to_be_a_task() {
     assert_eq!(back["params"]["task"], Value::Null);
 }
 
-/// Its client leaves while the queue of its session is full. With a service inside that serves requests in tasks of
-/// their own it still comes to its handler, else it does not.
+/// The client disconnects while the queue of its session is full. If a service inside serves requests in tasks of their
+/// own, the call still reaches its handler. Otherwise it does not.
 #[tokio::test]
 async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for_nobody() {
     for comes_all_the_same in [true, false] {
@@ -520,7 +521,7 @@ async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for
     }
 }
 
-/// The manager inside has moved the call to the stream that this resume would have got.
+/// The inner manager has moved the call to the stream of the abandoned resume.
 #[tokio::test]
 async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
@@ -542,7 +543,7 @@ async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// What comes after the delete of a session would find it half closed.
+/// Otherwise a request after the DELETE would find the session half closed.
 #[tokio::test]
 async fn a_session_is_closed_though_its_client_leaves_before_the_cancel_has_arrived() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
@@ -570,7 +571,7 @@ async fn a_session_is_closed_though_its_client_leaves_while_it_is_closed() {
     assert_eq!(gated.inner.sessions.read().await.len(), 0);
 }
 
-/// A request that comes too late waits for the end of the session.
+/// A late request waits for the end of the session.
 #[tokio::test]
 async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
     let clock = StoppedClock::stop();
@@ -616,7 +617,7 @@ fn a_request_does_not_wait_for_a_runtime_that_stands_still_while_it_closes_a_ses
     drop(first);
 }
 
-/// A machine that is never on time: each look at a stream comes a moment late.
+/// A slow machine: every check of a stream runs a moment late.
 #[tokio::test]
 async fn a_stream_that_nobody_reads_is_let_go_though_no_look_at_it_is_on_time() {
     let clock = StoppedClock::stop();
@@ -661,7 +662,7 @@ async fn an_idle_session_is_closed_though_no_look_at_it_is_on_time() {
     assert_eq!(sessions.inner().sessions.read().await.len(), 0);
 }
 
-/// A manager that takes the later one first would take the stream from the client that is there.
+/// A manager that handled the later resume first would take the stream from the connected client.
 #[tokio::test]
 async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
     let gated = Arc::new(Gated::new(At::FirstResume));
@@ -681,7 +682,7 @@ async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// Be its client there or not.
+/// Whether its client is connected or not.
 #[tokio::test]
 async fn a_resume_that_hangs_holds_up_the_next_for_a_while_only() {
     let clock = StoppedClock::stop();
@@ -704,7 +705,7 @@ async fn a_resume_that_hangs_holds_up_the_next_for_a_while_only() {
     }
 }
 
-/// It came in time, and the manager inside would take it at once.
+/// The resume arrived in time, and the inner manager would accept it at once.
 #[tokio::test]
 async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     let clock = StoppedClock::stop();
@@ -729,7 +730,7 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// The former reader ends when the manager moves the call, and the next one has nothing to read yet.
+/// The former reader ends when the manager moves the call. The next reader has nothing to read yet.
 #[tokio::test]
 async fn a_call_stays_known_whose_resume_was_given_up_half_way() {
     let clock = StoppedClock::stop();
@@ -758,7 +759,8 @@ async fn a_call_stays_known_whose_resume_was_given_up_half_way() {
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// A service that serves in a task of its own may come to the session at any moment: here, while the cancel is reported.
+/// A service that serves in a task of its own may reach the session at any moment. Here it does so while the cancel is
+/// reported.
 #[tokio::test]
 async fn a_call_that_comes_to_its_session_as_it_is_cancelled_is_cancelled_there() {
     let gated = Arc::new(Gated::new(At::Close));
@@ -804,7 +806,7 @@ async fn a_call_that_comes_to_its_session_as_it_is_cancelled_is_cancelled_there(
     assert!(calls.is_empty());
 }
 
-/// Its task may do other things as well, and not only close the session that it has served.
+/// The task that served a session may close other sessions too.
 #[tokio::test]
 async fn a_task_that_has_served_a_session_closes_another() {
     let sessions = Arc::new(CancellableSessionManager::local(Default::default()));
@@ -823,7 +825,7 @@ async fn a_task_that_has_served_a_session_closes_another() {
     Handle::current().spawn(serves).await.unwrap();
 }
 
-/// Both wait for room in the queue of their session. The first client leaves when there is some.
+/// Both resumes wait for room in the queue of their session. The first client disconnects when there is room.
 #[tokio::test]
 async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_the_next() {
     let mut local = LocalSessionManager::default();
@@ -833,7 +835,7 @@ async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_t
     let app = serve_with(sessions, tools.clone(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
     let id = cut(&app, &session).await;
-    // Nobody reads it, so its session waits for it.
+    // The client does not read this stream, so the session waits for it.
     let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
     within("a full stream", tools.stuck()).await;
     for _ in 0..ROOM {
@@ -854,7 +856,7 @@ async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_t
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// Calls and cancels of one client, in a session whose queue is full.
+/// A client's calls and cancels in a session whose queue is full.
 struct Full {
     tools: Noting,
     app: Router,
@@ -868,7 +870,7 @@ impl Full {
     async fn with(layer: CancelOnDisconnectLayer) -> Self {
         let mut local = LocalSessionManager::default();
         local.session_config.channel_capacity = ROOM;
-        // rmcp's own timer would end the session, and with it what is left of its calls.
+        // rmcp's own timer would end the session, and with it its remaining calls.
         local.session_config.keep_alive = None;
         let sessions = CancellableSessionManager::new(local);
         let tools = Noting::default();
@@ -893,7 +895,7 @@ impl Full {
     }
 }
 
-/// The client sends its cancel while its call waits for room: rmcp hears the cancel first.
+/// The client sends its cancel while its call waits for room. rmcp receives the cancel before the call.
 #[tokio::test]
 async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_run_for_nobody() {
     let full = Full::with(CancelOnDisconnectLayer::new()).await;
@@ -909,11 +911,11 @@ async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_run
 
     assert_eq!(full.log.ends(&number(3)), [Outcome::ClientCancelled]);
     let noted = full.tools.noted.lock().unwrap().clone();
-    assert_ne!(noted, ["started"], "it runs on, and nobody will cancel it");
+    assert_ne!(noted, ["started"], "it runs on and is never cancelled");
     drop(call);
 }
 
-/// It never came to its session, so nobody will ever see its end.
+/// The call never reached its session, so its end cannot be observed.
 #[tokio::test]
 async fn a_call_that_may_run_on_is_forgotten_though_its_client_left_before_its_session_had_room() {
     let clock = StoppedClock::stop();
@@ -922,7 +924,7 @@ async fn a_call_that_may_run_on_is_forgotten_though_its_client_left_before_its_s
     let waiting = started(send(app, post(call_of("note", 3), session))).await;
     drop(waiting);
     a_while().await;
-    // The one that floods is read on and ends.
+    // The layer reads on for the flooding call, which completes.
     drop(full.unread);
     let ended = async {
         while full.calls.len() > 1 {
@@ -942,7 +944,7 @@ async fn a_call_that_may_run_on_is_forgotten_though_its_client_left_before_its_s
     assert_eq!(full.calls.len(), 0, "it is kept for ever");
 }
 
-/// The new call waits for the cancel, which is given up because of the new call.
+/// The new call waits for the cancel, so the cancel must not be given up because of the new call.
 #[tokio::test]
 async fn a_call_is_cancelled_though_its_id_is_used_again_before_its_cancel_sets_out() {
     let tools = Noting::default();
@@ -962,12 +964,12 @@ async fn a_call_is_cancelled_though_its_id_is_used_again_before_its_cancel_sets_
     let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
     assert_eq!(log.ends(&number(1)), [disconnected]);
     let noted = tools.noted.lock().unwrap().clone();
-    assert_eq!(noted, ["started", "cancelled"], "it runs for nobody");
+    assert_eq!(noted, ["started", "cancelled"], "it runs without a client");
     let whole = whole_with(&tools.floods.waits, newer).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
-/// A cancel may be on its way for 10 s, and a new call waits for it as long.
+/// A cancel may take up to 10 s, and a new call waits for it that long.
 #[tokio::test]
 async fn a_cancel_that_is_taken_after_seconds_does_not_meet_a_new_call_with_the_same_id() {
     let clock = StoppedClock::stop();
@@ -1009,7 +1011,7 @@ async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_kept() {
         let response = send(&app, post(call_of("wait", id + 1), Some(&session))).await;
         let handle = sessions.inner().sessions.read().await[&*session].clone();
         handle.close_sse_stream(id, None).await.unwrap();
-        // It has its first event, and ends.
+        // The stream has its first event and then ends.
         assert!(whole(response).await.contains("id:"));
     }
     a_while().await;
@@ -1047,7 +1049,8 @@ async fn started_or_done(
     }
 }
 
-/// The client's old connection is full, and nobody has noticed that it is dead, when it comes back on a new one.
+/// The client's old connection is full, and the server has not noticed that it is dead. The client resumes on a new
+/// one.
 #[tokio::test]
 async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
     let clock = StoppedClock::stop();
@@ -1069,7 +1072,7 @@ async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
     drop(unread);
 }
 
-/// The answer comes by between the end of the stream and the moment from which its call is known to be detached.
+/// The answer passes after its stream has ended and before the call is known to be detached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(
     clippy::disallowed_methods,
@@ -1107,7 +1110,7 @@ async fn an_answer_that_comes_just_as_its_stream_has_ended_is_kept_where_only_th
     assert!(resumed.contains(r#""text":"done""#), "{resumed:?}");
 }
 
-/// Two streams of a call have ended, and the end of each is seen while that of the other is gone through with.
+/// Two streams of a call have ended. The end of each is noticed while the end of the other is processed.
 #[tokio::test]
 async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_kept() {
     let clock = StoppedClock::stop();
@@ -1167,7 +1170,7 @@ fn call_of(tool: &str, id: u64) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
 }
 
-/// A call whose client goes after its first event, whose id this gives.
+/// Starts a call and disconnects its client after the first event. Returns the id of that event.
 async fn cut(app: &Router, session: &str) -> String {
     let mut body = call(app, session).await.into_body();
     let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
@@ -1176,7 +1179,7 @@ async fn cut(app: &Router, session: &str) -> String {
     id.unwrap().trim().to_owned()
 }
 
-/// A request whose client leaves while it waits at the gate.
+/// Drops a request while it waits at the gate.
 async fn give_up(gated: &Gated, request: impl Future<Output = Response<Body>>) {
     tokio::select! {
         response = request => panic!("it is not to be answered: {response:?}"),
@@ -1184,7 +1187,7 @@ async fn give_up(gated: &Gated, request: impl Future<Output = Response<Body>>) {
     }
 }
 
-/// A request that waits for something now.
+/// Polls a request until all other tasks are idle. The request must still be waiting then.
 async fn started<R>(request: impl Future<Output = R> + Send) -> Pin<Box<impl Future<Output = R>>> {
     let mut request = Box::pin(request);
     for _ in 0..100 {
@@ -1195,7 +1198,7 @@ async fn started<R>(request: impl Future<Output = R> + Send) -> Pin<Box<impl Fut
     request
 }
 
-/// As long as others have something to do.
+/// Yields until all other tasks are idle.
 async fn a_while() {
     for _ in 0..100 {
         yield_now().await;
@@ -1207,7 +1210,8 @@ async fn whole(response: Response<Body>) -> String {
     String::from_utf8(whole.to_vec()).unwrap()
 }
 
-/// The same of a call that waits. A handler that waits for nobody may take what lets one go on.
+/// Reads the whole response to a call of `wait`. Notifies repeatedly, because another handler may consume a
+/// notification.
 async fn whole_with(waits: &Waits, response: Response<Body>) -> String {
     let going_on = async {
         let mut whole = Box::pin(whole(response));
@@ -1298,7 +1302,8 @@ impl Gated {
         self.log.lock().unwrap().push(done);
     }
 
-    /// Waits until this was done first. A session is closed once more by rmcp, when its service ends.
+    /// Waits until the log has at least these entries, and asserts that it starts with them. rmcp closes a session
+    /// again when its service ends.
     async fn did(&self, first: &[&str]) {
         let enough = async {
             while self.log.lock().unwrap().len() < first.len() {
@@ -1310,7 +1315,7 @@ impl Gated {
     }
 }
 
-/// The same manager for the service and for the test.
+/// Shares one manager between the service and the test.
 struct Shared(Arc<Gated>);
 
 impl SessionManager for Shared {

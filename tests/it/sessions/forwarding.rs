@@ -1,7 +1,7 @@
-//! [`CancellableSessionManager`] forwards everything: what it is asked, what comes back, and errors.
+//! [`CancellableSessionManager`] forwards everything: calls, return values and errors.
 //!
-//! `restore_session` and `event_store` have default bodies in rmcp's trait: forgotten, they would turn
-//! restore and replay off without a word.
+//! `restore_session` and `event_store` have default bodies in rmcp's trait. A wrapper without them would silently turn
+//! restore and replay off.
 
 use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
 
@@ -30,10 +30,10 @@ use crate::{setup::Lines, support::*};
 
 mod recorder;
 
-/// Every stream asks whether its events are stored.
+/// The wrapper asks for every stream whether its events are stored.
 const ASKED: (&str, Value) = ("event_store", Value::Array(Vec::new()));
 
-/// Sessions in memory, for more than one server.
+/// Sessions in memory that several servers share.
 #[derive(Default)]
 struct Store(RwLock<HashMap<String, SessionState>>);
 
@@ -124,7 +124,7 @@ async fn resume_is_forwarded() {
     let stream = manager.resume(&id(), seen).await.unwrap();
 
     assert_carries(stream, "resume").await;
-    // By the id that the manager inside gave.
+    // Under the id that the inner manager gave.
     let expected = json!(["the session", "create_standalone_stream"]);
     assert_eq!(calls.take(), [ASKED, ("resume", expected)]);
 }
@@ -205,15 +205,15 @@ async fn an_error_of_the_transport_is_the_source_of_the_wrappers_own() {
     }
 }
 
-/// The same with rmcp's own manager, from end to end: the second server knows the session only from the
-/// store, and its calls are cancelled as any others.
+/// The same end to end with rmcp's own manager. The second server knows the session only from the store, and still
+/// cancels its calls.
 #[tokio::test]
 async fn a_session_that_was_restored_on_another_server_is_watched_there() {
     let store = Arc::new(Store::default());
     let (first, _) = storing_in(&store).await;
     let (second, witness) = storing_in(&store).await;
     let mcp = Mcp::session(first.addr, PATH).await;
-    // The same client, sent to the other server.
+    // The same client, routed to the other server.
     let session = mcp.session_id().expect("a session id");
     let mcp = Mcp::stateless(second.addr, PATH).header("mcp-session-id", session);
 
@@ -224,7 +224,7 @@ async fn a_session_that_was_restored_on_another_server_is_watched_there() {
     assert!(witness.ended("a").await.is_cancelled());
 }
 
-/// The manager under test and what it asks the one inside.
+/// Returns the manager under test, and the calls that its inner manager records.
 fn manager(mood: Mood) -> (CancellableSessionManager<Recorder>, Calls) {
     let calls = Calls::default();
     let recorder = Recorder {
@@ -238,7 +238,7 @@ fn id() -> SessionId {
     "the session".into()
 }
 
-/// A message that only a request can be.
+/// A message that can only be a request.
 fn request() -> ClientJsonRpcMessage {
     let request = json!({
         "jsonrpc": "2.0",
@@ -253,14 +253,14 @@ fn assert_same(left: &ServerJsonRpcMessage, right: &ServerJsonRpcMessage) {
     assert_eq!(json!(left), json!(right));
 }
 
-/// The stream is the recorder's stream of this method.
+/// Asserts that the stream is the recorder's stream of this method.
 async fn assert_carries(stream: impl Stream<Item = ServerSseMessage>, method: &str) {
     let events: Vec<_> = stream.collect().await;
     let [sent] = &events[..] else {
         panic!("one event and not {}", events.len());
     };
     let expected = event(method);
-    // It is bound to its session, because there is a store.
+    // There is a store, so the event id is bound to its session.
     let id = sent.event_id.as_deref().expect("an id");
     let own = id.rsplit_once('.').map(|(own, _)| own);
     assert_eq!(own, expected.event_id.as_deref());
@@ -269,7 +269,7 @@ async fn assert_carries(stream: impl Stream<Item = ServerSseMessage>, method: &s
     assert_same(message, &self::message());
 }
 
-/// The transport is the recorder, wrapped.
+/// Asserts that the transport is the wrapped recorder.
 async fn assert_is_recorder(mut transport: CancellableTransport<Recorder>, calls: &Calls) {
     type Wrapped = CancellableTransport<Recorder>;
     assert_eq!(Wrapped::name(), "recorder");
@@ -285,7 +285,7 @@ async fn assert_is_recorder(mut transport: CancellableTransport<Recorder>, calls
     assert_eq!(calls.take(), expected);
 }
 
-/// A server that keeps its sessions in `store` as well.
+/// Starts a server that also saves its sessions in `store`.
 async fn storing_in(store: &Arc<Store>) -> (Served, Witness) {
     let witness = Witness::new();
     let mut config = Mode::Session.config();

@@ -1,7 +1,7 @@
-//! Sessions that nobody uses are closed, and no others.
+//! Idle sessions are closed, and no other sessions are.
 //!
-//! But for the last test the clock stands still except for what each test moves it. To look whether a session is
-//! open the tests ask rmcp's manager: a request would count as a use.
+//! Except in the last test the clock is stopped and moves only when a test advances it. To check whether a session is
+//! open, the tests ask rmcp's manager, because a request would count as a use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,10 +15,10 @@ use crate::{
     support::*,
 };
 
-/// The default, rmcp's and ours.
+/// The default of both rmcp and this crate.
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
 /// The first stream of a session, and its first event.
@@ -46,7 +46,7 @@ async fn an_idle_session_is_closed_when_its_time_is_over_and_not_before() {
     );
 }
 
-/// A runtime that stood still for a moment serves its timers before what waits in the accept queue.
+/// A runtime that stood still for a moment serves its timers before the accept queue.
 #[tokio::test]
 async fn a_request_that_waited_when_the_time_was_over_keeps_its_session() {
     let clock = StoppedClock::stop();
@@ -100,7 +100,7 @@ async fn a_request_starts_the_time_anew() {
     closed(&setup, &mcp).await;
 }
 
-/// rmcp asks for the session once it has the body.
+/// rmcp looks up the session only after it has the body.
 #[tokio::test]
 async fn a_request_whose_body_is_on_its_way_for_long_keeps_its_session() {
     let clock = StoppedClock::stop();
@@ -173,7 +173,7 @@ async fn a_silent_call_of_a_connected_client_gets_its_answer_however_long_it_tak
     setup.assert_usable(&mcp).await;
 }
 
-/// What the test before would be without us.
+/// The control: bare rmcp fails the previous test.
 #[tokio::test]
 async fn bare_rmcp_loses_the_answer_of_such_a_call() {
     let clock = StoppedClock::stop();
@@ -257,7 +257,7 @@ async fn a_call_that_runs_on_for_nobody_keeps_its_session() {
     assert!(is_open(&setup, &mcp).await);
 }
 
-/// Its stream has ended, so nothing but the registry knows of it.
+/// The stream of the call has ended, so only the registry knows that the call runs.
 #[tokio::test]
 async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
     let clock = StoppedClock::stop();
@@ -278,7 +278,7 @@ async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
     setup.assert_completes("a", &mut resumed).await;
 }
 
-/// rmcp gives both answers to the newer call. On the older one's stream nothing ever comes, nor does it end.
+/// rmcp sends both answers to the newer call. The older call's stream gets no events and does not end.
 #[tokio::test]
 async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
     let clock = StoppedClock::stop();
@@ -326,7 +326,7 @@ async fn a_standalone_stream_keeps_its_session_until_it_goes() {
     }
     standalone.fin();
 
-    // The server notices that when it does; it takes the whole time from then.
+    // The server notices the disconnect in its own time, and the idle time starts in full then.
     soon("the session is closed", async || {
         clock.advance_past(Duration::from_millis(500)).await;
         !is_open(&setup, &mcp).await
@@ -363,7 +363,7 @@ async fn idle_sessions_may_be_kept() {
     setup.assert_usable(&mcp).await;
 }
 
-/// Ours is the longer one here, in `a_time_of_ones_own_counts` the shorter.
+/// Here the idle time of the wrapper is the longer one, in `a_time_of_ones_own_counts` the shorter.
 #[tokio::test]
 async fn the_inner_managers_own_timer_goes_on_beside_it_and_leaves_nothing() {
     let clock = StoppedClock::stop();
@@ -389,7 +389,7 @@ async fn the_inner_managers_own_timer_goes_on_beside_it_and_leaves_nothing() {
     setup.assert_usable(&other).await;
 }
 
-/// Streams and requests count there as well; calls are not known.
+/// Streams and requests count without a layer too. Calls are not known there.
 #[tokio::test]
 async fn sessions_are_closed_without_a_layer_too() {
     let clock = StoppedClock::stop();
@@ -442,7 +442,7 @@ async fn a_restored_session_has_all_its_time() {
     closed(&setup, &mcp).await;
 }
 
-/// rmcp gives the handlers of a closed session 5 s, and closes it once more after that: by its id.
+/// rmcp gives the handlers of a closed session 5 s. Then it closes the session again, by its id.
 #[tokio::test]
 async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_its_id() {
     let clock = StoppedClock::stop();
@@ -473,7 +473,7 @@ async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_
     assert_eq!(setup.events.ended(&mcp, 2).await, Outcome::Completed);
 }
 
-/// In real time: what a client may wait for after a DELETE.
+/// In real time: the delay that a client may see after a DELETE.
 #[tokio::test]
 async fn a_delete_stops_handlers_at_once_where_rmcp_takes_5_seconds() {
     let (ours, bare) = tokio::join!(
@@ -495,13 +495,13 @@ async fn from_delete_to_token(server: Server) -> Duration {
     setup.witness.token_fired("a").await - before
 }
 
-/// As a user has it who does nothing about it.
+/// The setup of a user who configures nothing.
 pub(super) fn by_default() -> Plan {
     let wrap = |_| CancellableSessionManager::local(SessionConfig::default());
     Plan::of(Server::Wrapped).wrap(wrap)
 }
 
-/// A call with id 1 whose client has just gone, and may come back.
+/// Starts call 1 and disconnects its client, which may resume.
 async fn detach(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;
@@ -510,7 +510,7 @@ async fn detach(setup: &Setup, mcp: &Mcp) {
     setup.events.detached(mcp, 1).await;
 }
 
-/// Its client hangs up, unless it has.
+/// Disconnects the client unless it is disconnected already.
 async fn leave(setup: &Setup, call: &mut Option<Connection>) {
     if let Some(call) = call.take() {
         call.fin();
@@ -518,7 +518,7 @@ async fn leave(setup: &Setup, call: &mut Option<Connection>) {
     }
 }
 
-/// Gives the timer its turn: a whole exchange of another session passes.
+/// Runs the timer: a whole exchange of another session passes.
 pub(super) async fn settle(setup: &Setup) {
     let other = setup.mcp().await;
     setup.assert_usable(&other).await;
@@ -540,7 +540,7 @@ async fn closed(setup: &Setup, mcp: &Mcp) {
     soon("the session is closed", async || !is_open(setup, mcp).await).await;
 }
 
-/// How many sessions the wrapper knows.
+/// Returns the number of sessions that the wrapper knows.
 fn known(setup: &Setup) -> usize {
     let debug = format!("{:?}", setup.sessions);
     let (_, count) = debug
@@ -554,7 +554,7 @@ async fn known_reaches(setup: &Setup, count: usize) {
     soon("the wrapper knows so many", async || known(setup) == count).await;
 }
 
-/// Not by the clock, which stands still.
+/// Waits without the clock, which is stopped.
 pub(super) async fn soon(what: &str, is_so: impl AsyncFn() -> bool) {
     for _ in 0..1_000_000 {
         if is_so().await {

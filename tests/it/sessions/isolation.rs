@@ -1,4 +1,4 @@
-//! Isolation: nothing that one client does changes another's call, however alike the two look.
+//! Isolation: no action of one client changes the call of another, however similar the two are.
 
 use std::{
     convert::Infallible,
@@ -34,7 +34,7 @@ const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnecte
 /// The end of a call whose id was used again.
 const LEFT: What = What::Ended(Outcome::Unknown);
 
-/// Refuses after it has read the request, and when the test lets it.
+/// Refuses a request after its body was read, once the test allows it.
 #[derive(Clone, Debug, Default)]
 struct Refusal {
     read: Arc<Notify>,
@@ -85,7 +85,7 @@ async fn hanging_up_spares_the_call_of_another_client_with_the_same_id(server: S
     let expected = if server.has_sessions() {
         vec![What::Started]
     } else {
-        // Neither has a session, so both are found here.
+        // Neither client has a session, so `of` finds the calls of both.
         vec![What::Started, What::Started, What::Ended(DISCONNECTED)]
     };
     assert_eq!(setup.events.of(&stayer, 7), expected);
@@ -100,7 +100,7 @@ async fn a_cancel_notification_of_a_stranger_changes_nothing(server: Server) {
 
     let status = stranger.cancel(7).await;
 
-    // A server with sessions wants one; another ignores notifications.
+    // A server with sessions requires one. A server without sessions ignores notifications.
     assert_eq!(status, if server.has_sessions() { 400 } else { 202 });
     assert_untouched(&setup, &mcp, call).await;
 }
@@ -201,7 +201,7 @@ async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
     assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
 }
 
-/// No cancel of it goes anywhere: its session's manager never had it.
+/// The call never reached the manager of its session, so no cancel is sent.
 #[tokio::test]
 async fn a_call_of_a_managers_session_that_another_route_answers_is_reported_as_abandoned() {
     let other = |router: Router| {
@@ -238,7 +238,7 @@ async fn hanging_up_before_the_refusal_changes_nothing(server: Server) {
     assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
 }
 
-/// The stranger's request might become a call that the cancel would meet.
+/// The stranger's request might become a call that the cancel would hit.
 async fn a_hang_up_is_not_lost_for_a_request_that_is_refused_later(server: Server) {
     let refusal = Refusal::default();
     let plan = Plan::of(server).inside(refusal.clone().after_reading());
@@ -259,7 +259,7 @@ async fn a_hang_up_is_not_lost_for_a_request_that_is_refused_later(server: Serve
     assert!(!setup.events.all().iter().any(failed));
 }
 
-/// The specification forbids to use an id twice; a client that does must not lose its new call for it.
+/// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 async fn a_hang_up_spares_a_call_with_its_id_that_is_accepted_later(server: Server) {
     let (read, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let setup = Plan::of(server)
@@ -282,7 +282,7 @@ async fn a_hang_up_spares_a_call_with_its_id_that_is_accepted_later(server: Serv
     setup.assert_completes("newer", &mut newer).await;
 }
 
-/// Something inside the layer holds the 202 back, and meanwhile the id is used once more.
+/// A service inside the layer holds back the 202, and meanwhile the id is used again.
 async fn a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id(server: Server) {
     let (taken, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let setup = Plan::of(server)
@@ -323,7 +323,7 @@ async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server
     assert!(setup.witness.is_running("older"));
     assert!(!setup.tokens.of("older").is_cancelled());
     let mut events = setup.events.of(&mcp, 7);
-    // The older one leaves when the newer is accepted, which is sooner where a session manager sees it.
+    // The older call is untracked when the newer one is accepted, which a session manager notices earlier.
     let left = events.iter().position(|what| *what == LEFT);
     events.remove(left.expect("that it left was reported"));
     assert_eq!(events, [What::Started, What::Started]);
@@ -352,7 +352,7 @@ async fn hanging_up_the_newer_call_of_a_reused_id_spares_the_older(server: Serve
     assert!(setup.calls.is_empty());
 }
 
-/// As if it had waited in a queue: the server never saw it, but it would see a cancel.
+/// As if the call had waited in a queue: the server never received it, but would receive its cancel.
 async fn hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
     let queued = Arc::new(Notify::new());
     let plan = Plan::of(server).inside(queueing("queued", queued.clone()));
@@ -372,8 +372,8 @@ async fn hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing(server: 
     assert_untouched_beside(&setup, &mcp, call, &queued).await;
 }
 
-/// How a call ends that is hung up before the server accepted it, beside another of its id: no cancel is sent that would
-/// meet that one. A session manager would send it after the request.
+/// The outcome of a call whose client disconnects before the server accepts it, while another call has its id. The
+/// layer sends no cancel that would hit the other call. A session manager would send it after the request.
 fn never_accepted(server: Server) -> Outcome {
     match server {
         Server::Wrapped => DISCONNECTED,
@@ -381,7 +381,7 @@ fn never_accepted(server: Server) -> Outcome {
     }
 }
 
-/// Two calls of one session whose ids read the same; the first is hung up.
+/// Starts two calls of one session whose ids look alike, and disconnects the client of the first.
 async fn spares_its_look_alike(server: Server, leaving: Value, staying: Value) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
@@ -399,21 +399,21 @@ async fn spares_its_look_alike(server: Server, leaving: Value, staying: Value) {
     setup.assert_completes("staying", &mut second).await;
 }
 
-/// The call `victim`, id 7, was left alone.
+/// Asserts that the call `victim` with id 7 is untouched.
 async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
     let untouched = if setup.server.has_sessions() {
         setup.events.of(mcp, 7)
     } else {
-        // Calls of strangers would be found as well, and there are none.
+        // This would also find the calls of strangers, and there are none.
         setup.events.all()
     };
     assert_eq!(untouched, [What::Started]);
     assert_untouched_beside(setup, mcp, call, &[]).await;
 }
 
-/// The same, where these events of a stranger's call go by the victim's session and id.
+/// The same, but `strange` are events of a stranger's call with the victim's session and id.
 ///
-/// Its handler runs, its token is silent, and it is still tracked: its own client can hang up on it.
+/// The handler runs, its token has not fired, and the call is still tracked: its own client can still disconnect.
 async fn assert_untouched_beside(setup: &Setup, mcp: &Mcp, call: Connection, strange: &[What]) {
     setup.assert_usable(mcp).await;
     assert!(setup.witness.is_running("victim"));
@@ -431,7 +431,7 @@ async fn assert_untouched_beside(setup: &Setup, mcp: &Mcp, call: Connection, str
     assert!(setup.calls.is_empty());
 }
 
-/// A client of the revision without sessions that sends the session header of another all the same.
+/// A client of the revision without sessions that still sends the session header of another client.
 fn sessionless_beside(mcp: &Mcp, setup: &Setup) -> Mcp {
     with_session_of(Mcp::sessionless(setup.served.addr, PATH), mcp)
 }
@@ -441,13 +441,13 @@ fn with_session_of(client: Mcp, owner: &Mcp) -> Mcp {
     client.header("mcp-session-id", session)
 }
 
-/// A client in a session of its own that the refusals below let pass.
+/// A client in a session of its own that the refusals below accept.
 async fn authorized(setup: &Setup) -> Mcp {
     let mcp = Mcp::stateless(setup.served.addr, PATH);
     mcp.header("authorization", "Bearer owner").connect().await
 }
 
-/// A call by somebody else with the session and the id of the call `victim`.
+/// Sends a stranger's call with the session and the id of the call `victim`.
 async fn unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
     let stranger = with_session_of(Mcp::stateless(setup.served.addr, PATH), victim);
     let stranger = stranger.header(EXCHANGE, "stranger");
@@ -470,7 +470,7 @@ fn refusing_unread(router: Router) -> Router {
     ))
 }
 
-/// Reads the first exchange of this name, and never lets it through.
+/// Reads the first exchange of this name, and never lets it pass.
 fn queueing(name: &'static str, queued: Arc<Notify>) -> impl FnOnce(Router) -> Router {
     let full = Arc::new(AtomicBool::new(true));
     move |router| {
@@ -492,7 +492,7 @@ fn queueing(name: &'static str, queued: Arc<Notify>) -> impl FnOnce(Router) -> R
     }
 }
 
-/// Reads the exchange of this name, and lets it through when it is due.
+/// Reads the exchange of this name, and lets it pass when `due` is notified.
 fn holding_back(
     name: &'static str,
     read: Arc<Notify>,
@@ -516,7 +516,7 @@ fn holding_back(
     }
 }
 
-/// Lets the exchange of this name through, and answers it when that is due.
+/// Lets the exchange of this name pass, and holds back its response until `due` is notified.
 fn answering_late(
     name: &'static str,
     taken: Arc<Notify>,

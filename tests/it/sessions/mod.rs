@@ -1,4 +1,4 @@
-//! Sessions: whose a call is, and what the wrapped session manager changes.
+//! Sessions: to whom a call belongs, and what the wrapped session manager changes.
 
 mod attempts;
 mod controlled_server;

@@ -1,4 +1,4 @@
-//! Somebody is told of sessions that open and close, once each.
+//! Observers are notified once of each session that opens or closes.
 
 use std::{
     sync::{Arc, Mutex, OnceLock},
@@ -18,7 +18,7 @@ use crate::{
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 const TICK: Duration = Duration::from_millis(1);
 
-/// What was told.
+/// The notifications so far.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<(What, String)>>>);
 
@@ -57,7 +57,7 @@ async fn a_session_that_its_client_ends() {
     assert_eq!(told.of(&mcp), [Opened]);
 
     assert_eq!(mcp.delete().await, 202);
-    // rmcp's task closes it once more when its handlers are through.
+    // rmcp's task closes the session again when its handlers have returned.
     setup.assert_usable(&other).await;
     mcp.delete().await;
 
@@ -86,7 +86,7 @@ async fn an_idle_session_and_one_that_is_restored_under_its_id() {
     assert_eq!(told.of(&mcp), [Opened, Closed, Restored]);
 }
 
-/// The manager inside has lost it, by a crash or its own timer.
+/// The inner manager has lost the session, by a crash or by its own timer.
 #[tokio::test]
 async fn a_session_in_whose_place_another_is_restored() {
     let store = Arc::new(SavedSessions::default());
@@ -140,7 +140,7 @@ async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Told) {
     (setup, told)
 }
 
-/// The manager inside closes it after its calls were cancelled.
+/// The inner manager closes the session after its calls were cancelled.
 #[tokio::test]
 async fn a_session_is_told_to_be_closed_when_the_manager_inside_has_closed_it() {
     let found: Arc<Mutex<Vec<bool>>> = Arc::default();

@@ -1,4 +1,4 @@
-//! A session is found wherever its requests come in: on many paths, and through several values of the service.
+//! A session is found on every path and through every value of the service that its requests use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,10 +22,10 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
-/// A server whose GETs wait, inside the layer, until they are let on.
+/// A server whose GETs wait inside the layer until the test lets them pass.
 struct Bench {
     served: Served,
     layer: CancelOnDisconnectLayer,
@@ -45,7 +45,7 @@ impl Bench {
         Self::of(service, build).await
     }
 
-    /// Two services with a session manager each, whose sessions are restored from one store.
+    /// Starts two services with a session manager each. Both restore their sessions from one store.
     async fn two() -> Self {
         let services = |tools: &Tools| {
             let store = Arc::new(SavedSessions::default());
@@ -95,8 +95,8 @@ impl Bench {
         }
     }
 
-    /// A client that comes back in time, behind a layer that takes longer than the rest of its grace, is held, attached,
-    /// and hears of a cancel.
+    /// Asserts that a resume in time is held and attached although the server answers it only after the grace. Then
+    /// asserts that the resumed stream gets the error of a cancel.
     async fn check(&mut self, clock: &StoppedClock, path: &str, label: &str) {
         let mcp = Mcp::session(self.served.addr, path).await;
         self.check_of(clock, &mcp, path, label).await;
@@ -115,7 +115,7 @@ impl Bench {
             let mut resumed = mcp.resume(&primed.id.expect("an id")).await;
             within("the resume", self.asked.recv()).await;
 
-            // First to where the grace ends: a deadline that is noticed later is put off.
+            // First up to the end of the grace, because a deadline that is noticed later is deferred.
             for later in [2 * TICK, Duration::from_secs(3)] {
                 clock.advance(later).await;
                 for _ in 0..100 {
@@ -154,7 +154,7 @@ async fn a_session_is_found_on_each_of_many_paths() {
     .await;
     for tenant in 0..20 {
         let path = format!("/t/{tenant}/mcp");
-        // The path lives as long as the test.
+        // Leaking the path is fine in a test.
         bench.check(&clock, path.leak(), &tenant.to_string()).await;
     }
 }
@@ -170,7 +170,7 @@ async fn a_session_is_found_through_a_service_value_for_each_method() {
     bench.check(&clock, "/mcp", "a").await;
 }
 
-/// Whatever suffixes a client makes up under a nested service, the next session is found as well as the first.
+/// Whatever suffixes a client invents under a nested service, later sessions are found as well as the first.
 #[tokio::test]
 async fn a_session_is_found_after_many_paths_that_clients_made_up() {
     let clock = StoppedClock::stop();
@@ -207,7 +207,7 @@ async fn a_session_is_found_also_where_it_was_restored_from_that_of_another_serv
     bench.check_of(&clock, &restored, "/b", "restored").await;
 }
 
-/// A call of a session at one service, and one at the other: both on the first stream there.
+/// A session has a call at each of two services. Each call has the first stream there.
 #[tokio::test]
 async fn the_cancel_of_a_call_at_one_service_ends_no_stream_of_another() {
     let bench = Bench::two().await;

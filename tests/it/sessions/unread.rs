@@ -1,7 +1,7 @@
-//! A client that is connected and does not read, over real sockets.
+//! A client that is connected but does not read, over real sockets.
 //!
-//! rmcp's session worker waits for the slowest stream of its session, so such a client blocks every other
-//! call of it, and their cancels.
+//! rmcp's session worker waits for the slowest stream of its session. So such a client blocks all other calls of the
+//! session, and their cancels.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// More events than all buffers on the way can hold.
+/// More events than all buffers in between can hold.
 const FLOOD: u32 = 10_000_000;
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
@@ -54,7 +54,7 @@ async fn an_unread_stream_of_an_h2_connection_does_not_either(server: Server) {
     let request = mcp.call_request(2, "chatty", json!({ "label": "flood", "events": FLOOD }));
     let mut connection = H2::open(setup.served.addr).await;
     let mut unread = connection.send(&request).await;
-    // Its window is never opened again.
+    // The stream's window is never opened again.
     unread.head().await;
     until_blocked(&setup, &mcp).await;
 
@@ -68,7 +68,7 @@ async fn an_unread_stream_of_an_h2_connection_does_not_either(server: Server) {
     setup.assert_usable(&mcp).await;
 }
 
-/// Its inner stream goes first, and then its cancel gets through.
+/// The inner stream is dropped first, which lets the cancel pass.
 async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
     let time = Duration::from_secs(3);
     let plan = small(server).grace(Grace::Never);
@@ -91,7 +91,7 @@ async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
 
 // === The parts ===
 
-/// So little in the kernel's buffers that the stream is full soon.
+/// A server with so small a send buffer that the stream is soon full.
 fn small(server: Server) -> Plan {
     Plan::of(server).send_buffer(16 * 1024)
 }
@@ -100,7 +100,7 @@ fn stalling(server: Server) -> Plan {
     small(server).layer(|layer| layer.stall_timeout(LIMIT))
 }
 
-/// Waits until the session answers nobody any more.
+/// Waits until the session stops answering.
 async fn until_blocked(setup: &Setup, mcp: &Mcp) {
     setup.witness.started("flood").await;
     for ping in 1_000.. {

@@ -1,4 +1,4 @@
-//! Requests that wait in a middleware between the layer and rmcp, for longer than the idle timeout of their session.
+//! Requests that wait between the layer and rmcp for longer than the idle timeout of their session.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
 
 const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
-/// The header of the requests that wait. Its value is when: before the body is read, or after that.
+/// The header of a request that waits. Its value is when it waits: before or after its body is read.
 const WAITS: &str = "x-waits";
 
 /// A queue in front of rmcp.
@@ -98,7 +98,7 @@ async fn a_stream_that_waits_to_be_opened_keeps_its_session() {
     assert_eq!(listen.head().await.status, 200);
 }
 
-/// The layer sent the head itself.
+/// The layer has sent the head itself.
 #[tokio::test]
 async fn a_call_that_waits_behind_an_early_head_keeps_its_session() {
     let clock = StoppedClock::stop();
@@ -137,7 +137,7 @@ async fn a_call_that_waits_without_its_client_does_not() {
     closes(&clock, &setup, &mcp).await;
 }
 
-/// The session is closed as an idle one.
+/// Asserts that the session is closed as an idle one.
 async fn closes(clock: &StoppedClock, setup: &Setup, mcp: &Mcp) {
     soon("the session is closed", async || {
         clock.advance_past(Duration::from_millis(500)).await;

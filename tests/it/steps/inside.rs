@@ -1,4 +1,4 @@
-//! Something that happens inside a poll of the inner service.
+//! Acts that happen inside a poll of the inner service.
 
 use std::{
     future::poll_fn,
@@ -17,17 +17,17 @@ use http_body::{Frame, SizeHint};
 
 use crate::setup::EXCHANGE;
 
-/// What happens.
+/// What happens inside the poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InPoll {
     Panics,
-    /// Somebody cancels the call.
+    /// The call is cancelled on the server.
     Cancels,
     /// The connection of another call is dropped.
     DropsAnother,
 }
 
-/// What is to happen at which poll of the exchange that is watched.
+/// The act that is planned, and the poll of the watched exchange at which it happens.
 #[derive(Clone, Default)]
 pub(super) struct Inside(Arc<Mutex<Option<Planned>>>);
 
@@ -51,7 +51,7 @@ impl Inside {
         });
     }
 
-    /// Puts itself between the layer and what is inside it.
+    /// Inserts itself between the layer and the inner service.
     pub(super) fn count(&self, router: Router) -> Router {
         let inside = self.clone();
         router.layer(from_fn(move |request: Request, next: Next| {

@@ -1,9 +1,10 @@
-//! Steps: something happens at step n, for every n. After each poll of an exchange, and inside each poll of the inner
-//! service, its client leaves, comes back, or its call is cancelled. Real rmcp in process, so that the same steps come in
-//! the same order, on a clock that moves when told.
+//! Steps: an act at step n, for every n. After each poll of an exchange, and inside each poll of the inner service, the
+//! client disconnects or resumes, or the call is cancelled. rmcp is real but in process, so that the same steps happen
+//! in the same order. The clock moves only when the test advances it.
 //!
-//! Whatever happens when: a call ends once, its token fires iff it was cancelled, its server hears of a cancel once and
-//! of no other call's, what its client got is a start of what it would have got, and nothing stays.
+//! Whatever the act and the step, a call ends once, and its token fires iff it was cancelled. The server gets each
+//! cancel at most once, and no cancel of another call. What the client receives is a prefix of the complete response,
+//! and no state remains.
 
 mod inside;
 mod world;
@@ -18,12 +19,12 @@ use self::{
 };
 use crate::setup::{Server, What};
 
-/// Who ends the call.
+/// What ends the handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Handler {
     /// It answers after some steps of its own.
     Answers,
-    /// Nobody but its token.
+    /// Only its token ends it.
     Waits,
 }
 
@@ -31,22 +32,22 @@ enum Handler {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Leaves,
-    /// The client leaves, and resumes its stream if it can.
+    /// The client disconnects, and resumes its stream if it can.
     ComesBack,
-    /// The client resumes its stream before the server knows that it left.
+    /// The client resumes its stream before the server notices the disconnect.
     ComesBackBeforeItLeft,
-    /// The client leaves, resumes, and leaves again.
+    /// The client disconnects, resumes, and disconnects again.
     ComesBackAndLeaves,
-    /// Somebody cancels the call, and its client reads on.
+    /// The call is cancelled on the server, and its client reads on.
     Cancelled,
     CancelledAndLeaves,
-    /// The handler is told to answer, and so many turns of the runtime later its client leaves.
+    /// The handler may answer, and the client disconnects this many turns of the runtime later.
     AnsweredAndLeaves(usize),
-    /// Inside the poll of the inner service.
+    /// This happens inside the poll of the inner service.
     Inside(InPoll),
 }
 
-/// After so many polls every exchange here is over.
+/// Number of polls after which every exchange here is over.
 const ENOUGH: usize = 200;
 
 const SERVERS: [Server; 4] = [
@@ -106,7 +107,7 @@ fn at_every_step(acts: &[Act]) {
     }
 }
 
-/// One who waits is polled in vain from some step on.
+/// A waiting handler makes no more progress after some step.
 fn last_step(handler: Handler, polls: usize) -> usize {
     match handler {
         Handler::Answers => polls,
@@ -171,7 +172,7 @@ impl World {
         }
     }
 
-    /// The client reads its old stream to the end and the new one, and has its answer in the end if there is one.
+    /// The client reads the resumed stream to its end. It must have the answer by then, if there is one.
     async fn read_on(&mut self, mut old: Call, back: Option<Call>, whole: &str, case: &str) {
         let before = old.text.clone();
         let can_come_back = back.is_some();
@@ -212,9 +213,9 @@ impl World {
         }
     }
 
-    /// Time passes, and everything that should be true is.
+    /// Advances the clock, and asserts everything that must be true at the end.
     async fn assert_over(&mut self, case: &str) {
-        // A jump makes a deadline late, and a late one is put off once.
+        // A jump of the clock makes a deadline late, and a late deadline is deferred once.
         for _ in 0..6 {
             self.pass(Duration::from_secs(8)).await;
         }
@@ -229,7 +230,7 @@ impl World {
             .collect();
         let started = events.iter().filter(|what| **what == What::Started).count();
         assert_eq!(ends.len(), started, "{case}: {events:?}");
-        // One that went before its body was read is unknown, and none.
+        // A call that is dropped before its body is read is not known as a call.
         let failed = |what: &What| matches!(what, What::CancelFailed(_));
         assert!(!events.iter().any(failed), "{case}: {events:?}");
         let cancelled = ends.iter().filter_map(|outcome| match outcome {
@@ -238,7 +239,7 @@ impl World {
         });
         let cancelled: Vec<_> = cancelled.collect();
         let mut reasons = self.reasons();
-        // A call that ended before its handler began has no token that anybody held.
+        // If a call ended before its handler began, no handler holds its token.
         assert!(
             reasons.len() <= cancelled.len(),
             "{case}: {reasons:?} for {cancelled:?}"

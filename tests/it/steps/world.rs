@@ -1,4 +1,4 @@
-//! A server in process, polled by hand.
+//! A server in process that the test polls by hand.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -38,7 +38,7 @@ use crate::{
     support::{Mode, PATH, Witness, server::report},
 };
 
-/// The JSON-RPC id of the call. No other number comes from anywhere.
+/// The JSON-RPC id of the call. No other source produces this number.
 const ID: u64 = 7;
 
 /// The id of the call whose connection is dropped inside a poll.
@@ -46,7 +46,7 @@ const OTHER: u64 = 8;
 
 const VERSION: &str = "2025-06-18";
 
-/// So many turns of the runtime, and every task has done what it can.
+/// After this many turns of the runtime, every task has made all the progress that it can.
 const ALL_TURNS: usize = 64;
 
 pub(super) struct World {
@@ -62,7 +62,7 @@ pub(super) struct World {
     inside: Inside,
 }
 
-/// An exchange in the hands of its client's connection.
+/// An exchange, as its client's connection holds it.
 pub(super) struct Call {
     stage: Stage,
     pub(super) polls: usize,
@@ -76,7 +76,7 @@ enum Stage {
     Over,
 }
 
-/// What the last poll brought.
+/// The result of the last poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polled {
     Nothing,
@@ -211,7 +211,7 @@ impl World {
         }
     }
 
-    /// The call, not polled yet.
+    /// Returns the call before its first poll.
     pub(super) fn call(&self) -> Call {
         self.call_with(ID, self.request("POST").header(EXCHANGE, "watched"))
     }
@@ -229,7 +229,7 @@ impl World {
         Call::new(self.router.clone(), request.expect("a request"))
     }
 
-    /// The GET that takes up the stream, if its client has seen an event id. Not polled yet.
+    /// Returns the resume before its first poll. `None` if the client has seen no event id.
     pub(super) fn come_back(&self, call: &Call) -> Option<Call> {
         let id = call.last_event_id().filter(|_| self.session.is_some())?;
         let request = self.request("GET").header("last-event-id", id);
@@ -242,11 +242,11 @@ impl World {
         call.is_some_and(|call| self.calls.cancel(call.info().id(), CancelReason::Requested))
     }
 
-    /// Has something happen inside a poll of the call to come.
+    /// Plans an act inside a poll of the next call.
     pub(super) async fn plan_inside(&self, what: InPoll, polls: usize) {
         let calls = self.calls.clone();
         match what {
-            // A panic without the message of one.
+            // Panics without printing a message.
             InPoll::Panics => self
                 .inside
                 .plan(polls, || resume_unwind(Box::new("on purpose"))),
@@ -283,13 +283,13 @@ impl World {
         self.events.all()
     }
 
-    /// Why the tokens fired that handlers hold, of those that did.
+    /// Returns the reasons of all handlers' tokens that have fired.
     pub(super) fn reasons(&self) -> Vec<CancelReason> {
         let tokens = self.tokens.lock().expect("no panic");
         tokens.iter().filter_map(CallToken::reason).collect()
     }
 
-    /// The cancels that reached the server, each under an id that was used.
+    /// Returns the ids of the cancels that reached the server. Asserts that each id was used and was cancelled once.
     pub(super) fn told(&mut self) -> Vec<Value> {
         let mut told = Vec::new();
         while let Ok(cancelled) = self.cancels.try_recv() {
@@ -306,7 +306,7 @@ impl World {
     }
 }
 
-/// A body that comes in two frames, each after a poll in vain.
+/// A body in two frames. Before each frame one poll returns `Pending`.
 fn in_pieces(text: String) -> Body {
     let (first, second) = text.split_at(text.len() / 2);
     let pieces = [first.to_owned(), second.to_owned()].into_iter();
@@ -344,7 +344,7 @@ impl Call {
         }
     }
 
-    /// Polls it so many times, each after a turn of everybody else.
+    /// Polls the exchange this many times. Other tasks run after each poll.
     pub(super) async fn read(&mut self, polls: usize) {
         for _ in 0..polls {
             if self.is_over() {
@@ -387,7 +387,7 @@ impl Call {
         matches!(self.stage, Stage::Over)
     }
 
-    /// Its connection goes.
+    /// Drops the exchange, as if its connection closed.
     pub(super) fn leave(&mut self) {
         self.stage = Stage::Over;
     }

@@ -10,10 +10,10 @@ use tokio::{
 
 use super::within;
 
-/// A server from `examples/` that runs. It ends with the test.
+/// A running server from `examples/`. It is stopped when this is dropped.
 pub(crate) struct Example {
     pub(crate) process: Child,
-    /// What it prints after its address.
+    /// The lines that it prints after its address.
     pub(crate) said: Lines<BufReader<ChildStdout>>,
     pub(crate) addr: SocketAddr,
 }
@@ -45,7 +45,7 @@ impl Example {
     }
 }
 
-/// Where the example is. `cargo test --test it` does not build it.
+/// Builds the example and returns its path. `cargo test --test it` does not build examples.
 async fn built(name: &str) -> PathBuf {
     let build = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -66,5 +66,5 @@ async fn built(name: &str) -> PathBuf {
             .parse()
             .ok()
     });
-    executable.expect("cargo says where it is")
+    executable.expect("cargo prints its path")
 }

@@ -1,4 +1,4 @@
-//! A server that is not rmcp: it takes calls, and never hears of anything else.
+//! A server that is not rmcp. It accepts calls and acts on no other message.
 
 use std::{
     convert::Infallible,
@@ -20,7 +20,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
 use super::log::Log;
 
-/// Each request that wants a stream gets one, whose events the test writes.
+/// A server that answers each request for a stream with one, whose events the test writes.
 pub(crate) struct Foreign {
     pub(crate) layer: CancelOnDisconnectLayer,
     pub(crate) log: Log,
@@ -32,7 +32,7 @@ pub(crate) struct Foreign {
     when_asked: Arc<Mutex<Option<Act>>>,
 }
 
-/// What the test has it do.
+/// An act that the test plans.
 type Act = Box<dyn FnOnce() + Send>;
 
 type Feed = mpsc::UnboundedSender<Bytes>;
@@ -98,17 +98,17 @@ impl Foreign {
         }
     }
 
-    /// The token of the first request.
+    /// Returns the token of the first request.
     pub(crate) fn token(&self) -> CallToken {
         self.token.lock().unwrap().clone().expect("it was asked")
     }
 
-    /// Has it do something when it gets the next request.
+    /// Plans an act for the moment at which the server gets the next request.
     pub(crate) fn when_asked(&self, act: impl FnOnce() + Send + 'static) {
         *self.when_asked.lock().unwrap() = Some(Box::new(act));
     }
 
-    /// The client's own cancel of a call.
+    /// Sends the client's own cancel of a call.
     pub(crate) async fn cancel(&self, id: i64) {
         let message = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": id } });
         let request = http::Request::post("/mcp").header("content-type", "application/json");
@@ -119,17 +119,17 @@ impl Foreign {
         let Ok(_accepted) = service.oneshot(request.expect("a request")).await;
     }
 
-    /// How many cancels have come.
+    /// Returns the number of cancels that the server has received.
     pub(crate) fn cancels(&self) -> usize {
         self.cancels.load(Ordering::Relaxed)
     }
 
-    /// A call in a session.
+    /// Sends a call in a session.
     pub(crate) async fn call(&self, id: i64) -> Body {
         self.ask(id, Some("s"), None).await
     }
 
-    /// A call without one, of a revision if it names one.
+    /// Sends a call without a session. `version` names its revision, if it names one.
     pub(crate) async fn call_without_session(&self, id: i64, version: Option<&str>) -> Body {
         self.ask(id, None, version).await
     }
@@ -148,7 +148,7 @@ impl Foreign {
         self.send(request, Body::from(message.to_string())).await
     }
 
-    /// A GET of that session that goes on after an event.
+    /// Sends a GET of the session that resumes after this event.
     pub(crate) async fn resume(&self, id: impl AsRef<[u8]>) -> Body {
         let request = http::Request::get("/mcp").header("last-event-id", id.as_ref());
         let request = request.header("mcp-session-id", "s");
@@ -187,7 +187,7 @@ impl Foreign {
         self.open.lock().unwrap().pop();
     }
 
-    /// Reads what was written.
+    /// Reads the next frame.
     pub(crate) async fn frame(body: &mut Body) {
         body.frame().await.expect("a frame").expect("it is whole");
     }

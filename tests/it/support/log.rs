@@ -31,7 +31,7 @@ pub enum Happened {
     Other(String),
 }
 
-/// What an event says about its call.
+/// The call of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub id: RequestId,
@@ -43,12 +43,12 @@ pub struct Call {
 // === impl Log ===
 
 impl Log {
-    /// An empty log.
+    /// Returns an empty log.
     pub fn new() -> Self {
         Self(Arc::default())
     }
 
-    /// A log of all that `layer` sees from now on.
+    /// Returns a log of everything that `layer` reports from now on.
     pub fn of(layer: CancelOnDisconnectLayer) -> (CancelOnDisconnectLayer, Self) {
         let log = Self::new();
         let writer = log.clone();
@@ -56,19 +56,19 @@ impl Log {
         (layer, log)
     }
 
-    /// All events so far.
+    /// Returns all events so far.
     pub fn events(&self) -> Vec<Happened> {
         self.lock().clone()
     }
 
-    /// How many calls have started so far.
+    /// Returns the number of calls that have started so far.
     pub fn started(&self) -> usize {
         let events = self.lock();
         let started = |event: &&Happened| matches!(event, Happened::Started(_));
         events.iter().filter(started).count()
     }
 
-    /// How the calls with this id ended so far, in order.
+    /// Returns the outcomes of the calls with this id so far, in order.
     pub fn ends(&self, id: &RequestId) -> Vec<Outcome> {
         let ended = |event: &Happened| match event {
             Happened::Ended(call, outcome) if call.id == *id => Some(*outcome),
@@ -77,7 +77,7 @@ impl Log {
         self.lock().iter().filter_map(ended).collect()
     }
 
-    /// The calls that were cancelled so far, and why.
+    /// Returns the calls that were cancelled so far, with their reasons.
     pub fn cancelled(&self) -> Vec<(RequestId, CancelReason)> {
         let cancelled = |event: &Happened| match event {
             Happened::Ended(call, Outcome::Cancelled(reason)) => Some((call.id.clone(), *reason)),
@@ -86,7 +86,7 @@ impl Log {
         self.lock().iter().filter_map(cancelled).collect()
     }
 
-    /// All but the detach of a call that is cancelled at once: its end says as much.
+    /// Skips the detachment of a call that is cancelled at once, because its end carries the same information.
     fn write(&self, event: &Event<'_>) {
         if let Event::Detached { grace, .. } = event
             && *grace == Some(Duration::ZERO)
@@ -124,7 +124,7 @@ impl Call {
     }
 }
 
-/// The id of a call that has a number.
+/// Returns the id of a call that has a number.
 pub fn number(id: i64) -> RequestId {
     RequestId::Number(id)
 }

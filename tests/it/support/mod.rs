@@ -1,4 +1,4 @@
-//! Servers with the layer in place, and everything a test may watch of it.
+//! Servers with the layer in place, and everything that a test may observe of them.
 //!
 //! | module | job |
 //! |---|---|

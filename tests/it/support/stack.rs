@@ -1,4 +1,4 @@
-//! The ways in which the layer meets rmcp, each on a real socket.
+//! The ways to combine the layer with rmcp, each on a real socket.
 
 #![allow(
     unreachable_pub,
@@ -26,21 +26,21 @@ use super::{log::Log, *};
 /// rmcp with a session manager that binds calls.
 pub type Wrapped = StreamableHttpService<Tools, CancellableSessionManager<LocalSessionManager>>;
 
-/// rmcp as it comes.
+/// rmcp without changes.
 pub type Bare = StreamableHttpService<Tools, LocalSessionManager>;
 
-/// How the layer meets rmcp.
+/// How the layer and rmcp are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Sessions whose manager binds the calls.
     Wrapped,
-    /// Sessions of an untouched manager: calls are read from the body and cancelled by a replay.
+    /// Sessions of rmcp's own manager. Calls are read from the body and cancelled by a replay.
     LayerOnly,
-    /// No sessions, answers as event streams.
+    /// No sessions. Answers are event streams.
     Stateless,
 }
 
-/// A running server with an immediate layer, and all that can be seen of it.
+/// A running server whose layer has no grace, and everything that can be observed of it.
 pub struct Bench {
     pub way: Way,
     pub witness: Witness,
@@ -62,7 +62,7 @@ impl Way {
         }
     }
 
-    /// The rmcp server of this way at [`PATH`], without any layer.
+    /// Returns the rmcp server of this way at [`PATH`], without any layer.
     pub fn router(self, witness: &Witness) -> Router {
         let tools = listening(witness);
         match self {
@@ -71,7 +71,7 @@ impl Way {
         }
     }
 
-    /// A client of that server, with a session if it has any.
+    /// Returns a client of that server, with a session if the server has sessions.
     pub async fn client(self, addr: SocketAddr, headers: &[(&str, &str)]) -> Mcp {
         let client = Mcp::stateless(addr, PATH);
         let client = headers
@@ -84,7 +84,8 @@ impl Way {
     }
 }
 
-/// Tools whose handlers have the token of their calls: so somebody is told of each cancel, with sessions or without.
+/// Tools whose handlers hold the tokens of their calls, so that every cancel reaches a handler, with sessions or
+/// without.
 pub fn listening(witness: &Witness) -> Tools {
     Tools::new(witness).on_start(|_, context| drop(CallToken::of(context)))
 }
@@ -94,7 +95,7 @@ pub fn wrapped() -> Arc<CancellableSessionManager<LocalSessionManager>> {
     Arc::new(CancellableSessionManager::local(SessionConfig::default()))
 }
 
-/// rmcp's own.
+/// rmcp's own session manager.
 pub fn bare() -> Arc<LocalSessionManager> {
     Arc::new(LocalSessionManager::default())
 }
@@ -102,7 +103,7 @@ pub fn bare() -> Arc<LocalSessionManager> {
 // === impl Bench ===
 
 impl Bench {
-    /// Serves what `build` makes of the bare router and the layer.
+    /// Serves the app that `build` makes of the bare router and the layer.
     pub async fn new(
         way: Way,
         build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router,
@@ -114,7 +115,7 @@ impl Bench {
         Self::start(way, start).await
     }
 
-    /// Serves what is made of rmcp's service and the layer. Both functions do the same.
+    /// Serves the app that is made of rmcp's service and the layer. Both functions must do the same.
     pub async fn wired(
         way: Way,
         wire_wrapped: fn(Wrapped, CancelOnDisconnectLayer) -> Router,
@@ -134,7 +135,7 @@ impl Bench {
         Self::start(way, start).await
     }
 
-    /// Has `start` run the server, and keeps it as long as itself.
+    /// Has `start` run the server, and keeps its result until the bench is dropped.
     pub async fn start<S: 'static>(
         way: Way,
         start: impl AsyncFnOnce(&Witness, CancelOnDisconnectLayer) -> (SocketAddr, S),
@@ -152,7 +153,7 @@ impl Bench {
         }
     }
 
-    /// A client, with a session if the server has any.
+    /// Returns a client, with a session if the server has sessions.
     pub async fn client(&self, headers: &[(&str, &str)]) -> Mcp {
         self.way.client(self.addr, headers).await
     }

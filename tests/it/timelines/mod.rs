@@ -1,10 +1,11 @@
-//! Timelines: hours of calls and clients in a moment, on a clock that jumps from one time to the next. Real rmcp in process.
+//! Timelines: hours of calls and clients in a moment. The clock jumps from one time to the next. rmcp is real, in
+//! process.
 //!
-//! A [`Story`] says how the server is set up and what is to happen, and [`play`] notes what did. The oracle knows the
-//! manual: a client that returns within its grace, or as long as its answer is kept, gets its call or its answer; a call that
-//! may run on ends by itself; nothing is reported twice, and nothing stays.
+//! A [`Story`] describes the server and the planned events, and [`play`] records what happened. The oracle follows the
+//! manual. A client that returns within its grace, or while its answer is retained, gets its call or its answer. A call
+//! that may run on ends by itself. No report is repeated, and no state remains.
 //!
-//! The generated stories are a sample. `TIMELINES` sets how many, and `TEST_SEED` the first one.
+//! The generated stories are a sample. `TIMELINES` sets their number, and `TEST_SEED` the first one.
 
 mod oracle;
 mod story;
@@ -21,7 +22,7 @@ use self::{
 };
 use crate::setup::Server;
 
-/// How many stories are generated where nothing else is said.
+/// Number of generated stories by default.
 const SAMPLE: u64 = 100;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -37,7 +38,7 @@ fn whatever_happens_in_hours_no_client_that_returns_in_time_has_lost_anything() 
     let count = env::var("TIMELINES").map_or(SAMPLE, |count| count.parse().expect("a number"));
     let first = Dice::new().seed();
     for seed in (0..count).map(|nth| first.wrapping_add(nth)) {
-        // They say how to repeat a failure.
+        // The dice print how to repeat a failure.
         let mut dice = Dice::seeded(seed);
         is_right(&Story::roll(&mut dice));
     }
@@ -90,14 +91,14 @@ fn a_call_that_was_resumed_elsewhere_ends_by_itself() {
     is_right(&story.call(3 * HOUR, &[after]).gives_up());
 }
 
-/// The usual order where a network vanishes: the old connection is missed last.
+/// The usual order when a network fails: the old connection is dropped last.
 #[test]
 fn a_call_that_was_resumed_elsewhere_before_its_old_connection_is_missed_is_not_cancelled() {
     let first = Loss::after_a_second(How::TakenElsewhere { first: true }, SECOND);
     for grace in [Grace::Auto, Grace::Immediate, Grace::After(MINUTE)] {
         let story = Story::of(Server::Wrapped, grace);
         is_right(&story.call(3 * HOUR, &[first]).gives_up());
-        // Not seen any more after an hour, and not cancelled then.
+        // After an hour the layer no longer tracks the call, and does not cancel it then.
         let story = Story::of(Server::LayerOnly, grace);
         is_right(&story.call(30 * MINUTE, &[first]).gives_up());
     }

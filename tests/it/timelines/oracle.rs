@@ -1,4 +1,4 @@
-//! What a story has to come to, from what the manual says of graces and of kept answers, and from nothing else.
+//! The expected outcome of a story, derived only from what the manual promises of graces and retained answers.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::setup::Server;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two times that are closer are not judged: either may come first.
+/// Two times that are closer than this are not judged, because either may be first.
 const CLOSE: Duration = Duration::from_millis(1_500);
 
-/// How long an answer is kept at least.
+/// Minimum time for which an answer is retained.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// The loss of a client.
+/// A detachment of a call, from its client's point of view.
 struct Away<'a> {
     story: &'a Story,
     since: Duration,
@@ -28,16 +28,16 @@ struct Away<'a> {
     is_spared: bool,
 }
 
-/// How a handler has to end.
+/// How a handler must end.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     CompletedAt(Duration),
     CancelledAt(Duration),
-    /// Two things are too close to one another.
+    /// Two times are too close to one another to be judged.
     Anything,
 }
 
-/// What is wrong with a history. `None` if nothing is.
+/// Returns what is wrong with a history, or `None` if nothing is.
 pub(super) fn fault(story: &Story, history: &History) -> Option<String> {
     let calls = story.calls.iter().zip(&history.calls).enumerate();
     let fault = calls.filter_map(|(id, (call, its))| {
@@ -85,7 +85,7 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             _ => None,
         };
         if completes < since {
-            // Nothing is promised to a client that comes again after that.
+            // A client that resumes after this has no guarantee.
             break;
         }
         let until = back.map_or(Duration::MAX, |(back, _)| back.min(completes));
@@ -93,7 +93,7 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             one.abs_diff(completes) < CLOSE
                 || back.is_some_and(|(back, _)| one.abs_diff(back) < CLOSE)
         };
-        // Else it cannot be said.
+        // `None` means that the outcome cannot be judged.
         let deadline = away.deadline(until.min(completes), &mut asked_times, is_close)?;
         if deadline.is_some_and(|deadline| deadline < until.min(completes)) {
             expected = Expected::CancelledAt(deadline.unwrap_or_default());
@@ -112,7 +112,7 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
             }
             continue;
         }
-        // It completed while its client was away.
+        // The call completed while its client was away.
         if story.server == Server::LayerOnly {
             break;
         }
@@ -148,7 +148,7 @@ fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<S
     })
 }
 
-/// Nothing is reported twice, and each report fits to the one before.
+/// Checks that nothing is reported twice, and that each report fits the one before.
 fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
     let mut is_attached = false;
     let mut is_over = false;
@@ -183,8 +183,8 @@ fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
 // === impl Away ===
 
 impl Away<'_> {
-    /// When the call is cancelled, if its client is not back, and has no answer, by `until`: `Some(None)` if never. `None` if
-    /// that is too close to something else to be said.
+    /// Returns the time at which the call is cancelled, if its client is not back and has no answer by `until`.
+    /// `Some(None)` means never. Returns `None` if the time is too close to another one to be judged.
     fn deadline(
         &self,
         until: Duration,
@@ -213,7 +213,7 @@ impl Away<'_> {
         Some(Some(deadline))
     }
 
-    /// `None` if the call runs on.
+    /// Returns `None` if the call runs on.
     fn grace(&self) -> Option<Duration> {
         if self.is_spared || self.story.is_exempt {
             return None;
@@ -228,7 +228,7 @@ impl Away<'_> {
         }
     }
 
-    /// How long its answer is owed to the client.
+    /// Returns how long the answer is owed to the client.
     fn patience(&self) -> Duration {
         match self.grace() {
             Some(grace) => grace,
@@ -242,7 +242,7 @@ impl Away<'_> {
         MIN_GRACE.max(attempts).max(self.as_told())
     }
 
-    /// `retry`, and time for the network.
+    /// Returns the `retry`, and time for the network.
     fn as_told(&self) -> Duration {
         if self.can_return {
             self.retry + self.retry.min(5 * SECOND)

@@ -1,4 +1,4 @@
-//! A story: how a server is set up, and what its clients and handlers do in the hours to come.
+//! A story: the setup of a server, and the planned behaviour of its clients and handlers over several hours.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ pub(super) struct Story {
     pub(super) grace: Grace,
     pub(super) is_exempt: bool,
     pub(super) confirm: Option<Confirm>,
-    /// How long a session may be idle, where a session manager is wrapped.
+    /// How long a session may be idle, if its manager is wrapped.
     pub(super) idle: Duration,
-    /// What every stream says first. Without it no event has an id before a message.
+    /// The `retry` with which every stream begins. Without it, no event before the first message has an id.
     pub(super) retry: Option<Duration>,
-    /// The events of all calls go through a store, which also ends each resumed stream.
+    /// If set, the events of all calls are stored. The store also ends each resumed stream.
     pub(super) is_stored: bool,
     pub(super) calls: Vec<CallStory>,
 }
 
-/// Orphans are put off so often, by so much.
+/// How often the cancel of an orphan is postponed, and for how long each time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Confirm {
     pub(super) times: u32,
@@ -34,31 +34,32 @@ pub(super) struct Confirm {
 #[derive(Clone, Debug)]
 pub(super) struct CallStory {
     pub(super) starts: Duration,
-    /// How long its handler works.
+    /// How long the handler works.
     pub(super) lasts: Duration,
-    /// How its client is lost, one time after the other.
+    /// The losses of the client, in order.
     pub(super) losses: Vec<Loss>,
-    /// After the last of them it does not come back.
+    /// If set, the client does not resume after the last loss.
     pub(super) gives_up: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Loss {
-    /// How long its client stays connected before.
+    /// How long the client stays connected before the loss.
     pub(super) stays: Duration,
     pub(super) how: How,
-    /// How long its client stays away.
+    /// How long the client stays away.
     pub(super) away: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     HangsUp,
-    /// The server ends the stream, and may say how long to wait (SEP-1699).
+    /// The server ends the stream, and may send a `retry` (SEP-1699).
     EndedByServer {
         retry: Option<Duration>,
     },
-    /// The client hangs up. Another server tells that it came back there, before or after the old connection is missed.
+    /// The client disconnects and resumes on another server. That server reports the resume before (`first`) or after
+    /// the old connection is dropped.
     TakenElsewhere {
         first: bool,
     },
@@ -67,7 +68,7 @@ pub(super) enum How {
 // === impl Story ===
 
 impl Story {
-    /// Nothing special, and no call.
+    /// Returns a story with default options and no call.
     pub(super) fn of(server: Server, grace: Grace) -> Self {
         Self {
             server,
@@ -81,7 +82,7 @@ impl Story {
         }
     }
 
-    /// With a call that lasts so long and loses its client in these ways.
+    /// Adds a call that works for this time and loses its client in these ways.
     pub(super) fn call(mut self, lasts: Duration, losses: &[Loss]) -> Self {
         self.calls.push(CallStory {
             starts: Duration::ZERO,
@@ -92,7 +93,7 @@ impl Story {
         self
     }
 
-    /// After the last loss the client of the last call does not come back.
+    /// Makes the client of the last call give up after its last loss.
     pub(super) fn gives_up(mut self) -> Self {
         if let Some(call) = self.calls.last_mut() {
             call.gives_up = true;
@@ -129,7 +130,7 @@ impl Story {
             is_stored,
             calls: Vec::new(),
         };
-        // A session that nobody has used yet must not be over.
+        // An unused session must not expire before its first call.
         let latest = story.idle.mul_f64(0.8);
         story.calls = (0..calls)
             .map(|_| CallStory::roll(dice, latest, &story))
@@ -137,7 +138,7 @@ impl Story {
         story
     }
 
-    /// About how long a client may stay away.
+    /// Returns roughly how long a client may stay away.
     fn patience(&self) -> Duration {
         let retry = self.retry.unwrap_or_default();
         match self.grace {
@@ -155,7 +156,7 @@ impl CallStory {
         let losses: Vec<_> = (0..losses).map(|_| Loss::roll(dice, story)).collect();
         let ends_in = &losses[..=(dice.roll() % losses.len() as u64) as usize];
         let lasts = match dice.roll() % 4 {
-            // It is answered while its client is away.
+            // The call completes while its client is away.
             0 | 1 => {
                 let passed: Duration = ends_in.iter().map(|loss| loss.stays + loss.away).sum();
                 let away = ends_in.last().map_or(Duration::ZERO, |loss| loss.away);
@@ -180,12 +181,12 @@ impl Loss {
         let retry = dice.coin().then(|| time(dice, SECOND, 900 * SECOND));
         let is_wrapped = story.server == Server::Wrapped;
         let how = match dice.roll() % 5 {
-            // Where a store makes the ids they do not tell which stream it is.
+            // A store's event ids do not show which stream to end.
             0 | 1 if !story.is_stored => How::EndedByServer { retry },
             2 if is_wrapped => How::TakenElsewhere { first: dice.coin() },
             _ => How::HangsUp,
         };
-        // Five times what it was told to wait, as the manual has it.
+        // Five times the `retry` that the server sent, as in the manual.
         let told = match (how, story.grace) {
             (_, Grace::After(_)) => Duration::ZERO,
             (How::EndedByServer { retry }, _) => 5 * retry.unwrap_or_default(),
@@ -203,7 +204,7 @@ impl Loss {
         }
     }
 
-    /// A client that stays for a second and is lost so.
+    /// Returns the loss of a client after it was connected for a second.
     pub(super) fn after_a_second(how: How, away: Duration) -> Self {
         Self {
             stays: SECOND,
@@ -213,12 +214,12 @@ impl Loss {
     }
 }
 
-/// Between 0 and 1.
+/// Returns a number between 0 and 1.
 fn part(dice: &mut Dice) -> f64 {
     (dice.roll() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// A time between two, short ones as likely as long ones.
+/// Returns a time between two others. Short times are as likely as long ones.
 fn time(dice: &mut Dice, least: Duration, most: Duration) -> Duration {
     least.mul_f64((most.as_secs_f64() / least.as_secs_f64()).powf(part(dice)))
 }

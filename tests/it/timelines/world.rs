@@ -1,4 +1,4 @@
-//! A story is played: a server in process, its clients, and a clock that jumps from one time to the next.
+//! Plays a story: a server in process, its clients, and a clock that jumps from one time to the next.
 
 use std::{
     collections::HashMap,
@@ -30,26 +30,26 @@ use crate::{
 
 const VERSION: &str = "2025-11-25";
 
-/// Longer than anything here lasts.
+/// Longer than every other time here.
 const VERY_LONG: Duration = Duration::from_secs(7 * 24 * 3_600);
 
-/// So long after its call should have been answered a client stops asking, once it did all that the story says.
+/// How long after the expected answer a client stops its requests, once it has played all its losses.
 const TIRED: Duration = Duration::from_secs(120);
 
-/// What became of a story.
+/// The record of a played story.
 #[derive(Debug)]
 pub(super) struct History {
     pub(super) calls: Vec<CallHistory>,
-    /// How many calls the layer knows when all is over.
+    /// Number of calls that the layer knows at the end.
     pub(super) left: usize,
-    /// How many sessions are open then.
+    /// Number of sessions that are open at the end.
     pub(super) sessions: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct CallHistory {
     pub(super) client: Vec<(Duration, ClientFact)>,
-    /// How its handler ended, and when.
+    /// How the handler ended, and when.
     pub(super) handler: Option<(Duration, HandlerEnd)>,
     pub(super) reports: Vec<(Duration, Report)>,
 }
@@ -59,9 +59,9 @@ pub(super) enum ClientFact {
     Asked,
     Lost {
         by_server: bool,
-        /// The last that the server said.
+        /// The last `retry` that the server sent.
         retry: Option<Duration>,
-        /// It knows an event to come back with.
+        /// The client knows an event with which it can resume.
         can_return: bool,
         is_spared: bool,
     },
@@ -98,13 +98,13 @@ struct World {
     retry: Option<Duration>,
 }
 
-/// A stream in the hands of its client.
+/// A stream, as its client reads it.
 struct Reading {
     body: BodyDataStream,
     text: String,
 }
 
-/// What its client knows of a call.
+/// What the client knows of a call.
 #[derive(Default)]
 struct Known {
     event_id: Option<String>,
@@ -125,7 +125,7 @@ pub(super) fn play(story: &Story) -> History {
         let calls = story.calls.iter().enumerate();
         let clients = calls.map(|(id, call)| world.client(id as u64, call));
         let clients = join_all(clients).await;
-        // What waits for a client that does not come has its time.
+        // Lets all state expire that waits for a client.
         sleep(VERY_LONG).await;
         let sessions = world.sessions.local().sessions.read().await.len();
         let mut handlers = handlers.lock().expect("no panic");
@@ -265,7 +265,7 @@ impl World {
         response
     }
 
-    /// One call, from the side of its client.
+    /// Plays one call as its client.
     async fn client(&self, id: u64, call: &CallStory) -> Vec<(Duration, ClientFact)> {
         let mut facts = Vec::new();
         let mut note = |fact| facts.push((self.start.elapsed(), fact));
@@ -311,7 +311,7 @@ impl World {
                     break;
                 }
             };
-            // As SDKs do where the story says nothing.
+            // Like SDKs, if the story has no time for it.
             let as_told = known.retry.or(self.retry).unwrap_or(Duration::from_secs(3));
             sleep(loss.map_or(as_told, |loss| loss.away)).await;
             let last = [("last-event-id", event_id.as_str())];
@@ -323,8 +323,8 @@ impl World {
         facts
     }
 
-    /// Its client reads, until it is lost. The answer, or whether the server ended the stream, and whether another server said
-    /// that it has the client.
+    /// Reads a stream until its loss. Returns the answer, whether the server ended the stream, and whether the layer
+    /// spares the call because the client has resumed on another server.
     async fn connected(
         &self,
         id: u64,
@@ -364,7 +364,7 @@ impl World {
             .get(self.session.as_str())
             .expect("a session")
             .clone();
-        // It fails if the call was answered in this moment.
+        // This fails if the call is answered at this moment.
         let _closed = handle.close_sse_stream(number, retry).await;
     }
 }
@@ -379,7 +379,7 @@ impl Reading {
         }
     }
 
-    /// The answer, if one comes before the end.
+    /// Returns the answer, or `None` if the stream ends without it.
     async fn read_to_end(&mut self, known: &mut Known) -> Option<Value> {
         while let Some(Ok(bytes)) = self.body.next().await {
             self.text += str::from_utf8(&bytes).expect("whole characters");

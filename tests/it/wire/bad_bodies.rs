@@ -1,5 +1,5 @@
-//! Bodies that are no calls, or doubtful ones. The inner service is their judge: its answer is the same with
-//! and without the layer, and whatever they look like, they cancel nothing and leave nothing behind.
+//! Bodies that are not calls, or ambiguous ones. The inner service decides about them: its answer is the same with and
+//! without the layer. No such body cancels anything or adds any state.
 
 #![allow(
     clippy::expect_used,
@@ -31,14 +31,14 @@ use crate::{
 
 mod table;
 
-/// A server with a held call, whose id is 1, in the session that all the bodies are sent to.
+/// A server with a held call in the session to which all bodies are sent. The id of that call is 1.
 struct Held {
     bench: Bench,
     mcp: Mcp,
     call: Connection,
 }
 
-/// What a client gets to see.
+/// What a client receives.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     status: u16,
@@ -46,11 +46,11 @@ struct Answer {
     body: String,
 }
 
-/// Counts the exchanges that are over, one way or another.
+/// Counts the exchanges that are over.
 #[derive(Clone)]
 struct Over(Arc<watch::Sender<usize>>);
 
-/// One exchange that is not over.
+/// An exchange that is not over yet.
 struct Going(Over);
 
 // === impl Held ===
@@ -65,7 +65,7 @@ impl Held {
         Self { bench, mcp, call }
     }
 
-    /// A server without the layer, and with rmcp's own session manager.
+    /// Creates a server without the layer, and with rmcp's own session manager.
     async fn bare(way: Way) -> Self {
         let way = match way {
             Way::Wrapped | Way::LayerOnly => Way::LayerOnly,
@@ -101,7 +101,7 @@ impl Held {
         }
     }
 
-    /// Sends a body on a connection of its own; of a large one the beginning.
+    /// Sends a body on a connection of its own. Of a large body, sends only the beginning.
     async fn send(&self, row: &Row, mcp: &Mcp) -> Connection {
         let request = row.request(mcp);
         let mut connection = Connection::open(self.bench.addr).await;
@@ -117,7 +117,7 @@ impl Held {
         connection
     }
 
-    /// Checks that nothing has touched the held call, and that it is the only one.
+    /// Asserts that the held call is untouched and the only one.
     async fn check_untouched(mut self, way: Way) {
         let Bench {
             witness,
@@ -125,9 +125,9 @@ impl Held {
             layer,
             ..
         } = &self.bench;
-        // Whatever was to be injected into the session came before this.
+        // Anything that was to be injected into the session was injected before this.
         let mut echo = self.mcp.call(2, "echo", json!({ "text": "x" })).await;
-        echo.answer().await.expect("the session goes on");
+        echo.answer().await.expect("the session is open");
         echo.body_to_end().await;
         assert!(witness.is_running("held"), "{way:?}: {:#?}", log.events());
         assert_eq!(layer.calls().len(), 1, "{way:?}: {:#?}", log.events());
@@ -147,7 +147,7 @@ impl Over {
         Self(Arc::new(watch::Sender::new(0)))
     }
 
-    /// Counts the exchanges of `app`.
+    /// Makes `app` count its exchanges.
     fn watch(&self, app: Router) -> Router {
         let over = self.clone();
         app.layer(from_fn(move |request: AxumRequest, next: Next| {
@@ -155,7 +155,7 @@ impl Over {
             async move {
                 let response = next.run(request).await;
                 response.map(|body| {
-                    // Held by the body as long as it lives.
+                    // The body holds this value until it is dropped.
                     Body::new(body.map_frame(move |frame| {
                         let _going = &going;
                         frame
@@ -232,8 +232,8 @@ async fn hanging_up_on_any_of_them_touches_no_stateless_call() {
     no_hang_up_touches_the_held_call(Way::Stateless).await;
 }
 
-/// Reads the body of a request that asks for it, says so, and never decides what to make of it. The
-/// replay of a cancel goes on to rmcp.
+/// Reads the body of a request that asks for it, reports that, and then never answers. The replay of a cancel is passed
+/// to rmcp.
 async fn undecided(
     State(read): State<mpsc::UnboundedSender<()>>,
     request: AxumRequest,

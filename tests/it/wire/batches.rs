@@ -1,6 +1,6 @@
-//! JSON-RPC batches, which one revision had (2025-03-26): they pass as they are, carry no call, and nothing cancels them.
+//! JSON-RPC batches, which only revision 2025-03-26 had. They pass unchanged, carry no call, and are never cancelled.
 //!
-//! rmcp takes none. The server behind the layer takes everything, and works on a task of its own.
+//! rmcp accepts no batches. The server behind the layer accepts everything, and works in a task of its own.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -32,7 +32,7 @@ const NAME: &str = "the batch";
 enum Answers {
     /// With a stream, at once.
     Early,
-    /// Not before the work is done.
+    /// Only when the work is done.
     Late,
 }
 
@@ -40,7 +40,7 @@ enum Answers {
 struct Job {
     body: Bytes,
     token: CallToken,
-    /// Ends the stream as well.
+    /// Dropping this ends the stream.
     events: mpsc::UnboundedSender<Bytes>,
     finish: oneshot::Sender<()>,
     work: JoinHandle<&'static str>,
@@ -86,7 +86,7 @@ async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
             setup.exchanges.over_for(&name).await;
             clock.advance(GRACE * 2).await;
             assert!(!job.token.is_cancelled(), "{answers:?} {name}");
-            job.finish.send(()).expect("the work goes on");
+            job.finish.send(()).expect("the work waits");
             let end = within("the end of the work", job.work).await;
             assert_eq!(end.expect("it does not panic"), "done");
         }
@@ -99,7 +99,7 @@ async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
     }
 }
 
-/// A server behind the layer that takes whatever comes.
+/// Starts a server behind the layer that accepts every request.
 #[allow(clippy::disallowed_methods, reason = "tasks of the test's own")]
 async fn start(answers: Answers) -> (Setup, mpsc::UnboundedReceiver<Job>) {
     let (take, jobs) = mpsc::unbounded_channel();
@@ -148,7 +148,7 @@ async fn next(jobs: &mut mpsc::UnboundedReceiver<Job>) -> Job {
         .expect("the server lives")
 }
 
-/// With a session and without, of revisions that know sessions and of one that does not.
+/// Clients with and without a session, of two revisions that know sessions and one that does not.
 fn clients(setup: &Setup) -> [Mcp; 3] {
     let mcp = |version| Mcp::stateless(setup.served.addr, PATH).version(version);
     [

@@ -1,4 +1,4 @@
-//! Bytes, read right and passed on unchanged.
+//! Bytes that are read correctly and passed on unchanged.
 
 mod bad_bodies;
 mod batches;

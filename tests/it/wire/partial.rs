@@ -1,4 +1,5 @@
-//! Requests that come in parts, and inner services that are late, refuse or never end: a table of what becomes of each.
+//! Requests that arrive in parts, and inner services that are late, refuse or never end. A table has the outcome of
+//! each.
 
 use std::{
     convert::Infallible,
@@ -49,15 +50,15 @@ enum Sends {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Serves {
     Answers,
-    /// It is ready 200 ms late.
+    /// Becomes ready after 200 ms.
     ReadyLate,
-    /// It answers with a status before it reads the body.
+    /// Answers with a status before it reads the body.
     RefusesUnread,
-    /// It begins a stream before it reads the body, which it reads then.
+    /// Begins a stream before it reads the body, and then reads the body.
     StreamsUnread,
-    /// It writes an event, and never ends its stream.
+    /// Writes an event, and never ends its stream.
     NeverEnds,
-    /// It takes the body and has no answer.
+    /// Reads the body and never answers.
     NeverAnswers,
 }
 
@@ -65,9 +66,9 @@ enum Serves {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Ends(Outcome),
-    /// The client gets this status, and nothing is known of a call, or it ended with that answer.
+    /// The client gets this status. Either no call is known, or it ended with that answer.
     Refused,
-    /// It goes on for as long as its client is there, and ends when it hangs up.
+    /// The call runs for as long as its client is connected, and ends when the client disconnects.
     GoesOn,
     /// There was no call.
     None,
@@ -76,13 +77,13 @@ enum Fate {
 fn fate(sends: Sends, serves: Serves) -> Fate {
     use Fate::{Ends, GoesOn, None, Refused};
     match (sends, serves) {
-        // Not a whole message, so nothing that could be cancelled.
+        // An incomplete message is no call that could be cancelled.
         (Sends::HalfAndHangsUp, _) => None,
         (_, Serves::RefusesUnread) => Refused,
-        // For hyper a half-close is a hang-up: what has not ended by then is cancelled.
+        // hyper takes a half-close for a disconnect. A call that has not ended by then is cancelled.
         (Sends::ThenHalfCloses, Serves::NeverEnds | Serves::NeverAnswers) => Ends(DISCONNECTED),
         (_, Serves::NeverEnds | Serves::NeverAnswers) => GoesOn,
-        // The call is known only after its stream has begun, which is passed on unread.
+        // The call becomes known only after its stream has begun, and that stream is passed on unread.
         (_, Serves::StreamsUnread) => Ends(Outcome::Unknown),
         (_, Serves::Answers | Serves::ReadyLate) => Ends(Outcome::Completed),
     }
@@ -110,7 +111,7 @@ async fn a_request_in_parts_has_the_fate_of_a_whole_one() {
     let cells = all
         .iter()
         .flat_map(|sends| served.map(|serves| (*sends, serves)));
-    // A half-close races with an answer: either is right.
+    // A half-close races with an answer, and either outcome is right.
     let judged = cells.filter(|(sends, serves)| {
         *sends != ThenHalfCloses || matches!(serves, NeverEnds | NeverAnswers)
     });
@@ -190,7 +191,7 @@ impl Sends {
             Self::AByteAtATime => {
                 for byte in bytes.as_bytes() {
                     if client.write_all(&[*byte]).await.is_err() {
-                        // It was refused before it had been sent.
+                        // The request was refused before all of it was sent.
                         break;
                     }
                     tokio::task::yield_now().await;
@@ -224,7 +225,7 @@ impl<R> Service<R> for Broken {
     }
 }
 
-/// A service that is ready late, each time anew.
+/// A service that becomes ready late, before every request.
 struct Late<S> {
     inner: S,
     sleep: Pin<Box<Sleep>>,

@@ -1,8 +1,8 @@
-//! Clients that read slowly, pause or do not read, and the verdict of `stall_timeout` on each.
+//! Clients that read slowly, pause or do not read, and how `stall_timeout` decides on each.
 //!
-//! A table over real sockets: the size of the event, of the frames in which the inner service writes it, how the client reads, and
-//! the verdict. Each row is played on HTTP/1.1 and on HTTP/2. A sample with short times runs in `cargo test`. With
-//! `MCP_SWEEP=full` in the environment all rows run.
+//! A table over real sockets. Each row has the size of the event and of the frames in which the inner service writes
+//! it, how the client reads, and the verdict. Each row is played on HTTP/1.1 and on HTTP/2. A sample with short times
+//! runs in `cargo test`. With `MCP_SWEEP=full` in the environment all rows run.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -32,10 +32,10 @@ const MIB: usize = 1024 * KIB;
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// How often a client reads that reads without a pause.
+/// Interval at which a client reads that reads without a pause.
 const TICK: Duration = Duration::from_millis(20);
 
-/// How much of a stream its client takes without reading: the receive buffer of its socket, or the window of its stream.
+/// How much of a stream the client receives without reading: its socket's receive buffer, or its stream's window.
 const WINDOW: usize = 16 * KIB;
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#;
@@ -62,15 +62,15 @@ enum Http {
 /// The client's side of the stream.
 enum Reader {
     One(TcpStream),
-    /// With what came and was not taken yet.
+    /// With the received bytes that were not read yet.
     Two(Box<(H2, H2Stream)>, Bytes),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Reads {
-    /// This many bytes a second, without a pause.
+    /// This many bytes per second, without a pause.
     Rate(usize),
-    /// This many bytes, and then again after a pause.
+    /// This many bytes between pauses of this length.
     Pauses(usize, Duration),
     /// This many bytes, and then nothing.
     Stops(usize),
@@ -80,9 +80,9 @@ enum Reads {
 enum Verdict {
     /// The call ended with its answer.
     Answered,
-    /// The client was taken for gone.
+    /// The layer took the client for disconnected.
     Gone,
-    /// The client still reads.
+    /// The client is still reading.
     Reading,
 }
 
@@ -168,7 +168,7 @@ async fn a_client_is_taken_for_gone_if_it_does_not_read_and_not_if_it_reads_slow
 // === impl Row ===
 
 impl Row {
-    /// The client is h2, which closes a connection with many small DATA frames that were not read (`too_many_data_frames`).
+    /// The client is h2, which closes a connection with many small unread DATA frames (`too_many_data_frames`).
     fn is_possible(&self, http: Http) -> bool {
         http == Http::One || self.frame >= KIB || self.event < MIB
     }
@@ -253,7 +253,7 @@ impl Reader {
         }
     }
 
-    /// Takes up to `most` bytes. Returns 0 at the end.
+    /// Reads up to `most` bytes. Returns 0 at the end.
     async fn read(&mut self, most: usize) -> usize {
         match self {
             Self::One(stream) => {
@@ -270,7 +270,8 @@ impl Reader {
     }
 }
 
-/// A server that writes one event, of the length and in frames of the size that the path says, and then the answer.
+/// Starts a server that writes one event and then the answer. The path gives the length of the event and the size of
+/// its frames.
 async fn serve(layer: CancelOnDisconnectLayer) -> SocketAddr {
     let answer = async |Path((event, frame)): Path<(usize, usize)>, _request: Bytes| {
         let mut text = format!("data: {}\n\n", "x".repeat(event)).into_bytes();

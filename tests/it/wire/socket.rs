@@ -19,13 +19,13 @@ use tokio::{net::TcpListener, sync::mpsc};
 
 use crate::support::{Connection, Request, within};
 
-/// A server, behind the layer, whose handler takes no body and never answers.
+/// A server, behind the layer, whose handler neither reads a body nor answers.
 struct Deaf {
     callers: mpsc::UnboundedReceiver<Caller>,
     connection: Connection,
 }
 
-/// What the handler of such a server has of its client.
+/// What the handler of such a server knows of its client.
 struct Caller {
     token: CallToken,
 }
@@ -76,7 +76,7 @@ async fn an_unread_body_does_not_hide_a_reset() {
     caller.gone().await;
 }
 
-/// hyper would keep the rest of the response, and with it the connection, for ever.
+/// Otherwise hyper would keep the rest of the response, and with it the connection, for ever.
 #[tokio::test]
 async fn an_event_stream_ends_with_the_connection() {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
@@ -170,14 +170,14 @@ impl Deaf {
 // === impl Caller ===
 
 impl Caller {
-    /// Waits until the handler is told that its client has gone.
+    /// Waits until the token notifies the handler of the disconnect.
     async fn gone(self) {
         within("the token to fire", self.token.cancelled()).await;
         assert_eq!(self.token.reason(), Some(CancelReason::ClientDisconnected));
     }
 }
 
-// === Bodies that are no event streams ===
+// === Bodies that are not event streams ===
 
 #[tokio::test]
 async fn a_pipelined_request_does_not_hide_that_a_download_is_left() {
@@ -190,7 +190,7 @@ async fn a_pipelined_request_does_not_hide_that_an_answer_is_left() {
     leaves("application/json", Some("100")).await;
 }
 
-/// A client disconnects in the middle of a response, behind bytes of a next request.
+/// Disconnects a client in the middle of a response, after it sent the first bytes of a next request.
 async fn leaves(content_type: &'static str, length: Option<&'static str>) {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
     let handler = async move |Extension(token): Extension<CallToken>, _whole: Bytes| {

@@ -1,5 +1,5 @@
-//! Probes change no event: whatever the inner service sends, however it is cut and whenever it comes, a
-//! client reads the same with probes and without.
+//! Probes change no event. A client reads the same events with and without probes, whatever the inner service sends,
+//! and however and whenever it sends it.
 
 mod oracle;
 #[allow(unreachable_pub, reason = "the fuzz targets take this file too")]
@@ -29,16 +29,17 @@ use self::{
     streams::{Cut, cut, cuts, noise, stream_of_events},
 };
 
-/// How long a stream is quiet before it is probed.
+/// How long a stream is silent before a probe is sent.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long an answer may be silent before its head goes out without it.
+/// How long an answer may be silent before the layer sends its head early.
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
 
-/// What the inner service sends: frames, with so many intervals of silence before each and before the end.
+/// What the inner service sends: each frame with the number of silent intervals before it, then the number before the
+/// end.
 type Script = (Vec<(u32, Bytes)>, u32);
 
-/// Who answers the head.
+/// What sends the head of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Head {
     /// The inner service, at once.
@@ -47,10 +48,10 @@ enum Head {
     Early,
 }
 
-/// What a client got.
+/// What a client received.
 struct Got {
     frames: Vec<Bytes>,
-    /// How many of them are probes.
+    /// Number of probes in `frames`.
     probes: usize,
 }
 
@@ -67,7 +68,7 @@ fn events_are_the_same_with_probes_wherever_one_may_be() {
         reads_the_same(&script, &got)
     });
     checked.expect("no event differs");
-    // It would say nothing if hardly anything were probed or read.
+    // Ensures that enough was probed and read for the test to be meaningful.
     assert!(probes.get() > 600, "{} probes", probes.get());
     assert!(events.get() > 600, "{} events", events.get());
 }
@@ -91,7 +92,7 @@ fn a_client_that_reads_in_its_own_time_reads_the_same_events() {
     let checked = runner(500).run(&streams, |(text, cuts, silences, head, pauses)| {
         let script = script(&text, &cuts, &silences);
         let got = through(&script, head, &pauses);
-        // When a probe is due depends on the client; where it may stand does not.
+        // When a probe is due depends on the client, but the places where it may stand do not.
         let mut passed = Vec::new();
         for piece in pieces(&got.frames) {
             match piece {
@@ -166,7 +167,8 @@ fn through(script: &Script, head: Head, pauses: &[u32]) -> Got {
     exchange(script, head, pauses, "text/event-stream")
 }
 
-/// Reads a response of the layer, on a clock that jumps. The client waits so many intervals before each frame.
+/// Reads a response of the layer on a clock that jumps. Before each frame the client waits for the number of intervals
+/// in `pauses`.
 fn exchange(script: &Script, head: Head, pauses: &[u32], media_type: &'static str) -> Got {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -211,7 +213,7 @@ fn exchange(script: &Script, head: Head, pauses: &[u32], media_type: &'static st
     })
 }
 
-/// The frames of a script in their time, never at the moment when a probe is due.
+/// The frames of a script at their times, which never coincide with a due probe.
 fn sent(
     (frames, last): Script,
 ) -> impl stream::Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {
@@ -252,7 +254,7 @@ fn head() -> impl Strategy<Value = Head> {
     prop_oneof![Just(Head::Inner), Just(Head::Early)]
 }
 
-/// How long the frames of a script wait, over and over.
+/// The silences before the frames of a script, which repeat.
 fn silences() -> impl Strategy<Value = Vec<u32>> {
     vec(prop_oneof![1 => Just(0_u32), 1 => 1..4_u32], 1..12)
 }

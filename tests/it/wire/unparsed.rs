@@ -1,5 +1,5 @@
-//! Which bodies are reported as [`Event::UnparsedBody`](mcp_cancel_on_disconnect::Event::UnparsedBody), where a call may still be
-//! bound after its body has ended, and where the body is never read.
+//! Which bodies are reported as [`Event::UnparsedBody`](mcp_cancel_on_disconnect::Event::UnparsedBody). A call may be
+//! bound after its body has ended, and some bodies are never read.
 
 use std::convert::Infallible;
 
@@ -22,10 +22,10 @@ use crate::{
     support::*,
 };
 
-/// More than the layer reads.
+/// A size above the layer's limit.
 const LARGE: usize = 5 * 1024 * 1024;
 
-/// rmcp takes what the layer does not read, and gets it some time after the body has ended.
+/// rmcp accepts bodies that the layer does not read, and gets them some time after they have ended.
 async fn start() -> Setup {
     let plan = Plan::of(Server::Wrapped).inside(asking_first);
     let plan = plan.config(|config| config.with_max_request_body_bytes(2 * LARGE));
@@ -81,7 +81,7 @@ async fn a_body_that_no_session_manager_binds_is_reported_once() {
     assert_eq!(unparsed(&setup).len(), 2);
 }
 
-/// A client that disconnects first changes nothing.
+/// An earlier disconnect changes nothing.
 #[tokio::test]
 async fn a_body_whose_client_left_before_it_was_bound_is_reported_once() {
     let wait = |router: Router| {

@@ -1,4 +1,4 @@
-//! Somebody inside the layer has the answer: `CallToken::answered`, at every moment of an exchange.
+//! A service inside the layer has the answer: `CallToken::answered`, at every moment of an exchange.
 
 use std::{
     convert::Infallible,
@@ -60,7 +60,7 @@ fn a_call_that_is_answered_before_its_head_completes() {
     }
 }
 
-/// Its future is not polled between the end of the body and the answer, as when a task of the gateway reads both.
+/// The future is not polled between the end of the body and the answer, as when one task of a gateway reads both.
 #[test]
 fn a_call_that_is_answered_before_anybody_read_its_body_is_counted_and_never_in_flight() {
     for kind in [Kind::Stateless, Kind::Session] {
@@ -92,7 +92,7 @@ fn a_request_that_is_answered_before_its_body_came_means_nothing_when_its_client
             noting.note(&request);
             noting.latest().answered();
             async move {
-                // Not before the client has gone.
+                // Only after the client has disconnected.
                 tokio::task::yield_now().await;
                 let Ok(_whole) = request.into_body().collect().await;
                 pending::<Answer<Infallible>>().await
@@ -121,7 +121,7 @@ fn a_call_that_is_answered_while_its_stream_runs_completes() {
         token.answered();
 
         assert!(layer.calls().is_empty(), "{kind:?}");
-        // What is left passes.
+        // The rest of the body passes.
         let frame = poll_once(Box::pin(response.body_mut().frame()).as_mut());
         assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
         drop(response);
@@ -306,7 +306,7 @@ fn beside_a_hang_up_one_of_the_two_wins() {
     }
 }
 
-/// A call with an event id whose client has gone.
+/// Starts a call with an event id, and disconnects its client.
 async fn cut(foreign: &Foreign) -> CallToken {
     let mut call = foreign.call(1).await;
     foreign.says(NAMED);

@@ -1,4 +1,4 @@
-//! `CallToken::on_cancel`: clean-ups run after a cancel, and after nothing else.
+//! `CallToken::on_cancel`: clean-ups run only after a cancel.
 
 use std::sync::{
     Arc,
@@ -22,20 +22,20 @@ use crate::support::within;
 
 type Body = Response<ResponseBody<Scripted>>;
 
-/// What ran, and with which reason.
+/// The reasons with which a clean-up ran.
 type Ran = mpsc::UnboundedReceiver<CancelReason>;
 
 /// The answer to the call of a [`Kind`], as an event.
 const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
 
-/// Says in its destructor that it was dropped, by way of the other half.
+/// Its destructor is observable through the other `Arc`.
 struct Owned(#[expect(dead_code, reason = "is there to be dropped")] Arc<()>);
 
 fn in_flight(layer: &CancelOnDisconnectLayer, kind: Kind) -> (Body, CallToken) {
     exchange(layer, kind.request(), &Script::stalled())
 }
 
-/// A clean-up that says with which reason it ran.
+/// Registers a clean-up that reports the reason with which it ran.
 fn telling(token: &CallToken) -> Ran {
     let (tell, ran) = mpsc::unbounded_channel();
     token.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
@@ -47,13 +47,13 @@ async fn ran(clean_up: &mut Ran) -> CancelReason {
     reason.expect("it was not dropped unrun")
 }
 
-/// It was dropped, and did not run (again) before.
+/// Asserts that the clean-up was dropped without having run (again).
 async fn assert_dropped(mut clean_up: Ran, kind: Kind) {
     let told = within("the clean-up to be dropped", clean_up.recv()).await;
     assert_eq!(told, None, "{kind:?}");
 }
 
-/// A clean-up that owns something. `true` as long as it does.
+/// Registers a clean-up that owns a value. Returns a function that is `true` while the clean-up owns it.
 fn owning(token: &CallToken) -> impl Fn() -> bool + use<> {
     let shared = Arc::new(());
     let owned = Owned(shared.clone());
@@ -83,7 +83,7 @@ async fn closures_that_return_futures_do_as_well() {
     assert_eq!(ran(&mut clean_up).await, ClientDisconnected);
 }
 
-/// The closure itself as well: it may do its work before it returns a future.
+/// The closure does not run there either, although it may do work before it returns a future.
 #[tokio::test]
 async fn nothing_of_a_clean_up_runs_where_the_response_is_dropped() {
     for kind in Kind::ALL {
@@ -137,7 +137,7 @@ async fn a_clean_up_that_comes_after_the_cancel_runs_at_once() {
     }
 }
 
-/// It may ask for anything: no lock is held.
+/// A clean-up may call any method, because no lock is held.
 #[tokio::test]
 async fn a_clean_up_may_register_another() {
     let (layer, _log) = immediate();
@@ -161,14 +161,14 @@ async fn a_completed_call_drops_its_clean_ups_unrun() {
         assert!(owns(), "{kind:?}");
         let body = response.into_body().collect().await.expect("a body");
         assert_eq!(body.to_bytes(), ANSWER);
-        // The token lives: it is not with it that they go.
+        // The token still exists, so the clean-ups were not dropped with it.
         assert!(!owns(), "{kind:?}");
         assert_dropped(clean_up, kind).await;
         assert!(!token.is_cancelled(), "{kind:?}");
     }
 }
 
-/// Its answer was the last that mattered.
+/// After the answer, the rest of the stream does not matter.
 #[tokio::test]
 async fn a_client_that_leaves_with_its_answer_causes_no_clean_up() {
     for kind in [Kind::Stateless, Kind::Session] {
@@ -240,7 +240,7 @@ fn where_no_runtime_ever_was_clean_ups_are_dropped() {
     );
 }
 
-/// What a clean-up owns may panic in its destructor; the response was dropped by a server that must go on.
+/// A value that a clean-up owns may panic in its destructor. The server that dropped the response must not be affected.
 #[tokio::test]
 async fn a_destructor_that_panics_gets_nowhere() {
     struct Bomb;

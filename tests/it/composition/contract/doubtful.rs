@@ -1,4 +1,4 @@
-//! Bodies without a session that could not be read: whose token fires when the client hangs up, and whose does not.
+//! Unreadable bodies without a session: whose token fires at a disconnect, and whose does not.
 
 use std::convert::Infallible;
 
@@ -21,7 +21,7 @@ const JSON: (header::HeaderName, &str) = (header::CONTENT_TYPE, "application/jso
 
 const TEXT: (header::HeaderName, &str) = (header::CONTENT_TYPE, "text/plain");
 
-/// A POST whose call nobody can read.
+/// A POST whose call the layer cannot read.
 struct Post {
     fields: Vec<(header::HeaderName, &'static str)>,
     body: Script,
@@ -54,7 +54,7 @@ impl Post {
         request.body(self.body.body()).expect("a request")
     }
 
-    /// Whether the token fires when the client hangs up: before the head, and after it.
+    /// Returns whether the token fires at a disconnect: before the head, and after it.
     fn fires(&self) -> [bool; 2] {
         [true, false].map(|is_pending| {
             let (layer, log) = immediate();

@@ -1,4 +1,4 @@
-//! Request bodies that another task reads than the one that answers.
+//! Request bodies that are read by another task than the one that answers.
 
 use std::{
     convert::Infallible,
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{log::number, support::within};
 
-/// Reads bodies in tasks of its own: that of a call when it is allowed to, that of a replay at once.
+/// Reads bodies in tasks of its own: the body of a call when allowed, the body of a replay at once.
 #[derive(Clone)]
 struct Reader {
     allowed: Arc<Notify>,
@@ -44,7 +44,7 @@ impl Reader {
         (reader, Bodies(bodies))
     }
 
-    /// Has a task read the body of `request`, and notifies when it has.
+    /// Has a task read the body of `request`, and notifies when the body is read.
     fn hand_over(&self, request: Asked) -> Arc<Notify> {
         let Self { allowed, read, .. } = self.clone();
         let done = Arc::new(Notify::new());
@@ -105,7 +105,7 @@ async fn a_call_whose_body_another_task_has_read_is_cancelled_without_a_head() {
     let (reader, mut bodies) = Reader::new();
     let reading = reader.clone();
     let service = layer.layer(service_fn(move |request: Asked| {
-        // Nothing wakes the future when the body has been read.
+        // The future is not woken when the body has been read.
         let _read = reading.hand_over(request);
         pending::<Result<Response<Scripted>, Infallible>>()
     }));

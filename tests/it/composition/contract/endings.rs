@@ -1,4 +1,4 @@
-//! What counts as the end of a body, and which call it ends: trailers, answers in pieces, and what may have been an answer.
+//! What counts as the end of a body, and which call it ends: trailers, answers in pieces, and possible answers.
 
 use std::{
     convert::Infallible,
@@ -85,7 +85,7 @@ fn a_request_whose_reader_stops_at_its_trailers_was_read() {
     assert_eq!(tokens.latest().reason(), Some(ClientDisconnected));
 }
 
-// --- What may have been the answer ---
+// --- Possible answers ---
 
 #[test]
 fn a_client_that_leaves_after_what_may_have_been_the_answer_cancels_nothing() {
@@ -149,7 +149,7 @@ fn content_that_is_encoded_as_identity_is_read() {
 
 // --- Answers that are the whole response ---
 
-/// A response with an answer in JSON that comes so.
+/// Returns a response whose JSON answer follows `script`.
 fn json_answer(
     layer: &CancelOnDisconnectLayer,
     kind: Kind,
@@ -259,7 +259,7 @@ async fn a_drain_waits_for_an_answer_that_is_being_written() {
 
 // --- Calls without a head ---
 
-/// A server that takes everything, and answers calls at their very end only.
+/// A server that accepts everything, and never answers a call.
 fn silent_server(
     layer: &CancelOnDisconnectLayer,
     token: &Arc<Mutex<Option<CallToken>>>,
@@ -301,7 +301,7 @@ fn cancel(id: u32) -> Request<Full<Bytes>> {
     Kind::Session.request_with(Full::from(cancel.to_string()))
 }
 
-/// Why the token of a call fired that has no head, after another request of its session.
+/// Returns why the token of a call without a head fired after another request of its session.
 fn reason_after(request: Request<Full<Bytes>>) -> (Option<CancelReason>, Vec<Outcome>) {
     let (layer, log) = immediate();
     let token = Arc::new(Mutex::new(None));
@@ -311,7 +311,7 @@ fn reason_after(request: Request<Full<Bytes>>) -> (Option<CancelReason>, Vec<Out
     assert_eq!(log.started(), 1);
     assert!(poll_once(send(request).as_mut()).is_ready());
     let token = token.lock().unwrap_or_else(PoisonError::into_inner);
-    let token: CallToken = token.clone().expect("the call came");
+    let token: CallToken = token.clone().expect("the call arrived");
     (token.reason(), log.ends(&number(7)))
 }
 
@@ -332,7 +332,7 @@ fn a_delete_ends_a_call_of_its_session_that_has_no_head_yet() {
 
 // --- A session header where there is no MCP ---
 
-/// Whether the token of an abandoned request fires: before the head, and after one with this type.
+/// Returns whether the token of an abandoned request fires: before the head, and after a head with this type.
 fn fires(request: &Request<Full<Bytes>>, content_type: &'static str) -> [bool; 2] {
     [true, false].map(|is_pending| {
         let (layer, _log) = immediate();

@@ -26,13 +26,13 @@ use crate::log::Log;
 pub(super) const CALL: &str =
     r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"hold","arguments":{}}}"#;
 
-/// What the inner service gets.
+/// The request that the inner service gets.
 pub(super) type Asked = Request<TeeBody<Full<Bytes>>>;
 
-/// What it gives.
+/// The result of the inner service.
 pub(super) type Answer<E> = Result<Response<Scripted>, E>;
 
-/// What passes through the layer.
+/// The request that passes through the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A request that has nothing to do with MCP.
@@ -47,11 +47,11 @@ pub(super) enum Kind {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tokens(Arc<Mutex<Option<CallToken>>>);
 
-/// What a destructor saw of the token, once it ran. Clones share it.
+/// What a destructor saw of the token when it ran. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastWords(Arc<Mutex<Option<Option<CancelReason>>>>);
 
-/// Writes down in its destructor whether the token has fired by then.
+/// Records in its destructor whether the token has fired by then.
 #[derive(Debug)]
 pub(super) struct Dying {
     token: CallToken,
@@ -87,7 +87,7 @@ impl Kind {
     }
 }
 
-/// A layer that does not wait, and its events.
+/// A layer without a grace, and its log.
 pub(super) fn immediate() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate))
 }
@@ -115,7 +115,7 @@ where
     })
 }
 
-/// The response of a request through `layer` to a service that answers at once with what `answer` makes.
+/// Sends a request through `layer` to a service that answers at once. `answer` makes the response.
 pub(super) fn respond(
     layer: &CancelOnDisconnectLayer,
     request: Request<Full<Bytes>>,
@@ -139,7 +139,7 @@ pub(super) fn exchange(
     respond(layer, request, move |_| event_stream(script.body()))
 }
 
-/// 200 with a body of server-sent events.
+/// Returns a 200 response with a body of server-sent events.
 pub(super) fn event_stream<B>(body: B) -> Response<B> {
     Response::builder()
         .header(header::CONTENT_TYPE, "text/event-stream")
@@ -147,7 +147,7 @@ pub(super) fn event_stream<B>(body: B) -> Response<B> {
         .expect("a response")
 }
 
-/// A request without a body that is no call.
+/// Returns a request without a body, which is no call.
 pub(super) fn bodyless(method: Method) -> Request<Full<Bytes>> {
     Request::builder()
         .method(method)
@@ -163,11 +163,11 @@ pub(super) fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Outp
 // === impl Tokens ===
 
 impl Tokens {
-    /// Notes the token of a request of a client.
+    /// Records the token of a client's request.
     pub(super) fn note<B>(&self, request: &Request<B>) {
         let token = request.extensions().get::<CallToken>();
         if let Some(token) = token.filter(|token| !token.is_replay()) {
-            // Whoever looks at it may be told of the cancel.
+            // Querying the token marks it as observed, so that a cancel counts as delivered.
             assert!(!token.is_cancelled());
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
         }
@@ -182,7 +182,7 @@ impl Tokens {
 // === impl LastWords ===
 
 impl LastWords {
-    /// `None` before the destructor has run, and then what it found in the token.
+    /// Returns `None` before the destructor has run, and then what it found in the token.
     pub(super) fn said(&self) -> Option<Option<CancelReason>> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

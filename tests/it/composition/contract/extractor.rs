@@ -67,7 +67,7 @@ async fn a_route_without_the_layer_answers_500_and_says_why() {
     assert_eq!(body.to_bytes(), "the route has no CancelOnDisconnectLayer");
 }
 
-/// It may ask its token from time to time: nobody can say that it was not told.
+/// A handler that holds the token may check it at any time, so the cancel counts as delivered.
 #[tokio::test]
 async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned() {
     let strict = post(async |_: CallToken, _: Bytes| std::future::pending::<()>().await);
@@ -93,7 +93,7 @@ async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned(
     }
 }
 
-/// A cancel that the layer replays passes the same extractors as a request of a client.
+/// A cancel that the layer replays passes the same extractors as a client's request.
 #[tokio::test]
 async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
     let (told, mut cancels) = mpsc::unbounded_channel();
@@ -130,6 +130,6 @@ async fn a_server_whose_handler_takes_the_token_is_notified_of_the_cancel() {
         assert!(poll_once(response.as_mut()).is_pending());
         drop(response);
         let heard = crate::support::within("the cancel", cancels.recv());
-        heard.await.expect("the server is told");
+        heard.await.expect("the server gets it");
     }
 }

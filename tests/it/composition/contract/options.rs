@@ -15,15 +15,15 @@ use super::{
 const GRACE: Duration = Duration::from_secs(3);
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a layer means for one call.
+/// What the options of a layer result in for one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Meant {
-    /// How long the call waits for its client; `None` if it runs on.
+    /// How long the call waits for its client, or `None` if it runs on.
     grace: Option<Duration>,
     has_timeout: bool,
 }
 
-/// Has a call lose its client.
+/// Returns the result for a call whose client disconnects.
 fn meant_by(layer: CancelOnDisconnectLayer) -> Meant {
     let grace = Arc::new(Mutex::new(None));
     let seen = grace.clone();
@@ -54,7 +54,7 @@ fn layer() -> CancelOnDisconnectLayer {
     CancelOnDisconnectLayer::new()
 }
 
-/// Each pair of options in both orders, and with the layer cloned between the two.
+/// Applies a pair of options in both orders, and with the layer cloned between the two.
 fn in_any_order(
     first: impl Fn(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
     second: impl Fn(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
@@ -117,7 +117,7 @@ fn what_a_policy_says_counts_more_than_the_layer() {
         };
         assert_eq!(meant_by(layer), meant);
     }
-    // Without an event to resume after, `Auto` waits for nobody.
+    // Without an event with which a client could resume, `Auto` does not wait.
     let auto = |_: &CallInfo| Policy::new().grace(Grace::Auto);
     let meant = meant_by(layer().grace(Grace::Never).policy(auto));
     assert_eq!(meant.grace, Some(Duration::ZERO));

@@ -1,4 +1,4 @@
-//! `poll_ready` is the inner service's, and `call` uses the service that was ready.
+//! `poll_ready` is forwarded to the inner service, and `call` uses the service that was ready.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +28,7 @@ use crate::{log::number, support::within};
 
 type Readiness = Poll<Result<(), Broken>>;
 
-/// Answers `poll_ready` from a list. A clone is never ready, and knows that it is one.
+/// Answers `poll_ready` from a list. A clone is never ready, and knows that it is a clone.
 struct Moody {
     answers: Arc<Mutex<VecDeque<Readiness>>>,
     calls: Arc<AtomicUsize>,
@@ -99,7 +99,7 @@ async fn a_replay_waits_until_its_service_is_ready() {
     let (layer, log) = immediate();
     let (replayed, mut replays) = mpsc::unbounded_channel();
     let inner = ServiceBuilder::new()
-        // It panics if it is called before it is ready, and the call holds its only permit.
+        // The limiter panics if it is called before it is ready, and the call holds its only permit.
         .concurrency_limit(1)
         .service_fn(move |request: Asked| {
             let replayed = replayed.clone();

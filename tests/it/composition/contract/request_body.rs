@@ -29,7 +29,7 @@ use crate::log::{Call, Happened};
 
 // --- What the inner service gets ---
 
-/// What an inner service sees of the body of `request` if it reads it so.
+/// Returns what an inner service sees of the body of `request` if it reads it this far.
 fn seen_inside(
     layer: &CancelOnDisconnectLayer,
     request: Request<Scripted>,
@@ -121,7 +121,7 @@ proptest! {
     }
 }
 
-/// An id, and what it is in JSON.
+/// Generates an id together with its JSON form.
 fn id() -> impl Strategy<Value = (RequestId, serde_json::Value)> {
     prop_oneof![
         any::<i64>().prop_map(|id| (RequestId::Number(id), json!(id))),
@@ -129,7 +129,7 @@ fn id() -> impl Strategy<Value = (RequestId, serde_json::Value)> {
     ]
 }
 
-/// The bytes in frames, cut at these places; two cuts at the same place leave an empty frame.
+/// Cuts the bytes into frames at these places. Two cuts at the same place make an empty frame.
 fn cut(mut bytes: Bytes, cuts: &[prop::sample::Index]) -> Vec<Step> {
     let mut places: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len())).collect();
     places.sort_unstable();
@@ -145,7 +145,7 @@ fn cut(mut bytes: Bytes, cuts: &[prop::sample::Index]) -> Vec<Step> {
 
 // --- What the layer learns ---
 
-/// The events of a POST whose body is read so.
+/// Returns the events of a POST whose body is read this far.
 fn events_of(script: Script, reading: Reading) -> Vec<Happened> {
     let (layer, log) = immediate();
     seen_inside(&layer, Kind::Session.request_with(script.body()), reading);
@@ -157,12 +157,12 @@ fn a_body_that_was_not_read_to_its_end_is_unknown() {
     let unread = [Happened::UnparsedBody(ParseFailure::NotRead)];
     let call = || Script::whole(CALL);
     assert_eq!(events_of(call(), NotAtAll), unread);
-    // All of it was there, but nobody said so.
+    // All of the body was read, but its end was not.
     assert_eq!(events_of(call(), OneFrame), unread);
     assert_eq!(events_of(call().end(End::Silent), ToItsEnd), unread);
 }
 
-/// The events of a call that a service leaves unread and answers with `status`.
+/// Returns the events of a call whose body the service does not read. The service answers with `status`.
 fn events_of_unread(status: StatusCode, keep: Keep) -> Vec<Happened> {
     let (layer, log) = immediate();
     let kept = Arc::new(Mutex::new(None));
@@ -197,7 +197,7 @@ fn events_of_unread(status: StatusCode, keep: Keep) -> Vec<Happened> {
 enum Keep {
     Nothing,
     PastTheHead,
-    /// There is no head.
+    /// No head is sent.
     ForEver,
 }
 
@@ -247,7 +247,7 @@ fn a_body_longer_than_4_mib_passes_unread() {
     let (layer, log) = immediate();
     let request = Kind::Session.request_with(script.body());
     let seen = seen_inside(&layer, request, ToItsEnd);
-    assert!(seen.contains(&Seen::Data(padding)), "as it came");
+    assert!(seen.contains(&Seen::Data(padding)), "unchanged");
     assert_eq!(
         log.events(),
         [Happened::UnparsedBody(ParseFailure::TooLarge)]
@@ -261,7 +261,7 @@ fn a_body_of_exactly_4_mib_is_read() {
     assert_eq!(events_of(script, ToItsEnd).len(), 2);
 }
 
-/// A call after so many bytes of white space, each in a frame of its own.
+/// Returns a call after this many bytes of white space, each in a frame of its own.
 fn in_frames(white_space: usize) -> Script {
     let frames = (0..white_space).map(|_| Step::data(" "));
     Script::new(frames.chain([Step::data(CALL)]))
@@ -273,7 +273,7 @@ fn a_body_in_more_than_16_384_frames_passes_unread() {
     let (layer, log) = immediate();
     let request = Kind::Session.request_with(script.body());
     let seen = seen_inside(&layer, request, ToItsEnd);
-    assert_eq!(seen, read(&mut script.body(), ToItsEnd), "as it came");
+    assert_eq!(seen, read(&mut script.body(), ToItsEnd), "unchanged");
     assert_eq!(
         log.events(),
         [Happened::UnparsedBody(ParseFailure::TooLarge)]
@@ -325,7 +325,7 @@ fn the_standalone_stream_of_a_session_fires_no_token() {
 
 // --- Errors ---
 
-/// Answers 400 with the rest of a body that broke.
+/// Answers 400 with the rest of a body that failed.
 async fn complain(
     request: Request<TeeBody<Scripted>>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {

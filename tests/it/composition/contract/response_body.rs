@@ -1,4 +1,4 @@
-//! The body contract: what passes, and what becomes of the call.
+//! The body contract: what passes, and how the call ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::log::number;
 
-/// Why the token fires, if it does.
+/// The reason with which the token fires, if it does.
 type Fate = Option<CancelReason>;
 
 const PASSES: Fate = None;
@@ -28,7 +28,7 @@ const BROKE: Fate = Some(ResponseDropped);
 struct Row {
     what: &'static str,
     script: Script,
-    /// Read to its end, one frame of it, not at all.
+    /// The fates if the body is read to its end, for one frame, or not at all.
     fates: [Fate; 3],
 }
 
@@ -66,7 +66,7 @@ fn table() -> Vec<Row> {
     ]
 }
 
-/// Reads each body of the table so far, drops it, and looks at the token, the events and the registry.
+/// Reads each body of the table this far and drops it. Then checks the token, the events and the registry.
 fn check(reading: Reading) {
     let column = [ToItsEnd, OneFrame, NotAtAll]
         .iter()
@@ -163,7 +163,7 @@ fn a_body_that_is_polled_on_after_its_end_or_its_error_changes_nothing() {
     }
 }
 
-/// The fate of an exchange whose body is dropped unpolled, as hyper does with one that is not sent.
+/// Returns the fate of an exchange whose body is dropped unpolled, as by hyper for a body that is not sent.
 fn fate_of(method: Method, status: StatusCode) -> Fate {
     let (layer, _log) = immediate();
     let (response, token) = respond(&layer, bodyless(method), move |_| {

@@ -1,4 +1,4 @@
-//! The response future: dropped, failed, panicked.
+//! The response future when it is dropped, fails or panics.
 
 use std::{
     convert::Infallible,
@@ -104,7 +104,7 @@ fn a_panic_in_poll_fires_the_token_also_if_the_future_is_dropped_later() {
         let tokens = Tokens::default();
         let service = layer.layer(reading(&tokens, |_| panicking()));
         let mut response = Box::pin(service.oneshot(kind.request()));
-        // As tokio does: the panic is caught around the poll, the future dropped after that.
+        // As in tokio, the panic is caught around the poll, and the future is dropped after that.
         let panicked = catch_unwind(AssertUnwindSafe(|| poll_once(response.as_mut()).is_ready()));
         assert!(panicked.is_err(), "the panic passes");
         let token = tokens.latest();
@@ -122,7 +122,7 @@ fn a_panic_in_poll_fires_the_token_also_if_the_future_is_dropped_later() {
 fn a_panic_in_an_observer_of_a_panicked_call_is_contained() {
     let (layer, log) = immediate();
     let layer = layer.observe(|_: &Event<'_>| {
-        // Out of a destructor during the other panic, it would abort the process.
+        // During the other panic, a panic out of a destructor would abort the process.
         panic!("the observer panics on purpose");
     });
     let service = layer.layer(reading(&Tokens::default(), |_| panicking()));

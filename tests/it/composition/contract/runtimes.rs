@@ -1,4 +1,4 @@
-//! Exchanges that are dropped where no runtime is, or not the one they came with, and runtimes that stand still.
+//! Exchanges that are dropped without a runtime or on another one than their own, and runtimes that stand still.
 
 use std::{convert::Infallible, future::pending, sync::mpsc as blocking, thread, time::Duration};
 
@@ -42,7 +42,7 @@ fn patient() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(HOUR)))
 }
 
-/// The body of a call in flight. The timer starts on the current runtime, if there is one.
+/// Returns the body and the token of a call in flight. The timer starts on the current runtime, if there is one.
 fn in_flight(
     layer: &CancelOnDisconnectLayer,
     kind: Kind,
@@ -50,7 +50,7 @@ fn in_flight(
     exchange(layer, kind.request(), &Script::stalled())
 }
 
-/// A service that keeps its calls open, and the messages that are replayed into it.
+/// A service that keeps its calls open, and the messages that are replayed to it.
 fn with_replays() -> (
     impl Service<Asked, Response = Response<Scripted>, Error = Infallible, Future: Send> + Clone + Send,
     mpsc::UnboundedReceiver<Bytes>,
@@ -80,7 +80,7 @@ async fn cancelled(token: &CallToken, reason: CancelReason) {
     assert_eq!(token.reason(), Some(reason));
 }
 
-/// Has a runtime serve a request, so that the layer knows it.
+/// Has a runtime serve a request, so that the layer knows that runtime.
 fn meet(runtime: &Runtime, layer: &CancelOnDisconnectLayer) {
     runtime.block_on(async { drop(in_flight(layer, Kind::Plain)) });
 }
@@ -103,7 +103,7 @@ fn a_token_fires_where_no_runtime_ever_was() {
         assert_eq!(token.reason(), Some(ClientDisconnected), "{kind:?}");
         assert!(layer.calls().is_empty(), "{kind:?}");
         let failed = |event: &Happened| matches!(event, Happened::CancelFailed(_, None));
-        // Nobody could run the replay, and that is said.
+        // Without a runtime the replay cannot run, which is reported.
         let unsaid = kind != Kind::Session;
         assert_eq!(!log.events().iter().any(failed), unsaid, "{kind:?}");
     }
@@ -117,7 +117,7 @@ fn a_grace_may_begin_where_no_runtime_ever_was() {
     assert_eq!(token.reason(), None);
     assert_eq!(layer.calls().len(), 1);
     paused().block_on(async {
-        // Any request brings a runtime.
+        // Every request brings a runtime.
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
     });
@@ -268,7 +268,7 @@ fn a_cancel_reaches_the_server_while_the_runtime_the_layer_met_first_is_not_driv
     assert_replayed(&second, &mut replays);
 }
 
-/// It is dropped by the last thing that its runtime is driven for.
+/// The last `block_on` of the runtime drops the response.
 #[test]
 fn a_cancel_reaches_the_server_though_the_runtime_of_the_hang_up_is_not_driven_any_more() {
     let (layer, _log) = immediate();
@@ -303,7 +303,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_not_driven_any_more() {
     let token = first.block_on(async {
         let (response, token) = in_flight(&layer, Kind::Session);
         drop(response);
-        // The timer has the deadline.
+        // Lets the timer take the deadline.
         tokio::task::yield_now().await;
         token
     });
@@ -311,7 +311,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_not_driven_any_more() {
         let begun = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
-        // Its client may wait on the runtime that stands still, so it is put off, and once only.
+        // The client may wait on the runtime that stands still, so the deadline is deferred, but only once.
         let ended = begun.elapsed().as_secs();
         assert!((3600 + 5..3600 + 6).contains(&ended), "{ended} s");
     });
@@ -366,7 +366,7 @@ fn an_unread_stream_is_let_go_though_its_runtime_is_not_driven_any_more() {
         let begun = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         cancelled(&token, ClientDisconnected).await;
-        // The reader may be what stands still: it gets its time once more.
+        // The reader may be on the runtime that stands still, so its time is granted once more.
         let hours = begun.elapsed().as_secs() / 3600;
         assert!(hours <= 2, "{hours} h");
     });
@@ -381,7 +381,7 @@ fn deadlines_are_kept_while_the_thread_of_the_first_runtime_computes() {
     let first = layer.clone();
     let thread = thread::spawn(move || {
         paused().block_on(async {
-            // Its deadline is the earliest, and so this runtime's timer is the one that looks.
+            // This deadline is the earliest, so the timer of this runtime is the one that waits.
             let hung_up = in_flight(&first.grace(Grace::After(HOUR / 2)), Kind::Session);
             drop(hung_up);
             tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! A body that does what a test wrote down, and a reader that writes down what a body does.
+//! A body that follows a script, and a reader that records what a body does.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use http_body::{Body, Frame, SizeHint};
 
-/// What a body does, step by step, and how it ends.
+/// The steps of a body, and its end.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     steps: VecDeque<Step>,
@@ -24,28 +24,28 @@ pub(super) enum Step {
     Data(Bytes),
     Trailers,
     Error,
-    /// Not ready at the first poll, and then it is.
+    /// Not ready at the first poll, but at the second.
     Wait,
     Panic,
 }
 
-/// What `size_hint` says.
+/// The value of `size_hint`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
     Unsaid,
-    /// At least what is to come, at most a hundred bytes more.
+    /// At least the remaining bytes, and at most a hundred more.
     Bounds,
     Exact,
 }
 
-/// What comes after the last step.
+/// What follows the last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// `None`.
     None,
-    /// `None`, and `is_end_stream` says so before.
+    /// `None`, which `is_end_stream` has announced.
     Said,
-    /// Nothing, ever: as one who knows the length never asks again.
+    /// Never `None`, as seen by a reader that knows the length and does not poll again.
     Silent,
 }
 
@@ -59,10 +59,10 @@ pub(super) struct Scripted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
-/// What a reader saw of a body.
+/// What a reader observed of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// `size_hint` and `is_end_stream`, asked before each poll and after the last.
+    /// `size_hint` and `is_end_stream`, queried before each poll and after the last.
     Look(u64, Option<u64>, bool),
     Data(Bytes),
     Trailers(HeaderMap),
@@ -90,12 +90,12 @@ impl Script {
         }
     }
 
-    /// A body of these bytes in one frame.
+    /// Returns a body of these bytes in one frame.
     pub(super) fn whole(data: impl Into<Bytes>) -> Self {
         Self::new([Step::Data(data.into())])
     }
 
-    /// A body that never has anything.
+    /// Returns a body that never has a frame.
     pub(super) fn stalled() -> Self {
         Self::new([]).end(End::Silent)
     }
@@ -141,7 +141,7 @@ pub(super) fn trailers() -> HeaderMap {
 // === impl Scripted ===
 
 impl Scripted {
-    /// Has `dropped` called by the body's destructor.
+    /// Has the body's destructor call `dropped`.
     pub(super) fn on_drop(mut self, dropped: impl FnOnce() + Send + Sync + 'static) -> Self {
         self.dropped = Some(Box::new(dropped));
         self
@@ -210,7 +210,7 @@ impl std::error::Error for Broken {}
 
 // === Reading ===
 
-/// Reads a body that never waits in earnest, and writes down all that shows.
+/// Reads a body, which may only wait for one poll, and records everything observable.
 pub(super) fn read<B>(body: &mut B, reading: Reading) -> Vec<Seen>
 where
     B: Body<Data = Bytes, Error = Broken> + Unpin,
@@ -226,7 +226,7 @@ where
         let over = !matches!(polled, Seen::Data(_) | Seen::Trailers(_));
         seen.push(polled);
         if over {
-            // What a body says of itself after its end means nothing.
+            // `size_hint` and `is_end_stream` mean nothing after the end.
             break;
         }
         seen.push(look(body));
@@ -234,7 +234,7 @@ where
     seen
 }
 
-/// Polls a body until it says something; [`Seen::Pending`] if it would wait for ever.
+/// Polls a body until it is ready. Returns [`Seen::Pending`] if it would wait for ever.
 fn poll<B>(body: &mut B) -> Seen
 where
     B: Body<Data = Bytes, Error = Broken> + Unpin,
@@ -257,7 +257,7 @@ fn look<B: Body>(body: &B) -> Seen {
 // === impl Seen ===
 
 impl Seen {
-    /// Something may be put into a stream whose length is not known: it keeps within no bounds.
+    /// Removes the bounds of a body whose length is unknown, because the layer may insert bytes into such a stream.
     pub(super) fn promise_no_length(&mut self) {
         if let Self::Look(lower, upper, _) = self
             && *upper != Some(*lower)

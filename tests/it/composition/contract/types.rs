@@ -1,4 +1,4 @@
-//! The promises of the types, checked by the compiler.
+//! The promises of the types, which the compiler checks.
 
 use std::{error::Error, fmt::Debug};
 
@@ -22,10 +22,10 @@ fn debug<T: Debug>() {}
 fn error<T: Error + Send + Sync + 'static>() {}
 fn unpin<T: Unpin>() {}
 
-/// Something that is `Send` but not `Sync`, as futures and bodies often are.
+/// A type that is `Send` but not `Sync`, as futures and bodies often are.
 type OnlySend = std::cell::Cell<u8>;
 
-/// An inner service as axum has them.
+/// An inner service as in axum.
 type Inner = BoxCloneSyncService<(), (), ()>;
 
 const _: fn() = || {

@@ -1,4 +1,4 @@
-//! Panics around a call that is in flight.
+//! Panics in services around a call in flight.
 
 use std::sync::{
     Arc,
@@ -22,12 +22,12 @@ use crate::{
     support::*,
 };
 
-/// Panics once, with a response in its hands, when a request asks for it.
+/// Adds a middleware that panics once after the inner response, if a request asks for it.
 fn fragile(app: Router) -> Router {
     async fn fall(State(fallen): State<Arc<AtomicBool>>, request: Request, next: Next) -> Response {
         let falls = request.headers().contains_key("x-panic");
         let response = next.run(request).await;
-        // Once only: the replay of a cancel has the headers of its call.
+        // Only once, because the replay of a cancel has the headers of its call.
         if falls && !fallen.swap(true, Ordering::Relaxed) {
             panic!("a middleware panics on purpose");
         }
@@ -36,7 +36,7 @@ fn fragile(app: Router) -> Router {
     app.layer(from_fn_with_state(Arc::default(), fall))
 }
 
-/// The reply to a call during which a middleware inside panics.
+/// Returns the reply to a call during which a middleware inside the layer panics.
 async fn fall(bench: &Bench) -> (Mcp, Reply) {
     let mcp = bench.client(&[]).await;
     let falling = mcp.clone().header("x-panic", "1");
@@ -60,14 +60,14 @@ async fn a_panic_that_is_caught_outside_cancels_the_call() {
         let (mcp, reply) = fall(&bench).await;
         assert_eq!(reply.status, 500, "{way:?}");
         let expected = match way {
-            // Nobody had its token yet, and it has no session.
+            // No handler had its token yet, and it has no session.
             Way::Stateless => Outcome::Abandoned(ServicePanicked),
             Way::Wrapped | Way::LayerOnly => Outcome::Cancelled(ServicePanicked),
         };
         assert_eq!(bench.log.ends(&number(1)), [expected], "{way:?}");
         goes_on(&mcp).await;
         assert!(bench.layer.calls().is_empty(), "{way:?}");
-        // It may not have come to its start.
+        // The handler may not have started.
         if bench.witness.starts("a") > 0 {
             assert!(bench.witness.ended("a").await.is_cancelled(), "{way:?}");
         }

@@ -115,7 +115,7 @@ stacks! {
     with_everything_outside: |rmcp, cancel| uncompressed(everything(rmcp.layer(cancel)));
 }
 
-/// Without a session manager the layer cannot tell whether the answer is in what it cannot read.
+/// Without a session manager, the layer cannot know whether unreadable events contain the answer.
 macro_rules! stacks_with_compression_inside {
     ($($name:ident: $build:expr;)+) => {
         mod a_hang_up_on_compressed_events_is_clear_to_a_session_manager_only {
@@ -141,7 +141,7 @@ stacks_with_compression_inside! {
     with_everything_inside: |rmcp, cancel| uncompressed(everything(rmcp).layer(cancel));
 }
 
-/// Hangs up on a call whose stream brought something that the layer could not read.
+/// Disconnects the client of a call whose stream has sent bytes that the layer could not read.
 async fn check_in_doubt(bench: &Bench) {
     let Bench {
         way, witness, log, ..
@@ -177,13 +177,13 @@ fn timeout() -> TimeoutLayer {
     TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, LONG)
 }
 
-/// Compresses all there is, event streams as well.
+/// Compresses everything, including event streams.
 fn compressed(app: Router) -> Router {
     let all = |_: StatusCode, _: Version, _: &HeaderMap, _: &Extensions| true;
     app.layer(CompressionLayer::new().compress_when(all))
 }
 
-/// Plays the client of a compressed app, so that the tests need not.
+/// Decompresses on behalf of the client, so that the tests need not.
 fn uncompressed(app: Router) -> Router {
     app.layer(map_response(is_compressed))
         .layer(DecompressionLayer::new())

@@ -1,4 +1,4 @@
-//! Timeouts that fire. The clock jumps, nobody waits.
+//! Timeouts that expire. The clock jumps, so that no test waits.
 
 use std::time::Duration;
 
@@ -25,28 +25,28 @@ use crate::{
     support::*,
 };
 
-/// Less than rmcp's keep-alive of 15 s, which does not follow the jump: it would come all the time.
+/// Less than rmcp's keep-alive of 15 s. The keep-alive does not follow the jump, and would fire all the time.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn timeout() -> TimeoutLayer {
     TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, LIMIT)
 }
 
-/// Gives no head before it has the whole body, as a middleware does that signs or rewrites responses.
+/// Sends no head before it has the whole body, as a middleware does that signs or rewrites responses.
 async fn collected(request: Request, next: Next) -> Response {
     let (head, body) = next.run(request).await.into_parts();
     let body = to_bytes(body, usize::MAX).await.expect("a body");
     Response::from_parts(head, Body::from(body))
 }
 
-/// Lets the limit pass.
+/// Advances the clock past the limit.
 async fn time_out() {
     tokio::time::pause();
     tokio::time::advance(LIMIT + Duration::from_millis(1)).await;
     tokio::time::resume();
 }
 
-/// A held call through `build`'s stack.
+/// Starts a held call through the stack of `build`.
 async fn held(
     way: Way,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
@@ -58,7 +58,7 @@ async fn held(
     (bench, call)
 }
 
-/// The same when the limit for its head is over.
+/// The same after the limit for the head has passed.
 async fn timed_out(
     way: Way,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,
@@ -68,7 +68,7 @@ async fn timed_out(
     (bench, call)
 }
 
-/// The same when its body has begun and then was silent for too long.
+/// The same after the body has begun and was silent for too long.
 async fn silent(
     way: Way,
     build: fn(Router, CancelOnDisconnectLayer) -> Router,

@@ -71,7 +71,7 @@ wirings! {
 
 // --- Without axum ---
 
-/// A service on plain hyper. Dropped, it closes everything.
+/// A service on plain hyper. Dropping it closes all connections.
 struct Hyper {
     addr: SocketAddr,
     _tasks: JoinSet<()>,
@@ -97,7 +97,7 @@ impl Hyper {
                 let service = TowerToHyperService::new(service.clone());
                 connections.spawn(async move {
                     let builder = auto::Builder::new(TokioExecutor::new());
-                    // A client that hangs up is an error here, as it should be.
+                    // A disconnect is an error here, as expected.
                     let _over = builder
                         .serve_connection(TokioIo::new(stream), service)
                         .await;

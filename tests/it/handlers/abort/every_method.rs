@@ -1,8 +1,8 @@
-//! Every method reaches the handler inside, and what it says comes back.
+//! Every method reaches the inner handler, and its answer is returned.
 //!
-//! A wrapper that forgets a method with a default body still compiles, and the handler inside never hears of those
-//! requests. So the names come from rmcp's own source: a method that a later version adds fails this test until it is
-//! handed on.
+//! A wrapper without a method that has a default body still compiles, but the inner handler never gets those requests.
+//! So the names are read from rmcp's source. A method that a later version adds fails this test until the wrapper
+//! forwards it.
 
 use mcp_cancel_on_disconnect::AbortOnCancel;
 use rmcp::{
@@ -32,7 +32,7 @@ async fn every_method_of_rmcps_trait_is_handed_on() {
         wire.notify(method, params);
     }
     let all = async {
-        // Nobody answers a notification. One request is among the `on_` methods.
+        // Notifications have no answer to wait for. One of the `on_` methods handles a request.
         while heard
             .names()
             .iter()
@@ -77,7 +77,7 @@ fn what_is_said_without_a_request_comes_back() {
     assert_eq!(error.code, ErrorCode(RECORDED));
 }
 
-/// A control: a method that only has its default body is not taken for one that was handed on.
+/// The control: a method that only has its default body does not count as forwarded.
 #[test]
 fn the_names_are_those_of_the_trait() {
     let names = methods_of_rmcp::names();

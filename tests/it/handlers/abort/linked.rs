@@ -1,5 +1,5 @@
-//! The token in a handler's context fires with the call's own, also where rmcp alone never cancels: a call of
-//! 2026-07-28 whose events are stored, and one whose cancel the server did not take.
+//! The token in a handler's context fires with the call's own token, even where rmcp alone never cancels. That is so
+//! for a call of 2026-07-28 whose events are stored, and for a call whose cancel the server refused.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ use crate::{
     support::*,
 };
 
-/// Long enough that nothing is stopped here: handlers are told, that is all.
+/// Long enough that no handler is dropped in these tests, so only its token fires.
 const WINDOW: Duration = Duration::from_secs(3_600);
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
-/// Revision 2026-07-28 says that it MUST.
+/// Revision 2026-07-28 requires this with a MUST.
 #[tokio::test]
 async fn a_stored_call_of_2026_07_28_is_told_of_its_cancel() {
     let setup = stored(Server::StatelessSse)
@@ -43,7 +43,8 @@ async fn a_stored_call_of_2026_07_28_is_told_of_its_cancel() {
     );
 }
 
-/// The first control: the layer fires the call's token, but nothing carries that into the handler's context.
+/// The first control: the layer fires the call's token, but without the wrapper the token in the handler's context does
+/// not fire.
 #[tokio::test]
 async fn without_abort_on_cancel_only_its_call_token_fires() {
     let setup = stored(Server::StatelessSse).start().await;
@@ -69,7 +70,7 @@ async fn bare_rmcp_tells_no_stored_call_of_its_cancel() {
     assert!(setup.witness.is_running("a"));
 }
 
-/// Before 2026-07-28 a disconnect is no cancel, and with a store the client may come back to any server.
+/// Before 2026-07-28 a disconnect is no cancel. With a store the client may resume on any server.
 #[tokio::test]
 async fn a_stored_call_of_an_older_revision_runs_on() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);
@@ -90,7 +91,7 @@ async fn a_stored_call_of_an_older_revision_runs_on() {
     );
 }
 
-/// The control: so does bare rmcp.
+/// The control: bare rmcp lets the call run on too.
 #[tokio::test]
 async fn bare_rmcp_runs_on_with_a_stored_call_of_an_older_revision() {
     let plan = stored(Server::Bare).config(|config| config.with_legacy_session_mode(false));
@@ -105,7 +106,7 @@ async fn bare_rmcp_runs_on_with_a_stored_call_of_an_older_revision() {
     assert!(setup.witness.ended("a").await.is_completed());
 }
 
-/// Nothing of it can be in the store yet.
+/// The store cannot have any event of such a call yet.
 #[tokio::test]
 async fn a_call_of_an_older_revision_without_an_event_id_is_cancelled() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);
@@ -182,7 +183,7 @@ async fn alone_rmcp_does_not_tell_a_handler_when_the_server_refused_the_cancel()
     assert!(setup.witness.is_running("a"));
 }
 
-/// A subscription whose events are stored: rmcp lets it listen for ever.
+/// rmcp lets a subscription whose events are stored listen for ever.
 #[tokio::test]
 async fn a_stored_subscription_ends_with_its_stream() {
     let (ended, mut ends) = mpsc::unbounded_channel();
@@ -197,14 +198,14 @@ async fn a_stored_subscription_ends_with_its_stream() {
 
     within("the end of the subscription", ends.recv())
         .await
-        .expect("the handler says so");
+        .expect("the handler reports it");
 }
 
 fn stored(server: Server) -> Plan {
     Plan::of(server).stored()
 }
 
-/// A call whose stream has had an event, so that its client could come back.
+/// Starts a call and reads its first event, with which its client could resume.
 async fn under_way(setup: &Setup, mcp: &Mcp) -> Connection {
     let mut call = setup.start_call(mcp, 1, "chatty", "a").await;
     call.head().await;
@@ -212,7 +213,7 @@ async fn under_way(setup: &Setup, mcp: &Mcp) -> Connection {
     call
 }
 
-/// Refuses what the layer replays.
+/// Refuses the requests that the layer replays.
 fn refusing_replays(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let token = request.extensions().get::<CallToken>();
@@ -223,7 +224,7 @@ fn refusing_replays(router: Router) -> Router {
     }))
 }
 
-/// Tells when a subscription has ended.
+/// Reports when a subscription has ended.
 #[derive(Clone)]
 struct Listener(mpsc::UnboundedSender<()>);
 
@@ -245,7 +246,7 @@ impl ServerHandler for Listener {
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
         context.cancelled().await;
-        // The test has heard it before.
+        // The test may have dropped its receiver.
         let _gone = self.0.send(());
         Ok(())
     }

@@ -9,12 +9,12 @@ use std::{
 
 use serde_json::Value;
 
-/// The names of all methods, required or not.
+/// Returns the names of all methods, required or not.
 pub(super) fn names() -> BTreeSet<String> {
     let source = source();
     let handler = block_after(&source, "pub trait ServerHandler").expect("the trait");
     let mut names = names_in(handler);
-    // A macro in the trait makes methods as well.
+    // A macro in the trait generates methods too.
     for call in handler.split_inclusive("!();") {
         if let Some(call) = call.strip_suffix("!();") {
             let name = call.rsplit(|c: char| !is_of_name(c)).next();
@@ -25,7 +25,7 @@ pub(super) fn names() -> BTreeSet<String> {
     names
 }
 
-/// The file with the trait, without its comments.
+/// Returns the file with the trait, without its comments.
 fn source() -> String {
     let file = directory().join("src/handler/server.rs");
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
@@ -35,11 +35,11 @@ fn source() -> String {
     lines.flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Where cargo has the rmcp that it resolved.
+/// Returns the directory of the rmcp version that cargo resolved.
 fn directory() -> PathBuf {
     let version = cargo(&["-vV"]);
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    // Without the platform it asks for packages of others, which nobody has downloaded.
+    // Without the platform, cargo asks for packages of other platforms, which are not downloaded.
     let metadata = cargo(&[
         "metadata",
         "--format-version=1",
@@ -68,7 +68,7 @@ fn cargo(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What is between the braces that open next after `start`.
+/// Returns the text between the next pair of braces after `start`.
 fn block_after<'a>(source: &'a str, start: &str) -> Option<&'a str> {
     let (_, rest) = source.split_once(start)?;
     let (_, block) = rest.split_once('{')?;

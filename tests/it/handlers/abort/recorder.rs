@@ -1,4 +1,4 @@
-//! A handler that notes which of its methods are called, and everything that can be asked of it.
+//! A handler that records which of its methods are called, and every request and notification of the protocol.
 
 #![allow(
     deprecated,
@@ -18,10 +18,10 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 
-/// The code of the error that every method of a [`Recorder`] ends with.
+/// The code of the error with which every method of a [`Recorder`] ends.
 pub(super) const RECORDED: i32 = 4_711;
 
-/// The methods that were called, and those that were dropped before their end. Clones share it.
+/// The methods that were called, and those that were dropped before their end. Clones share the log.
 #[derive(Clone, Default)]
 pub(super) struct Heard(Arc<Mutex<Log>>);
 
@@ -38,12 +38,12 @@ pub(super) struct Recorder {
     stuck: bool,
 }
 
-/// Notes that its method was dropped.
+/// Records that its method was dropped.
 struct Guard(Heard, &'static str);
 
-// === What can be asked ===
+// === Requests and notifications ===
 
-/// Every request of the protocol, with the name of the method that it is for.
+/// Returns every request of the protocol, with the name of the method that handles it.
 pub(super) fn requests() -> Vec<(&'static str, Value, &'static str)> {
     let page = || modern(json!({}));
     vec![
@@ -115,7 +115,7 @@ pub(super) fn requests() -> Vec<(&'static str, Value, &'static str)> {
     ]
 }
 
-/// Every notification of the protocol.
+/// Returns every notification of the protocol.
 pub(super) fn notifications() -> Vec<(&'static str, Value)> {
     vec![
         ("notifications/cancelled", json!({ "requestId": 99 })),
@@ -129,7 +129,7 @@ pub(super) fn notifications() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// The parameters of a request of revision 2026-07-28 from a client that can do everything.
+/// Returns the parameters of a request of revision 2026-07-28 from a client with all capabilities.
 pub(super) fn modern(mut params: Value) -> Value {
     let capabilities = ClientCapabilities::builder().enable_tasks().build();
     params["_meta"] = json!({
@@ -175,7 +175,7 @@ impl Heard {
 // === impl Recorder ===
 
 impl Recorder {
-    /// One whose requests never end.
+    /// Returns a recorder whose requests never end.
     pub(super) fn stuck() -> Self {
         Self {
             stuck: true,

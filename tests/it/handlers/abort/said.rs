@@ -17,7 +17,7 @@ use crate::{
     support::*,
 };
 
-/// The crate's own lines of the log, of this thread. Clones share them.
+/// The log lines of this crate from this thread. Clones share them.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -44,7 +44,7 @@ async fn a_handler_that_had_to_be_stopped_is_named_at_info() {
     }
 }
 
-/// Over another transport there is no call to be named, but there is a tool.
+/// On another transport the line cannot name the call, but it names the tool.
 #[tokio::test]
 async fn a_handler_that_is_not_behind_the_layer_is_named_as_well() {
     let (lines, _guard) = Lines::watch();
@@ -110,7 +110,7 @@ impl Lines {
         (lines, tracing::subscriber::set_default(log))
     }
 
-    /// The crate's lines that contain `part`.
+    /// Returns the lines of this crate that contain `part`.
     fn with(&self, part: &str) -> Vec<String> {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&bytes);
@@ -122,7 +122,7 @@ impl Lines {
             .collect()
     }
 
-    /// Waits for the first such line.
+    /// Waits for the first line that contains `part`.
     async fn one_with(&self, part: &str) -> String {
         let line = async {
             loop {

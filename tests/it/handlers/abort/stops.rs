@@ -1,4 +1,4 @@
-//! A cancelled handler may end by itself for a while. Then it is dropped.
+//! A cancelled handler has some time to end by itself. Then it is dropped.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -19,10 +19,10 @@ use crate::{
     support::{server::report, *},
 };
 
-/// Long enough that a handler which ends by itself does.
+/// Long enough for a handler that ends by itself.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// The code of a cancelled request.
+/// The error code of a cancelled request.
 const REQUEST_CANCELLED: i64 = -32_800;
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly, sse = StatelessSse, json = StatelessJson] {
@@ -77,7 +77,7 @@ async fn a_panic_is_an_error_for_its_client_alone(server: Server) {
     setup.assert_completes("other", &mut other).await;
 }
 
-/// The control for all of them.
+/// The control for all these tests.
 #[tokio::test]
 async fn alone_rmcp_leaves_a_stubborn_handler_running() {
     let clock = StoppedClock::stop();
@@ -121,7 +121,7 @@ async fn the_window_is_a_second_unless_it_is_set() {
     }
 }
 
-/// Which methods may be stopped and which may not, one by one.
+/// Checks for each method whether it may be stopped.
 #[tokio::test]
 async fn only_what_changes_nothing_is_stopped() {
     let mut dropped = BTreeSet::new();
@@ -138,7 +138,7 @@ async fn only_what_changes_nothing_is_stopped() {
         };
         within(name, begun).await;
         wire.cancel(1);
-        // What is to be dropped is dropped by then: its task is woken before the one that answers.
+        // A handler that is to be dropped is dropped by then, because its task is woken before the task that answers.
         wire.assert_usable().await;
         if heard.was_dropped(name) {
             dropped.insert(name)
@@ -176,7 +176,7 @@ async fn only_what_changes_nothing_is_stopped() {
     assert_eq!(running, protected.into());
 }
 
-/// rmcp does not know that a call of 2026-07-28 is cancelled whose events are stored.
+/// rmcp does not know that a call of 2026-07-28 with stored events is cancelled.
 #[tokio::test]
 async fn a_stopped_call_is_answered_where_anybody_is_left_to_get_it() {
     let handler = Scripted::new(|context| async move {
@@ -202,7 +202,7 @@ async fn a_destructor_that_panics_does_not_take_the_answer_with_it() {
     );
 }
 
-/// As a method may that is not an `async fn`.
+/// A method that is not an `async fn` may panic like this.
 #[tokio::test]
 async fn a_method_that_panics_before_it_returns_its_future_is_answered() {
     let mut wire = Wire::to(AbortOnCancel::new(Hasty));
@@ -212,7 +212,7 @@ async fn a_method_that_panics_before_it_returns_its_future_is_answered() {
     wire.assert_usable().await;
 }
 
-/// What is stored of a call whose client has hung up: its answer.
+/// Disconnects the client of a call whose events are stored. Returns the stored answer.
 async fn stored_answer(handler: Scripted) -> Value {
     let plan = Plan::of(Server::StatelessSse).stored();
     let plan = plan.abort_after(Duration::ZERO);

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, error::SendError, un
 use super::recorder::modern;
 use crate::support::within;
 
-/// The client's end.
+/// The client's end of the channels.
 pub(super) struct Wire<H: ServerHandler> {
     to_server: UnboundedSender<ClientJsonRpcMessage>,
     from_server: UnboundedReceiver<TxJsonRpcMessage<RoleServer>>,
@@ -53,20 +53,20 @@ impl<H: ServerHandler> Wire<H> {
         self.notify("notifications/cancelled", json!({ "requestId": id }));
     }
 
-    /// Has the server answer something by itself. What was sent before has had its effect then.
+    /// Has the server answer a request. Earlier messages have been processed by then.
     pub(super) async fn assert_usable(&mut self) {
         // That revision has no ping.
         self.request(99, "ping", modern(json!({})));
         assert_eq!(self.answer().await["id"], 99);
     }
 
-    /// The next message from the server.
+    /// Returns the next message from the server.
     pub(super) async fn next(&mut self) -> Value {
         let message = within("a message", self.from_server.recv()).await;
         json!(message.expect("the server runs"))
     }
 
-    /// The next answer, whatever else comes before it.
+    /// Returns the next answer, and skips other messages.
     pub(super) async fn answer(&mut self) -> Value {
         loop {
             let message = self.next().await;

@@ -1,4 +1,5 @@
-//! Every way to serve, times every way to work. `--nocapture` shows how long after the hang-up each work had stopped.
+//! Every transport mode with every kind of work. `--nocapture` prints how long after the disconnect each work had
+//! stopped.
 
 use std::{future::pending, sync::Arc};
 
@@ -64,7 +65,7 @@ async fn a_handler_that_ignores_its_token_is_dropped(way: Way) {
     say(way, "ignores its token", hung_up, end.at());
 }
 
-/// The handler only awaits the answer. rmcp cancels the request that it dropped.
+/// The handler only awaits the answer. rmcp cancels the request that the handler dropped.
 async fn what_a_handler_has_called_on_another_server_ends(way: Way) {
     let behind = Server::Wrapped.start().await;
     let client = client_of(&behind).await;
@@ -105,7 +106,7 @@ mod child {
     use super::{Way, begin, say};
     use crate::{setup::Scripted, support::within};
 
-    /// The process holds the only other end of a pipe: the pipe ends with it, reaped or not.
+    /// The process holds the only other end of a pipe. The pipe closes when the process ends, reaped or not.
     pub(super) async fn is_gone(way: Way) {
         let (reader, writer) = io::pipe().expect("a pipe");
         let mut reader = Receiver::from_owned_fd(OwnedFd::from(reader)).expect("a pipe");
@@ -121,7 +122,7 @@ mod child {
         let bench = bench.await;
         let call = bench.start_call(1, "a").await;
         let begun = within("the process to begin", reader.read_u8()).await;
-        assert_eq!(begun.expect("it says so"), b'.');
+        assert_eq!(begun.expect("it writes a byte"), b'.');
 
         let hung_up = Instant::now();
         call.fin();
@@ -141,7 +142,7 @@ mod child {
                 .stdin(Stdio::null())
                 .stdout(output)
                 .kill_on_drop(true);
-            // The command has our end of the pipe.
+            // Dropped here, because the command holds our end of the pipe.
             command.spawn().expect("a shell")
         };
         let status = process.wait().await;
@@ -149,7 +150,7 @@ mod child {
     }
 }
 
-/// Hangs up on the call `a`, whose handler runs, and tells when.
+/// Disconnects the client of call `a`, whose handler is running. Returns the time of the disconnect.
 async fn hang_up(bench: &Bench) -> Instant {
     let call = bench.start_call(1, "a").await;
     assert!(bench.setup.witness.is_running("a"));
@@ -169,7 +170,7 @@ async fn client_of(server: &Setup) -> Arc<RunningService<RoleClient, ()>> {
     Arc::new(().serve(transport).await.expect("a connection"))
 }
 
-/// Holds a call of the same label on the server behind.
+/// Calls `hold` with the same label on the other server.
 async fn call_behind(
     client: &RunningService<RoleClient, ()>,
     label: &str,

@@ -1,5 +1,5 @@
-//! Three servers in a row, each calling the next for its client. The clients of the first hang up, a hundred times, and
-//! nothing works on any of the three.
+//! Three servers in a row, each of which calls the next. A hundred clients of the first server disconnect, and then no
+//! handler runs on any of the three.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     support::*,
 };
 
-/// How often clients hang up, and how many of them at the same time.
+/// Number of disconnects, and how many of them happen at the same time.
 const HANG_UPS: usize = 100;
 const AT_ONCE: usize = 10;
 
@@ -56,7 +56,7 @@ async fn a_hundred_hang_ups_stop_a_hundred_chains() {
     eprintln!("{HANG_UPS} hang-ups, {AT_ONCE} at once: all had stopped {slowest:.1?} after theirs");
     for server in servers {
         assert_eq!(server.witness.running(), 0);
-        // Each exactly once, or they would have ended before.
+        // Each handler ran exactly once.
         assert_eq!(
             server.witness.completed() + server.witness.dropped(),
             HANG_UPS
@@ -64,7 +64,7 @@ async fn a_hundred_hang_ups_stop_a_hundred_chains() {
     }
 }
 
-/// A server that calls the next one, or is the last and works without a look at its token.
+/// Starts a server that calls the next one. The last server works without checking its token.
 async fn start(next: Option<Client>) -> Setup {
     let handler = Scripted::labelled(move |label, context| {
         let next = next.clone();
@@ -85,7 +85,7 @@ async fn client_of(server: &Setup) -> Client {
     Arc::new(().serve(transport).await.expect("a connection"))
 }
 
-/// Passes the cancel on, as the example `gateway` does.
+/// Forwards the cancel, as the example `gateway` does.
 async fn call_next(
     next: &RunningService<RoleClient, ()>,
     label: &str,

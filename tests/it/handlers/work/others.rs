@@ -1,4 +1,4 @@
-//! Work that must not be stopped: calls that complete, and the other calls of a server in which something breaks.
+//! Work that must not be stopped: calls that complete, and other calls of a server in which something panics.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ for_ways! {
     a_panic_in_a_handler_harms_no_other,
 }
 
-/// Which clean-ups ran, by the labels of their calls, and why.
+/// The clean-ups that ran: the labels of their calls, and the reasons.
 type Ran = mpsc::UnboundedReceiver<(String, CancelReason)>;
 
 async fn a_completed_call_runs_no_clean_up_and_gets_one_answer(way: Way) {
@@ -35,7 +35,7 @@ async fn a_completed_call_runs_no_clean_up_and_gets_one_answer(way: Way) {
     assert_eq!(answers(&mut call).await, 1);
     assert!(bench.setup.witness.ended("a").await.is_completed());
     assert!(bench.setup.calls.is_empty());
-    // The clean-up was dropped with the call, although the token is still there.
+    // The clean-up was dropped with the call, although the token still exists.
     assert!(!bench.setup.tokens.of("a").is_cancelled());
     assert_eq!(Arc::strong_count(&owned), 1);
     bench.setup.assert_usable(&bench.mcp).await;
@@ -63,7 +63,7 @@ async fn a_panic_in_a_clean_up_harms_nothing(way: Way) {
     leaving.fin();
 
     let told = within("its other clean-up", ran.recv()).await;
-    assert_eq!(told.expect("told").0, "broken clean-up");
+    assert_eq!(told.expect("a report").0, "broken clean-up");
     bench.setup.witness.ended("broken clean-up").await;
     done.notify_one();
     assert_eq!(answers(&mut staying).await, 1);
@@ -83,7 +83,7 @@ async fn a_panic_in_a_handler_harms_no_other(way: Way) {
     assert!(ran.try_recv().is_err());
 }
 
-/// A handler with a clean-up, which works until it is told that it is done.
+/// Starts a server whose handler has a clean-up, and works until the notice is given.
 async fn start(way: Way) -> (Bench, Ran, Arc<Notify>) {
     let (tell, ran) = mpsc::unbounded_channel();
     let done = Arc::new(Notify::new());
@@ -96,7 +96,7 @@ async fn start(way: Way) -> (Bench, Ran, Arc<Notify>) {
             if label == "broken" {
                 panic!("the handler panics on purpose");
             }
-            // The token is not looked at.
+            // This handler ignores its token.
             cue.notified().await;
             Ok("done".to_owned())
         }
@@ -115,12 +115,12 @@ fn clean_up_after(
     }
     let label = label.to_owned();
     call.on_cancel(async move |reason| {
-        // A test that has seen enough has gone.
+        // The test may have dropped its receiver.
         let _gone = tell.send((label, reason));
     });
 }
 
-/// Reads a response to its end, and counts the answers in it.
+/// Reads a response to its end, and returns the number of answers in it.
 async fn answers(call: &mut Connection) -> usize {
     let first = call.answer().await.expect("an answer");
     assert_eq!(first["result"]["content"][0]["text"], "done");

@@ -1,4 +1,4 @@
-//! A route without MCP whose handler spawned work, over a real socket.
+//! A route without MCP whose handler has spawned work, over a real socket.
 
 use axum::{Router, routing::get};
 use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, CancelReason};
@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use crate::support::*;
 
-/// What the work and its clean-up tell.
+/// What the work and its clean-up report.
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
     Begun,
@@ -42,7 +42,7 @@ async fn a_response_that_was_read_needs_no_clean_up() {
 }
 
 async fn next(told: &mut mpsc::UnboundedReceiver<Told>) -> Told {
-    within("what is told", told.recv())
+    within("a report", told.recv())
         .await
         .expect("the routes are there")
 }

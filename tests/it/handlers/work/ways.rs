@@ -1,4 +1,4 @@
-//! The ways in which a call reaches its handler, each behind the layer and in `AbortOnCancel`.
+//! The transport modes in which a call reaches its handler, each behind the layer and in `AbortOnCancel`.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::{
     support::{server::report, *},
 };
 
-/// How long a cancelled handler may go on here: long enough to end by itself.
+/// How long a cancelled handler may run on here: long enough to end by itself.
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// The header that tells a handler that its events are stored.
+/// The header by which a handler knows that its events are stored.
 const STORED: &str = "x-stored";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +22,11 @@ pub(super) enum Way {
     StatelessJson,
     /// Revision 2026-07-28.
     Newest,
-    /// The same, its events in a store: rmcp alone never cancels it.
+    /// The same revision with events in a store. rmcp alone never cancels such a call.
     NewestStored,
 }
 
-/// Makes every test that takes a [`Way`] a `#[tokio::test]` for each of them.
+/// Makes every test that takes a [`Way`] one `#[tokio::test]` for each way.
 macro_rules! for_ways {
     ($($test:ident,)+) => {
         for_ways!(@ session = Session, $($test,)+);
@@ -49,7 +49,7 @@ macro_rules! for_ways {
 
 pub(super) use for_ways;
 
-/// A server, and a client that speaks to it in this way.
+/// A server, and a client that uses it in this way.
 pub(super) struct Bench {
     pub(super) way: Way,
     pub(super) setup: Setup,
@@ -86,11 +86,11 @@ impl Way {
 // === impl Bench ===
 
 impl Bench {
-    /// Has a call under way: its handler has started, and its stream, if it has one by then, has begun.
+    /// Starts a call and waits until its handler has started, and until its stream has begun if it has one.
     pub(super) async fn start_call(&self, id: i64, label: &str) -> Connection {
         let mut call = self.setup.start_call(&self.mcp, id, "any", label).await;
         if self.way == Way::NewestStored {
-            // Before its first message rmcp sees the hang-up itself.
+            // Before its first message, rmcp notices the disconnect itself.
             call.head().await;
             call.event().await.expect("an event");
         }
@@ -98,8 +98,8 @@ impl Bench {
     }
 }
 
-/// What every handler here does first. A message ahead of the answer makes a stream of what were JSON, so only those
-/// send one that have to.
+/// What every handler here does first. A message before the answer turns a JSON response into a stream, so only
+/// handlers that need a stream send one.
 pub(super) async fn begin(context: &RequestContext<RoleServer>) {
     let parts: Option<&http::request::Parts> = context.extensions.get();
     let stored = parts.is_some_and(|parts| parts.headers.contains_key(STORED));

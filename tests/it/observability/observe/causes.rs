@@ -19,7 +19,7 @@ use crate::{
     support::*,
 };
 
-/// The causes that were reported, of detaches and of ends.
+/// The reported causes of detachments and ends.
 #[derive(Clone, Debug, Default)]
 struct Causes(Arc<Mutex<Vec<Cause>>>);
 
@@ -90,7 +90,7 @@ async fn a_resume_tells_how_long_the_call_had_no_client(server: Server) {
     assert_eq!(causes.all(), expected);
 }
 
-/// The old connection is dead, and nobody reads its stream: nobody knows yet.
+/// The old connection is dead. Its stream is not read, so the server has not noticed yet.
 async fn a_client_that_is_back_before_it_was_missed_was_never_away(server: Server) {
     let plan = Plan::of(server).grace(Grace::After(GRACE)).inside(stalled);
     let (setup, causes) = watched(plan).await;
@@ -165,7 +165,7 @@ async fn a_client_that_does_not_read_its_resumed_stream_is_told_from_a_hang_up(s
     let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4_096).await;
     unread.send(&mcp.resume_request("0/0")).await;
     setup.events.resumed(&mcp, 1, 1).await;
-    // rmcp has ended the first stream for it.
+    // rmcp has ended the first stream because of the resume.
     stall(&setup, &mcp, &clock, 2).await;
 
     let expected = Detached(DetachCause::Stalled, Some(GRACE));
@@ -179,7 +179,7 @@ async fn an_inner_service_that_lets_go_is_told_from_a_hang_up(server: Server) {
             let is_call = request.headers().contains_key(EXCHANGE);
             let response = next.run(request).await;
             if is_call {
-                // The stream is dropped, and the client is told nothing.
+                // The stream is dropped, and the client gets no error.
                 response.map(|_| Body::from_stream(broken()))
             } else {
                 response
@@ -197,7 +197,7 @@ async fn an_inner_service_that_lets_go_is_told_from_a_hang_up(server: Server) {
     drop(call);
 }
 
-/// Behind a layer alone, nobody sees the end of a call that its client does not come back for.
+/// Behind the layer alone, the end of a call cannot be observed if its client does not resume.
 #[tokio::test]
 async fn a_call_that_runs_on_out_of_sight_ends_as_unknown() {
     const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -205,7 +205,7 @@ async fn a_call_that_runs_on_out_of_sight_ends_as_unknown() {
     let (setup, causes) = watched(Plan::of(Server::LayerOnly).grace(Grace::Never)).await;
     let mcp = setup.mcp().await;
     cut(&setup, &mcp).await;
-    // On the way rmcp would close the session.
+    // In steps, rmcp would close the session before the hour is over.
     clock.jump(HOUR + TICK).await;
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Unknown);
@@ -226,19 +226,19 @@ fn broken() -> impl futures_util::Stream<Item = Result<bytes::Bytes, std::io::Er
 
 const STALL: Duration = Duration::from_secs(5);
 
-/// Takes clients for gone that do not read, and whose sockets take little.
+/// A server that takes a client that does not read for disconnected. Its sockets have small buffers.
 fn impatient(server: Server) -> Plan {
     let plan = Plan::of(server).grace(Grace::After(GRACE));
     plan.layer(|layer| layer.stall_timeout(STALL))
         .send_buffer(4_096)
 }
 
-/// Call 1 sends more than sockets and hyper take.
+/// Call 1 sends more than the sockets and hyper can buffer.
 fn flood(mcp: &Mcp) -> crate::support::Request {
     mcp.call_request(1, "chatty", json!({ "label": "a", "events": 100_000 }))
 }
 
-/// Lets time pass until call 1 was detached so often.
+/// Advances the clock until call 1 was detached this many times.
 async fn stall(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, times: usize) {
     let detached = async {
         let is_detached = |what: &&What| matches!(what, What::Detached(_));
@@ -250,7 +250,7 @@ async fn stall(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, times: usize) {
             clock.advance_past(STALL / 10).await;
         }
     };
-    within("the client to be taken for gone", detached).await;
+    within("the call to be detached", detached).await;
 }
 
 async fn watched(plan: Plan) -> (Setup, Causes) {

@@ -1,10 +1,10 @@
-//! Ids and names that were chosen to break the log.
+//! Ids and names that are chosen to break the log.
 
 use serde_json::{Value, json};
 
 use crate::setup::{Lines, Server, for_servers};
 
-/// Each ends a line, hides what came before, or turns it around, in some log.
+/// In some log each of these ends a line, hides the text before it, or reverses it.
 const HOSTILE: [&str; 8] = [
     "a\nERROR forged",
     "a\r\nERROR forged",
@@ -60,22 +60,22 @@ async fn assert_harmless(server: Server, message: &Value) {
     let lines = logged(server, message).await;
     assert_eq!(lines.len(), 2, "it starts and ends: {lines:#?}");
     for line in lines {
-        // The call lasts microseconds.
+        // The call lasts microseconds, so its duration has a `µ`.
         let is_harmless = |text: char| matches!(text, ' '..='~' | 'µ');
         assert!(line.chars().all(is_harmless), "{line:?}");
         assert!(line.contains("a\\\\"), "escaped, not dropped: {line}");
     }
 }
 
-/// What the log has of a call, cut at the ends of lines of any kind.
+/// Returns the log of a call, split at every kind of line end.
 async fn logged(server: Server, message: &Value) -> Vec<String> {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
-    // What there is to say of the set-up is said with the first call.
+    // The first call logs the hints about the setup.
     setup.assert_usable(&mcp).await;
     let lines = Lines::all();
     let mut call = mcp.send(&mcp.message_request(message)).await;
-    // rmcp answers what it does not know with an error.
+    // rmcp answers an unknown request with an error.
     call.answer().await.expect("an answer");
     let text = lines.text();
     let cut = text

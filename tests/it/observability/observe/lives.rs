@@ -1,4 +1,4 @@
-//! The life of a call as it is logged.
+//! The life of a call as the log shows it.
 
 use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
@@ -102,7 +102,7 @@ async fn a_cancel_is_never_an_error(server: Server) {
     let setup = plan.layer(|layer| layer.call_timeout(2 * GRACE)).start();
     let setup = setup.await;
     let mcp = setup.mcp().await;
-    // What there is to say of the set-up is said with the first call.
+    // The first call logs the hints about the setup.
     setup.assert_usable(&mcp).await;
     let lines = Lines::up_to(tracing::Level::WARN);
     cut(&setup, &mcp).await;
@@ -121,13 +121,13 @@ async fn a_cancel_is_never_an_error(server: Server) {
     assert_eq!(lines.text(), "");
 }
 
-/// The lines of call 1, without what differs from run to run.
+/// Returns the lines of call 1, without the parts that vary between runs.
 fn life(lines: &Lines) -> Vec<String> {
     let of_call = lines.that(|line| line.contains(r#" jsonrpc.request.id="1" "#));
     of_call.iter().map(|line| masked(line)).collect()
 }
 
-/// Without the target, the number of the call, and the session id.
+/// Removes the target, the number of the call, and the session id.
 fn masked(line: &str) -> String {
     let line = line.replace("mcp_cancel_on_disconnect:", "…");
     let words = line.split(' ').map(|word| {

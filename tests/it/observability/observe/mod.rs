@@ -1,4 +1,4 @@
-//! Reports about calls: to observers, and in the log.
+//! Reports about calls, to observers and in the log.
 
 mod causes;
 mod injection;
@@ -17,10 +17,10 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
+/// Resolution to which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Call 1 has had its first event when its client goes, and is waited for.
+/// Starts call 1 and disconnects its client after the first event, so that the call is detached.
 async fn cut(setup: &Setup, mcp: &Mcp) {
     let mut call = mcp.call(1, "hold", arguments("a")).await;
     setup.witness.started("a").await;

@@ -1,4 +1,4 @@
-//! Several observers, of which some break.
+//! Several observers, some of which panic.
 
 use std::sync::{
     Arc,
@@ -9,7 +9,7 @@ use mcp_cancel_on_disconnect::{Event, Observer};
 
 use crate::setup::{Plan, Server, What};
 
-/// Counts what it sees.
+/// Counts the events that it receives.
 #[derive(Clone, Debug, Default)]
 struct Count(Arc<AtomicUsize>);
 

@@ -1,4 +1,4 @@
-//! Sessions and other secrets, as far as the log shows them.
+//! Session ids and other secrets, as far as the log shows them.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 const FIELD: &str = " mcp.session.id=";
 const SECRET: &str = "open-sesame";
 
-/// What a call of each of two sessions leaves in the log, with the sessions' ids.
+/// Makes a call in each of two sessions. Returns the log lines of each call, and its session id.
 async fn logged(plan: Plan) -> [(Vec<String>, String); 2] {
     let lines = Lines::all();
     let setup = plan.start().await;
@@ -40,7 +40,7 @@ async fn hang_up(setup: &Setup, mcp: &Mcp, label: &str) {
     setup.events.ended(mcp, label).await;
 }
 
-/// How the session is shown, the same in all lines.
+/// Returns how the lines show the session, which must be the same in all of them.
 fn shown(lines: &[String]) -> &str {
     let shown = |line: &'_ String| {
         let at = line.find(FIELD).expect("the field") + FIELD.len();
@@ -124,7 +124,7 @@ async fn the_line_of_a_handler_that_was_dropped_names_its_session() {
     assert_eq!(shown(&dropped), shown(&cancelled));
 }
 
-/// A signed token differs from another only at its end.
+/// A signed token may differ from another only at its end.
 #[test]
 fn a_session_id_is_logged_verbatim_to_its_end() {
     let id = |end| format!("{}.{end}", "a".repeat(1_000));
@@ -138,7 +138,7 @@ fn a_session_id_is_logged_verbatim_to_its_end() {
     assert_eq!(endless, Some(4_096 + "…".len()));
 }
 
-/// The error of the manager inside names it.
+/// The error of the inner manager contains the session id.
 #[tokio::test]
 async fn no_session_id_is_logged_when_the_manager_inside_has_closed_it() {
     let lines = Lines::all();

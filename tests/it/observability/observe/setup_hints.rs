@@ -1,4 +1,4 @@
-//! Half a set-up is said once for each layer, with what mends it.
+//! An incomplete setup is logged once for each layer, with its fix.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ const STORED: &str = "INFO mcp_cancel_on_disconnect::setup: events are in a stor
 const WAITS: &str =
     "INFO mcp_cancel_on_disconnect::setup: a client disconnected, and its call waits for a resume:";
 
-/// Each of the lines begins with one of these, in order.
+/// Asserts that each of the lines begins with the expected text, in order.
 fn assert_said(lines: &Lines, expected: &[&str]) {
     let said = lines.of_layer();
     assert_eq!(said.len(), expected.len(), "{said:#?}");
@@ -68,7 +68,7 @@ async fn a_layer_inside_another_says_that_its_options_have_no_effect() {
     let inner = CancelOnDisconnectLayer::new();
     assert_works(inside(inner.clone())).await;
     assert_said(&lines, &[NESTED]);
-    // A clone is the same layer, another one is not.
+    // A clone is the same layer. A new layer is another one.
     assert_works(inside(inner.grace(Grace::Never))).await;
     assert_said(&lines, &[NESTED]);
     assert_works(inside(CancelOnDisconnectLayer::new())).await;
@@ -162,7 +162,7 @@ async fn the_first_call_that_waits_for_its_client_says_what_happens_next_and_wha
     assert_said(&lines, &[]);
 }
 
-/// It restores its session, which no session manager has when its body is read.
+/// The call restores its session, which no session manager has when the body is read.
 #[tokio::test]
 async fn the_first_call_of_a_restored_session_does_not_say_that_supersede_has_no_effect() {
     let store = Arc::new(SavedSessions::default());
@@ -184,7 +184,7 @@ async fn the_first_call_of_a_restored_session_does_not_say_that_supersede_has_no
     assert_said(&lines, &[]);
 }
 
-/// Its client polls, and was there all the time.
+/// The client polls, and was connected all the time.
 #[tokio::test]
 async fn a_stream_that_the_server_ends_says_nothing_of_a_client_that_went_away() {
     let lines = Lines::up_to(Level::INFO);
@@ -209,7 +209,7 @@ fn sessions() -> Sessions {
     Sessions::Wrapped(Arc::new(CancellableSessionManager::new(local)))
 }
 
-/// One session manager on two routes, with a layer on each.
+/// One session manager on two routes, with a layer on each route.
 fn two_routes(one: &CancelOnDisconnectLayer, other: &CancelOnDisconnectLayer) -> Router {
     let sessions = sessions();
     let route = || sessions.router(Tools::new(&Witness::new()), Mode::Session.config());

@@ -1,4 +1,4 @@
-//! Events belong to the span of the request, wherever they happen.
+//! Events belong to the span of the request, wherever they are emitted.
 
 use std::sync::{
     Arc,
@@ -142,7 +142,7 @@ fn traced(plan: Plan) -> Plan {
     })
 }
 
-/// All lines of call 1 are in the same span. Gives it.
+/// Asserts that all lines of call 1 are in the same span, and returns that span.
 fn assert_one_span(lines: &Lines, count: usize) -> String {
     let of_call = lines.that(|line| line.contains(r#"jsonrpc.request.id="1""#));
     assert_eq!(of_call.len(), count, "{of_call:#?}");
@@ -160,7 +160,7 @@ fn is_closed(lines: &Lines, span: &str) -> bool {
     !closed.is_empty()
 }
 
-/// The server drops what it still has of the exchange in its own time.
+/// Waits until the server has dropped the rest of the exchange.
 async fn until_closed(setup: &crate::setup::Setup, mcp: &Mcp, lines: &Lines, span: &str) {
     within("the span to close", async {
         while !is_closed(lines, span) {
@@ -170,7 +170,7 @@ async fn until_closed(setup: &crate::setup::Setup, mcp: &Mcp, lines: &Lines, spa
     .await;
 }
 
-/// Lets only the first POST of an exchange through.
+/// Lets only the first POST of an exchange pass.
 fn refusing_replays(router: Router) -> Router {
     let seen = Arc::new(AtomicU64::new(0));
     router.layer(from_fn(move |request: Request, next: Next| {

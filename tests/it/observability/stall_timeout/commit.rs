@@ -1,4 +1,4 @@
-//! Heads that go out before there is an answer.
+//! Heads that the layer sends before there is an answer.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn committing() -> (CancelOnDisconnectLayer, Log) {
     (layer.commit_after(10 * SECOND), log)
 }
 
-/// A call that was answered before the server did.
+/// Sends a call whose head the layer sends before the server answers.
 async fn committed(
     layer: &CancelOnDisconnectLayer,
     request: Request<Body>,
@@ -38,7 +38,7 @@ async fn committed(
     (response.into_body(), asked)
 }
 
-/// The one message of a body of events.
+/// Returns the single message of a body of events.
 async fn message(body: &mut ResponseBody<Body>) -> Value {
     let text = rest(body).await;
     let data = text
@@ -388,7 +388,7 @@ async fn a_byte_order_mark_is_no_part_of_the_event() {
     assert_eq!(message(&mut body).await, expected);
 }
 
-/// An event without data is none, and its client would wait on.
+/// A client ignores an event without data, and would wait for ever.
 #[tokio::test(start_paused = true)]
 async fn an_answer_without_a_text_is_an_error() {
     for text in ["", " \n"] {
@@ -401,7 +401,7 @@ async fn an_answer_without_a_text_is_an_error() {
     }
 }
 
-/// Its answer is no call's, and may be compressed.
+/// Such a request is no call, so its answer may be compressed.
 #[tokio::test(start_paused = true)]
 async fn a_request_of_another_kind_keeps_its_accept_encoding() {
     let (layer, _log) = committing();

@@ -1,4 +1,4 @@
-//! Streams on which nothing comes any more end with a drain, whatever their calls came to.
+//! A drain ends the streams on which no more events will be sent, whatever the outcome of their calls.
 
 use mcp_cancel_on_disconnect::{
     CancelReason::{self, ClientDisconnected, ShuttingDown},
@@ -13,7 +13,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const EVENT: &str = "id: 1/7\ndata:\n\n";
 const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
 
-/// A layer whose calls wait for their clients, and its events.
+/// A layer whose calls wait for their clients, and its log.
 fn patient() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Never))
 }
@@ -48,7 +48,7 @@ fn delete() -> Request<Body> {
     in_session(delete.expect("a request"))
 }
 
-/// An open stream, of which the client has read the first event.
+/// Opens a stream and reads its first event.
 async fn open(
     client: &Client,
     server: &mut Server,
@@ -61,7 +61,7 @@ async fn open(
     (body, feed, token)
 }
 
-/// Something that the server takes, without a stream.
+/// Sends a request that the server accepts without a stream.
 async fn taken(client: &Client, server: &mut Server, request: Request<Body>) {
     let accept = async {
         let mut accepted = Response::new(Body::empty());
@@ -72,7 +72,7 @@ async fn taken(client: &Client, server: &mut Server, request: Request<Body>) {
     assert_eq!(response.status(), 202);
 }
 
-/// As hyper does it: until there is nothing to be read.
+/// Polls as hyper does, until there is nothing to read.
 async fn assert_open(body: &mut ResponseBody<Body>) {
     assert!(is_silent(body, SECOND).await);
 }
@@ -160,7 +160,7 @@ async fn the_stream_of_a_call_that_its_client_cancelled_ends_with_the_drain() {
     assert_ends(&mut body, &feed).await;
 }
 
-/// hyper polls it no more until something wakes it.
+/// hyper does not poll the stream again until it is woken.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_nobody_polls_again_is_woken_by_the_drain() {
     let (layer, _log) = patient();
@@ -379,7 +379,7 @@ async fn a_drain_that_is_dropped_in_the_end_has_told_the_servers_all_the_same() 
     assert!(!log.events().iter().any(failed));
 }
 
-/// Takes the next request, which is no client's.
+/// Accepts the next request, which no client sent.
 async fn taking_cancels(server: &mut Server) {
     let mut accepted = Response::new(Body::empty());
     *accepted.status_mut() = http::StatusCode::ACCEPTED;

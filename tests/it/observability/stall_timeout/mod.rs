@@ -1,7 +1,7 @@
-//! Streams on which nothing happens: probes, heads that go out early, clients that do not read.
+//! Silent streams: probes, heads that are sent early, and clients that do not read.
 //!
-//! No sockets: an inner service whose answer the test makes up as it goes, on a clock that jumps to the
-//! next timer when everything waits.
+//! No sockets: the test writes the answer of an inner service step by step. The clock jumps to the next timer when
+//! every task waits.
 
 use std::{io, time::Duration};
 
@@ -27,7 +27,7 @@ mod stall;
 
 const PROBE: &str = ":\n\n";
 
-/// The client's side: requests go through the layer.
+/// The client's side. Its requests pass through the layer.
 #[derive(Clone)]
 struct Client {
     service: BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, io::Error>,
@@ -41,16 +41,16 @@ struct Server {
 /// A request that waits for its answer.
 #[derive(Debug)]
 struct Asked {
-    /// A cancel that is replayed has none.
+    /// `None` for a cancel that is replayed.
     token: Option<CallToken>,
     headers: HeaderMap,
     answer: oneshot::Sender<io::Result<Response<Body>>>,
 }
 
-/// The body of an answer, as it is written.
+/// Writes the body of an answer.
 struct Feed(mpsc::UnboundedSender<Bytes>);
 
-/// A layer that does not wait for clients to come back, and its events.
+/// A layer that does not wait for clients to resume, and its log.
 fn immediate() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate))
 }
@@ -77,7 +77,7 @@ fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
     (Client { service }, Server { asked })
 }
 
-/// A stateless call from a client that takes both kinds of answer.
+/// A stateless call from a client that accepts both kinds of answer.
 fn call() -> Request<Body> {
     post(&json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": { "name": "a" } }))
 }
@@ -99,14 +99,14 @@ fn typed(content_type: &str, body: Body) -> Response<Body> {
     response.body(body).expect("a response")
 }
 
-/// The next frame of a body; `None` at its end.
+/// Returns the next frame of a body, or `None` at its end.
 async fn frame(body: &mut ResponseBody<Body>) -> Option<String> {
     let frame = body.frame().await?.expect("the body does not fail");
     let data = frame.into_data().expect("no trailers");
     Some(String::from_utf8(data.into()).expect("text"))
 }
 
-/// Everything to the end of a body.
+/// Returns the rest of a body.
 async fn rest(body: &mut ResponseBody<Body>) -> String {
     let mut rest = String::new();
     while let Some(frame) = frame(body).await {
@@ -115,7 +115,7 @@ async fn rest(body: &mut ResponseBody<Body>) -> String {
     rest
 }
 
-/// Whether a body says nothing for so long.
+/// Returns `true` if a body sends nothing for this time.
 async fn is_silent(body: &mut ResponseBody<Body>, time: Duration) -> bool {
     tokio::time::timeout(time, frame(body)).await.is_err()
 }
@@ -154,15 +154,15 @@ impl Asked {
     }
 
     fn answer(self, response: Response<Body>) {
-        self.answer.send(Ok(response)).expect("somebody waits");
+        self.answer.send(Ok(response)).expect("the layer waits");
     }
 
     fn fail(self) {
         let error = io::Error::other("broken on purpose");
-        self.answer.send(Err(error)).expect("somebody waits");
+        self.answer.send(Err(error)).expect("the layer waits");
     }
 
-    /// Waits until nobody wants the answer any more.
+    /// Waits until the receiver of the answer is dropped.
     async fn abandoned(&mut self) {
         self.answer.closed().await;
     }
@@ -184,7 +184,7 @@ impl Feed {
         self.0.send(text.into()).expect("the body lives");
     }
 
-    /// Waits until the body was dropped.
+    /// Waits until the body is dropped.
     async fn dropped(&self) {
         self.0.closed().await;
     }
@@ -194,7 +194,7 @@ impl Feed {
     }
 }
 
-/// The token of a request, as a handler takes it that will be told of the cancel.
+/// Returns the token of a request, as a handler takes it that is to be notified of a cancel.
 fn heard(extensions: &Extensions) -> Option<CallToken> {
     let token: Option<CallToken> = extensions.get().cloned();
     assert!(token.as_ref().is_none_or(|token| !token.is_cancelled()));

@@ -1,4 +1,4 @@
-//! Comments in quiet streams.
+//! Comments in silent streams.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn probing() -> CancelOnDisconnectLayer {
     immediate().0.keep_alive(5 * SECOND)
 }
 
-/// A response whose stream the test writes.
+/// Returns a response whose stream the test writes.
 async fn stream(layer: &CancelOnDisconnectLayer) -> (Response<ResponseBody<Body>>, Feed) {
     let (client, mut server) = between(layer);
     let (response, (feed, _)) = tokio::join!(client.send(call()), server.stream());
@@ -165,7 +165,7 @@ async fn an_interval_beyond_all_clocks_is_no_probe() {
     assert!(is_silent(response.body_mut(), 3600 * SECOND).await);
 }
 
-/// Nothing can be timed there, and nothing breaks.
+/// Without a runtime nothing can be timed, and nothing breaks.
 #[test]
 fn without_a_runtime_all_options_are_without_effect() {
     use futures_util::FutureExt as _;

@@ -1,4 +1,4 @@
-//! Clients that are connected and do not read.
+//! Clients that are connected but do not read.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn impatient() -> CancelOnDisconnectLayer {
     immediate().0.stall_timeout(LIMIT)
 }
 
-/// A stream of which the client has taken one event, and has not asked for the next.
+/// Returns a stream from which the client has read one event, without polling for the next.
 async fn unread(layer: &CancelOnDisconnectLayer) -> (ResponseBody<Body>, Feed, CallToken) {
     let (client, mut server) = between(layer);
     let (response, (feed, token)) = tokio::join!(client.send(call()), server.stream());
@@ -148,7 +148,7 @@ async fn without_the_option_a_stream_may_be_left_unread() {
 #[tokio::test(start_paused = true)]
 async fn a_runtime_that_was_starved_gives_the_client_more_time() {
     let (mut body, feed, token) = unread(&impatient()).await;
-    // All at once, as it is for a worker that was blocked.
+    // In one step, as a blocked worker sees it.
     tokio::time::advance(3 * LIMIT).await;
     tokio::task::yield_now().await;
     assert!(!token.is_cancelled());

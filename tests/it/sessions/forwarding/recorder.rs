@@ -1,4 +1,4 @@
-//! A session manager that notes what it is asked and answers what no other would.
+//! A session manager that records its calls and returns values that no other manager would.
 
 use std::{
     fmt,
@@ -26,21 +26,21 @@ use rmcp::{
 };
 use serde_json::{Value, json};
 
-/// Which method was called, and with what.
+/// The name of a method, and its arguments.
 pub(super) type Call = (&'static str, Value);
 
-/// The calls in order. Clones share them.
+/// The recorded calls in order. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Calls(Arc<Mutex<Vec<Call>>>);
 
-/// The manager, and the transport that it makes.
+/// The manager, and the transport that it creates.
 #[derive(Clone, Debug)]
 pub(super) struct Recorder {
     pub(super) calls: Calls,
     pub(super) mood: Mood,
 }
 
-/// What the manager makes of everything.
+/// How the manager responds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mood {
     /// All methods succeed.
@@ -51,23 +51,23 @@ pub(super) enum Mood {
     Clinging,
     /// The methods of its transport fail.
     Disconnected,
-    /// A session to be restored is there already.
+    /// A session that is to be restored exists already.
     Present,
     /// Restoring is not supported.
     Forgetful,
 }
 
-/// The error of a method of this name.
+/// The error of the method with this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failed(pub(super) &'static str);
 
-/// An event store that is only compared by its address.
+/// An event store that is compared only by its address.
 struct Store;
 
 // === impl Calls ===
 
 impl Calls {
-    /// What was called since this was last asked.
+    /// Returns the calls since the last `take`.
     pub(super) fn take(&self) -> Vec<Call> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -81,7 +81,7 @@ impl Calls {
 // === impl Recorder ===
 
 impl Recorder {
-    /// The transport of a session.
+    /// Returns the transport of a session.
     fn transport(&self) -> Self {
         let mut transport = self.clone();
         if self.mood == Mood::Disconnected {
@@ -105,13 +105,13 @@ impl Recorder {
     }
 }
 
-/// The answer of [`Recorder`]'s `initialize_session` and the message in its streams.
+/// The answer of [`Recorder`]'s `initialize_session`, and the message in its streams.
 pub(super) fn message() -> ServerJsonRpcMessage {
     let empty = ServerResult::EmptyResult(EmptyResult {});
     ServerJsonRpcMessage::response(empty, NumberOrString::Number(4711))
 }
 
-/// What the streams of [`Recorder`] carry: one event with the name of the method.
+/// The content of [`Recorder`]'s streams: one event with the name of the method.
 pub(super) fn event(method: &str) -> ServerSseMessage {
     let mut event = ServerSseMessage::new(method, message());
     event.retry = Some(Duration::from_millis(4_711));

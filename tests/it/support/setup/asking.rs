@@ -1,4 +1,4 @@
-//! A middleware inside the layer that reads the body and then waits, as one that asks a database who the client is.
+//! A middleware inside the layer that reads the body and then waits, as for a database that identifies the client.
 
 use std::time::Duration;
 

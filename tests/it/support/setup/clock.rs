@@ -1,7 +1,7 @@
-//! A clock that moves only when a test moves it, while sockets go on.
+//! A clock that moves only when a test moves it, while sockets work in real time.
 //!
-//! Tokio's paused clock is not enough: it jumps to the next timer whenever all tasks wait, be it for a
-//! socket. A task that is always busy prevents that.
+//! Tokio's paused clock is not enough, because it jumps to the next timer whenever all tasks wait, even for a socket. A
+//! task that is always busy prevents that.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use tokio::task::JoinHandle;
 
 use crate::support::limit::LIMIT;
 
-/// After this, and what tokio rounds up, the layer looks again at a deadline that it noticed late.
+/// Delay after which the layer checks a deadline again that it noticed late, plus tokio's rounding.
 const GLANCE: Duration = Duration::from_millis(101);
 
-/// As late as such a second look may come.
+/// Maximum lateness of such a second check.
 const STEP: Duration = Duration::from_millis(20);
 
-/// Stops the clock of the current runtime as long as it lives.
+/// Stops the clock of the current runtime until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StoppedClock(JoinHandle<()>);
 
@@ -29,8 +29,8 @@ impl StoppedClock {
         Self(tokio::spawn(stay_busy()))
     }
 
-    /// Moves the clock on, so slowly that whatever is due is noticed in time: a deadline that is noticed late is put
-    /// off, and a test that jumps past one could not see that it was wrong.
+    /// Advances the clock in small steps, so that every deadline is noticed in time. A deadline that is noticed late is
+    /// deferred, and a test that jumps past one could not see that it was wrong.
     pub(crate) async fn advance(&self, duration: Duration) {
         let mut left = duration;
         while !left.is_zero() {
@@ -41,13 +41,13 @@ impl StoppedClock {
         }
     }
 
-    /// Moves the clock as if nobody had looked at it meanwhile.
+    /// Advances the clock in one step. Deadlines in between are noticed late.
     pub(crate) async fn jump(&self, duration: Duration) {
         tokio::time::advance(duration).await;
     }
 
-    /// Moves the clock on so that deadlines pass, and in time for the second look at those that were noticed late
-    /// by less than a second.
+    /// Advances the clock so that deadlines pass, and in time for the second check of those that were noticed late by
+    /// less than a second.
     pub(crate) async fn advance_past(&self, duration: Duration) {
         advance_past(duration).await;
     }
@@ -59,18 +59,18 @@ impl Drop for StoppedClock {
     }
 }
 
-/// The same, where the clock is paused otherwise.
+/// The same for a clock that is paused in another way.
 pub(crate) async fn advance_past(duration: Duration) {
     for step in [duration, GLANCE] {
         tokio::time::advance(step).await;
-        // Else the look comes after the next step, and is late.
+        // Otherwise the check would run after the next step, and late.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Ends when no wait can succeed any more: then the clock jumps, and the wait fails with its reason.
+/// Returns when no wait can succeed any more. Then the clock jumps, and the wait fails with its reason.
 #[allow(
     clippy::disallowed_types,
     reason = "the limit must not follow the stopped clock"

@@ -1,4 +1,4 @@
-//! The layer's reports, in order, for tests to await.
+//! The layer's reports in order, which tests can await.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::support::{Mcp, within};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Events(Arc<watch::Sender<Vec<Seen>>>);
 
-/// What happened, without to whom.
+/// The kind of an event, without its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     Started,
@@ -43,14 +43,14 @@ struct Call {
     id: Value,
 }
 
-/// What a wait that failed was for, with the log as it is then.
+/// Message of a failed wait: what it waited for, and the log at that time.
 struct Wanted<'a>(&'a Events, &'a str, &'a Call);
 
 // === impl Events ===
 
 impl Events {
-    /// Writes what the layer reports into the log, but for the detach of a call that is cancelled at once:
-    /// its end says as much.
+    /// Returns an observer that logs the layer's reports. It skips the detachment of a call that is cancelled at once,
+    /// because the end of the call carries the same information.
     pub(crate) fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
         let log = self.0.clone();
         move |event| {
@@ -61,7 +61,7 @@ impl Events {
         }
     }
 
-    /// Waits until the layer knows of a client's call.
+    /// Waits until the layer knows a client's call.
     pub(crate) async fn started(&self, mcp: &Mcp, id: impl Into<Value>) {
         self.count(mcp, id, 1, |what| what == What::Started).await;
     }
@@ -72,7 +72,7 @@ impl Events {
         outcome
     }
 
-    /// The same, and when it was.
+    /// The same. Also returns when the call ended.
     pub(crate) async fn end(&self, mcp: &Mcp, id: impl Into<Value>) -> (Outcome, Instant) {
         self.of_call(mcp, id.into(), "the end", |what| match what {
             What::Ended(outcome) => Some(outcome),
@@ -81,7 +81,7 @@ impl Events {
         .await
     }
 
-    /// Waits until the client of a call has gone and the call goes on. Tells for how long, and since when.
+    /// Waits until a call is detached and runs on. Returns its grace, and when it was detached.
     pub(crate) async fn detached(
         &self,
         mcp: &Mcp,
@@ -94,7 +94,7 @@ impl Events {
         .await
     }
 
-    /// Waits until `count` events of this kind were reported of a call. Tells when the last of them was.
+    /// Waits until `count` events of this kind were reported of a call. Returns when the last of them was reported.
     pub(crate) async fn count(
         &self,
         mcp: &Mcp,
@@ -135,7 +135,7 @@ impl Events {
         self.count(mcp, id, times, kind).await
     }
 
-    /// Waits until the client of a call has gone this many times.
+    /// Waits until a call was detached this many times.
     pub(crate) async fn detached_again(
         &self,
         mcp: &Mcp,
@@ -146,7 +146,7 @@ impl Events {
         self.count(mcp, id, times, kind).await
     }
 
-    /// What was reported so far of all calls of this session (or of none) and with this id.
+    /// Returns all events so far of the calls with this id in this session (or in none).
     pub(crate) fn of(&self, mcp: &Mcp, id: impl Into<Value>) -> Vec<What> {
         let call = Call::of(mcp, id.into());
         let log = self.0.borrow();
@@ -154,7 +154,7 @@ impl Events {
         seen.map(|seen| seen.what).collect()
     }
 
-    /// Everything that was reported so far.
+    /// Returns all events so far.
     pub(crate) fn all(&self) -> Vec<What> {
         self.0.borrow().iter().map(|seen| seen.what).collect()
     }

@@ -1,7 +1,7 @@
-//! Says when the layer is through with an exchange, for tests that expect nothing to happen.
+//! Reports when the layer has finished with an exchange, for tests that expect nothing to happen.
 //!
-//! A middleware *outside* the layer. It holds what the layer returned, and drops it before it notes the
-//! end: so what the layer does in `Drop` has been done by then.
+//! A middleware *outside* the layer. It drops what the layer returned before it records the end. So everything that the
+//! layer does in `Drop` has happened by then.
 
 use std::{
     collections::BTreeSet,
@@ -21,22 +21,22 @@ use tokio::sync::watch;
 
 use crate::support::within;
 
-/// The header in which a test gives an exchange a name. One without it is not watched.
+/// The header in which a test names an exchange. An exchange without it is not watched.
 pub(crate) const EXCHANGE: &str = "x-exchange";
 
-/// The shared log of named exchanges. A client that is very quick to leave has none: then hyper drops the
-/// request before any service sees it.
+/// The shared log of named exchanges. A client that disconnects very early has none, because hyper drops its request
+/// before any service sees it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exchanges(Arc<watch::Sender<Log>>);
 
 #[derive(Debug, Default)]
 struct Log {
     begun: BTreeSet<String>,
-    /// Whole, or abandoned by the client.
+    /// Exchanges that are complete or abandoned by the client.
     over: BTreeSet<String>,
 }
 
-/// Dropped with the exchange, after everything inside.
+/// Dropped with the exchange, after everything inside it.
 struct Over {
     exchanges: Exchanges,
     name: String,

@@ -1,4 +1,4 @@
-//! Counts calls by what is reported, as a dashboard does: whatever comes must go.
+//! Counts calls by their reports, as a dashboard does. In the end every count must be zero again.
 
 use std::sync::{
     Arc,
@@ -7,7 +7,7 @@ use std::sync::{
 
 use mcp_cancel_on_disconnect::Event;
 
-/// The shared counts. Events may come in any order, so only the sums mean something.
+/// The shared counts. Reports may arrive in any order, so only the sums are meaningful.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger(Arc<Counts>);
 
@@ -20,7 +20,7 @@ struct Counts {
 // === impl Ledger ===
 
 impl Ledger {
-    /// Counts what is reported.
+    /// Returns an observer that counts the reports.
     pub(crate) fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
         let counts = self.0.clone();
         move |event| {
@@ -36,7 +36,7 @@ impl Ledger {
         }
     }
 
-    /// How many calls are in flight, and how many of them have no client.
+    /// Returns the number of calls in flight, and how many of them have no client.
     pub(crate) fn balance(&self) -> (isize, isize) {
         let Counts {
             in_flight,

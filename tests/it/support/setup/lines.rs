@@ -1,4 +1,4 @@
-//! Log lines of the test's thread, one by one.
+//! The log lines of the test's thread.
 
 use std::{
     fmt, io,
@@ -11,14 +11,15 @@ use tracing_subscriber::{
     layer::SubscriberExt as _,
 };
 
-/// The log of the layer, at all levels, and of the spans of requests. Ends when it is dropped.
+/// Logs the layer and the spans of requests until it is dropped.
 pub(crate) struct Lines {
     written: Written,
     _subscribed: DefaultGuard,
 }
 
-/// One that takes nothing, as long as the process lives. With a single subscriber, `tracing` asks that of the thread
-/// which comes first to a line whether anybody wants it, and another test may come first, on a thread without any.
+/// A second subscriber that accepts nothing and is never dropped. With a single subscriber, `tracing` asks the
+/// subscriber of the first thread that reaches a log line whether the line is enabled. That thread may belong to
+/// another test, without a subscriber.
 static SECOND: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(tracing_subscriber::registry().with(LevelFilter::OFF)));
 
@@ -28,12 +29,12 @@ struct Written(Arc<Mutex<Vec<u8>>>);
 // === impl Lines ===
 
 impl Lines {
-    /// Logs all of the layer. Needs a runtime of one thread.
+    /// Logs the layer at all levels. Needs a runtime of one thread.
     pub(crate) fn all() -> Self {
         Self::up_to(Level::TRACE)
     }
 
-    /// The same without what is less important than `level`.
+    /// The same, but only up to `level`.
     pub(crate) fn up_to(level: Level) -> Self {
         LazyLock::force(&SECOND);
         let written = Written::default();
@@ -52,7 +53,7 @@ impl Lines {
         }
     }
 
-    /// What was written so far, as it is.
+    /// Returns the text so far, unchanged.
     pub(crate) fn text(&self) -> String {
         let written = self
             .written
@@ -62,7 +63,7 @@ impl Lines {
         String::from_utf8(written.clone()).expect("a log is text")
     }
 
-    /// The lines of the layer so far.
+    /// Returns the lines of the layer so far.
     pub(crate) fn of_layer(&self) -> Vec<String> {
         self.that(|line| {
             line.contains("mcp_cancel_on_disconnect:")
@@ -70,7 +71,7 @@ impl Lines {
         })
     }
 
-    /// The lines so far of which something is true.
+    /// Returns the lines so far that match.
     pub(crate) fn that(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
         let text = self.text();
         let lines = text.lines().filter(|line| is_wanted(line));
@@ -81,7 +82,7 @@ impl Lines {
 /// The target of [`request_span`].
 const REQUEST: &str = "request";
 
-/// A span as servers have them around each request.
+/// Returns a span like the one that servers have around each request.
 pub(crate) fn request_span(number: u64) -> tracing::Span {
     tracing::info_span!(target: REQUEST, "request", number)
 }

@@ -1,4 +1,4 @@
-//! A server with the layer in place, in each way it may be used, and everything a test may watch of it.
+//! A server with the layer in place, in each way to use it, and everything that a test may observe of it.
 //!
 //! ```ignore
 //! let setup = Server::Wrapped.start().await;
@@ -12,12 +12,12 @@
 //! |---|---|
 //! | what the layer reports | [`Events`] |
 //! | what it logs | [`Lines`] |
-//! | when the layer is through with an exchange, also if it reports nothing | [`Exchanges`] |
+//! | when the layer has finished with an exchange, even if it reports nothing | [`Exchanges`] |
 //! | the tokens that handlers hold | [`Tokens`] |
-//! | a handler in the words of one test | [`Scripted`] |
-//! | a clock that moves only when told | [`StoppedClock`] |
+//! | a handler that the test scripts | [`Scripted`] |
+//! | a clock that moves only when the test moves it | [`StoppedClock`] |
 //!
-//! rmcp's keep-alives are off everywhere: a hang-up must be noticed without a write.
+//! rmcp's keep-alives are off everywhere, because a disconnect must be noticed without a write.
 
 use std::{
     collections::HashMap,
@@ -71,19 +71,19 @@ pub(crate) use self::{
 /// The ways to use the layer, and rmcp without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
-    /// Sessions, kept by a [`CancellableSessionManager`].
+    /// Sessions of a [`CancellableSessionManager`].
     Wrapped,
-    /// Sessions, kept by rmcp's own manager.
+    /// Sessions of rmcp's own manager.
     LayerOnly,
-    /// No sessions, every answer a stream.
+    /// No sessions. Every answer is a stream.
     StatelessSse,
-    /// No sessions, an answer is a stream only if something comes before it.
+    /// No sessions. An answer is a stream only if a message precedes it.
     StatelessJson,
-    /// Sessions, and no layer at all.
+    /// Sessions, and no layer.
     Bare,
 }
 
-/// A set-up to be.
+/// A setup that is not started yet.
 pub(crate) struct Plan {
     server: Server,
     layer: CancelOnDisconnectLayer,
@@ -105,7 +105,7 @@ pub(crate) enum Sessions {
     Local(Arc<LocalSessionManager>),
 }
 
-/// A running server and what can be seen of it.
+/// A running server, and everything that can be observed of it.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) server: Server,
@@ -118,12 +118,12 @@ pub(crate) struct Setup {
     pub(crate) tokens: Tokens,
 }
 
-/// The token that each labelled handler was given.
+/// The token that each labelled handler got.
 #[derive(Clone, Default)]
 pub(crate) struct Tokens(Arc<Mutex<HashMap<String, CallToken>>>);
 
-/// Makes every test that takes a [`Server`] a `#[tokio::test]` for each of some servers, in a module
-/// named after it. Between them the runtime's flavor, if it is not the default.
+/// Makes every test that takes a [`Server`] one `#[tokio::test]` for each of these servers, in a module with its name.
+/// The runtime's flavor may stand between the servers and the tests.
 macro_rules! for_servers {
     ([$($module:ident = $server:ident),+ $(,)?] {$($tests:tt)+}) => {
         crate::setup::for_servers!([$($module = $server),+] () {$($tests)+});
@@ -148,7 +148,7 @@ pub(crate) use for_servers;
 // === impl Server ===
 
 impl Server {
-    /// Serves [`Tools`]; a hang-up cancels at once.
+    /// Serves [`Tools`]. A disconnect cancels at once.
     pub(crate) async fn start(self) -> Setup {
         Plan::of(self).start().await
     }
@@ -173,7 +173,7 @@ impl Server {
 // === impl Plan ===
 
 impl Plan {
-    /// Nothing special: a hang-up cancels at once.
+    /// Returns the default plan, in which a disconnect cancels at once.
     pub(crate) fn of(server: Server) -> Self {
         Self {
             server,
@@ -188,13 +188,13 @@ impl Plan {
         }
     }
 
-    /// Another grace than none.
+    /// Sets the grace, which is none by default.
     pub(crate) fn grace(mut self, grace: Grace) -> Self {
         self.layer = self.layer.grace(grace);
         self
     }
 
-    /// Another layer option.
+    /// Changes the layer's options.
     pub(crate) fn layer(
         mut self,
         change: impl FnOnce(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
@@ -203,7 +203,7 @@ impl Plan {
         self
     }
 
-    /// Another way to keep sessions.
+    /// Changes the session manager.
     pub(crate) fn sessions(
         mut self,
         change: impl FnOnce(LocalSessionManager) -> LocalSessionManager,
@@ -212,7 +212,7 @@ impl Plan {
         self
     }
 
-    /// Another wrapper around them.
+    /// Changes the wrapper around the session manager.
     pub(crate) fn wrap(
         mut self,
         wrap: impl FnOnce(LocalSessionManager) -> Wrapper + 'static,
@@ -221,18 +221,18 @@ impl Plan {
         self
     }
 
-    /// The events of all calls go through a [`Store`].
+    /// Stores the events of all calls in a [`Store`].
     pub(crate) fn stored(self) -> Self {
         self.sessions(|local| local.with_event_store(Arc::new(Store::default())))
     }
 
-    /// The handler inside [`AbortOnCancel`].
+    /// Wraps the handler in [`AbortOnCancel`].
     pub(crate) fn abort_after(mut self, window: Duration) -> Self {
         self.abort_after = Some(window);
         self
     }
 
-    /// Another configuration of rmcp.
+    /// Changes the configuration of rmcp.
     pub(crate) fn config(
         mut self,
         change: impl FnOnce(StreamableHttpServerConfig) -> StreamableHttpServerConfig,
@@ -241,19 +241,19 @@ impl Plan {
         self
     }
 
-    /// Something between the layer and the server.
+    /// Adds a middleware between the layer and the server.
     pub(crate) fn inside(mut self, wrap: impl FnOnce(Router) -> Router + 'static) -> Self {
         self.inside = Box::new(wrap);
         self
     }
 
-    /// Something around the layer.
+    /// Adds a middleware around the layer.
     pub(crate) fn outside(mut self, wrap: impl FnOnce(Router) -> Router + 'static) -> Self {
         self.outside = Box::new(wrap);
         self
     }
 
-    /// Sockets that take little that their client does not read.
+    /// Limits how many unread bytes a socket can buffer.
     pub(crate) fn send_buffer(mut self, bytes: usize) -> Self {
         self.send_buffer = Some(bytes);
         self
@@ -268,14 +268,14 @@ impl Plan {
         self.serve(tools, witness, tokens).await
     }
 
-    /// Serves a handler of the test's own.
+    /// Serves a scripted handler.
     pub(crate) async fn start_scripted(self, handler: Scripted) -> Setup {
         let witness = handler.witness.clone();
         let tokens = handler.tokens.clone();
         self.serve(handler, witness, tokens).await
     }
 
-    /// Serves any handler, which has no witness.
+    /// Serves any handler. It has no witness.
     pub(crate) async fn start_handler<H: ServerHandler + Clone>(self, handler: H) -> Setup {
         self.serve(handler, Witness::new(), Tokens::default()).await
     }
@@ -354,7 +354,7 @@ impl Sessions {
         }
     }
 
-    /// rmcp's own manager, be it inside ours or not.
+    /// Returns rmcp's own manager, whether it is wrapped or not.
     pub(crate) fn local(&self) -> &LocalSessionManager {
         match self {
             Self::Wrapped(sessions) => sessions.inner(),
@@ -362,7 +362,7 @@ impl Sessions {
         }
     }
 
-    /// Ends the stream of a call from the server's side, as SEP-1699 has it: its client is to come back.
+    /// Ends the stream of a call on the server, as in SEP-1699. The client should reconnect.
     pub(crate) async fn end_stream(&self, mcp: &Mcp, stream: u64, retry: Option<Duration>) {
         let id = mcp.session_id().expect("a session");
         let handle = self.local().sessions.read().await.get(id).cloned();
@@ -375,7 +375,7 @@ impl Sessions {
 // === impl Setup ===
 
 impl Setup {
-    /// A client: in a session of its own where there are sessions.
+    /// Returns a client, in a session of its own if the server has sessions.
     pub(crate) async fn mcp(&self) -> Mcp {
         let mcp = Mcp::stateless(self.served.addr, PATH);
         if self.server.has_sessions() {
@@ -385,7 +385,7 @@ impl Setup {
         }
     }
 
-    /// Has a call under way: its handler has started. The exchange goes by the label as well.
+    /// Starts a call and waits until its handler has started. The label also names the exchange.
     pub(crate) async fn start_call(
         &self,
         mcp: &Mcp,
@@ -415,8 +415,8 @@ impl Setup {
         stream
     }
 
-    /// Makes a whole call, under an id that no other call has. What was queued in its session before
-    /// it, a cancel for example, has had its effect when it returns.
+    /// Makes a whole call under a unique id. Messages that were queued in its session before the call, for example a
+    /// cancel, have been processed when this returns.
     pub(crate) async fn assert_usable(&self, mcp: &Mcp) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let text = format!("echo-{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -428,7 +428,7 @@ impl Setup {
         assert_eq!(answer["result"]["content"][0]["text"], *text);
     }
 
-    /// Waits until so many calls are in flight.
+    /// Waits until `count` calls are in flight.
     pub(crate) async fn calls_reach(&self, count: usize) {
         let reached = async {
             while self.calls.len() != count {
@@ -438,7 +438,7 @@ impl Setup {
         within(format!("{count} calls in flight"), reached).await;
     }
 
-    /// Lets a held call finish and reads its answer.
+    /// Lets a held call complete and reads its answer.
     pub(crate) async fn assert_completes(&self, label: &str, call: &mut Connection) {
         self.witness.release(label);
         let answer = call.answer().await;
@@ -452,7 +452,7 @@ impl Setup {
     }
 }
 
-/// For the labelled tools of [`Tools`]: `chatty` sends one event.
+/// Arguments of the labelled tools of [`Tools`]. `chatty` sends one event.
 pub(crate) fn arguments(label: &str) -> Value {
     json!({ "label": label, "events": 1 })
 }
@@ -460,7 +460,7 @@ pub(crate) fn arguments(label: &str) -> Value {
 // === impl Tokens ===
 
 impl Tokens {
-    /// Notes the token that the handler of `label` can reach.
+    /// Records the token that the handler of `label` can reach.
     pub(crate) fn note(&self, label: &str, context: &RequestContext<RoleServer>) {
         if let Some(token) = CallToken::of(context) {
             let mut tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -468,7 +468,7 @@ impl Tokens {
         }
     }
 
-    /// The token of a handler that has started.
+    /// Returns the token of a handler that has started.
     pub(crate) fn of(&self, label: &str) -> CallToken {
         let tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let token = tokens.get(label).cloned();

@@ -1,4 +1,4 @@
-//! A server whose one tool does what a test says, for what the tools of `support` do not do.
+//! A server whose single tool runs a script of the test, for what the tools of `support` cannot do.
 
 use std::{fmt, future::ready, sync::Arc};
 
@@ -16,14 +16,14 @@ use tokio::sync::mpsc;
 use super::Tokens;
 use crate::support::Witness;
 
-/// What the tool answers.
+/// The answer of the tool.
 type Answer = Result<String, ErrorData>;
 
 type Script =
     dyn Fn(String, RequestContext<RoleServer>) -> BoxFuture<'static, Answer> + Send + Sync;
 
-/// The server. Whatever tool is called, its script runs; the label in the arguments goes to the
-/// witness. Only `echo` answers at once, as everywhere.
+/// The server. Every tool name runs the script, and the witness gets the label in the arguments. Only `echo` answers at
+/// once, as everywhere.
 #[derive(Clone)]
 pub(crate) struct Scripted {
     pub(crate) witness: Witness,
@@ -35,7 +35,7 @@ pub(crate) struct Scripted {
 // === impl Scripted ===
 
 impl Scripted {
-    /// A server whose tool runs `script`.
+    /// Returns a server whose tool runs `script`.
     pub(crate) fn new<F>(
         script: impl Fn(RequestContext<RoleServer>) -> F + Send + Sync + 'static,
     ) -> Self
@@ -45,7 +45,7 @@ impl Scripted {
         Self::labelled(move |_, context| script(context))
     }
 
-    /// The same with the label.
+    /// The same, but `script` also gets the label.
     pub(crate) fn labelled<F>(
         script: impl Fn(String, RequestContext<RoleServer>) -> F + Send + Sync + 'static,
     ) -> Self
@@ -60,7 +60,7 @@ impl Scripted {
         }
     }
 
-    /// Hands on every `notifications/cancelled` that reaches the server.
+    /// Forwards every `notifications/cancelled` that reaches the server.
     pub(crate) fn on_cancelled(
         mut self,
         cancels: mpsc::UnboundedSender<CancelledNotificationParam>,
@@ -100,7 +100,7 @@ impl ServerHandler for Scripted {
         _: NotificationContext<RoleServer>,
     ) -> impl Future<Output = ()> + Send + '_ {
         if let Some(cancels) = &self.cancels {
-            // A test that has seen enough has gone.
+            // The test may have dropped its receiver.
             let _gone = cancels.send(cancelled);
         }
         ready(())

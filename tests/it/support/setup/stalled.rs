@@ -1,5 +1,4 @@
-//! Streams that nobody reads on inside the layer, as behind a full buffer: their end is seen when they are
-//! dropped, and not before.
+//! Streams that stay unread inside the layer, as behind a full buffer. Their end is noticed only when they are dropped.
 
 use std::future::pending;
 
@@ -13,7 +12,7 @@ use futures_util::{StreamExt, stream};
 
 use super::EXCHANGE;
 
-/// Reads the streams of named exchanges to their first event and then holds them unread, until they are dropped.
+/// Reads the streams of named exchanges up to their first event. Then holds them unread until they are dropped.
 pub(crate) fn stalled(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let stalls = request.headers().contains_key(EXCHANGE);
@@ -25,7 +24,7 @@ pub(crate) fn stalled(router: Router) -> Router {
                     if first {
                         Some((body.next().await?, (body, false)))
                     } else {
-                        // Holds the body all the while.
+                        // Holds the body meanwhile.
                         pending::<()>().await;
                         Some((body.next().await?, (body, false)))
                     }

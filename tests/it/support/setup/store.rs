@@ -1,4 +1,4 @@
-//! Stores in memory: of events, and of sessions.
+//! Stores in memory for events and for sessions.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,11 +18,11 @@ use rmcp::transport::streamable_http_server::session::{
 /// The id of the first event in a [`Store`].
 pub(crate) const FIRST_STORED: &str = "event-0";
 
-/// Events in memory, under ids that say nothing of their stream.
+/// Events in memory, under ids that do not show their stream.
 #[derive(Default)]
 pub(crate) struct Store(Mutex<BTreeMap<usize, (String, ServerSseMessage)>>);
 
-/// A store that fails while one of these is set.
+/// A store that fails while one of these flags is set.
 #[derive(Default)]
 pub(crate) struct Failing {
     store: Store,
@@ -31,7 +31,7 @@ pub(crate) struct Failing {
     pub(crate) replays_nothing: AtomicBool,
 }
 
-/// What it takes to restore sessions.
+/// Sessions in memory, from which they can be restored.
 #[derive(Default)]
 pub(crate) struct SavedSessions(Mutex<HashMap<String, SessionState>>);
 

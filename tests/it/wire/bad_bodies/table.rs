@@ -1,14 +1,14 @@
-//! The bodies. Where one is refused, it names id 1 in some way: the id of the held call.
+//! The bodies. A refused body names id 1, the id of the held call, in some way.
 
 use bytes::Bytes;
 
 use crate::support::*;
 
-/// A body and how it is sent.
+/// A body, and how it is sent.
 pub(super) struct Row {
     pub(super) what: &'static str,
     body: Bytes,
-    /// Instead of `application/json`; none, or several.
+    /// Values of `Content-Type` in place of `application/json`. May be empty or contain several.
     content_types: &'static [&'static str],
     content_encoding: Option<&'static str>,
     pub(super) sent: Sent,
@@ -16,7 +16,7 @@ pub(super) struct Row {
 
 pub(super) enum Sent {
     Whole,
-    /// In chunks of these sizes, and one with the rest.
+    /// In chunks of these sizes, and one chunk with the rest.
     Chunked(Vec<usize>),
     /// Too large to be written before the refusal is read.
     OverHttp2,
@@ -69,31 +69,31 @@ impl Row {
     }
 }
 
-/// A call of `hold` with these members in front of it.
+/// Returns a call of `hold` that begins with these members.
 fn call(members: &str) -> String {
     let label = r#"{"name":"hold","arguments":{"label":"never"}}"#;
     format!(r#"{{"jsonrpc":"2.0",{members}"method":"tools/call","params":{label}}}"#)
 }
 
-/// A call that passes, with this id and text.
+/// Returns a call that passes, with this id and text.
 fn echo(id: &str, text: &str) -> String {
     let params = format!(r#"{{"name":"echo","arguments":{{"text":"{text}"}}}}"#);
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#)
 }
 
-/// A cancel with these parameters.
+/// Returns a cancel with these parameters.
 fn cancel(params: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{params}}}"#)
 }
 
-/// A call whose arguments are nested.
+/// Returns a call whose arguments are nested.
 fn nested(id: &str, levels: usize) -> String {
     let (open, close) = ("[".repeat(levels), "]".repeat(levels));
     let params = format!(r#"{{"name":"echo","arguments":{{"text":{open}{close}}}}}"#);
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#)
 }
 
-/// A valid text with other bytes in place of each `?`.
+/// Returns a valid text with other bytes in place of each `?`.
 fn with_bytes(text: &str, bytes: &[u8]) -> Vec<u8> {
     text.split('?')
         .map(str::as_bytes)
@@ -186,7 +186,7 @@ pub(super) fn table() -> Vec<Row> {
         ("128 levels of nesting", nested("1", 125)),
         ("100,000 levels of nesting", nested("1", 100_000)),
         ("100,000 levels that do not end", "[".repeat(100_000)),
-        // Messages that pass, and are no calls of ours or not the held one.
+        // Messages that pass, and are not calls, or do not name the held call.
         ("an answer to a request of the server", r#"{"jsonrpc":"2.0","id":1,"result":{}}"#.to_owned()),
         ("an error for a request of the server", r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}"#.to_owned()),
         ("a notification of another kind", r#"{"jsonrpc":"2.0","method":"notifications/1","params":{"requestId":1}}"#.to_owned()),
@@ -217,7 +217,7 @@ pub(super) fn table() -> Vec<Row> {
     ];
     let mut rows: Vec<Row> = rows.into_iter().map(|(what, body)| Row::new(what, body)).collect();
     rows.extend([
-        // Bytes that are no text.
+        // Bytes that are not text.
         Row::new("a byte order mark", format!("\u{feff}{one}")),
         Row::new("a call in UTF-16", one.encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>()),
         Row::new("NUL before a call", format!("\0{one}")),

@@ -1,4 +1,4 @@
-//! The places where probes must be, by the words of the standard: from the whole text so far, not byte by byte.
+//! The places where the standard allows probes, computed from the whole text so far instead of byte by byte.
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ const MARK: &[u8] = "\u{feff}".as_bytes();
 
 pub(super) const PROBE: &[u8] = b":\n\n";
 
-/// What a client gets between two others.
+/// A part of what a client receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Probe,
@@ -16,15 +16,15 @@ pub(super) enum Piece {
     Inner(Vec<u8>),
 }
 
-/// What comes of frames that follow a script: a probe for each interval of silence that begins between two
-/// events, and nothing else.
+/// Returns the expected pieces for frames that follow a script: a probe for each interval of silence that begins
+/// between two events, and no other.
 pub(super) fn expected((frames, last): &Script) -> Vec<Piece> {
     let text: Vec<u8> = frames.iter().flat_map(|(_, frame)| frame.clone()).collect();
     let before = frames.iter().take_while(|(_, frame)| frame.is_empty());
     let first = frames.iter().find(|(_, frame)| !frame.is_empty());
     let first = first.map_or(*last, |(silence, _)| *silence);
     let probed_first = first > 0 || before.into_iter().any(|(silence, _)| *silence > 0);
-    // Of the start of a body a mark is part, of what comes after a probe it is not.
+    // A byte order mark is a mark only at the start of a body. After a probe it would be text, so it is removed.
     let mut skip = if probed_first {
         text.len() - without_mark(&text).len()
     } else {
@@ -49,7 +49,7 @@ fn put_probes(pieces: &mut Vec<Piece>, silence: u32, text: &[u8]) {
     }
 }
 
-/// What a client got.
+/// Splits what a client received into pieces.
 pub(super) fn pieces(frames: &[Bytes]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for frame in frames {
@@ -70,12 +70,12 @@ fn append(pieces: &mut Vec<Piece>, frame: &[u8]) {
     }
 }
 
-/// Whether a frame is a probe. No inner body here has such a frame.
+/// Returns `true` if a frame is a probe. No inner body here has such a frame.
 pub(super) fn is_probe(frame: &[u8]) -> bool {
     frame == PROBE
 }
 
-/// The body without its mark, or what of one is all of it.
+/// Returns the body without its byte order mark, or an empty slice if the body is only a part of the mark.
 pub(super) fn without_mark(text: &[u8]) -> &[u8] {
     if MARK.starts_with(text) {
         &[]
@@ -84,7 +84,7 @@ pub(super) fn without_mark(text: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether nothing of an event has come since the last blank line.
+/// Returns `true` if `text` ends at the start of a line and outside an event.
 pub(super) fn is_boundary(text: &[u8]) -> bool {
     let mut rest = text.strip_prefix(MARK).unwrap_or(text);
     let mut in_event = false;

@@ -1,4 +1,4 @@
-//! Two parsers of what clients read, which know nothing of the crate or of each other. The fuzz targets take this
+//! Two parsers that clients use. They are independent of this crate and of each other. The fuzz targets include this
 //! file too.
 
 use std::{convert::Infallible, fmt::Debug};
@@ -8,15 +8,15 @@ use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use sse_stream::{Sse, SseStream};
 use sseer::{event::Event, event_stream::EventStream};
 
-/// The events before the first that the parser does not take, and whether there was one.
+/// The events before the first error, and whether there was an error.
 pub type Read<T> = (Vec<T>, bool);
 
-/// What rmcp's client reads with.
+/// Parses with the parser of rmcp's client.
 pub fn by_sse_stream(frames: &[Bytes]) -> Read<Sse> {
     to_first_error(SseStream::from_bytes_stream(body(frames)))
 }
 
-/// A parser that keeps to the standard where the other one refuses.
+/// Parses with a parser that follows the standard where the other one fails.
 pub fn by_sseer(frames: &[Bytes]) -> Read<Event> {
     to_first_error(EventStream::new(body(frames)))
 }

@@ -1,4 +1,4 @@
-//! Event streams as servers write them, as nobody should write them, and frames of them.
+//! Generated event streams, valid and invalid, and the frames into which they are cut.
 
 use std::{iter, ops::Range};
 
@@ -17,13 +17,13 @@ pub(super) enum Cut {
     Anywhere(Index),
     /// After a line end.
     AfterLine(Index),
-    /// So many bytes after the start, where a byte order mark is.
+    /// This many bytes after the start, where a byte order mark may be.
     Early(usize),
-    /// Each byte for itself.
+    /// After every byte.
     Everywhere,
 }
 
-/// Events with all that may be in them, as a server writes them. The last may lack its end.
+/// Generates events with all fields that a server may write. The last event may lack its end.
 pub(super) fn stream_of_events() -> impl Strategy<Value = Vec<u8>> {
     let line_ends = prop_oneof![
         2 => Just(vec!["\n"]),
@@ -46,7 +46,7 @@ pub(super) fn stream_of_events() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Whole marks and what of them may be taken for one.
+/// Generates a byte order mark, a part of one, two of them, or none.
 fn mark() -> impl Strategy<Value = &'static [u8]> {
     let marks: [&[u8]; 7] = [
         b"",
@@ -60,7 +60,7 @@ fn mark() -> impl Strategy<Value = &'static [u8]> {
     select(marks.to_vec())
 }
 
-/// The lines of an event, the blank one last.
+/// Generates the lines of an event. The blank line is last.
 fn event() -> impl Strategy<Value = Vec<String>> {
     let value = || "[a-z0-9/:{}\" é]{0,12}";
     let fields = (
@@ -98,7 +98,7 @@ fn event() -> impl Strategy<Value = Vec<String>> {
     })
 }
 
-/// What no server writes, rich in what decides where an event ends. Never a probe.
+/// Generates text that no server writes, with many bytes that decide where an event ends. It never contains a probe.
 pub(super) fn noise() -> impl Strategy<Value = Vec<u8>> {
     let fragments: [&[u8]; 18] = [
         b"\n",
