@@ -42,7 +42,7 @@ ALLOWED = {
     "cluster/src": 417,
     "tests": 510,
     "proxy/tests": 6,
-    "cluster/tests": 18,
+    "cluster/tests": 0,
     "examples": 0,
     "benches": 0,
     "fuzz": 0,

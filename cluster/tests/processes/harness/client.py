@@ -1,4 +1,4 @@
-"""Clients: their sessions, and calls that are cut off and come back."""
+"""Clients: their sessions, and calls that are cut off and resumed."""
 
 import asyncio
 import json
@@ -6,12 +6,12 @@ import json
 from .wire import Broken, Response
 
 CAPABILITIES = {"sampling": {}, "elicitation": {}}
-# More than enough for what needs no waiting.
+# Timeout of operations that need no waiting.
 PATIENCE = 30.0
-# What may pass by itself: the client comes again after a while.
+# Statuses that are temporary: the client retries after a pause.
 BUSY = (502, 503, 504)
 AGAIN_AFTER = 0.2
-# A living session answers within this time, whatever became of its owner.
+# A living session answers within this time, even if its owner has failed.
 ANSWERS_WITHIN = 10.0
 
 
@@ -41,7 +41,7 @@ class Session:
         raise TimeoutError(f"no session through {door.name}")
 
     async def post(self, door, message, more=(), until=None):
-        """Sends a message, the second half of it when `until` is set, and returns with the head."""
+        """Sends a message, its second half when `until` is set, and returns with the head."""
         body = body_of(message)
         response = await Response.open(door, "POST", self.headers(more), body, kept=len(body) // 2 if until else 0)
         if until:
@@ -50,12 +50,12 @@ class Session:
         return await response.head()
 
     async def tell(self, door, method, params=None, limit=PATIENCE):
-        """Sends a notification. Returns the status, 0 for none."""
+        """Sends a notification. Returns the status, 0 if there is none."""
         message = {"method": method, **({"params": params} if params else {})}
         return await self._status(self.post(door, message), limit)
 
     async def reply(self, door, question, result):
-        """Answers what the server asked. Returns the status."""
+        """Answers a request of the server. Returns the status."""
         return await self._status(self.post(door, {"id": question["id"], "result": result}), PATIENCE)
 
     async def delete(self, door):
@@ -64,13 +64,13 @@ class Session:
         return await self._status(send(), PATIENCE)
 
     async def poke(self, door, limit=PATIENCE):
-        """Looks whether the session is known there."""
+        """Checks whether the session is known at this door."""
         status = await self.tell(door, "notifications/roots/list_changed", limit=limit)
         self.facts.note("poked", session=self.id, door=door.name, status=status)
         return status
 
     async def whose(self, door, group):
-        """Asks which instance serves the session there, and again after a 503, as a client is told to."""
+        """Asks which instance serves the session. Retries after a 503, as `Retry-After` requires."""
         for _ in range(int(ANSWERS_WITHIN / AGAIN_AFTER)):
             status, name = await self._whoami(door)
             if status != 503:
@@ -80,7 +80,7 @@ class Session:
         return name
 
     async def _whoami(self, door):
-        """Calls the tool that names its instance. Returns the status, 0 for none, and the name."""
+        """Calls the tool that returns its instance. Returns the status, 0 if there is none, and the name."""
         name, status = None, 0
         self._next += 1
         params = {"name": "whoami", "arguments": {}}
@@ -101,7 +101,7 @@ class Session:
         return headers if self.id is None else {**headers, "mcp-session-id": self.id}
 
     def number(self):
-        """The id of the next request. Every third is a string."""
+        """The id of the next request. Every third id is a string."""
         self._next += 1
         return f"n {self._next}" if self._next % 3 == 0 else self._next
 
@@ -115,7 +115,7 @@ class Session:
 
 
 class Call:
-    """A call of a session. What its client does and hears are facts."""
+    """A call of a session. Actions and observations of its client are recorded as facts."""
 
     count = 0
 
@@ -140,15 +140,15 @@ class Call:
         self.question = asyncio.get_running_loop().create_future()
 
     async def ask(self, door, until_started=True, until=None):
-        """Calls the tool. Returns when the client has all its events but the answer, if that is to be waited for.
+        """Calls the tool. With `until_started`, returns when the client has all events before the answer.
 
-        The second half of its first request is sent when `until` is set."""
+        The second half of the first request is sent when `until` is set."""
         self._note_asked(door)
         for _ in range(int(PATIENCE / AGAIN_AFTER)):
             try:
                 response = await self.session.post(door, self._message(), until=until)
             except Broken as error:
-                # It may have begun. Nobody knows, so it is not sent again.
+                # The call may have begun, so it is not sent again.
                 self._note("refused", status=0, what=repr(error), door=door.name)
                 return self
             if response.status == 200:
@@ -165,7 +165,7 @@ class Call:
         return self
 
     async def ask_half(self, door, limit):
-        """Sends half of the call, and stays connected. Returns when it was answered, or its client was cut off."""
+        """Sends half of the call and stays connected. Returns when it is answered, or when the client is cut off."""
         self._note_asked(door)
         body, status = body_of(self._message()), 0
         try:
@@ -176,13 +176,13 @@ class Call:
         self._note("refused", status=status, door=door.name)
 
     def cut(self, reset=False):
-        """Its client is cut off."""
+        """Cuts the client off."""
         self._detach()
         self._note("cut", reset=reset, last=self._last)
         self._stream.cut(reset)
 
     async def back(self, door, limit=PATIENCE, obeys=False):
-        """Its client resumes, and again if that may help: as `Retry-After` has it if it obeys that."""
+        """Resumes, and retries after a temporary status. With `obeys`, waits as `Retry-After` requires."""
         self._detach()
         self._note("back", door=door.name)
         deadline = asyncio.get_running_loop().time() + limit
@@ -207,7 +207,7 @@ class Call:
         return False
 
     async def end(self, door, limit=PATIENCE):
-        """Waits for the answer or an error. Whenever the stream ends before, the client comes back."""
+        """Waits for the answer or an error. Resumes whenever the stream ends before."""
         deadline = asyncio.get_running_loop().time() + limit
         while not self._over.is_set():
             left = deadline - asyncio.get_running_loop().time()
@@ -218,7 +218,7 @@ class Call:
         return self
 
     async def _reads(self, limit):
-        """Whether its stream brought the answer, or may still."""
+        """Returns whether the stream delivered the answer, or still may."""
         if self._pump is None or self._pump.done():
             return False
         over = asyncio.ensure_future(self._over.wait())
@@ -227,23 +227,23 @@ class Call:
         return self._over.is_set() or not self._pump.done()
 
     async def _comes_back(self, door, limit):
-        # Who has seen no event has nothing to come back with.
+        # A client without an event cannot resume.
         if self._last is None:
             return False
         await asyncio.sleep(0.05)
         return await self.back(door, limit)
 
     async def until_over(self, limit=PATIENCE):
-        """Waits for the answer or an error on the stream that it has."""
+        """Waits for the answer or an error on the current stream."""
         await asyncio.wait([asyncio.ensure_future(self._over.wait())], timeout=limit)
         return self._over.is_set()
 
     async def until_cut_off(self, limit=PATIENCE):
-        """Returns when its stream has ended without its doing."""
+        """Returns when the stream has ended without the client's action."""
         await asyncio.wait([self._pump], timeout=limit)
 
     async def read_some(self, size):
-        """Reads so many bytes of what comes next, to be cut off in the middle of it."""
+        """Reads `size` bytes, so that the stream can be cut in the middle."""
         self._detach()
         try:
             await self._stream.some(size)

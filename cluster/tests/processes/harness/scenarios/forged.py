@@ -1,4 +1,4 @@
-"""What a stranger may try: event ids of others, headers of instances, and ids that are far too long."""
+"""Attempts of a foreign client: event ids of other sessions, headers of instances, and ids that are far too long."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from ..world import SECRET, answers
 EACH = 20
 SHORT = 2
 LONG = 1 << 20
-# How long a stranger listens on a stream.
+# Time for which the foreign client reads a stream.
 LISTEN = 0.7
-# A call of the victim for each try.
+# Number of calls of the victim for each attempt.
 CALLS = 2
 
 
@@ -31,7 +31,7 @@ def _check(world, what, right, **more):
 
 
 async def _events(world, number):
-    """A client of its own session names events of another one, on every instance."""
+    """A client of one session names events of another one, at every instance."""
     owner, other, third = world.turn(number)
     kept = await world.call("forged", "back", owner.door)
     kept.cut()
@@ -58,7 +58,7 @@ async def _name(world, stranger, door, name, victims):
     try:
         response = await (await Response.open(door, "GET", headers)).head()
         status = response.status
-        # A stream of its own may stay open, with nothing on it.
+        # A stream of the client's own session may stay open, without data.
         await asyncio.wait_for(_listen(response, heard), LISTEN)
     except asyncio.TimeoutError:
         response.cut()
@@ -74,7 +74,7 @@ async def _listen(response, heard):
 
 
 async def _headers(world, number):
-    """A client says what only instances say."""
+    """A client sends headers that only instances send."""
     owner, other, third = world.turn(number)
     session = await world.session(owner.door)
     note = json.dumps({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).encode()
@@ -87,12 +87,12 @@ async def _headers(world, number):
             unknown = {**session.headers({name: said}), "mcp-session-id": str(uuid.uuid4())}
             status, headers, _ = await answers(third.door, "POST", unknown, note)
             _check(world, "forged header of no session", status == 404, status=status)
-    # The door of the peers, without the secret and with another.
+    # The listener for peers, without the secret and with another one.
     peers = owner.door._replace(port=int(owner.peers.rpartition(":")[2]))
     for forged in ({}, {"mcp-cluster": "relay"}, {"mcp-cluster": f"{SECRET}x"}, {"mcp-cluster": SECRET[:-1]}):
         status, _, _ = await answers(peers, "POST", session.headers(forged), note)
         _check(world, "peers' door", status == 403, status=status)
-    # With it, a session that is not there is nobody's to relay.
+    # With the secret, a session that does not exist has no owner to relay to.
     unknown = {**session.headers({"mcp-cluster": SECRET}), "mcp-session-id": str(uuid.uuid4())}
     status, _, _ = await answers(peers, "POST", unknown, note)
     _check(world, "one hop", status == 421, status=status)
@@ -108,7 +108,7 @@ async def _long(world, number):
         for field in ("mcp-session-id", "last-event-id"):
             headers = {**session.headers(), field: long}
             status, _, _ = await answers(door, "GET" if field == "last-event-id" else "POST", headers, note)
-            # 0: the connection was closed before all of it was taken.
+            # 0: the connection was closed before all of the id was accepted.
             _check(world, f"long {field}", status in (0, 400, 404, 414, 431), status=status, door=door.name)
         cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": long}}
         status, _, _ = await answers(door, "POST", session.headers(), json.dumps(cancel).encode())
