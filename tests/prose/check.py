@@ -41,7 +41,7 @@ ALLOWED = {
     "proxy/src": 4,
     "cluster/src": 417,
     "tests": 510,
-    "proxy/tests": 6,
+    "proxy/tests": 0,
     "cluster/tests": 0,
     "examples": 0,
     "benches": 0,
