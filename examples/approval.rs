@@ -1,11 +1,11 @@
-//! A tool that waits for a human. Its call survives a client that loses its connection. A client that lost its place and asks
-//! again does not leave two questions on the human's desk.
+//! A tool that waits for a human. Its call survives a lost connection. A client that cannot resume and calls again does
+//! not leave two questions on the human's desk.
 //!
 //! ```sh
 //! cargo run --example approval
 //! ```
 //!
-//! The policy in [`serve`] does both: a grace of an hour, in which the client may come back, and `supersede`.
+//! The policy in [`serve`] does both: a grace of an hour for a resume, and `supersede`.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -37,10 +37,10 @@ mod raw;
 
 type Failure = Box<dyn Error>;
 
-/// More than enough for everything here. Nobody waits for the hour to pass.
+/// Timeout of this example, which takes far less. It does not wait for the hour.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What lies on the human's desk.
+/// A question on the human's desk.
 struct Question {
     document: String,
     reply: oneshot::Sender<&'static str>,
@@ -134,7 +134,7 @@ async fn serve(
         }
         _ => Policy::new(),
     });
-    // A call is superseded once the server knows that its client has gone: the play waits for that.
+    // A call is superseded only after the server has noticed its client's disconnect. The example waits for that.
     let layer = layer.observe(move |event: &Event<'_>| {
         if let Event::Detached { .. } = event {
             let _over = gone.send(());
@@ -185,7 +185,7 @@ impl Office {
         let question = Question { document, reply };
         let closed = || ErrorData::internal_error("the office is closed", None);
         self.desk.send(question).map_err(|_| closed())?;
-        // When this future is dropped, the question is off the desk: `answer` goes with it.
+        // Dropping this future also drops `answer`, so the question can no longer be answered.
         let answer = answer.await.map_err(|_| closed())?;
         Ok(answer.to_owned())
     }

@@ -1,10 +1,10 @@
-//! A server whose tool sleeps for a minute, to watch in its log what happens when curl hangs up.
+//! A server whose tool sleeps for a minute. Its log shows what happens when curl disconnects.
 //!
 //! ```sh
 //! cargo run --example axum_server -- --grace immediate
 //! ```
 //!
-//! `examples/README.md` has the curl lines. `RUST_LOG` says what is logged, `mcp_cancel_on_disconnect=trace` for
+//! `examples/README.md` has the curl commands. `RUST_LOG` sets the log filter; `mcp_cancel_on_disconnect=trace` logs
 //! everything that the layer does.
 
 use std::{
@@ -42,7 +42,7 @@ usage: axum_server [--grace immediate|auto|never|<seconds>] [--stateless]
 
 const ADDRESS: &str = "127.0.0.1:8765";
 
-/// Unless `RUST_LOG` says otherwise.
+/// The log filter if `RUST_LOG` is not set.
 const LOG: &str = "warn,axum_server=info,mcp_cancel_on_disconnect=debug";
 
 const STEP: Duration = Duration::from_millis(100);

@@ -1,11 +1,11 @@
-//! A tool that runs a shell command. When its client hangs up, everything that the command has started goes as well,
-//! although the tool knows nothing of tokens.
+//! A tool that runs a shell command. When its client disconnects, all processes of the command are killed, although the
+//! tool does not use tokens.
 //!
 //! ```sh
 //! cargo run --example child_process
 //! ```
 //!
-//! [`ProcessGroup`] is what such a tool needs: a destructor that ends the whole tree. `AbortOnCancel` runs it.
+//! Such a tool needs [`ProcessGroup`], whose destructor kills the whole tree. `AbortOnCancel` runs the destructor.
 
 #[cfg(unix)]
 #[path = "shared/raw.rs"]
@@ -56,19 +56,19 @@ mod unix {
 
     type Failure = Box<dyn Error>;
 
-    /// More than enough for everything here, and far less than the command takes.
+    /// Timeout of this example. It takes less, and the command far more.
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// A tree of processes: two that sleep, one of them in a shell of its own.
+    /// A tree of processes: two that sleep, one of them in its own shell.
     const COMMAND: &str = "echo begun; sleep 600 & sh -c 'sleep 600; echo never' & wait";
 
-    /// A process and all its offspring. Dropped, it ends them.
+    /// A process and all its descendants, which are killed on drop.
     struct ProcessGroup {
         leader: Child,
         id: Option<Pid>,
     }
 
-    /// Runs commands. Their output goes to a pipe that stays open as long as any of their processes lives.
+    /// Runs commands. Their output is a pipe that stays open until all their processes have ended.
     #[derive(Clone)]
     struct Shell {
         output: Arc<PipeWriter>,
@@ -123,7 +123,7 @@ mod unix {
         let hung_up = Instant::now();
         client.hang_up();
 
-        // The server has an end of the pipe as well.
+        // The server also holds an end of the pipe.
         servers.shutdown().await;
         let mut rest = String::new();
         let ended = timeout(LIMIT, output.read_to_string(&mut rest)).await;
@@ -146,7 +146,7 @@ mod unix {
     // === impl ProcessGroup ===
 
     impl ProcessGroup {
-        /// Runs a shell command in a process group of its own.
+        /// Runs a shell command in a new process group.
         fn spawn(command: &str, output: Stdio) -> io::Result<Self> {
             let leader = Command::new("sh")
                 .args(["-c", command])
@@ -154,7 +154,7 @@ mod unix {
                 .stdout(output)
                 .process_group(0)
                 .spawn()?;
-            // It has the id of its leader.
+            // A process group has the id of its leader.
             let id = leader
                 .id()
                 .and_then(|id| Pid::from_raw(id.try_into().ok()?));
@@ -163,7 +163,7 @@ mod unix {
 
         async fn wait(&mut self) -> io::Result<ExitStatus> {
             let status = self.leader.wait().await?;
-            // From now on the id may be another's.
+            // The id may now be reused by another process.
             self.id = None;
             Ok(status)
         }
@@ -172,7 +172,7 @@ mod unix {
     impl Drop for ProcessGroup {
         fn drop(&mut self) {
             if let Some(id) = self.id.take() {
-                // It may just have ended by itself. The leader is reaped by tokio.
+                // The group may just have ended. tokio reaps the leader.
                 let _ended = kill_process_group(id, Signal::KILL);
             }
         }

@@ -1,4 +1,4 @@
-//! A server that notices when its network dies, served in one of two ways.
+//! A server that detects a dead network, served in one of two ways.
 //!
 //! ```sh
 //! cargo run --example dead_peer --features axum,socket
@@ -6,11 +6,11 @@
 //! ```
 //!
 //! Both set the socket options of [`DeadPeer`] and watch their connections. The first is `axum::serve`, with the
-//! options on the listening socket. The second is an accept loop around hyper-util, which a server needs for HTTP/2 pings, with
-//! the options on every accepted socket.
+//! options on the listening socket. The second is an accept loop around hyper-util, with the options on every accepted
+//! socket. HTTP/2 pings need such a loop.
 //!
-//! To see it, call the tool `wait` (`examples/README.md` has curl lines; this server keeps no sessions) and let its packets
-//! vanish: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
+//! To try it, call the tool `wait` (`examples/README.md` has curl commands; this server has no sessions) and drop its
+//! packets: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
@@ -74,7 +74,7 @@ async fn serve(listener: TcpListener, app: Router) -> io::Result<()> {
     axum::serve(WatchedListener::new(listener), make).await
 }
 
-/// HTTP/2 pings end the streams of a dead peer by themselves. The options are needed all the same: the
+/// HTTP/2 pings end the streams of a dead peer without the options. The options are needed all the same, because the
 /// connection's task stays in its last write until the kernel gives up.
 async fn serve_with_pings(listener: TcpListener, app: Router) {
     let listener = WatchedListener::new(listener);
@@ -93,7 +93,7 @@ async fn serve_with_pings(listener: TcpListener, app: Router) {
         let peer = stream.peer();
         let service = app.clone().map_request(move |request: Request<Incoming>| {
             let mut request = request.map(Body::new);
-            // Outside the layer, which looks for it.
+            // Inserted outside the layer, because the layer reads it.
             request.extensions_mut().insert(peer.clone());
             request
         });

@@ -1,11 +1,11 @@
-//! Three MCP servers in a row: the tool of the first calls the second, whose tool calls the third. The client hangs up
-//! on the first, and all three handlers stop.
+//! Three MCP servers in a row. The tool of the first calls the second, whose tool calls the third. The client
+//! disconnects from the first, and all three handlers stop.
 //!
 //! ```sh
 //! cargo run --example gateway
 //! ```
 //!
-//! [`call_downstream`] is what a gateway needs: it passes the cancel of its own call on to the request that it made.
+//! A gateway needs [`call_downstream`]: it forwards the cancel of its own call to the request that it made.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
@@ -35,10 +35,10 @@ mod raw;
 
 type Failure = Box<dyn Error>;
 
-/// More than enough for everything here.
+/// Timeout of this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// One server in the row. Whatever tool is called, it works until somebody stops it.
+/// One server in the row. Every tool works until it is stopped.
 #[derive(Clone)]
 struct Server {
     name: &'static str,
@@ -51,7 +51,7 @@ enum Event {
     Stopped(&'static str),
 }
 
-/// Says that a handler has stopped, whichever way it did.
+/// Reports on drop that a handler has stopped.
 struct Working<'a>(&'a Server);
 
 #[tokio::main]
@@ -115,10 +115,11 @@ async fn soon(happened: &mut UnboundedReceiver<Event>) -> Result<Event, Failure>
         .ok_or("the servers have gone")?)
 }
 
-/// Calls a tool of another server. When the call that it is made for is cancelled, so is this one, for the same reason.
+/// Calls a tool of another server. If the call in `context` is cancelled, the new request is cancelled for the same
+/// reason.
 ///
-/// (`Peer::call_tool` would do as well inside `AbortOnCancel`: rmcp cancels it when its future is dropped. But only then,
-/// after the time that a handler has to end by itself.)
+/// (Inside `AbortOnCancel`, `Peer::call_tool` also works, because rmcp cancels the request when its future is dropped.
+/// The future is dropped only after the time that a handler has to end by itself.)
 async fn call_downstream(
     server: &Peer<RoleClient>,
     params: CallToolRequestParams,
@@ -151,7 +152,7 @@ fn failed(error: ServiceError) -> ErrorData {
 impl Server {
     async fn serve(self, servers: &mut JoinSet<()>) -> Result<SocketAddr, Failure> {
         let sessions = Arc::new(CancellableSessionManager::default());
-        // The worker never looks at its token.
+        // The worker never checks its token.
         let handler = AbortOnCancel::new(self).after(Duration::from_millis(100));
         let mcp =
             StreamableHttpService::new(move || Ok(handler.clone()), sessions, Default::default());
@@ -169,7 +170,7 @@ impl Server {
     }
 
     fn say(&self, event: Event) {
-        // Nobody listens any more when everything has been said.
+        // The receiver is dropped after the last expected event.
         let _gone = self.events.send(event);
     }
 }

@@ -1,5 +1,5 @@
-//! The layer on routes that have nothing to do with MCP: a handler hands its `CallToken` to the work that it spawned,
-//! and registers a clean-up.
+//! The layer on routes without MCP. A handler passes its `CallToken` to the task that it spawned, and registers a
+//! clean-up.
 //!
 //! ```sh
 //! cargo run --example plain_axum --features axum
@@ -32,15 +32,15 @@ mod raw;
 
 type Failure = Box<dyn Error>;
 
-/// More than enough for everything here.
+/// Timeout of this example, which takes far less.
 const LIMIT: Duration = Duration::from_secs(10);
 
 const PAGES: u64 = 3;
 
-/// What the server tells of its work.
+/// The state of the server.
 #[derive(Clone)]
 struct Press {
-    /// The pages that were printed for nobody, or for somebody.
+    /// Number of pages printed, whether or not the reader stayed.
     printed: Arc<AtomicU64>,
     said: UnboundedSender<&'static str>,
 }
@@ -87,7 +87,7 @@ async fn play() -> Result<(), Failure> {
     }
     println!("and has it");
 
-    // What was said of the first book.
+    // The messages about the first book.
     while sayings.try_recv().is_ok() {}
     let book = raw::request(addr, "GET", "/book", &[], "").await?;
     println!("{}; another reader hangs up", next(&mut sayings).await?);
@@ -103,7 +103,7 @@ async fn play() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has a book printed by a task: dropped, the handler would not end it.
+/// Prints a book in a task, which dropping the handler would not stop.
 async fn book(State(press): State<Press>, call: CallToken) -> String {
     let (done, printed) = oneshot::channel();
     let said = press.said.clone();
@@ -137,7 +137,7 @@ fn print(press: Press, call: CallToken, done: oneshot::Sender<u64>) {
             press.printed.fetch_add(1, Ordering::Relaxed);
             let _gone = press.said.send("a page is printed");
         }
-        // The reader may have gone in this very moment.
+        // The reader may have disconnected at this moment.
         let _gone = done.send(pages);
     });
 }

@@ -1,10 +1,10 @@
-//! The owner of a line of code: the crate, the caller of a container, or somebody else.
+//! Attributes a source line to the crate, to the caller of a container, or to another package.
 
 use std::path::Path;
 
 use anyhow::Result;
 
-/// Crates that work for whoever calls them: a place in one of these says nothing.
+/// Crates whose code runs on behalf of its caller. A place in one of them does not identify an owner.
 const CONTAINERS: &str = "bytes futures-channel futures-core futures-util hashbrown http http-body-util lock_api parking_lot tokio tokio-util";
 
 #[derive(Debug, PartialEq)]
@@ -13,17 +13,17 @@ pub enum Owner<'a> {
     Container,
     /// The crate, at this place.
     Layer(&'a str),
-    /// This one: rmcp, the bench, ...
+    /// Another package, for example rmcp or the bench.
     Other(&'a str),
 }
 
-/// Where the crate's sources are, with a slash at the end.
+/// The path of the crate's sources, with a trailing slash.
 pub fn root() -> Result<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
     Ok(format!("{}/", source.canonicalize()?.display()))
 }
 
-/// A place is `path:line`, or `in library`.
+/// Returns the owner of `place`, which is `path:line` or `in library`.
 pub fn owner<'a>(place: &'a str, root: &str) -> Owner<'a> {
     if let Some(place) = place.strip_prefix(root) {
         return Owner::Layer(place);
@@ -32,7 +32,7 @@ pub fn owner<'a>(place: &'a str, root: &str) -> Owner<'a> {
     if unknown.iter().any(|start| place.starts_with(start)) {
         return Owner::Container;
     }
-    // A package is `NAME-VERSION`, in a folder of its registry.
+    // A package is `NAME-VERSION`, in a directory of its registry.
     let package = place.split_once("/registry/src/");
     let package = package.and_then(|(_, path)| path.split('/').nth(1));
     let name = package.and_then(|package| package.rsplit_once('-'));

@@ -1,4 +1,4 @@
-//! A case: what is asked of a server, and who watches over it meanwhile.
+//! A case: a request to a server, and the set-up that watches its calls.
 
 use std::{
     fmt,
@@ -32,10 +32,10 @@ use crate::{
 /// Rounds of a loop of four instructions: together about 3 % of a bare call of 100 B.
 const WASTED_ROUNDS: u32 = 1_100;
 
-/// About 5 % of the locked instructions of such a call, and four times as many looks at data: as much of what it misses.
+/// About 5 % of the locked instructions of such a call. Data is read four times as often, for as many extra misses.
 const WASTED_LOCKS: usize = 25;
 
-/// One thing to measure, in words that are also its command line: `wrapped session arguments 100`.
+/// One thing to measure. Its display form is also its command line: `wrapped session arguments 100`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Case {
@@ -43,28 +43,28 @@ pub struct Case {
     pub what: What,
 }
 
-/// Who watches.
+/// The set-up or layer around the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Who {
     #[strum(to_string = "{0}")]
     Setup(Setup),
-    /// Not this crate, but a layer that everybody accepts.
+    /// A common layer that is not from this crate.
     #[strum(to_string = "{0}")]
     CommonLayer(CommonLayer),
     /// As [`Setup::Wrapped`], with the handler in `AbortOnCancel`.
     Abortable,
-    /// As [`Setup::Wrapped`], with bodies as axum has them.
+    /// As [`Setup::Wrapped`], with axum's body type.
     Routed,
-    /// The same as the only member of a cluster: each call has reached the owner of its session.
+    /// As [`Setup::Wrapped`], as the only member of a cluster. Each call reaches the owner of its session directly.
     Clustered,
-    /// As [`Setup::Wrapped`], and about 3 % slower than it has to be: what the gate must not let through.
+    /// As [`Setup::Wrapped`], and about 3 % slower than necessary. The gate must reject it.
     Slowed,
-    /// The same with everything else that the gate counts.
+    /// As [`Setup::Wrapped`], wasteful in everything else that the gate counts. The gate must reject it.
     Sprawling,
 }
 
-/// What is asked.
+/// The kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
 pub enum What {
     /// One tool call.
@@ -75,7 +75,7 @@ pub enum What {
     Plain,
 }
 
-/// What a call carries, in bytes.
+/// The payload of a call, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
 pub enum Load {
     #[strum(to_string = "arguments {0}")]
@@ -84,12 +84,12 @@ pub enum Load {
     Result(usize),
 }
 
-/// A case that can be asked again and again.
+/// A case whose request can be repeated.
 pub struct Running {
     client: Client,
     /// A tool and its arguments.
     call: Option<(&'static str, Value)>,
-    /// What is at the start of the answer, and how long that is at least.
+    /// The start of the answer, and its minimum length.
     expected: (String, usize),
     asked: usize,
 }
@@ -101,7 +101,7 @@ impl Case {
         Self { who, what }
     }
 
-    /// All that is asked of bare rmcp and of those that are compared with it.
+    /// Every request, of bare rmcp and of the set-ups that are compared with it.
     pub fn compared() -> impl Iterator<Item = Self> {
         What::all().flat_map(|what| {
             let whos = iter::once(Who::BARE).chain(Who::COMPARED);
@@ -109,7 +109,7 @@ impl Case {
         })
     }
 
-    /// The case with these words.
+    /// Returns the case with this display form.
     pub fn named(words: &str) -> Result<Self> {
         named(Self::all(), words)
     }
@@ -123,12 +123,12 @@ impl Case {
         Self::compared().chain(others)
     }
 
-    /// The same without anybody who watches.
+    /// The same request of bare rmcp.
     pub fn bare(self) -> Self {
         Self::new(Who::BARE, self.what)
     }
 
-    /// How many are counted.
+    /// Number of counted requests.
     pub fn calls(self) -> f64 {
         f64::from(self.what.repetitions().1)
     }
@@ -211,7 +211,7 @@ fn slowly<A>(request: Request<A>) -> Request<A> {
     request
 }
 
-/// Takes a lock, looks at data where nobody foresees it, and decides by it; and executes code that nothing else does.
+/// Takes a lock, reads unpredictable data, branches on it, and executes code that is used nowhere else.
 fn sprawling<A>(request: Request<A>) -> Request<A> {
     static WASTE: Mutex<Dice> = Mutex::new(Dice(1));
     static CELLS: [u8; 1 << 18] = [1; 1 << 18];
@@ -252,7 +252,7 @@ impl fmt::Display for Case {
 impl Who {
     pub const BARE: Self = Self::Setup(Setup::Bare);
 
-    /// Whom the tables compare with [`Self::BARE`].
+    /// The set-ups that the tables compare with [`Self::BARE`].
     pub const COMPARED: [Self; 4] = [
         Self::Setup(Setup::Guard),
         Self::Setup(Setup::Layer),
@@ -276,7 +276,7 @@ impl What {
         calls.chain([Self::Plain])
     }
 
-    /// For a reader.
+    /// The request, for display.
     pub fn request(self) -> &'static str {
         match self {
             Self::Call(Mode::Session, _) => "call in a session",
@@ -285,7 +285,7 @@ impl What {
         }
     }
 
-    /// What it carries, for a reader.
+    /// The payload, for display.
     pub fn load(self) -> String {
         let (of, bytes) = match self {
             Self::Call(_, Load::Arguments(bytes)) => ("arguments", bytes),
@@ -299,8 +299,8 @@ impl What {
         }
     }
 
-    /// How often it is asked before anything is counted, so that what is kept of calls is as full as it gets, and how
-    /// often after that.
+    /// Number of requests before counting, and number of counted requests. After the first, the memory of ended calls
+    /// has its full size.
     pub fn repetitions(self) -> (u32, u32) {
         match self {
             Self::Call(_, Load::Arguments(1_000_000..) | Load::Result(1_000_000..)) => (20, 20),
@@ -313,7 +313,7 @@ impl What {
 // === impl Running ===
 
 impl Running {
-    /// Asks so often.
+    /// Repeats the request `times` times.
     pub async fn go(&mut self, times: u32) -> Result<()> {
         for _ in 0..times {
             self.ask().await?;
@@ -321,7 +321,7 @@ impl Running {
         Ok(())
     }
 
-    /// Asks once, and looks at the answer.
+    /// Sends the request once and checks the answer.
     pub async fn ask(&mut self) -> Result<()> {
         let request = match &self.call {
             Some((tool, arguments)) => {
@@ -335,7 +335,7 @@ impl Running {
         };
         self.asked += 1;
         let answer = self.client.ask(request).await?;
-        // The answer of a large result starts with it, so that nothing more has to be searched.
+        // A large result is at the start of its answer, so the search ends early.
         let start = String::from_utf8_lossy(&answer[..answer.len().min(1_000)]);
         let (expected, least) = &self.expected;
         let is_right = start.contains(expected) && answer.len() >= *least;

@@ -1,6 +1,6 @@
-//! A part of a bench in a process of its own: the program, started once more to play another [`role`](crate::role).
+//! Runs a part of a bench in a child process: the same program in another [`role`](crate::role).
 //!
-//! It gets a command a line and answers each with a line. It ends when nobody can give it commands.
+//! The child reads one command per line and writes one line in reply. It ends when its input is closed.
 
 use std::{env, process::Stdio};
 
@@ -17,7 +17,7 @@ use crate::is_quick;
 pub struct Child {
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,
-    /// Killed when it is dropped, unless it has ended.
+    /// Killed on drop, unless it has ended.
     _process: tokio::process::Child,
 }
 
@@ -40,13 +40,13 @@ impl Child {
         })
     }
 
-    /// What a child that gets no commands has found.
+    /// Returns the result of a child that needs no commands.
     pub async fn found<T: DeserializeOwned>(role: &str) -> Result<T> {
         let answer = Self::start(role)?.answer().await?;
         Ok(serde_json::from_str(&answer)?)
     }
 
-    /// Gives a command, and waits until it is done.
+    /// Sends a command and waits for its reply.
     pub async fn ask(&mut self, command: &str) -> Result<String> {
         let line = format!("{command}\n");
         self.input.write_all(line.as_bytes()).await?;
@@ -59,7 +59,7 @@ impl Child {
     }
 }
 
-/// In the child: does what it is told.
+/// Runs in the child: executes each command with `act`.
 pub async fn obey(mut act: impl AsyncFnMut(&[&str]) -> Result<String>) -> Result<()> {
     let mut commands = BufReader::new(tokio::io::stdin()).lines();
     while let Some(command) = commands.next_line().await? {

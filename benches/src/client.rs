@@ -1,6 +1,6 @@
-//! An MCP client that can hang up in every way, over a socket or in the process of its server.
+//! An MCP client that can disconnect in several ways, over a socket or in the process of its server.
 //!
-//! A call has a connection of its own, so that it can be given up alone.
+//! Each call has its own connection, so that one call can be abandoned alone.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -20,27 +20,27 @@ use tower::{Service, ServiceExt};
 
 use crate::setup::{Mode, Server};
 
-/// The header that says which call a request is about.
+/// The header with the number of the call that a request belongs to.
 pub const CALL: &str = "x-call";
 
 const SESSION: &str = "mcp-session-id";
 
 const VERSION: &str = "2025-06-18";
 
-/// How long anything may take before it is given up. Far more than it takes.
+/// Timeout of any operation. It is far longer than an operation takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The end of a body in chunks; the connection stays open.
+/// The end of a chunked body; the connection stays open.
 const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
 
-/// How a server is reached.
+/// How the server is reached.
 #[derive(Clone)]
 pub enum Way {
     Direct(Server<Full<Bytes>>),
     Socket(SocketAddr),
 }
 
-/// One session, or none.
+/// A client with one session, or without sessions.
 #[derive(Clone)]
 pub struct Client {
     way: Way,
@@ -48,16 +48,16 @@ pub struct Client {
     fields: [(HeaderName, HeaderValue); 5],
 }
 
-/// A response, as far as it was read.
+/// A response and what was read of it.
 pub struct Stream {
     source: Source,
     seen: Vec<u8>,
 }
 
-/// The session that a response has opened.
+/// The session id that a response opened.
 type Opened = Option<HeaderValue>;
 
-/// What the server gets to see of a hang-up.
+/// The form of a disconnect as the server sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter)]
 pub enum Close {
     Fin,
@@ -75,7 +75,7 @@ pub fn call(id: usize, tool: &str, arguments: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
 }
 
-/// Asks whether the server is there.
+/// A request that the server answers while it runs.
 pub fn ping() -> Value {
     json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" })
 }
@@ -83,7 +83,7 @@ pub fn ping() -> Value {
 // === impl Client ===
 
 impl Client {
-    /// Without a session.
+    /// A client without a session.
     pub fn new(way: Way) -> Self {
         let (session, fields) = (None, fields());
         Self {
@@ -93,7 +93,7 @@ impl Client {
         }
     }
 
-    /// Opens a session, where there are any.
+    /// Opens a session if the mode has sessions.
     pub async fn open(way: Way, mode: Mode) -> Result<Self> {
         let mut client = Self::new(way);
         if mode == Mode::Stateless {
@@ -112,7 +112,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Opens as many in a row.
+    /// Opens `count` clients one after the other.
     pub async fn open_many(way: &Way, mode: Mode, count: usize) -> Result<Vec<Self>> {
         let mut clients = Vec::new();
         for _ in 0..count {
@@ -129,8 +129,8 @@ impl Client {
         self.session.as_ref()?.to_str().ok()
     }
 
-    /// Calls a tool; `number` is the id as well. The answer has begun when this returns. In a session it was read up to
-    /// the event with which the client can come back.
+    /// Calls a tool; `number` is also the request id. Returns once the answer has begun. In a session it has read the
+    /// first event id, from which the client can resume.
     pub async fn begin(
         &self,
         number: usize,
@@ -147,7 +147,7 @@ impl Client {
         Ok((stream, event))
     }
 
-    /// Comes back for what follows an event.
+    /// Resumes after an event.
     pub async fn resume(&self, event: &str) -> Result<Stream> {
         Ok(self.send(self.get(event)?).await?.1)
     }
@@ -162,7 +162,7 @@ impl Client {
         self.request(Method::POST, message.to_string().into())
     }
 
-    /// A request for what follows an event.
+    /// A request that resumes after an event.
     pub fn get(&self, event: &str) -> Result<Request<Full<Bytes>>> {
         let mut request = self.request(Method::GET, Bytes::new())?;
         let event = HeaderValue::from_str(event)?;
@@ -192,17 +192,17 @@ impl Client {
         Ok(response)
     }
 
-    /// The same, and reads the whole answer.
+    /// Sends a request to a server in this process and reads the whole answer.
     pub async fn ask(&mut self, request: Request<Full<Bytes>>) -> Result<Bytes> {
         let response = self.direct(request).await?;
         Ok(response.into_body().collect().await?.to_bytes())
     }
 
-    /// Sends a request, and reads the head.
+    /// Sends a request and reads the response head.
     async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(Opened, Stream)> {
         let send = async {
             let Way::Socket(address) = self.way else {
-                // What comes over a socket does not share its values with other requests.
+                // Header values from a socket are not shared with other requests.
                 for value in request.headers_mut().values_mut() {
                     *value = HeaderValue::from_bytes(value.as_bytes())?;
                 }
@@ -219,10 +219,10 @@ impl Client {
     }
 }
 
-/// What every request says.
+/// The headers of every request.
 fn fields() -> [(HeaderName, HeaderValue); 5] {
     [
-        // What rmcp lets in, whatever the address.
+        // rmcp accepts this host, whatever the address.
         (header::HOST, "localhost"),
         (header::CONTENT_TYPE, "application/json"),
         (header::ACCEPT, "application/json, text/event-stream"),
@@ -232,14 +232,13 @@ fn fields() -> [(HeaderName, HeaderValue); 5] {
     .map(|(name, value)| (name, as_parsed(&HeaderValue::from_static(value))))
 }
 
-/// The value as it is in a request that hyper parsed: a part of a buffer that is shared already, so that a clone
-/// of it allocates nothing.
+/// Rebuilds the value as hyper's parser does: a slice of a shared buffer, so that a clone of it does not allocate.
 fn as_parsed(value: &HeaderValue) -> HeaderValue {
     let buffer = BytesMut::from(value.as_bytes()).freeze();
     HeaderValue::from_maybe_shared(buffer).unwrap_or_else(|_| value.clone())
 }
 
-/// A request as HTTP/1.1.
+/// Encodes a request as HTTP/1.1.
 pub async fn wire(request: Request<Full<Bytes>>) -> Result<Vec<u8>> {
     let (head, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
@@ -252,7 +251,7 @@ pub async fn wire(request: Request<Full<Bytes>>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What the head of a response tells, unless it is a refusal.
+/// Parses a response head. Returns the session id, or an error if the status is not a success.
 fn opened(head: &str) -> Result<Opened> {
     let mut lines = head.lines();
     let status = lines.next().unwrap_or_default();
@@ -265,7 +264,7 @@ fn opened(head: &str) -> Result<Opened> {
 // === impl Stream ===
 
 impl Stream {
-    /// A connection on which nothing was said yet.
+    /// An unused connection.
     pub async fn connect(address: SocketAddr) -> Result<Self> {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
@@ -277,7 +276,7 @@ impl Stream {
         Self { source, seen }
     }
 
-    /// Sends a request on a connection of its own that is kept alive, and reads the whole answer, which must have this.
+    /// Sends a request on its own keep-alive connection, and reads the whole answer, which must contain `wanted`.
     pub async fn exchange(&mut self, request: &[u8], wanted: &str) -> Result<()> {
         self.seen.clear();
         self.write(request).await?;
@@ -287,12 +286,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads on until this has come, which must not take long.
+    /// Reads until `wanted` has arrived, for at most `LIMIT`.
     pub async fn until(&mut self, wanted: &str) -> Result<()> {
         tokio::time::timeout(LIMIT, self.wait_for(wanted)).await?
     }
 
-    /// Reads on until this has come.
+    /// Reads until `wanted` has arrived.
     pub async fn wait_for(&mut self, wanted: &str) -> Result<()> {
         while !contains(&self.seen, wanted.as_bytes()) {
             ensure!(self.read().await?, "ended without {wanted:?}");
@@ -300,10 +299,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads on until there is an event id that the client can come back with.
+    /// Reads until there is an event id from which the client can resume.
     async fn event_id(&mut self) -> Result<String> {
         self.until("\nid: ").await?;
-        // The event is complete with its blank line.
+        // A blank line completes the event.
         self.until("\n\n").await?;
         let text = self.text();
         let mut ids = text.lines().filter_map(|line| line.strip_prefix("id: "));
@@ -314,16 +313,16 @@ impl Stream {
         String::from_utf8_lossy(&self.seen).into_owned()
     }
 
-    /// Forgets what was read, and its memory.
+    /// Drops what was read, and frees its memory.
     pub fn forget(&mut self) {
         self.seen = Vec::new();
     }
 
-    /// Sees to it that dropping it, which hangs up, has this effect.
+    /// Prepares the stream so that dropping it closes the connection in this way.
     pub fn before_close(&mut self, close: Close) -> Result<()> {
         match (&self.source, close) {
             (Source::Socket(socket), Close::Fin) => {
-                // What was not read would be a reason for the kernel to close with an RST.
+                // The kernel sends an RST if unread data is left.
                 let mut unread = [0; 4096];
                 while socket.try_read(&mut unread).is_ok_and(|read| read > 0) {}
             }
@@ -340,7 +339,7 @@ impl Stream {
         }
     }
 
-    /// Whether there was more.
+    /// Returns `true` if there was more.
     async fn read(&mut self) -> Result<bool> {
         match &mut self.source {
             Source::Body(body) => {

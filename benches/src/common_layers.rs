@@ -1,4 +1,4 @@
-//! Layers that everybody accepts, to see what ours costs beside them.
+//! Common layers, for comparison with ours.
 
 use std::time::Duration;
 
@@ -32,14 +32,14 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter)]
 #[strum(serialize_all = "kebab-case")]
 pub enum CommonLayer {
-    /// `TraceLayer` at `INFO`, to which nobody listens.
+    /// `TraceLayer` at `INFO`, without a subscriber.
     Trace,
-    /// The same with a subscriber that formats everything and writes it nowhere.
+    /// The same with a subscriber that formats everything and discards it.
     TraceHeard,
     Cors,
-    /// A function of axum's that does nothing.
+    /// An axum middleware function that does nothing.
     FromFn,
-    /// A request id is made, and put into the response.
+    /// Sets a request id and copies it into the response.
     RequestId,
     /// Request ids, `Trace`, `Cors`, `CatchPanic` and `Timeout`.
     Five,
@@ -55,7 +55,7 @@ impl CommonLayer {
             Self::Trace => boxed(trace().layer(service)),
             Self::TraceHeard => {
                 let subscriber = tracing_subscriber::fmt().with_writer(std::io::sink);
-                // There may be one from before.
+                // An earlier case may have set one.
                 let _ = subscriber.try_init();
                 boxed(trace().layer(service))
             }

@@ -1,4 +1,4 @@
-//! The places of allocations, by valgrind's `dhat`.
+//! The places of allocations, from valgrind's `dhat`.
 
 use std::{collections::BTreeMap, fs};
 
@@ -29,14 +29,14 @@ struct Profile {
 
 #[derive(Deserialize)]
 struct Point {
-    /// Bytes and blocks in all.
+    /// Total bytes and blocks.
     tb: u64,
     tbk: u64,
     /// The stack, innermost first, as indices into the table of frames.
     fs: Vec<usize>,
 }
 
-/// What the crate allocates for each call of the case: the difference of two runs.
+/// The crate's allocations per call of the case: the difference of two runs.
 pub fn places(case: Case) -> Result<Places> {
     let (few, many) = (100, 1_100);
     let before = run(case, few)?;

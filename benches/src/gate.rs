@@ -1,4 +1,4 @@
-//! The most that a change may cost: `gate.toml`.
+//! The limits for the cost of a call: `gate.toml`.
 
 use std::fs;
 
@@ -9,19 +9,19 @@ use crate::{case::Case, valgrind::Count};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/gate.toml");
 
-/// What the file has.
+/// The contents of the file.
 #[derive(Debug, Deserialize)]
 pub struct Limits {
     pub limit: Vec<Limit>,
 }
 
-/// Of one case, as a ratio to bare rmcp.
+/// The limit of one case, as a ratio to bare rmcp.
 #[derive(Debug, Deserialize)]
 pub struct Limit {
     pub case: Case,
     pub count: Count,
     pub most: f64,
-    /// What it should be, where that is known.
+    /// The intended ratio, where one is defined.
     pub target: Option<f64>,
 }
 
@@ -32,12 +32,12 @@ impl Limits {
         Ok(toml::from_str(&fs::read_to_string(FILE)?)?)
     }
 
-    /// Leaves everything as it is but the figures.
+    /// Writes the limits and keeps the rest of the file.
     pub fn write(&self) -> Result<()> {
         Ok(fs::write(FILE, self.put_into(&fs::read_to_string(FILE)?))?)
     }
 
-    /// The file has them in this order, each with its figure on a line of its own.
+    /// The file has the limits in this order, each `most` on its own line.
     fn put_into(&self, text: &str) -> String {
         let mut limits = self.limit.iter();
         let line = |line: &str| {
@@ -60,7 +60,7 @@ impl Limit {
         ratio <= self.most
     }
 
-    /// As close to what was measured as it may be.
+    /// Sets the limit to the measured ratio plus the margin.
     pub fn tighten(&mut self, ratio: f64) {
         self.most = ((ratio + self.count.margin()) * 1_000.0).ceil() / 1_000.0;
     }

@@ -1,4 +1,4 @@
-//! The cost of single operations beside many calls in flight.
+//! The cost of single operations while many calls are in flight.
 
 use std::{fmt, time::Duration};
 
@@ -20,10 +20,10 @@ use crate::{
     tools::Tools,
 };
 
-/// How often each operation is measured.
+/// Number of measurements of each operation.
 pub const REPETITIONS: u32 = 40;
 
-/// Calls in flight, in words that are also a command line: `wrapped many 1000`.
+/// The calls in flight. The display form is also a command line: `wrapped many 1000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Scene {
     pub spread: Spread,
@@ -35,21 +35,21 @@ pub struct Scene {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Spread {
-    /// 100 in each.
+    /// 100 calls in each session.
     Many,
-    /// All in one, and so is the one that is measured.
+    /// All calls in one session, including the measured one.
     One,
 }
 
-/// What is measured.
+/// The measured operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Operation {
     /// A call starts and is answered.
     Call,
-    /// A client hangs up: its call is detached.
+    /// A client disconnects, so its call is detached.
     HangUp,
-    /// It comes back, up to the first event.
+    /// A client resumes and reads the first event.
     Resume,
     /// A session with one call is deleted.
     Delete,
@@ -60,20 +60,20 @@ pub enum Operation {
 struct Stage {
     scene: Scene,
     layer: CancelOnDisconnectLayer,
-    /// The measured session.
+    /// The client of the measured session.
     client: Client,
     _bodies: Vec<Body>,
     asked: usize,
 }
 
-/// What an operation took each time it was done.
+/// The duration of each repetition of an operation.
 struct Took(Vec<Duration>);
 
 // === impl Spread ===
 
 impl Spread {
-    /// How many calls are in flight. One session of bare rmcp needs the square of its calls to start them, so it is not
-    /// asked for 100,000.
+    /// Numbers of calls in flight. To start its calls, one session of bare rmcp needs time quadratic in their number,
+    /// so it is not measured with 100,000.
     pub fn sizes(self) -> [usize; 3] {
         match self {
             Self::Many => [1, 1_000, 100_000],
@@ -92,7 +92,7 @@ impl Spread {
 // === impl Scene ===
 
 impl Scene {
-    /// The scene with these words.
+    /// Returns the scene with this display form.
     pub fn named(words: &str) -> Result<Self> {
         named(Self::all(), words)
     }
@@ -119,7 +119,7 @@ impl fmt::Display for Scene {
 // === impl Stage ===
 
 impl Stage {
-    /// Starts the calls. The measured session is the last, and has calls of its own.
+    /// Starts the calls. The measured session is the last one.
     async fn set(scene: Scene) -> Result<Self> {
         let layer = CancelOnDisconnectLayer::new();
         let setup = scene.setup;
@@ -155,7 +155,7 @@ impl Stage {
         Ok(first_event(response).await?.0)
     }
 
-    /// Does the operation once; only what it is about is counted.
+    /// Performs the operation once. Counts the operation alone, without its preparation.
     async fn perform(&mut self, operation: Operation, took: &mut Took) -> Result<()> {
         self.asked += 1;
         match operation {
@@ -208,7 +208,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Not by the handle, which would look at all calls and leave cold caches.
+    /// Cancels by notification. The handle would visit all calls and evict the caches.
     async fn cancel(&mut self) -> Result<()> {
         let params = json!({ "requestId": self.asked });
         let method = "notifications/cancelled";
@@ -218,7 +218,7 @@ impl Stage {
     }
 }
 
-/// Calls a tool that does not answer. The response, and the event with which one can come back for it.
+/// Calls a tool that does not answer. Returns the response and the event id from which a client can resume.
 async fn wait(client: &mut Client, id: usize) -> Result<(Body, String)> {
     let request = client.post(&call(id, "wait", json!({})))?;
     first_event(client.direct(request).await?).await
@@ -234,7 +234,7 @@ async fn first_event(response: Response<Body>) -> Result<(Body, String)> {
     Ok((body, id))
 }
 
-/// Lets the tasks run that an operation has woken.
+/// Runs the tasks that an operation has woken.
 async fn settle() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -244,7 +244,7 @@ async fn settle() {
 // === impl Took ===
 
 impl Took {
-    /// Does this and what it wakes, and counts it.
+    /// Counts the operation together with the tasks it wakes.
     async fn add<T>(&mut self, operation: impl Future<Output = T>) -> T {
         callgrind::toggle_collect();
         let started = Instant::now();
@@ -254,7 +254,7 @@ impl Took {
         done
     }
 
-    /// Does this, which wakes nobody, and counts it.
+    /// Counts an operation that wakes no task.
     fn add_alone<T>(&mut self, operation: impl FnOnce() -> T) -> T {
         callgrind::toggle_collect();
         let started = Instant::now();
@@ -270,7 +270,7 @@ impl Took {
     }
 }
 
-/// Measures all operations, and prints the name and the median time (ns) of each.
+/// Measures all operations. Prints the name and the median time (ns) of each.
 pub async fn measure(scene: Scene) -> Result<()> {
     let mut stage = Stage::set(scene).await?;
     callgrind::start_instrumentation();
@@ -285,6 +285,6 @@ pub async fn measure(scene: Scene) -> Result<()> {
         println!("{operation} {}", median.as_nanos());
     }
     callgrind::stop_instrumentation();
-    // Ending 100,000 calls one by one is not what is measured.
+    // Exits at once. Ending 100,000 calls one by one is not part of the measurement.
     std::process::exit(0)
 }

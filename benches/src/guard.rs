@@ -1,7 +1,7 @@
-//! The guard that one would write by hand instead: a token in the request that fires when the response is dropped.
+//! A hand-written drop guard for comparison: a token in the request that fires when the response is dropped.
 //!
-//! It knows neither ids nor sessions: a client that comes back for its answer has lost its call, and a handler must
-//! look for the token itself, because rmcp's own never fires.
+//! The guard has no ids and no sessions, so a client that resumes has lost its call. The handler must also check this
+//! token itself, because rmcp's own never fires.
 
 use std::{
     convert::Infallible,
@@ -19,22 +19,22 @@ use tower::{BoxError, Service, service_fn};
 
 use crate::setup::{Server, boxed};
 
-/// Fires when the client is gone. In the request's extensions.
+/// Fires when the client disconnects. Stored in the request's extensions.
 #[derive(Debug, Clone)]
 pub struct ClientGone(pub CancellationToken);
 
 pin_project! {
-    /// A body with something that is dropped with it, and before it.
+    /// A body with a value that is dropped with it, and before it.
     pub struct Tied<B, T> {
         tie: Option<T>,
-        // What becomes of it when the body ends.
+        // Called with `tie` when the body ends.
         ended: fn(T),
         #[pin]
         body: B,
     }
 }
 
-/// This service, with a [`ClientGone`] in each request.
+/// Wraps a service to insert a [`ClientGone`] into each request.
 pub fn guarded<S, A, B>(mut service: S) -> Server<A>
 where
     S: Service<Request<A>, Response = Response<B>, Error = Infallible>,

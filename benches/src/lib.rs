@@ -1,7 +1,7 @@
 //! Shared by all benches: set-ups, clients, counting and the report.
 //!
-//! Each bench is a program in `src/bin` that measures one thing in all set-ups of [`setup`], in one run, prints its
-//! table, and leaves it as a [`report::Section`] for the report. What the report says about it is in `words`.
+//! Each bench is a program in `src/bin`. It measures one thing in all set-ups of [`setup`] in one run, prints its
+//! table, and stores it as a [`report::Section`]. The text of each section is in `sections`.
 
 use std::{env, fmt::Display};
 
@@ -62,35 +62,35 @@ macro_rules! cells {
     ($($cell:expr),* $(,)?) => { vec![$($cell.to_string()),*] };
 }
 
-/// Whether the small version was asked for, of seconds: `--quick`.
+/// Returns `true` for `--quick`, a run of a few seconds.
 pub fn is_quick() -> bool {
     env::args().any(|argument| argument == "--quick")
 }
 
-/// The command line without [`is_quick`]: which part of a bench this process plays, see [`child`].
+/// The command line without `--quick`. It selects the part of a bench that this process runs, see [`child`].
 pub fn role() -> String {
     let arguments = env::args().skip(1);
     Vec::from_iter(arguments.filter(|word| word != "--quick")).join(" ")
 }
 
-/// That which is written with these words.
+/// Returns the item with this display form.
 pub fn named<T: Display>(mut all: impl Iterator<Item = T>, words: &str) -> Result<T> {
     let named = all.find(|one| one.to_string() == words);
     named.with_context(|| format!("nothing is named {words:?}"))
 }
 
-/// A runtime of this thread.
+/// A runtime on the current thread.
 pub fn runtime() -> std::io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// The same, with a clock that moves when there is nothing else to do.
+/// A runtime on the current thread with a paused clock, which advances when the runtime is idle.
 pub fn paused_runtime() -> std::io::Result<Runtime> {
     let mut builder = Builder::new_current_thread();
     builder.enable_all().start_paused(true).build()
 }
 
-/// How many threads serve on [`workers`].
+/// Number of threads of [`workers`].
 pub const WORKERS: usize = 2;
 
 /// A runtime for a server on real sockets.

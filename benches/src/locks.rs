@@ -1,8 +1,8 @@
-//! Locked instructions: those with which a processor takes a line of memory from all others. What a call executes of them,
-//! and which locks it takes, does not depend on the machine; what they cost does.
+//! Locked instructions, with which a processor claims a cache line from all others. How many a call executes, and which
+//! locks it takes, does not depend on the machine. Their cost does.
 //!
-//! callgrind says how often each instruction was executed, `objdump` which of them are locked, and `addr2line` of which
-//! functions they are a part, with those that were inlined.
+//! callgrind counts how often each instruction is executed, `objdump` identifies the locked ones, and `addr2line` maps
+//! them to functions, including inlined ones.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,16 +14,16 @@ use anyhow::{Context, Result, ensure};
 
 use crate::attribution::{Owner, owner, root};
 
-/// How often each locked instruction was executed, by its file and its address.
+/// Number of executions of each locked instruction, by file and address.
 #[derive(Debug, Default)]
 pub struct Profile(BTreeMap<(String, u64), u64>);
 
-/// What they are for.
+/// The purpose of the locked instructions.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// By the place in the crate, or by the name of another.
+    /// By place in the crate, or by the name of another package.
     pub places: BTreeMap<String, u64>,
-    /// How often locks were taken, by what they guard.
+    /// Number of times each lock was taken, by the guarded type.
     pub locks: BTreeMap<String, u64>,
 }
 
@@ -35,7 +35,7 @@ static KNOWN: Mutex<BTreeMap<String, Addresses>> = Mutex::new(BTreeMap::new());
 // === impl Profile ===
 
 impl Profile {
-    /// From a file of callgrind with `--dump-instr=yes`, nothing compressed and without lines.
+    /// Parses callgrind output written with `--dump-instr=yes`, without compression and without lines.
     pub fn read(text: &str) -> Result<Self> {
         let (mut profile, mut file, mut is_call) = (Self::default(), String::new(), false);
         let mut addresses = Addresses::default();
@@ -44,7 +44,7 @@ impl Profile {
                 file = name.to_owned();
                 addresses = locked(name)?;
             } else if line.starts_with("calls=") {
-                // The next line is what the called function has cost.
+                // The next line is the cost of the called function.
                 is_call = true;
             } else if let Some(cost) = line.strip_prefix("0x")
                 && !std::mem::take(&mut is_call)
@@ -88,7 +88,7 @@ impl Profile {
 // === impl Found ===
 
 impl Found {
-    /// A stack is an address, and then a function and its place for each frame, the innermost first.
+    /// Adds one stack: an address, then a function and a place for each frame, innermost first.
     fn add(&mut self, stack: &str, executed: u64, root: &str) {
         let lines = Vec::from_iter(stack.lines().skip(1));
         let frames = || lines.chunks_exact(2).map(|frame| (frame[0], frame[1]));
@@ -107,7 +107,7 @@ impl Found {
     }
 }
 
-/// What the lock guards that is taken in this frame, `lock<…>` of std or of parking_lot.
+/// Returns the type that a lock guards if this frame takes one: a `lock<…>` of std or of parking_lot.
 fn taken(function: &str, place: &str) -> Option<String> {
     let is_lock = ["/poison/mutex.rs", "/poison/rwlock.rs", "/lock_api-"];
     is_lock.iter().find(|path| place.contains(**path))?;
@@ -115,7 +115,7 @@ fn taken(function: &str, place: &str) -> Option<String> {
     let takes = ["lock", "try_lock", "read", "write", "try_read", "try_write"];
     takes.iter().find(|take| **take == name)?;
     let guarded = guarded.strip_suffix('>')?;
-    // parking_lot's are generic over how they lock as well.
+    // The functions of parking_lot are also generic over the raw lock.
     let is_raw = guarded.starts_with("parking_lot::");
     let raw = guarded.split_once(", ").filter(|_| is_raw);
     Some(raw.map_or(guarded, |(_, guarded)| guarded).to_owned())
@@ -133,7 +133,7 @@ fn locked(file: &str) -> Result<Addresses> {
     Ok(addresses)
 }
 
-/// Where the instruction is, if it is locked. `xchg` with memory is without saying so.
+/// Returns the address of the instruction if it is locked. `xchg` with memory is locked without a prefix.
 fn locked_at(line: &str) -> Option<u64> {
     let (address, instruction) = line.split_once(":\t")?;
     let is_exchange = instruction.starts_with("xchg ") && instruction.contains('(');

@@ -8,12 +8,12 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Keeps this process to one processor, if there are two: else the scheduler's choices are in the figures.
+/// Restricts this process to one processor, if there are two. Otherwise the scheduler affects the figures.
 pub fn stay_on(processor: usize) -> Result<()> {
     stay_in(processor..processor + 1)
 }
 
-/// Keeps this process, and the threads that it will have, to these processors, as far as there are any of them.
+/// Restricts this process and its later threads to those of these processors that exist.
 pub fn stay_in(processors: Range<usize>) -> Result<()> {
     let there = available_parallelism()?.get();
     let mut only = CpuSet::new();
@@ -26,24 +26,24 @@ pub fn stay_in(processors: Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// The processes that want to run, as a mean of the last minute.
+/// The mean number of runnable processes during the last minute.
 pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').next().unwrap_or("unknown").to_owned()
 }
 
-/// For how long this process has had a processor, in seconds.
+/// The processor time of this process, in seconds.
 pub fn processor_time() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// The memory of this process, in MiB.
+/// The resident memory of this process, in MiB.
 pub fn resident() -> Result<f64> {
     status("VmRSS:")
 }
 
-/// The most that [`resident`] was since [`forget_peak`], in MiB.
+/// The highest [`resident`] since [`forget_peak`], in MiB.
 pub fn peak() -> Result<f64> {
     status("VmHWM:")
 }
@@ -57,7 +57,7 @@ fn status(name: &str) -> Result<f64> {
     mebibytes(&status, name).with_context(|| format!("no {name} in /proc"))
 }
 
-/// Of a line `name: figure kB`.
+/// Parses a line `name: figure kB`.
 fn mebibytes(text: &str, name: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let kib = line?.strip_suffix("kB")?.trim();

@@ -1,10 +1,10 @@
-//! Two in turn, A B B A and so on, so that what drifts favours neither side.
+//! Runs two sides alternately, A B B A and so on, so that drift affects both equally.
 
 use anyhow::Result;
 
 use crate::stats::Sample;
 
-/// So many pairs of runs, of side 0 and of side 1.
+/// Runs `count` pairs, each of side 0 and side 1.
 pub async fn alternate<T>(
     count: usize,
     mut run: impl AsyncFnMut(usize) -> Result<T>,
@@ -22,7 +22,7 @@ pub async fn alternate<T>(
     Ok(pairs)
 }
 
-/// Side 1 to side 0.
+/// The ratio of side 1 to side 0 in each pair.
 pub fn ratios(pairs: &[[f64; 2]]) -> Sample {
     pairs.iter().map(|[bare, own]| own / bare).collect()
 }

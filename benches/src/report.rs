@@ -1,4 +1,4 @@
-//! Findings of the benches, kept as JSON until all of them are put together.
+//! Results of the benches, stored as JSON until the report is assembled.
 
 use std::{
     fmt::Display,
@@ -15,13 +15,13 @@ mod plot;
 
 pub use self::Bound::{AtLeast, AtMost};
 
-/// What one bench found: a paragraph, a table, and plots of it.
+/// The result of one bench: a paragraph, a table, and plots.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Section {
-    /// Of the file and of the plots' files, for instance `latency`. It begins with the bench's.
+    /// Name of the file and prefix of its plots' files, for example `latency`. It starts with the name of the bench.
     pub name: String,
     pub title: String,
-    /// What was measured, and what would be a bad result. Markdown.
+    /// What was measured, and which result would be bad. Markdown.
     pub text: String,
     pub columns: Vec<String>,
     pub rows: Vec<Vec<String>>,
@@ -29,7 +29,7 @@ pub struct Section {
     pub plots: Vec<Plot>,
 }
 
-/// What a figure should be at most, or at least.
+/// The upper or lower bound of a figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Target {
     pub bound: Bound,
@@ -45,18 +45,18 @@ pub enum Bound {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
-    /// Of the file, for instance `latency-1000`.
+    /// Name of the file, for example `latency-1000`.
     pub name: String,
     pub title: String,
     pub x: Axis,
     pub y: Axis,
-    /// If there are any, there is a group of bars for each, in it a bar for each series: its point's `x` is the category's
-    /// index. Else there is a line for each series.
+    /// Categories of a bar chart, or empty for a line chart. Each category is a group with one bar per series, and the
+    /// `x` of a point is the index of its category.
     pub categories: Vec<String>,
     pub series: Vec<Series>,
 }
 
-/// With a label that has the unit, for instance `time to the token (ms)`.
+/// The label contains the unit, for example `time to the token (ms)`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Axis {
     Linear(String),
@@ -69,7 +69,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// `target/report` of the crate, wherever the bench is run from.
+/// The `target/report` of the crate, whatever the current directory.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/report")
 }
@@ -77,8 +77,8 @@ pub fn folder() -> PathBuf {
 // === impl Section ===
 
 impl Section {
-    /// With the title, the text and the columns that `words` has for it. The text gets these values in place of their
-    /// names in braces.
+    /// Reads the title, the text and the columns from the file in `sections`. Replaces each `{name}` in it by the value
+    /// of that name.
     pub fn new(name: &str, values: Value) -> Result<Self> {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("sections/{name}.md"));
         let mut words = fs::read_to_string(file)?;
@@ -105,7 +105,7 @@ impl Section {
         self.name.split('-').next().unwrap_or(&self.name)
     }
 
-    /// Prints it, and keeps it for the report.
+    /// Prints the section and stores it for the report.
     pub fn publish(&self) -> Result<()> {
         println!("{}", page::part(self));
         let folder = folder().join("data");
@@ -137,7 +137,7 @@ impl Target {
 // === impl Plot ===
 
 impl Plot {
-    /// A line for each series.
+    /// A line chart.
     pub fn lines(name: &str, title: &str, [x, y]: [Axis; 2], series: Vec<Series>) -> Self {
         let (name, title) = (name.to_owned(), title.to_owned());
         let categories = Vec::new();
@@ -151,7 +151,7 @@ impl Plot {
         }
     }
 
-    /// Bars in place of lines.
+    /// Turns the lines into bars over these categories.
     pub fn over<T: Display>(mut self, categories: impl IntoIterator<Item = T>) -> Self {
         let names = categories.into_iter().map(|category| category.to_string());
         self.categories = names.collect();
@@ -179,7 +179,7 @@ impl Series {
         Self { name, points }
     }
 
-    /// Over 0, 1, 2 and so on.
+    /// A series over 0, 1, 2 and so on.
     pub fn of(name: impl Display, figures: impl IntoIterator<Item = f64>) -> Self {
         Self::new(name, (0..).map(f64::from).zip(figures))
     }

@@ -21,19 +21,19 @@ use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 
 use crate::{guard::guarded, report::Series};
 
-/// A server, whatever is around it.
+/// A server with any layers around it.
 pub type Server<A> = BoxCloneSyncService<Request<A>, Response<axum::body::Body>, Infallible>;
 
-/// What rmcp can be told.
+/// The configuration of rmcp.
 pub type Config = (StreamableHttpServerConfig, SessionConfig);
 
-/// Who watches over the calls.
+/// The set-up that watches the calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Setup {
-    /// Nobody: rmcp as it is.
+    /// Plain rmcp, without a watcher.
     Bare,
-    /// What one would write by hand, see [`crate::guard`].
+    /// A hand-written guard, see [`crate::guard`].
     Guard,
     /// The layer, over rmcp's own session manager.
     Layer,
@@ -41,7 +41,7 @@ pub enum Setup {
     Wrapped,
 }
 
-/// Whether rmcp keeps sessions.
+/// Session mode of rmcp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Mode {
@@ -52,18 +52,18 @@ pub enum Mode {
 // === impl Setup ===
 
 impl Setup {
-    /// Whether this crate watches.
+    /// Returns `true` if this crate is part of the set-up.
     pub fn is_ours(self) -> bool {
         matches!(self, Self::Layer | Self::Wrapped)
     }
 
-    /// A series of a plot for each set-up that has figures, over 0, 1, 2 and so on.
+    /// One plot series for each set-up that has figures, over 0, 1, 2 and so on.
     pub fn series<T: IntoIterator<Item = f64>>(figures: impl Fn(Self) -> T) -> Vec<Series> {
         let series = Self::iter().map(|setup| Series::of(setup, figures(setup)));
         series.filter(|series| !series.points.is_empty()).collect()
     }
 
-    /// This service, watched over as far as that goes without rmcp. `layer` counts only where it is used.
+    /// Wraps a service with this set-up, without rmcp's parts. Only the set-ups of this crate use `layer`.
     pub fn around<S, A, B>(self, service: S, layer: CancelOnDisconnectLayer) -> Server<A>
     where
         S: Service<Request<TeeBody<A>>, Response = Response<B>, Error = Infallible>,
@@ -81,7 +81,7 @@ impl Setup {
         }
     }
 
-    /// `handler` as a server. `layer` counts only where it is used.
+    /// Serves `handler` in this set-up. Only the set-ups of this crate use `layer`.
     pub fn serve<H, A>(
         self,
         config: Config,
@@ -103,7 +103,7 @@ impl Setup {
 // === impl Mode ===
 
 impl Mode {
-    /// rmcp's defaults, in this mode.
+    /// rmcp's default configuration in this mode.
     pub fn config(self) -> Config {
         let mut config = StreamableHttpServerConfig::default();
         config.legacy_session_mode = self == Self::Session;
@@ -111,7 +111,7 @@ impl Mode {
     }
 }
 
-/// `handler` as the only member of a cluster, in which every session is its own.
+/// Serves `handler` as the only member of a cluster, which owns every session.
 pub async fn clustered<H: ServerHandler + Clone>(
     (mut config, sessions): Config,
     handler: H,
@@ -125,7 +125,7 @@ pub async fn clustered<H: ServerHandler + Clone>(
     Ok(boxed(routed(cluster.layer().layer(served))))
 }
 
-/// A service that gets bodies as axum has them.
+/// Passes bodies of axum's type to the service.
 pub fn routed<S, R>(
     service: S,
 ) -> impl Service<Request<Full<Bytes>>, Response = R, Error = Infallible, Future: Send>
@@ -142,7 +142,7 @@ where
     service.map_request(|request: Request<Full<Bytes>>| request.map(axum::body::Body::new))
 }
 
-/// rmcp as it is.
+/// Serves `handler` with plain rmcp.
 pub fn bare<H: ServerHandler + Clone>(
     (config, sessions): Config,
     handler: H,
@@ -160,7 +160,7 @@ fn mcp<H: ServerHandler + Clone, M: SessionManager>(
     StreamableHttpService::new(move || Ok(handler.clone()), Arc::new(sessions), config)
 }
 
-/// Any service as a server.
+/// Boxes a service as a server.
 pub fn boxed<S, A, B>(service: S) -> Server<A>
 where
     S: Service<Request<A>, Response = Response<B>, Error = Infallible>,

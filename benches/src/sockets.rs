@@ -1,4 +1,4 @@
-//! Servers in this process, clients in another, and real sockets between them.
+//! Servers in this process, clients in another, connected by real sockets.
 
 pub mod concurrent_clients;
 pub mod ledger;

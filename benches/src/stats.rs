@@ -1,17 +1,17 @@
-//! Quantiles and dice.
+//! Quantiles and random numbers.
 
 /// Measured values, sorted.
 #[derive(Debug, Clone, Default)]
 pub struct Sample(Vec<f64>);
 
-/// Repeatable numbers (splitmix64), so that every set-up meets the same clients.
+/// Reproducible random numbers (splitmix64), so that every set-up has the same clients.
 #[derive(Debug, Clone)]
 pub struct Dice(pub u64);
 
 // === impl Sample ===
 
 impl Sample {
-    /// The smallest value that at least this share of the values does not exceed; `NaN` of nothing.
+    /// The smallest value that is not exceeded by this share of the values. `NaN` if the sample is empty.
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
         let index = rank.clamp(1, self.0.len().max(1)) - 1;
@@ -34,13 +34,13 @@ impl Sample {
         self.quantile(1.0)
     }
 
-    /// The median and the quartiles, for a reader.
+    /// The median and the quartiles, for display.
     pub fn spread(&self) -> String {
         let [least, most] = [0.25, 0.75].map(|share| self.quantile(share));
         format!("{:.3} ({least:.3}–{most:.3})", self.median())
     }
 
-    /// The share of values that are not above each value, in at most about `points` points.
+    /// The share of values not above each value, in about `points` points.
     pub fn cumulated(&self, points: usize) -> Vec<(f64, f64)> {
         let step = self.0.len().div_ceil(points.max(1)).max(1);
         let share = |index: usize| (index + 1) as f64 / self.0.len() as f64;
@@ -62,7 +62,7 @@ impl FromIterator<f64> for Sample {
 // === impl Dice ===
 
 impl Dice {
-    /// A number from 0 up to, but not, 1.
+    /// A number in the range 0 to 1, without 1.
     pub fn share(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

@@ -8,8 +8,8 @@ use rmcp::{
     schemars, tool, tool_handler, tool_router,
 };
 
-/// A server with tools that cost next to nothing. The router is made once: rmcp asks for a handler with every stateless
-/// call.
+/// A server whose tools cost almost nothing. The router is built once, because rmcp requests a handler for every
+/// stateless call.
 #[derive(Clone)]
 pub struct Tools {
     tool_router: Arc<ToolRouter<Self>>,
@@ -27,13 +27,13 @@ pub struct Produce {
 
 #[tool_router]
 impl Tools {
-    /// Tells the length of its argument.
+    /// Returns the length of its argument.
     #[tool]
     async fn measure(&self, Parameters(Measure { text }): Parameters<Measure>) -> String {
         text.len().to_string()
     }
 
-    /// Gives a text of this length.
+    /// Returns a text of this length.
     #[tool]
     async fn produce(&self, Parameters(Produce { length }): Parameters<Produce>) -> String {
         "x".repeat(length)

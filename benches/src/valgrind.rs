@@ -1,9 +1,9 @@
 //! Runs the programs in `work`, and counts their instructions with valgrind.
 //!
-//! The programs say themselves from where to where is counted ([`counted`]), so start-up is not in it.
+//! The programs mark the counted section themselves ([`counted`]), so start-up is not counted.
 //!
-//! Instructions are what a processor executes; what callgrind simulates besides ([`Count`]) is what it waits for. The
-//! caches are of one size on all machines.
+//! Instructions are those that a processor executes. The other counts ([`Count`]) are simulated by callgrind and are
+//! what a processor waits for. The simulated caches have the same size on all machines.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,11 +26,11 @@ use tokio::time::Instant;
 
 use crate::{case::Case, locks::Profile};
 
-/// Answers are kept for 60 s. A run that takes about as long may count their end too, which others do not; on an idle
-/// machine it takes 5 s.
+/// Answers are retained for 60 s. A run of about that length may also count their removal, which shorter runs do not.
+/// On an idle machine a run takes 5 s.
 const BUSY: Duration = Duration::from_secs(45);
 
-/// First-level caches of 32 KiB in 8 ways, as processors have had for long, and 8 MiB behind them.
+/// First-level caches of 32 KiB in 8 ways, which is usual, and 8 MiB behind them.
 const SIMULATION: [&str; 5] = [
     "--cache-sim=yes",
     "--branch-sim=yes",
@@ -39,7 +39,7 @@ const SIMULATION: [&str; 5] = [
     "--LL=8388608,16,64",
 ];
 
-/// Everything by the address of its instruction.
+/// Attributes every count to the address of its instruction.
 const INSTRUCTIONS: [&str; 4] = [
     "--dump-instr=yes",
     "--dump-line=no",
@@ -47,15 +47,15 @@ const INSTRUCTIONS: [&str; 4] = [
     "--compress-pos=no",
 ];
 
-/// What is counted of a program.
+/// The kind of event that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, Deserialize)]
 #[strum(serialize_all = "kebab-case")]
 #[serde(rename_all = "kebab-case")]
 pub enum Count {
     Instructions,
-    /// Of the first level.
+    /// First-level instruction cache misses.
     InstructionMisses,
-    /// Of the first level, too.
+    /// First-level data cache misses.
     DataMisses,
     LastLevelMisses,
     /// Branches and jumps whose target a simple predictor did not foresee.
@@ -64,16 +64,16 @@ pub enum Count {
     LockedInstructions,
 }
 
-/// Of one call, on average.
+/// The average of one call.
 pub type Counts = BTreeMap<(Case, Count), f64>;
 
-/// The same program, with the allocator in its name.
+/// The same program for each allocator, which is part of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Allocator {
     Glibc,
     Mimalloc,
-    /// Counts what is allocated.
+    /// Counts allocations.
     Counted,
 }
 
@@ -84,7 +84,7 @@ impl Count {
         !matches!(self, Self::Instructions | Self::LockedInstructions)
     }
 
-    /// By how much a limit is above what was measured: a few times what a count wavers.
+    /// The margin of a limit above its measured value: a few times the noise of the count.
     pub fn margin(self) -> f64 {
         match self {
             Self::Instructions | Self::LockedInstructions => 0.01,
@@ -94,7 +94,8 @@ impl Count {
         }
     }
 
-    /// As a ratio. A call that is warm misses the last level so rarely that it is the difference that counts.
+    /// Compares with bare rmcp as a ratio. Last-level misses of a warm call are rare, so their difference is used
+    /// instead.
     pub fn to_bare(self, own: f64, bare: f64) -> f64 {
         match self {
             Self::LastLevelMisses => own - bare,
@@ -102,8 +103,8 @@ impl Count {
         }
     }
 
-    /// What callgrind calls it. Misses of data have one name for reads and one for writes, mispredictions one for
-    /// branches and one for jumps.
+    /// The names of the events in callgrind. Data misses have one name for reads and one for writes; mispredictions
+    /// have one for branches and one for jumps.
     fn events(self) -> &'static [&'static str] {
         match self {
             Self::Instructions => &["Ir"],
@@ -129,13 +130,13 @@ impl Allocator {
     }
 }
 
-/// What the program prints, without valgrind.
+/// The output of the program without valgrind.
 pub fn printed(allocator: Allocator, arguments: &str) -> Result<String> {
     let mut command = Command::new(allocator.program()?);
     Ok(String::from_utf8(finish(&mut command, arguments)?.stdout)?)
 }
 
-/// Runs the program under a tool of valgrind. Neither addresses nor the size of the environment differ from run to run.
+/// Runs the program under a valgrind tool. Addresses and the size of the environment are the same in every run.
 pub fn run(tool: &str, options: &[&str], allocator: Allocator, arguments: &str) -> Result<Output> {
     let mut command = Command::new("setarch");
     command
@@ -154,7 +155,7 @@ fn finish(command: &mut Command, arguments: &str) -> Result<Output> {
     Ok(output)
 }
 
-/// Does `work` with a folder of its own, which is gone afterwards.
+/// Calls `work` with a temporary directory, which is then removed.
 pub fn in_scratch<T>(work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     static FOLDERS: AtomicU32 = AtomicU32::new(0);
     let number = FOLDERS.fetch_add(1, Ordering::Relaxed);
@@ -165,8 +166,8 @@ pub fn in_scratch<T>(work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     done
 }
 
-/// So many of these are in one call. Runs as many programs at a time as there are processors: a count does not mind what
-/// else runs.
+/// Counts these events per call. Runs one program per processor concurrently, because other load does not affect a
+/// count.
 pub fn counts(allocator: Allocator, wanted: BTreeSet<(Case, Count)>) -> Result<Counts> {
     let mut cases: BTreeMap<Case, Vec<Count>> = BTreeMap::new();
     for (case, count) in wanted {
@@ -210,12 +211,12 @@ fn counts_of(allocator: Allocator, case: Case, counts: &[Count]) -> Result<Count
     Ok(counts.iter().map(each).collect())
 }
 
-/// The locked instructions of so many calls as are counted.
+/// The locked instructions of all counted calls.
 pub fn locked(case: Case) -> Result<Profile> {
     Ok(profile(Allocator::Glibc, case, &[], true)?.1)
 }
 
-/// What callgrind prints about the calls, and the locked instructions, if these are asked for.
+/// The callgrind output for the calls, and the locked instructions if requested.
 fn profile(
     allocator: Allocator,
     case: Case,
@@ -249,7 +250,7 @@ fn profile(
     })
 }
 
-/// What callgrind says that it has counted, by the names of its events.
+/// Parses the totals of callgrind, by event name.
 fn events(report: &str) -> Option<BTreeMap<&str, u64>> {
     let line = |name| {
         let mut lines = report.lines();
@@ -262,7 +263,7 @@ fn events(report: &str) -> Option<BTreeMap<&str, u64>> {
         .collect()
 }
 
-/// The instructions of each part of what the program counts, by the part's name.
+/// The instructions of each part that the program counts, by the name of the part.
 pub fn parts(allocator: Allocator, arguments: &str) -> Result<BTreeMap<String, u64>> {
     in_scratch(|folder| {
         let file = format!("--callgrind-out-file={}", folder.join("part").display());
@@ -277,7 +278,7 @@ pub fn parts(allocator: Allocator, arguments: &str) -> Result<BTreeMap<String, u
     })
 }
 
-/// What a file of callgrind is about, if the program asked for it.
+/// Parses a callgrind output file. Returns `None` if the program did not request it.
 fn part(text: &str) -> Result<Option<(String, u64)>> {
     let after = |start: &str| text.lines().find_map(|line| line.strip_prefix(start));
     let total = after("totals: ").or_else(|| after("summary: "));
@@ -286,8 +287,7 @@ fn part(text: &str) -> Result<Option<(String, u64)>> {
     part.transpose()
 }
 
-/// Does `work` a few times to fill the simulated caches, and then so often that it is counted, if this runs under
-/// callgrind.
+/// Calls `work` to warm up the simulated caches, then counts `times` repetitions if this runs under callgrind.
 pub fn counted(times: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<()> {
     callgrind::start_instrumentation();
     work(times.div_ceil(10))?;

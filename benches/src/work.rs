@@ -1,4 +1,4 @@
-//! The work of the programs in `work`, which differ in their allocator only.
+//! The code of the programs in `work`, which differ only in their allocator.
 
 use anyhow::{Context, Result, bail};
 use tokio::runtime::Runtime;
@@ -9,7 +9,7 @@ use crate::{
     role, runtime, valgrind,
 };
 
-/// A case, ready to be asked.
+/// A case whose server is running.
 pub struct Work {
     runtime: Runtime,
     running: Running,
@@ -18,14 +18,14 @@ pub struct Work {
 // === impl Work ===
 
 impl Work {
-    /// Asks nothing yet.
+    /// Starts the server, without a request.
     pub fn ready(case: Case) -> Result<Self> {
         let runtime = runtime()?;
         let running = runtime.block_on(case.run())?;
         Ok(Self { runtime, running })
     }
 
-    /// Asks until what is kept of calls is as full as it gets.
+    /// Sends requests until the memory of ended calls has its full size.
     pub fn warm(case: Case) -> Result<Self> {
         let mut work = Self::ready(case)?;
         work.go(case.what.repetitions().0)?;
@@ -37,7 +37,7 @@ impl Work {
     }
 }
 
-/// Does what the command line says and counts it.
+/// Executes the command line and counts it.
 pub fn main() -> Result<()> {
     let role = role();
     match role.split_once(' ') {

@@ -1,4 +1,4 @@
-//! Clients that call slow tools. Some hang up.
+//! Clients that call slow tools. Some disconnect.
 
 use std::{error::Error, io, time::Duration};
 
@@ -16,17 +16,17 @@ pub(super) async fn run(addr: &str) -> Result<(), Box<dyn Error>> {
     let _report = call(&client, json!(1), "report").await?;
     let _upload = call(&client, json!(2), "upload").await?;
     let other = Client::connect(addr).await?;
-    // Text for the page, as any client may send it.
+    // Markup in place of an id and a name. Any client may send it.
     let script = "<script>alert(1)</script>";
     let _odd = call(&other, json!("\"><b>7"), script).await?;
     loop {
-        // Goes away, and does not come back: the call waits 20 s for it.
+        // Disconnects and does not resume. The call waits 20 s for a resume.
         call(&other, json!(8), "deploy").await?.hang_up();
         sleep(Duration::from_secs(60)).await;
     }
 }
 
-/// Calls a tool, and waits until the server has taken the call.
+/// Calls a tool, and waits until the server has accepted the call.
 async fn call(client: &Client, id: Value, tool: &str) -> io::Result<Connection> {
     client.call(id, tool, json!({})).await?.accepted().await
 }

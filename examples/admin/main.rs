@@ -1,4 +1,4 @@
-//! A server with a page of its calls, on another port, for this machine only.
+//! A server with a page of its calls. The page has its own port, which only this machine can reach.
 //!
 //! ```sh
 //! cargo run --example admin              # then open http://127.0.0.1:8769/calls
@@ -7,8 +7,8 @@
 //! curl -s http://127.0.0.1:8769/calls -d call=1 -H 'origin: http://127.0.0.1:8769' -o /dev/null
 //! ```
 //!
-//! The routes have no authentication. If more than this machine can reach them, put yours in front. The directory `calls_page` is
-//! made to be copied.
+//! The routes have no authentication. If other machines can reach them, put yours in front. The directory `calls_page`
+//! is meant to be copied.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ const MCP: &str = "127.0.0.1:8768";
 const ADMIN: &str = "127.0.0.1:8769";
 const LOG: &str = "warn,admin=info,mcp_cancel_on_disconnect=info";
 
-/// Takes ten minutes, whatever the tool is called.
+/// Works for ten minutes, whatever the name of the tool.
 #[derive(Clone)]
 struct Slow;
 

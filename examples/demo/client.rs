@@ -1,4 +1,4 @@
-//! A client that hangs up.
+//! A client that disconnects.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     server::Mode,
 };
 
-/// The JSON-RPC id of every call: it is for the server to tell them apart.
+/// The JSON-RPC id of every call. The server must tell the calls apart.
 pub(crate) const CALL_ID: u32 = 7;
 
 pub(crate) struct Client(raw::Client);
@@ -31,7 +31,7 @@ impl Client {
         Ok(self.0.call(CALL_ID, "work", arguments).await?)
     }
 
-    /// Comes back for the call: asks for what came after the first event of its stream.
+    /// Resumes the call after the first event of its stream.
     pub(crate) async fn resume(&self) -> Result<Connection> {
         Ok(self.0.resume("0/0").await?)
     }

@@ -1,15 +1,15 @@
-//! A table of what becomes of a tool call when its client hangs up: bare rmcp beside this crate.
+//! Prints a table of what happens to a tool call when its client disconnects, for bare rmcp and for this crate.
 //!
-//! `cargo run --example demo` starts a real server on the loopback interface for every cell of the
-//! table that it prints at the end. Clients call a tool that works for 5 s, and some hang up in the
-//! middle. A cell says what became of the *tool*. The exit code is 0 only if all came out as expected.
+//! `cargo run --example demo` starts a real server on the loopback interface for every cell of the table. Clients call
+//! a tool that works for 5 s, and some disconnect in the middle. A cell shows what happened to the *tool*. The exit
+//! code is 0 only if every result was as expected.
 //!
 //! | file | what to see there |
 //! |---|---|
 //! | `server.rs` | the three set-ups |
 //! | `tool.rs` | a tool that stops when it is cancelled |
-//! | `client.rs` | a client that hangs up |
-//! | `scenario.rs` | how the two meet, and what is expected |
+//! | `client.rs` | a client that disconnects |
+//! | `scenario.rs` | the calls of each scenario, and their expected results |
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
@@ -91,7 +91,7 @@ const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// The scenarios run side by side, but no two clients hang up at the same time.
+/// The scenarios run concurrently, but no two clients disconnect at the same time.
 const STAGGER: Duration = Duration::from_millis(75);
 
 #[tokio::main]
@@ -115,7 +115,7 @@ async fn main() -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Plays every scenario with every set-up, and tells of the cells as they are known.
+/// Plays every scenario with every set-up, and reports each cell as soon as it is known.
 async fn play_all() -> Result<Vec<Cell>> {
     let begun = Instant::now();
     let mut plays = JoinSet::new();

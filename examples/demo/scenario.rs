@@ -1,4 +1,4 @@
-//! A server and its clients: what they do, what becomes of their calls, and what should.
+//! A server and its clients: their actions, the results of their calls, and the expected results.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
@@ -17,16 +17,16 @@ use crate::{
     tool::{self, End, Log},
 };
 
-/// How much later than due a cancel may come. Ample: the machine may be busy.
+/// Tolerance for a late cancel. It is generous because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long a client stays away that comes back in time.
+/// Time after which a client resumes that resumes in time.
 const AWAY: Duration = Duration::from_secs(1);
 
-/// How long a call is watched. The tool works for 5 s.
+/// Timeout of a call. The tool works for 5 s.
 const LIMIT: Duration = Duration::from_secs(12);
 
-/// A server, and the clients that call its tool at the same time. Each has a row in the table.
+/// A server, and the clients that call its tool concurrently. Each client has a row in the table.
 pub(crate) struct Scenario {
     pub(crate) mode: Mode,
     pub(crate) grace: Grace,
@@ -38,13 +38,13 @@ pub(crate) struct Scenario {
 pub(crate) enum Then {
     HangsUp,
     Stays,
-    /// Hangs up, and comes back while the tool works.
+    /// Disconnects, and resumes while the tool works.
     ComesBack,
-    /// Hangs up, and comes back when the tool has finished.
+    /// Disconnects, and resumes when the tool has finished.
     ComesBackLate,
 }
 
-/// What became of one client's call.
+/// The result of one client's call.
 pub(crate) struct Cell {
     pub(crate) row: &'static str,
     pub(crate) set_up: SetUp,
@@ -54,7 +54,7 @@ pub(crate) struct Cell {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Expected {
-    /// Cancelled so long after the hang-up.
+    /// Cancelled this long after the disconnect.
     Cancelled(Duration),
     RunsOn,
     Answered,
@@ -62,24 +62,24 @@ pub(crate) enum Expected {
 }
 
 pub(crate) enum Fate {
-    /// The tool was cancelled, so long after the hang-up.
+    /// The tool was cancelled this long after the disconnect.
     Cancelled(Duration),
-    /// The tool worked to its end, so long after the hang-up.
+    /// The tool ran to its end, this long after the disconnect.
     RanOn(Duration),
-    /// The tool worked to its end, and the client got the answer.
+    /// The tool ran to its end, and the answer was delivered.
     Answered,
-    /// The tool worked to its end, but the client did not get the answer.
+    /// The tool ran to its end, but the answer was lost.
     Unanswered,
-    /// The tool was cancelled, although the client was there.
+    /// The tool was cancelled although the client was connected.
     CancelledWrongly,
-    /// It cannot be said.
+    /// The scenario failed.
     Broken(String),
 }
 
 // === impl Scenario ===
 
 impl Scenario {
-    /// Serves on a port of its own until the calls of all clients have ended.
+    /// Serves on a new port until the calls of all clients have ended.
     pub(crate) async fn play(&self, set_up: SetUp) -> Result<Vec<Cell>> {
         let log = Log::default();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -147,13 +147,13 @@ impl Scenario {
             (Then::ComesBackLate, SetUp::LayerAndSessionManager, _) => Expected::Answered,
             (Then::ComesBackLate, _, _) => Expected::Unanswered,
             (Then::HangsUp, SetUp::Bare, Mode::Session) => Expected::RunsOn,
-            // Without sessions, rmcp notices a hang-up by itself.
+            // Without sessions, rmcp notices a disconnect itself.
             (Then::HangsUp, _, _) => cancelled,
         }
     }
 }
 
-/// Reads a response to its end, and sees whether the tool's answer is in it.
+/// Reads a response to its end, and checks whether it contains the tool's answer.
 async fn answered(response: Connection, caller: usize, log: &Log) -> Result<Fate> {
     let response = response.accepted().await?.response().await?;
     Ok(match log.end_for(caller).await? {

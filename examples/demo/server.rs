@@ -1,4 +1,4 @@
-//! The three set-ups, and what they have in common.
+//! The three set-ups and their common configuration.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use rmcp::transport::streamable_http_server::{
 
 use crate::tool::{Log, Worker};
 
-/// What stands between the client and the tool.
+/// The layers between client and tool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetUp {
     Bare,
@@ -25,7 +25,7 @@ pub(crate) enum SetUp {
 /// The reconnect delay that the server sends. Chosen because the graces of the demo are short.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How rmcp serves.
+/// The mode of rmcp.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Session,
@@ -51,7 +51,7 @@ fn bare_sessions() -> LocalSessionManager {
     sessions
 }
 
-/// Asks clients to reconnect soon: no grace is shorter than that.
+/// Sends a short reconnect delay, because no grace is shorter than that delay.
 fn session_config() -> SessionConfig {
     let mut config = SessionConfig::default();
     config.sse_retry = Some(RETRY);

@@ -1,4 +1,4 @@
-//! A tool that works for 5 s unless it is cancelled, and writes down what happens to it.
+//! A tool that works for 5 s unless it is cancelled, and records its progress.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,7 +27,7 @@ pub(crate) struct Worker {
     tool_router: ToolRouter<Self>,
 }
 
-/// What the tool has done so far for each of its callers. Nobody else writes it.
+/// The tool's progress for each of its callers. Written by the tool only.
 #[derive(Clone, Default)]
 pub(crate) struct Log(watch::Sender<BTreeMap<usize, Work>>);
 
@@ -48,7 +48,7 @@ struct Job {
     caller: usize,
 }
 
-/// What the tool answers when it has finished.
+/// The tool's answer when it has finished.
 pub(crate) fn answer(caller: usize) -> String {
     format!("finished for caller {caller}")
 }
@@ -71,7 +71,7 @@ impl Worker {
         context: RequestContext<RoleServer>,
     ) -> String {
         let mut step = interval(STEP);
-        step.tick().await; // The first tick is due at once.
+        step.tick().await; // The first tick completes immediately.
         for steps in 0..STEPS {
             self.log.write(caller, Work::Running { steps });
             let stepped = context.ct.run_until_cancelled(step.tick()).await;
@@ -93,7 +93,7 @@ impl ServerHandler for Worker {}
 // === impl Log ===
 
 impl Log {
-    /// Waits until the tool is in the middle of its work for that many callers at once.
+    /// Waits until the tool is in the middle of its work for this number of callers.
     pub(crate) async fn busy_for(&self, callers: usize) -> Result<()> {
         let in_the_middle = |work: &&Work| matches!(work, Work::Running { steps } if *steps >= 3);
         let mut log = self.0.subscribe();

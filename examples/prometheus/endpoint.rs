@@ -6,10 +6,10 @@ use axum::{Router, http::header, routing::get};
 use mcp_cancel_on_disconnect::observe::Metrics;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-/// How often samples are taken out of their buffers, if nobody scrapes: 5 s.
+/// Interval at which samples are drained from their buffers without a scrape: 5 s.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Installs the recorder of this process. Before any metrics are described.
+/// Installs the recorder of this process. Must be called before metrics are described.
 pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
     let seconds = Matcher::Suffix("_seconds".to_owned());
     PrometheusBuilder::new()
@@ -23,7 +23,7 @@ pub(crate) fn router(prometheus: PrometheusHandle) -> Router {
     Router::new().route("/metrics", get(async move || (text, prometheus.render())))
 }
 
-/// Keeps the recorder small. Never ends.
+/// Drains the recorder's buffers periodically. Never ends.
 pub(crate) async fn keep_up(prometheus: PrometheusHandle) {
     let mut ticks = tokio::time::interval(UPKEEP);
     loop {

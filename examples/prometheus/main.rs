@@ -1,12 +1,12 @@
-//! A server with metrics, for Prometheus and the Grafana dashboard beside this file.
+//! A server with metrics for Prometheus, and for the Grafana dashboard beside this file.
 //!
 //! ```sh
 //! cargo run --features metrics --example prometheus
 //! curl -s http://127.0.0.1:8765/metrics
 //! ```
 //!
-//! Let Prometheus scrape that, and import `grafana.json`. The tool `work` sleeps for as many seconds as it is
-//! told; `examples/README.md` has curl lines for calling one and hanging up.
+//! Configure Prometheus to scrape that, and import `grafana.json`. The tool `work` sleeps for the given number of
+//! seconds. `examples/README.md` has curl commands that call a tool and disconnect.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = Router::new()
         .nest_service("/mcp", mcp)
         .layer(layer)
-        // Outside the layer: a scrape is no call.
+        // Outside the layer, because a scrape is not a call.
         .merge(endpoint::router(prometheus.clone()));
 
     let listener = TcpListener::bind(ADDRESS).await?;

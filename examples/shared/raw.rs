@@ -1,6 +1,6 @@
-//! HTTP/1.1 on a raw socket: a client that can hang up whenever it likes.
+//! HTTP/1.1 on a raw socket: a client that can disconnect at any time.
 //!
-//! [`Client`] speaks MCP in sessions, [`call`] without them, and [`request`] anything.
+//! [`Client`] uses MCP with sessions, [`call`] MCP without sessions, and [`request`] plain HTTP.
 
 #![allow(dead_code, unused_imports, reason = "no example needs all of it")]
 
@@ -16,13 +16,13 @@ pub(crate) use self::session::Client;
 
 mod session;
 
-/// A request that was sent, and what has come of its response.
+/// A request that was sent, and the received part of its response.
 pub(crate) struct Connection {
     stream: TcpStream,
     received: String,
 }
 
-/// Sends a request on a connection of its own.
+/// Sends a request on a new connection.
 pub(crate) async fn request(
     addr: SocketAddr,
     method: &str,
@@ -44,7 +44,7 @@ pub(crate) async fn request(
     })
 }
 
-/// Calls a tool as a client of revision 2026-07-28, which has no sessions: hanging up is its cancel.
+/// Calls a tool as a client of revision 2026-07-28, which has no sessions. A disconnect cancels the call.
 pub(crate) async fn call(addr: SocketAddr, tool: &str, arguments: Value) -> io::Result<Connection> {
     let message = json!({
         "jsonrpc": "2.0",
@@ -72,7 +72,7 @@ pub(crate) async fn call(addr: SocketAddr, tool: &str, arguments: Value) -> io::
 // === impl Connection ===
 
 impl Connection {
-    /// Reads on until `text` has come, and gives everything that has.
+    /// Reads until `text` has been received, and returns everything received so far.
     pub(crate) async fn until(&mut self, text: &str) -> io::Result<&str> {
         while !self.received.contains(text) {
             if self.read().await? == 0 {
@@ -84,7 +84,7 @@ impl Connection {
         Ok(&self.received)
     }
 
-    /// Reads the head of the response: with it the server has taken the request. An error if it has not.
+    /// Reads the head of the response. Returns an error unless the server has accepted the request.
     pub(crate) async fn accepted(mut self) -> io::Result<Self> {
         let status = self.until("\r\n").await?.lines().next();
         let status = status.unwrap_or_default();
@@ -95,13 +95,13 @@ impl Connection {
         Ok(self)
     }
 
-    /// Reads the response to its end, and gives all of it.
+    /// Reads the response to its end, and returns all of it.
     pub(crate) async fn response(mut self) -> io::Result<String> {
         while self.read().await? > 0 {}
         Ok(self.received)
     }
 
-    /// Closes the connection. What has arrived is read first: with unread bytes it would be a reset.
+    /// Closes the connection. Reads what has arrived first, because closing with unread bytes resets the connection.
     pub(crate) fn hang_up(self) {
         let mut arrived = [0; 4096];
         while self

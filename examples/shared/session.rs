@@ -1,4 +1,4 @@
-//! An MCP client of revision 2025-06-18 on raw sockets: a connection for each request.
+//! An MCP client of revision 2025-06-18 on raw sockets. Each request has its own connection.
 
 use std::{io, net::SocketAddr};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Connection, request};
 
-/// A client, with a session of its own if its server has sessions.
+/// A client, with its own session if the server has sessions.
 pub(crate) struct Client {
     addr: SocketAddr,
     session: Option<String>,
@@ -62,7 +62,7 @@ impl Client {
         self.request("GET", &[], "").await
     }
 
-    /// Comes back for what came after an event.
+    /// Resumes after an event.
     pub(crate) async fn resume(&self, last_event_id: &str) -> io::Result<Connection> {
         self.request("GET", &[("last-event-id", last_event_id)], "")
             .await

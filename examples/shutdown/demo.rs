@@ -1,4 +1,4 @@
-//! Clients of the server that see its shutdown.
+//! Clients that observe the shutdown of the server.
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
@@ -16,15 +16,15 @@ use super::{CALLS_MAY_TAKE, CONNECTIONS_MAY_TAKE, app, serve_until};
 #[path = "../shared/raw.rs"]
 mod raw;
 
-/// What the cancels of the last calls may take, and a busy machine.
+/// Margin for the cancels of the last calls, and for a busy machine.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// How long the calls of the clients take: half of them are done in time.
+/// Durations of the clients' calls in seconds. Half of them end in time.
 const WORK: [u64; 4] = [1, 1, 600, 600];
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// What became of everything.
+/// The result of the demo.
 struct Seen {
     report: DrainReport,
     took: Duration,

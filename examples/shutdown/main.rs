@@ -1,11 +1,11 @@
-//! A server that ends in bounded time, whatever its clients do.
+//! A server that shuts down in bounded time, whatever its clients do.
 //!
 //! ```sh
 //! cargo run --example shutdown              # serves until Ctrl-C, or until SIGTERM
-//! cargo run --example shutdown -- --demo    # plays it: clients of its own, exit code 0 if all went as it should
+//! cargo run --example shutdown -- --demo    # starts clients of its own; exit code 0 if every result was as expected
 //! ```
 //!
-//! While it serves, this is a call that takes ten minutes; press Ctrl-C here or there:
+//! While it serves, this is a call that takes ten minutes. Press Ctrl-C in either terminal:
 //!
 //! ```sh
 //! curl -sN http://127.0.0.1:8767/mcp -H 'mcp-protocol-version: 2026-07-28' -H 'mcp-method: tools/call' \
@@ -14,8 +14,8 @@
 //!        "_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}'
 //! ```
 //!
-//! Three limits follow each other: calls may end by themselves, then the rest is cancelled, then
-//! connections may close. [`serve_until`] is the part to copy.
+//! Three phases follow each other: calls may complete, then the rest is cancelled, then connections may close. Copy
+//! [`serve_until`].
 
 use std::{
     error::Error,
@@ -49,14 +49,14 @@ use tracing_subscriber::EnvFilter;
 
 mod demo;
 
-/// How long calls may go on after the signal.
+/// Maximum time for calls to complete after the signal.
 const CALLS_MAY_TAKE: Duration = Duration::from_secs(3);
 
-/// How long connections may take to close after the last call. Some never do: half a request came in, or the
-/// last of an answer does not go out because its client does not read.
+/// Maximum time for connections to close after the last call. Some never close: the request is incomplete, or the
+/// client does not read the rest of an answer.
 const CONNECTIONS_MAY_TAKE: Duration = Duration::from_secs(2);
 
-/// Unless `RUST_LOG` says otherwise.
+/// The log filter if `RUST_LOG` is not set.
 const LOG: &str = "warn,shutdown=info,mcp_cancel_on_disconnect=info";
 
 #[derive(Clone)]
@@ -107,7 +107,7 @@ fn app() -> (Router, Calls) {
     (app, calls)
 }
 
-/// Serves until `shutdown` is ready, and from then on for a limited time.
+/// Serves until `shutdown` completes, then shuts down within a limited time.
 async fn serve_until(
     shutdown: impl Future<Output = ()> + Send + 'static,
     listener: TcpListener,
@@ -123,7 +123,7 @@ async fn serve_until(
     #[allow(clippy::disallowed_methods, reason = "it serves while this drains")]
     let server = tokio::spawn(server.into_future());
 
-    // Fails if the server ended by itself; then there is nothing to wait for either.
+    // Fails if the server has already ended. Then there is nothing to wait for.
     begun.await.ok();
     info!("shutting down");
     let report = calls.drain(CALLS_MAY_TAKE).await;
@@ -134,7 +134,7 @@ async fn serve_until(
     Ok(report)
 }
 
-/// Ctrl-C, or what init systems and containers send.
+/// Completes at Ctrl-C, or at the signal that init systems and containers send.
 async fn signalled() {
     let interrupt = async {
         if signal::ctrl_c().await.is_err() {

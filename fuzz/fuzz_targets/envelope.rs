@@ -1,5 +1,5 @@
-//! Any request body, whole and in any frames, against `serde_json`: what the layer takes from it is what is in it, and
-//! the inner service gets it as it came.
+//! Compares the layer with `serde_json` on any request body, whole and in any frames. The layer must read only what is
+//! in the body, and must pass the body on unchanged.
 
 #![no_main]
 
@@ -31,13 +31,13 @@ use mcp_cancel_on_disconnect::{
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-/// The most frames that the layer keeps.
+/// Maximum number of frames that the layer keeps.
 const MAX_FRAMES: usize = 16 * 1024;
 
-/// What a call is to whoever watches the layer.
+/// A call as an observer sees it: id, method, tool, protocol version.
 type Call = (RequestId, String, Option<String>, Option<String>);
 
-/// What the layer reported.
+/// The events that the layer reported.
 #[derive(Default)]
 struct Reported {
     started: Vec<Call>,
@@ -45,7 +45,7 @@ struct Reported {
     unknown: Option<ParseFailure>,
 }
 
-/// An inner service that parses what it gets, and refuses what is no JSON.
+/// An inner service that parses its request body and refuses invalid JSON.
 #[derive(Clone)]
 struct Strict {
     got: Arc<Mutex<Vec<Bytes>>>,
@@ -53,7 +53,7 @@ struct Strict {
 
 fuzz_target!(|bytes: &[u8]| {
     let (body, cuts) = match bytes.iter().rposition(|byte| *byte == 0) {
-        // A JSON text has no zeros outside its strings: what comes after the last one is where to cut.
+        // JSON text has no zero bytes, so the bytes after the last zero choose the cuts.
         Some(zero) => (&bytes[..zero], &bytes[zero + 1..]),
         None => (bytes, &[][..]),
     };
@@ -68,7 +68,7 @@ fuzz_target!(|bytes: &[u8]| {
     pass(body, frames, read);
 });
 
-/// The crate's reading against that of `serde_json`.
+/// Compares the crate's result with that of `serde_json`.
 fn judge(body: &[u8], read: &Result<Read, ParseFailure>) {
     assert_eq!(
         is_array(body),
@@ -77,7 +77,7 @@ fn judge(body: &[u8], read: &Result<Read, ParseFailure>) {
         body.escape_ascii()
     );
     let Some(json) = Json::parse(body) else {
-        // Steps over text that it does not need: then that text must be all that is wrong.
+        // The crate skips text that it does not need. Then nothing but that text may be invalid.
         let bare = without_text(body);
         assert!(
             read.is_err() || Json::parse(&bare).is_some(),
@@ -91,7 +91,7 @@ fn judge(body: &[u8], read: &Result<Read, ParseFailure>) {
             assert_eq!(*read, message, "{}", body.escape_ascii());
         }
         (Verdict::Doubtful, Ok(read)) => panic!("{read:?} of {}", body.escape_ascii()),
-        // An escape may hide a key, and is doubt enough.
+        // An escape may hide a key, so the crate may reject the body.
         (Verdict::Clear(message), Err(why)) => {
             assert!(
                 body.contains(&b'\\'),
@@ -103,7 +103,7 @@ fn judge(body: &[u8], read: &Result<Read, ParseFailure>) {
     }
 }
 
-/// The body on its way through the layer.
+/// Passes the body through the layer.
 fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, ParseFailure>) {
     let reported = Arc::new(Mutex::new(Reported::default()));
     let log = reported.clone();
@@ -148,14 +148,14 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, ParseFailure>) {
     assert_eq!(reported.unknown, unknown);
     let outcome = match Json::parse(body) {
         Some(_) => Outcome::Completed,
-        // No call comes of a body that is refused.
+        // The inner service refused the body.
         None => Outcome::Failed,
     };
     assert_eq!(reported.ended, Vec::from_iter(expected.map(|_| outcome)));
     assert!(layer.calls().is_empty());
 }
 
-/// A request that is a call where there is no session.
+/// Returns the call of a request without a session. Returns `None` if the request is not a call.
 fn call(read: Read) -> Option<Call> {
     match read {
         Read::Request {

@@ -1,5 +1,5 @@
-//! Any stream of a server behind the proxy's hub, in any frames, for a client that hangs up and comes back whenever it
-//! likes: what it reads in all is what a parser reads that knows nothing of the event store, once and in order.
+//! Any stream of a server behind the proxy's hub, in any frames. The client disconnects and resumes at any time. In
+//! total it must read what an independent parser reads, once and in order.
 
 #![no_main]
 
@@ -19,18 +19,18 @@ use tower_service::Service as _;
 
 const SESSION: &str = "s";
 
-/// How long the server is quiet between two frames.
+/// Pause of the server between two frames.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Longer than the server can take.
+/// Longer than the server's longest stream.
 const END: Duration = Duration::from_secs(100_000);
 
-/// What a client has read so far.
+/// The events that a client has read so far.
 #[derive(Default)]
 struct Client {
     data: Vec<String>,
     last: Option<String>,
-    /// Of the response that it reads now.
+    /// The frames of the current response.
     frames: Vec<Bytes>,
 }
 
@@ -47,7 +47,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let (decisions, text) = rest.split_at(usize::from(*decisions).min(rest.len()));
     let mut choices = Choices::new(decisions);
-    // With this the stream is one that is primed.
+    // In this revision the stream is primed with an event id.
     let primed = choices.coin();
     let server = Server {
         is_cut: choices.coin(),
@@ -77,7 +77,7 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
     let mut body = service.call(call).await.expect("an answer").into_body();
     let mut client = Client::default();
     loop {
-        // For how many frames it stays, and how long it is away then.
+        // The number of frames that the client reads before it disconnects.
         let stays = match choices.byte() {
             0 => usize::MAX,
             count => usize::from(count),
@@ -103,11 +103,11 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
         body = response.into_body();
     }
     client.data.retain(|data| !data.is_empty());
-    // Who left before it had an id cannot come back.
+    // A client that disconnects before its first event id cannot resume.
     let came = client.data.len().min(expected.len());
     assert_eq!(client.data[..came], expected[..came]);
     if !client.frames.is_empty() || client.last.is_some() {
-        // At most the proxy's own error comes after what the server sent.
+        // The proxy may append one error of its own.
         let more = &client.data[came..];
         assert!(
             more.len() <= 1
@@ -117,7 +117,7 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
             "{more:?}"
         );
     }
-    // What it still has of the last response counts as kept.
+    // The frames held by the client count as retained.
     drop((client, body));
     sleep(END).await;
     assert_eq!(
@@ -127,11 +127,12 @@ async fn run(server: Server, primed: bool, expected: Vec<String>, mut choices: C
     );
 }
 
-/// The messages in the stream, as a parser has them. `None` if it does not take the stream: the event store is no judge of UTF-8.
+/// The messages of the stream according to a parser. Returns `None` if the parser rejects the stream, because the event
+/// store does not validate UTF-8.
 fn expected(frames: &[Bytes]) -> Option<Vec<String>> {
     let (events, failed) = by_sseer(frames);
     let data = events.into_iter().map(|event| event.data.to_string());
-    // Line feeds in a message are between its tokens; one without anything else is none.
+    // Line feeds in a message are between its tokens. An event of line feeds alone has no message.
     let messages = data.filter(|data| data.bytes().any(|byte| byte != b'\n'));
     (!failed).then(|| messages.collect())
 }
@@ -139,7 +140,7 @@ fn expected(frames: &[Bytes]) -> Option<Vec<String>> {
 // === impl Client ===
 
 impl Client {
-    /// Reads so many frames. `true` at the end of the stream.
+    /// Reads `stays` frames. Returns `true` at the end of the stream.
     async fn read(
         &mut self,
         body: &mut (impl http_body::Body<Data = Bytes, Error = axum::Error> + Unpin),
@@ -160,7 +161,7 @@ impl Client {
         false
     }
 
-    /// Takes in what it has read.
+    /// Parses the frames that were read and records their events.
     fn judge(&mut self) {
         let (events, failed) = by_sseer(&self.frames);
         assert!(!failed, "{:?}", self.frames);
@@ -189,7 +190,7 @@ impl tower_service::Service<Request<Body>> for Server {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         if request.method() != http::Method::POST {
-            // It has no event store, whatever ids are in its stream.
+            // The server has no event store of its own, although its stream may have ids.
             let refusal = Response::builder().status(405).body(Body::empty());
             return std::future::ready(Ok(refusal.expect("a response")));
         }

@@ -1,4 +1,4 @@
-//! Any operations on the registry's core, one after the other, against a model that is too simple to be wrong.
+//! Compares the registry's core with a naive model, for any sequence of operations.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Any response body in any frames, against two parsers that know nothing of the crate: what the layer reads in it is
-//! what they read, and probes wherever the layer puts them change nothing for them.
+//! Compares the layer with two independent parsers on any response body, in any frames. All must read the same events,
+//! and the probes of the layer must not change what the parsers read.
 
 #![no_main]
 
@@ -28,10 +28,10 @@ use tokio::time::sleep;
 use tower_layer::Layer as _;
 use tower_service::Service as _;
 
-/// How long a stream is quiet before it is probed, or before its head goes out.
+/// Silence after which the stream is probed or its head is sent.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest `retry` that the crate counts.
+/// The largest `retry` that the crate uses.
 const MAX_RETRY_MS: u64 = (1 << 31) - 1;
 
 const MARK: &[u8] = b"\xef\xbb\xbf";
@@ -40,15 +40,15 @@ const PROBE: &[u8] = b":\n\n";
 
 #[derive(Clone, Copy, PartialEq)]
 enum Head {
-    /// The inner service answers at once.
+    /// The inner service sends the head at once.
     Inner,
-    /// The layer does, because the inner service is silent.
+    /// The layer sends the head, because the inner service is silent.
     Early,
-    /// The same, and the answer is no stream.
+    /// The layer sends the head, and the inner answer is not a stream.
     EarlyJson,
 }
 
-/// Frames, and how many intervals of silence come before each and before the end.
+/// Frames, and the number of silent intervals before each of them and before the end.
 #[derive(Clone)]
 struct Script {
     frames: Vec<(u32, Bytes)>,
@@ -78,7 +78,7 @@ fuzz_target!(|bytes: &[u8]| {
     probed(text, &script, head);
 });
 
-/// What the layer reads, against both parsers.
+/// Compares the layer's events with those of both parsers.
 fn read(frames: &[Bytes]) {
     let seen = fuzzing::events(frames.iter().map(|frame| &**frame));
     if !seen
@@ -87,7 +87,7 @@ fn read(frames: &[Bytes]) {
     {
         panic!("{seen:?}");
     }
-    // A `retry` that no `u64` holds is none to both parsers, and the longest to the layer.
+    // A `retry` above `u64::MAX` is invalid for both parsers. The layer uses the maximum.
     let beyond = frames
         .concat()
         .chunk_by(|a, b| a.is_ascii_digit() && b.is_ascii_digit())
@@ -101,7 +101,7 @@ fn read(frames: &[Bytes]) {
     });
     compare(told, failed, seen.clone());
 
-    // This one keeps to the standard: only what has data is an event, and ids last.
+    // `sseer` follows the standard: an event needs data, and an id applies to all later events.
     let (events, failed) = by_sseer(frames);
     let told = events.iter().map(|event| {
         let retry = event.retry.filter(|_| !beyond);
@@ -121,20 +121,20 @@ fn read(frames: &[Bytes]) {
     compare(told, failed, lasting);
 }
 
-/// Whether these are the same events, as far as the parser that tells of them came.
+/// Checks that both have the same events, up to the point where the parser failed.
 fn compare<'a>(
     told: impl Iterator<Item = (Option<Vec<u8>>, Option<u64>, &'a str)>,
     failed: bool,
     seen: Vec<Seen>,
 ) {
-    // A `retry` alone is nothing to one who reads it otherwise: both parsers take `+1` for one.
+    // Events with a `retry` alone are skipped: the parsers accept `+1` as a `retry`, the layer does not.
     let mut seen = seen
         .into_iter()
         .filter(|event| event.id.is_some() || event.answers != Ok(None));
     for (id, retry, data) in told {
         match is_nothing(data) {
             Some(true) if id.is_none() => continue,
-            // Whether it is an event to the layer depends on an escape.
+            // An escape decides whether the layer counts this as an event.
             None => return,
             Some(_) => {}
         }
@@ -168,12 +168,12 @@ fn verdict(data: &str) -> Verdict<Option<RequestId>> {
     Json::parse(data.as_bytes()).map_or(Verdict::Doubtful, |data| judge::answer(&data))
 }
 
-/// Whether the data is no answer; `None` if an escape leaves it open.
+/// Returns whether the data is no answer. Returns `None` if an escape makes it ambiguous.
 fn is_nothing(data: &str) -> Option<bool> {
     match verdict(data) {
         Verdict::Clear(None) => (!data.contains('\\')).then_some(true),
         Verdict::Doubtful if data.contains('"') => {
-            // As long as only text is malformed, it may be a message that is none.
+            // If only text is malformed, the layer may read a message that is no answer.
             let bare = judge::without_text(data.as_bytes());
             Json::parse(&bare).is_none().then_some(false)
         }
@@ -181,7 +181,7 @@ fn is_nothing(data: &str) -> Option<bool> {
     }
 }
 
-/// What comes of it with probes, against the same without.
+/// Compares the response with probes to the response without.
 fn probed(text: &[u8], script: &Script, head: Head) {
     let got = clock::run(through(script, head));
     if head == Head::EarlyJson {
@@ -221,7 +221,7 @@ fn probed(text: &[u8], script: &Script, head: Head) {
         .copied()
         .collect();
     let text = match probed_first {
-        // After a probe a mark would be a part of the first line.
+        // After a probe, a byte order mark would become part of the first line.
         true if MARK.starts_with(text) => &[],
         true => text.strip_prefix(MARK).unwrap_or(text),
         false => text,
@@ -229,7 +229,7 @@ fn probed(text: &[u8], script: &Script, head: Head) {
     assert_eq!(passed, text, "{got:?}");
 }
 
-/// A response of the layer. Its client is always there to read.
+/// The response of the layer to a client that always reads.
 async fn through(script: &Script, head: Head) -> Vec<Bytes> {
     let layer = CancelOnDisconnectLayer::new().keep_alive(INTERVAL);
     let layer = match head {
@@ -270,7 +270,7 @@ async fn through(script: &Script, head: Head) -> Vec<Bytes> {
     frames
 }
 
-/// The frames of a script in their time, never at the moment when a probe is due.
+/// The frames of a script with their pauses. No frame is sent at the moment when a probe is due.
 fn sent(script: Script) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {
     let frames = script
         .frames

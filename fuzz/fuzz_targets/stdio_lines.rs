@@ -1,5 +1,5 @@
-//! Reads what a server writes to its stdout, in any pieces: the lines are those of a naive reader, in bounded memory, and
-//! each goes to no stream but that of a call whose id or token it has, or of the only call there is.
+//! Splits a server's stdout, in any pieces, into lines. The lines must equal those of a naive reader, in bounded
+//! memory. A line may be sent only to the stream of the call whose id or token it has, or of the only call.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ use mcp_cancel_proxy::{
     },
 };
 
-/// Short, so that lines are too long now and then.
+/// Maximum length of a line. Chosen because some lines must exceed it.
 const LONGEST: usize = 256;
 
 const IDS: [&str; 5] = ["1", "1.0", "\"1\"", "2", "\"a\""];
@@ -111,7 +111,8 @@ fn route(calls: &[&str], lines: &[Line]) {
     assert_eq!(left, open, "a call was forgotten");
 }
 
-/// Whether an answer with this id is one to the call: a number and its text are the same if no call has an id of the answer's kind.
+/// Returns `true` if an answer with this id may belong to the call. A number equals its text if no call has an id of
+/// the answer's type.
 fn answers(id: &str, call: &str, calls: &[&str]) -> bool {
     let is_text = |id: &str| id.starts_with('"');
     if IdKey::of(id) == IdKey::of(call) {

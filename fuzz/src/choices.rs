@@ -1,6 +1,6 @@
-//! The fuzzer's bytes as decisions: each byte one, and zeros when they are used up.
+//! Turns the fuzzer's bytes into choices. Each byte is one choice; after the last byte all are zero.
 
-/// Takes decisions from the front, so that what comes later does not change what came before.
+/// Takes choices from the front, so that later choices do not affect earlier ones.
 pub struct Choices<'a>(&'a [u8]);
 
 // === impl Choices ===
@@ -30,7 +30,7 @@ impl<'a> Choices<'a> {
         self.one_of(2) == 1
     }
 
-    /// True once in `count`.
+    /// Returns `true` for one of `count` values.
     pub fn rarely(&mut self, count: u8) -> bool {
         self.one_of(count) == 1
     }

@@ -1,4 +1,4 @@
-//! A clock that stands still, and jumps when there is nothing else to do.
+//! A paused clock that advances when the runtime is idle.
 
 use tokio::runtime::{Builder, Runtime};
 
@@ -10,7 +10,7 @@ thread_local! {
         .expect("a runtime");
 }
 
-/// Runs a future to its end on the runtime of this thread. One for all inputs: to make it costs more than they do.
+/// Runs a future on this thread's runtime. All inputs share the runtime, because its creation costs more than they do.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| runtime.block_on(future))
 }

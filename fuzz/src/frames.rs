@@ -1,10 +1,10 @@
-//! A text in frames.
+//! Splits text into frames.
 
 use bytes::Bytes;
 
 use crate::choices::Choices;
 
-/// Cuts a text where the decisions say. Zeros leave it whole.
+/// Splits a text by the given choices. With zeros it stays whole.
 pub fn cut(text: &[u8], choices: &mut Choices<'_>) -> Vec<Bytes> {
     let mut rest = Bytes::copy_from_slice(text);
     let mut frames = Vec::new();
@@ -13,7 +13,7 @@ pub fn cut(text: &[u8], choices: &mut Choices<'_>) -> Vec<Bytes> {
             0 => rest.len(),
             // An empty frame.
             255 => 0,
-            // Small pieces are where readers go wrong; large ones reach far places.
+            // Readers fail on small pieces; large pieces reach the end of the text.
             byte @ 1..128 => usize::from(byte).min(rest.len()),
             byte => (usize::from(byte) << 3).min(rest.len()),
         };

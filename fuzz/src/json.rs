@@ -1,4 +1,4 @@
-//! JSON as `serde_json` parses it, with every member that an object has, also those of the same name.
+//! JSON as `serde_json` parses it, with all members of an object, including duplicates.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use serde::{
     de::{MapAccess, SeqAccess, Visitor},
 };
 
-/// A JSON value. What the judge does not ask for is not kept.
+/// A JSON value. Details that the judge does not use are dropped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Json {
     Null,
     Bool,
     Integer(i64),
-    /// What is no `i64`.
+    /// A number that does not fit `i64`.
     Float(f64),
     Text(String),
     Array(Vec<Json>),
@@ -40,7 +40,7 @@ impl Json {
         matches!(self, Self::Object(_))
     }
 
-    /// The member of this name: `Err` if there are several.
+    /// Returns the member of this name. Returns `Err` if there are several.
     pub fn member(&self, name: &str) -> Result<Option<&Self>, Twice> {
         let Self::Object(members) = self else {
             return Ok(None);
@@ -53,7 +53,7 @@ impl Json {
     }
 }
 
-/// A member came twice: two parsers may read two messages.
+/// A member is duplicated, so two parsers may read different messages.
 #[derive(Debug)]
 pub struct Twice;
 

@@ -1,22 +1,22 @@
-//! Judges what a body says, by `serde_json` and the words of JSON-RPC 2.0 and MCP. It shares no code with the crate.
+//! The expected reading of a body, from `serde_json`, JSON-RPC 2.0 and MCP. It shares no code with the crate.
 
 use mcp_cancel_on_disconnect::{RequestId, fuzzing::Read};
 
 use crate::json::{Json, Twice};
 
-/// What the crate should have read.
+/// The expected result of the crate.
 #[derive(Debug, PartialEq)]
 pub enum Verdict<T> {
-    /// This, and nothing else.
+    /// This value, and no other result.
     Clear(T),
-    /// This, or that it is not known: an id in float form is one only as far as a float can be trusted.
+    /// This value, or a rejection: an id in float form is only as exact as a float.
     Perhaps(T),
-    /// Whatever it was, it must not be read.
+    /// A rejection.
     Doubtful,
 }
 
-/// What is left without the text between quotes, found by reading forward, and without the size of numbers. It shows
-/// whether a parser had something against these, or against the body.
+/// Removes the text between quotes and shortens numbers to two digits. Shows whether a parser rejected these, or the
+/// rest of the body.
 pub fn without_text(body: &[u8]) -> Vec<u8> {
     let mut bare = Vec::new();
     let mut inside = false;
@@ -31,7 +31,7 @@ pub fn without_text(body: &[u8]) -> Vec<u8> {
             _ => {}
         }
         digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
-        // Of two digits the first may be a zero that should not be there.
+        // Two digits remain, because a leading zero is invalid.
         if (!inside && digits <= 2) || *byte == b'"' {
             bare.push(*byte);
         }
@@ -39,7 +39,7 @@ pub fn without_text(body: &[u8]) -> Vec<u8> {
     bare
 }
 
-/// Whether a body begins as an array does, whatever comes of it.
+/// Returns `true` if a body begins like an array, even if the rest is invalid.
 pub fn is_array(body: &[u8]) -> bool {
     let first = body.iter().find(|byte| !b" \t\r\n".contains(byte));
     first == Some(&b'[')
@@ -64,7 +64,7 @@ fn verdict<T>(body: &Json, one: impl Fn(&Json, &mut bool) -> Option<T>) -> Verdi
     }
 }
 
-/// `None` if it is none beyond doubt. Notes whether an id was a float.
+/// Returns `None` if the message is doubtful. Sets `by_float` if an id was a float.
 fn read(message: &Json, by_float: &mut bool) -> Option<Read> {
     let member = |name| message.member(name).map_err(|Twice| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
@@ -74,7 +74,7 @@ fn read(message: &Json, by_float: &mut bool) -> Option<Read> {
         Some(params) => params.member(name).map_err(|Twice| ()).ok(),
         None => Some(None),
     };
-    // All that may mean something, whether or not it does in this message.
+    // Every member with a meaning in some message, whether or not it has one in this message.
     let (name, task) = (param("name")?, param("task")?);
     let (cancels, meta) = (param("requestId")?, param("_meta")?);
     let version = match meta {
@@ -115,7 +115,7 @@ fn read(message: &Json, by_float: &mut bool) -> Option<Read> {
     }
 }
 
-/// The id that a message answers, if it is an answer. `None` if it is no message beyond doubt.
+/// Returns the id that a message answers, if it is an answer. Returns `None` if the message is doubtful.
 fn answered(message: &Json, by_float: &mut bool) -> Option<Option<RequestId>> {
     let member = |name| message.member(name).map_err(|Twice| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
@@ -132,7 +132,7 @@ fn answered(message: &Json, by_float: &mut bool) -> Option<Option<RequestId>> {
 }
 
 fn request_id(id: &Json, by_float: &mut bool) -> Option<RequestId> {
-    /// From here on several integers are one `f64`.
+    /// From here on, several integers share one `f64`.
     const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
     match id {
         Json::Text(text) => Some(RequestId::String(text.as_str().into())),

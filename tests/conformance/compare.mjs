@@ -1,5 +1,5 @@
-// Compares what `run` left in the folder given: prints the table, then every difference, and exits with 1 if
-// there is one that must not be, or if the one that must be is missing.
+// Compares the results of `run` in the given folder. Prints the table, then every difference. Exits with 1 if a
+// difference is not allowed, or if the required one is missing.
 
 import { spawnSync } from "node:child_process";
 import { existsSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
@@ -10,15 +10,15 @@ const REFERENCE = "bare";
 const TIERS = ["layer", "wrapped"];
 /** Bare rmcp behind the program. */
 const PROXY = "proxy";
-/** Where the server ends a stream before its answer, the program comes back for it instead of the client, whose stream
- *  goes on: it must have the answer, and the suite must find nothing wrong. */
+/** Where the server ends a stream before its answer, the program resumes instead of the client, whose stream
+ *  continues. The stream must have the answer, and the suite must find no fault. */
 const READ_ON = "server-sse-polling";
 const COMPARED = [...TIERS, PROXY];
 const CONTROL = { server: "control", scenario: "server-sse-polling" };
-/** How many requests the scenarios make, `initialize` aside. */
+/** Number of requests of the scenarios, without `initialize`. */
 const CALLS = 34;
-/** server-sse-multiple-streams hangs up after the first event of each stream. The layer alone cannot know whether
- *  the answer had been sent: it may be waiting for that client. The wrapper knows. */
+/** server-sse-multiple-streams disconnects after the first event of each stream. The layer alone cannot know whether
+ *  the answer had been sent, so it may wait for that client. The wrapper knows. */
 const UNSURE = { server: "layer", calls: ["tools/list 1000", "tools/list 1001", "tools/list 1002"] };
 
 const problems = [];
@@ -39,7 +39,7 @@ process.exit(problems.length === 0 ? 0 : 1);
 
 // --- what the suite found
 
-/** A map from scenario to its checks. The suite names a folder server-<scenario>-<time>. */
+/** A map from scenario to its checks. The suite names each folder server-<scenario>-<time>. */
 function resultsOf(server) {
   const folder = join(work, server, "results");
   const names = existsSync(folder) ? readdirSync(folder) : [];
@@ -51,7 +51,7 @@ function resultsOf(server) {
   );
 }
 
-/** In words, without the checks that only inform. */
+/** In words, without the informational checks. */
 function summary(checks) {
   if (checks === undefined) return "did not run";
   const count = (status) => checks.filter((check) => check.status === status).length;
@@ -66,8 +66,8 @@ function summary(checks) {
     .join(", ");
 }
 
-/** The checks as text, without what no two runs have in common: times, ports, sessions, and which of several
- *  concurrent requests the server took first (so streams are counted in the order in which they appear). */
+/** The checks as text, without values that differ between runs: times, ports, sessions, and the order in which the
+ *  server accepted concurrent requests (so streams are numbered in the order in which they appear). */
 function comparable(checks) {
   if (checks === undefined) return "did not run\n";
   const known = { session: new Map(), stream: new Map() };
@@ -83,7 +83,7 @@ function comparable(checks) {
   return `${text}\n`;
 }
 
-/** In the suite, the `retry` of an event is that of the latest event that came in the same read. */
+/** In the suite, the `retry` of an event is that of the latest event in the same read. */
 function withoutTimes(key, value) {
   if (key === "timestamp" || key === "date") return undefined;
   if (key === "retryValue" && "eventId" in this) return undefined;
@@ -137,8 +137,8 @@ function explain(scenario, tier) {
   console.log(log(tier, scenario));
 }
 
-/** The server's log from the end of the scenario before to the end of this one (both clocks write ISO 8601), or its
- *  last lines if it had gone quiet. */
+/** The server's log from the end of the previous scenario to the end of this one (both clocks write ISO 8601), or its
+ *  last lines if it was silent. */
 function log(server, scenario) {
   const end = (name) => results[server].get(name)?.at(-1)?.timestamp ?? "";
   const text = readFileSync(join(work, server, "log"), "utf8");
@@ -147,7 +147,7 @@ function log(server, scenario) {
   return (lines.length > 0 ? lines : text.split("\n").slice(-10)).join("\n");
 }
 
-/** What became of the calls by the layer's account: it has seen them all, and all have completed. */
+/** The outcomes of the calls as the layer reports them: it has seen all calls, and all have completed. */
 function calls() {
   console.log("\nCalls, as the layer saw them:");
   for (const server of TIERS) {
@@ -166,7 +166,7 @@ function calls() {
   }
 }
 
-/** The server that is wrong on purpose must be told apart. */
+/** The deliberately wrong server must be detected. */
 function control() {
   const { server, scenario } = CONTROL;
   console.log(`\n${scenario} with a call timeout: ${summary(results[server].get(scenario))}`);

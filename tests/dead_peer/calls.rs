@@ -1,26 +1,26 @@
-//! The calls that are made: the server and the client know them by the same labels.
+//! The calls. Server and client use the same labels for them.
 
 use std::{fmt, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-/// How many calls a cell of the table has.
+/// Number of calls in a cell of the table.
 pub(crate) const ROUNDS: u32 = 5;
 
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
-    /// rmcp in session mode: the answer is a stream, which is written to now and then.
+    /// rmcp in session mode. The answer is a stream, with occasional writes.
     Session,
-    /// rmcp without sessions, the answer a stream.
+    /// rmcp without sessions. The answer is a stream.
     Sse,
-    /// rmcp without sessions, the answer one JSON document: nothing is written before it.
+    /// rmcp without sessions. The answer is one JSON document, with no write before it.
     Json,
-    /// A handler without MCP, and a next request behind its own, so that hyper does not read.
+    /// A handler without MCP, with a second request pipelined behind its own, so that hyper does not read.
     Pipelined,
 }
 
-/// How it is called.
+/// The protocol of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Protocol {
     Http1,
@@ -49,7 +49,7 @@ pub(crate) const ROWS: [(Kind, Protocol); 7] = [
 // === impl Calls ===
 
 impl Calls {
-    /// The label of one call, the same on both sides.
+    /// The label of one call, the same in both processes.
     pub(crate) fn label(&self, round: u32) -> String {
         let Self {
             kind,

@@ -1,6 +1,6 @@
-//! The client's process: makes the calls it is told to, and goes silent when it is told to.
+//! The client's process. On command it makes calls, and stops its network.
 //!
-//! It is told by lines on its standard input and answers each with [`DONE`]. At the end of the input it ends.
+//! It reads one order per line from stdin and answers each with [`DONE`]. It ends at the end of its input.
 
 use std::{
     io::{Write as _, stdout},
@@ -16,17 +16,17 @@ use crate::{
     namespace::CLIENT,
 };
 
-/// The whole line that says an order was carried out. The test harness writes to the same output.
+/// The line that confirms an order. The test harness writes to the same output.
 pub(crate) const DONE: &str = "@ done";
 
-/// The orders; any other line is the calls as JSON.
+/// The orders. Any other line is the calls, as JSON.
 pub(crate) const UP: &str = "up";
 pub(crate) const SILENCE: &str = "silence";
 
-/// Between two calls of a cell, so that they differ in their place between two keep-alives.
+/// Delay between two calls of a cell, so that they are at different points between two keep-alives.
 const STAGGER: Duration = Duration::from_millis(170);
 
-/// What keeps a call's connection open.
+/// Holds a call's connection open.
 #[derive(Debug)]
 pub(crate) enum Open {
     Http1 { _connection: Connection },
@@ -57,7 +57,7 @@ pub(crate) async fn run() {
 
 fn done() {
     let mut out = stdout().lock();
-    // Not behind what the test harness has left of its own line.
+    // The harness may have left an incomplete line.
     writeln!(out, "\n{DONE}").unwrap();
     out.flush().unwrap();
 }
@@ -65,7 +65,7 @@ fn done() {
 // === impl Calls ===
 
 impl Calls {
-    /// Sends one call and reads nothing of its answer.
+    /// Sends one call and reads none of its answer.
     pub(crate) async fn call(&self, round: u32) -> Open {
         let request = self.request(round).await;
         match self.protocol {

@@ -1,24 +1,23 @@
-//! A network that dies without a word, in two real network namespaces.
+//! A network that fails silently, in two real network namespaces.
 //!
 //! ```sh
 //! cargo test --test dead_peer --features axum,socket
 //! ```
 //!
-//! A server and a client of it run in a namespace each, joined by a pair of virtual interfaces. In the middle of
-//! every call the client's interface begins to throw all packets away. The server cannot tell that from a
-//! cable that was pulled: nothing arrives, and nothing says so. What each handler then learned, and when, is
-//! printed as a table.
+//! Server and client run in a namespace each, joined by a pair of virtual interfaces. In the middle of every call the
+//! client's interface starts to drop all packets. For the server this equals a pulled cable: nothing arrives, and there
+//! is no error. The test prints a table of what each handler noticed, and when.
 //!
-//! Needs Linux with `unshare` (util-linux), and `ip` and `tc` (iproute2); and root, or a kernel that lets a user
-//! make namespaces. Where it cannot run it says so and passes, unless `DEAD_PEER_REQUIRED` is set.
+//! Needs Linux with `unshare` (util-linux), `ip` and `tc` (iproute2). It also needs root, or a kernel that lets a user
+//! make namespaces. Where it cannot run it prints a notice and passes, unless `DEAD_PEER_REQUIRED` is set.
 //!
 //! | process | runs | in |
 //! |---|---|---|
-//! | the test | [`namespace`] | the namespace it was started in, which it leaves alone |
-//! | `server` | [`server`], this binary again | a namespace of its own, with the witness of all handlers |
-//! | `client` | [`client`], this binary again | another one |
+//! | the test | [`namespace`] | the namespace it was started in, which it does not change |
+//! | `server` | [`server`], this binary again | its own namespace, with the witness of all handlers |
+//! | `client` | [`client`], this binary again | a second namespace |
 //!
-//! A namespace goes with its last process, so there is nothing to clean up, whatever fails.
+//! The kernel removes a namespace with its last process, so no failure needs a clean-up.
 
 #![allow(
     clippy::expect_used,
@@ -48,7 +47,7 @@ fn a_silent_network_is_noticed_with_the_options_and_not_without_them() {
             let notice = format!(
                 "\nNOT RUN: the test of a silent network. It needs two network namespaces:\n{why}\n\n"
             );
-            // Past the test harness, which keeps what a passing test prints.
+            // Written to stderr directly, because the test harness captures the output of a passing test.
             std::io::stderr().write_all(notice.as_bytes()).unwrap();
         }
         Err(why) => panic!("DEAD_PEER_REQUIRED is set, but there are no network namespaces: {why}"),

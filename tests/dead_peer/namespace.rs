@@ -1,11 +1,11 @@
-//! Network namespaces without unsafe code: a child process is started in one by `unshare`, and the interfaces
-//! are set up by `ip` and `tc`.
+//! Network namespaces without unsafe code. `unshare` starts a child process in a new namespace; `ip` and `tc` set up
+//! the interfaces.
 
 use std::{env, ffi::OsString, process::Command};
 
 const ROLE: &str = "DEAD_PEER_ROLE";
 
-/// The interfaces, and the addresses they have in namespaces where there is nothing else.
+/// The interfaces and their addresses, the only ones in their namespaces.
 pub(crate) const SERVER: Interface = Interface {
     name: "dead-server",
     address: "10.0.0.1",
@@ -15,20 +15,20 @@ pub(crate) const CLIENT: Interface = Interface {
     address: "10.0.0.2",
 };
 
-/// What a namespace talks to itself by.
+/// The loopback interface of a namespace.
 pub(crate) const LOOPBACK: Interface = Interface {
     name: "lo",
     address: "127.0.0.1",
 };
 
-/// A part of the test that is a process of its own.
+/// A part of the test that runs in its own process.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
     Server,
     Client,
 }
 
-/// A way of making namespaces that works here.
+/// A way to create namespaces that works on this machine.
 pub(crate) struct Unshare {
     arguments: &'static [&'static str],
 }
@@ -42,12 +42,12 @@ pub(crate) struct Interface {
 // === impl Role ===
 
 impl Role {
-    /// Whether this process was started to play it, not by somebody who runs all ignored tests.
+    /// Returns `true` if this process was started for this role. Returns `false` if all ignored tests were requested.
     pub(crate) fn is_ours(self) -> bool {
         env::var_os(ROLE) == Some(OsString::from(self.name()))
     }
 
-    /// The name of the test that plays it.
+    /// The name of the test that runs the role.
     fn name(self) -> &'static str {
         match self {
             Self::Server => "server",
@@ -59,23 +59,23 @@ impl Role {
 // === impl Unshare ===
 
 impl Unshare {
-    /// For a process that is root in its namespace.
+    /// For root.
     pub(crate) const AS_ROOT: Self = Self {
         arguments: &["--net"],
     };
 
-    /// For a user whom the kernel lets be root in a namespace of their own.
+    /// For a user, where the kernel allows user namespaces.
     const AS_USER: Self = Self {
         arguments: &["--map-root-user", "--net"],
     };
 
-    /// The first way that works, or what the last one said.
+    /// Returns the first way that works, or the error of the last one.
     pub(crate) fn find() -> Result<Self, String> {
         let as_root = Self::AS_ROOT.try_out();
         as_root.or_else(|_| Self::AS_USER.try_out())
     }
 
-    /// Does in miniature what the test does.
+    /// Tries all operations that the test needs.
     fn try_out(self) -> Result<Self, String> {
         const TRIAL: &str = "ip link add dead-server type veth peer name dead-client && \
                              ip link set dead-client up && \
@@ -89,7 +89,7 @@ impl Unshare {
         }
     }
 
-    /// This binary, in a new namespace and in a role.
+    /// A command that runs this binary in a new namespace, in this role.
     pub(crate) fn command(&self, role: Role) -> Command {
         let mut command = self.unshare();
         command
@@ -109,7 +109,7 @@ impl Unshare {
 // === impl Interface ===
 
 impl Interface {
-    /// Makes the pair: this end here, the other one in the namespace of a process.
+    /// Creates the pair, with this end here and the other end in the namespace of a process.
     pub(crate) fn join(&self, other: &Self, process: u32) {
         let pair = format!(
             "link add {} type veth peer name {} netns {process}",
@@ -118,7 +118,7 @@ impl Interface {
         run("ip", &pair);
     }
 
-    /// Gives this end its address.
+    /// Assigns the address of this end.
     pub(crate) fn up(&self) {
         run(
             "ip",
@@ -127,7 +127,7 @@ impl Interface {
         run("ip", &format!("link set {} up", self.name));
     }
 
-    /// Throws away what leaves by this end, from now on and without a word to anybody: a queue without a place.
+    /// Drops every packet sent through this end, without an error to the sender, by a queue of length zero.
     pub(crate) fn silence(&self) {
         run(
             "tc",

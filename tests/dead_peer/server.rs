@@ -1,5 +1,5 @@
-//! The server's process: serves every kind of call bare and with the options, lets the network die under all of
-//! them at once, and judges.
+//! The server's process. It serves every kind of call with and without the options, stops the network under all of them
+//! at once, and checks the results.
 
 use std::{
     fmt::Write as _, io::Write as _, net::SocketAddr, process::Stdio, sync::Arc, time::Duration,
@@ -25,7 +25,7 @@ use crate::{
     namespace::{CLIENT, LOOPBACK, Role, SERVER, Unshare},
 };
 
-/// A call that is made from this side of the dead network, and must go on.
+/// A call within the server's namespace, which must run on.
 const LIVING: u32 = ROUNDS;
 
 const IDLE: Duration = Duration::from_secs(2);
@@ -33,13 +33,13 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
 const USER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often something is written to a stream that is silent.
+/// Interval between writes to a silent stream.
 const WRITES: Duration = Duration::from_secs(1);
 
-/// What a busy machine may add to the documented bound.
+/// Margin of a busy machine beyond the documented bound.
 const MARGIN: Duration = Duration::from_secs(5);
 
-/// How long the bare server is watched. The kernel's own patience is about 15 minutes.
+/// How long the bare server is observed. The kernel's own timeout is about 15 minutes.
 const WATCH: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ struct Row {
     with_options: Calls,
 }
 
-/// How long after the network's death the handlers of a cell knew; `None` for those that never did.
+/// Time from the network's failure until each handler of a cell was notified. `None` if it was not.
 struct Seen(Vec<Option<Duration>>);
 
 /// The client's process.
@@ -126,13 +126,13 @@ pub(crate) async fn run() {
             ));
         }
     }
-    // Past the test harness, which keeps what a passing test prints.
+    // Written to stderr directly, because the test harness captures the output of a passing test.
     let mut out = std::io::stderr();
     writeln!(out, "{table}").unwrap();
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
-/// What `DeadPeer` documents, from the last packet of the client, which came before the silence.
+/// The documented bound of `DeadPeer`, from the client's last packet, which was sent before the failure.
 fn bound(kind: Kind) -> Duration {
     match kind {
         Kind::Session | Kind::Sse => WRITES + USER_TIMEOUT,
@@ -140,7 +140,7 @@ fn bound(kind: Kind) -> Duration {
     }
 }
 
-/// Serves one cell on a port of its own.
+/// Serves one cell on its own port.
 async fn serve(kind: Kind, setup: Setup, witness: &Witness) -> SocketAddr {
     let listener = TcpListener::bind((SERVER.address, 0)).await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -191,7 +191,7 @@ fn layer() -> CancelOnDisconnectLayer {
         .keep_alive(WRITES)
 }
 
-/// A handler that waits for its token, or to be dropped.
+/// A handler that waits for its token, or until it is dropped.
 fn waiting(setup: Setup, witness: &Witness) -> Router {
     let witness = witness.clone();
     let wait = async move |Path(label): Path<String>, token: Option<Extension<CallToken>>| {
@@ -277,7 +277,7 @@ impl Client {
             answers: BufReader::new(process.stdout.take().unwrap()).lines(),
             _process: process,
         };
-        // It is in its namespace by the time it speaks.
+        // The process is in its namespace before it writes.
         client.done("start").await;
         SERVER.join(&CLIENT, id);
         SERVER.up();

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds all dependencies against deny.toml: licences, bans and sources, as cargo-deny would (see there). And whether a feature
-brings what only another one is to bring."""
+"""Checks all dependencies against deny.toml as cargo-deny would: licences, bans and sources. Also checks that no
+feature adds a dependency that belongs to another feature."""
 
 import collections
 import json
@@ -11,7 +11,7 @@ import tomllib
 
 
 def allowed(expression, allow):
-    """Whether an SPDX expression can be met with these licences."""
+    """Returns whether these licences satisfy an SPDX expression."""
     tokens = re.findall(r"[()]|[^\s()]+", expression.replace("/", " OR "))
 
     def either():
@@ -46,13 +46,13 @@ def allowed(expression, allow):
 
 
 def published(metadata):
-    """The members of the workspace that users get."""
+    """The published members of the workspace."""
     members = set(metadata["workspace_members"])
     return [package for package in metadata["packages"] if package["id"] in members and package["publish"] != []]
 
 
 def without_dev(metadata, roots):
-    """What users of these packages get."""
+    """The dependencies that users of these packages get."""
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     reached, open_ = set(), [package["id"] for package in roots]
     while open_:
@@ -65,7 +65,7 @@ def without_dev(metadata, roots):
     return reached
 
 
-# What no user of the library with these features alone is to get.
+# The dependencies that users of the library with only these features must not get.
 NOT_WITH = {
     "": {"axum", "axum-core", "hyper", "metrics", "rmcp", "serde_derive", "socket2", "watched-socket"},
     "socket": {"axum", "axum-core", "hyper", "rmcp"},
@@ -103,7 +103,7 @@ def main():
         if package["name"] in banned:
             faults.append(f"{package['name']}: {banned[package['name']]}")
     for dep in (dep for package in published(metadata) for dep in package["dependencies"]):
-        # By its path alone only tests may depend on a crate: cargo packages no other that is not published.
+        # A dependency by path alone is allowed for tests only, because cargo packages no dependency without a version.
         if dep["req"] == "*" and not (dep.get("path") and dep["kind"] == "dev"):
             faults.append(f"any version of {dep['name']}")
     programs = {rule["crate"] for rule in rules["bans"]["skip-tree"]}

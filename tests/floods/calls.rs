@@ -13,14 +13,14 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// The timer ends many graces in turns. Time stands still as long as it has any to take.
+/// The timer ends many graces in several batches. The paused clock does not advance until all batches are done.
 const ALL_ENDED: Duration = Duration::from_secs(1);
 
 fn layer() -> CancelOnDisconnectLayer {
     CancelOnDisconnectLayer::new().grace(Grace::After(GRACE))
 }
 
-/// Lets spawned tasks run.
+/// Runs spawned tasks.
 async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -111,7 +111,7 @@ fn attached_calls_beyond_the_limit_are_not_tracked() {
     });
 }
 
-/// 16 MiB in all and 1 MiB of a session. What they count is what they take, about.
+/// The limits are 16 MiB in all and 1 MiB per session. The counted size is approximately the allocated size.
 #[test]
 fn records_of_ended_calls_take_no_more_than_they_count() {
     alone(async || {

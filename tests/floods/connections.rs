@@ -1,4 +1,4 @@
-//! Connections that bring half a request and drop, again and again.
+//! Connections that repeatedly send half a request and close.
 
 use std::net::SocketAddr;
 
@@ -33,7 +33,7 @@ fn a_thousand_half_requests_that_drop_leave_nothing() {
                     connection.send_chunked_head(&request).await;
                     connection.chunk(&request.body).await;
                 }
-                // A whole one, and a part of the next.
+                // A whole request and a part of the next.
                 _ => {
                     let text = json!({ "text": "hi" });
                     connection
@@ -67,13 +67,13 @@ fn a_thousand_half_requests_that_drop_leave_nothing() {
     });
 }
 
-/// How many sockets are open on the server's side. Other tests of the process wait meanwhile, and have theirs.
+/// Number of open sockets on the server's port.
 fn sockets(server: SocketAddr) -> usize {
     let table = std::fs::read_to_string("/proc/self/net/tcp").expect("the kernel's table");
     let local = format!(":{:04X}", server.port());
     let of_server = table.lines().filter(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // What has no inode is nobody's any more.
+        // A socket without an inode has been closed by its process.
         fields[1].ends_with(&local) && fields[9] != "0"
     });
     of_server.count()

@@ -1,4 +1,4 @@
-//! Ids: very many, or very long.
+//! Very many ids, and very long ids.
 
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
@@ -10,7 +10,7 @@ use crate::{
     wrapped,
 };
 
-/// As long as an id may be, with a little around it, in a body that is read.
+/// About the maximum length of an id in a body that is read.
 const LONG: usize = 4_000_000;
 
 fn immediate() -> CancelOnDisconnectLayer {
@@ -41,7 +41,7 @@ fn a_hundred_thousand_event_ids_of_one_call_take_the_memory_of_two_thousand() {
     });
 }
 
-/// What is remembered of a cancelled call has the id that its client gave it.
+/// The record of a cancelled call contains the client's id.
 #[test]
 fn long_ids_of_ended_calls_count_as_what_they_are() {
     alone(async || {

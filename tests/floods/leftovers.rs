@@ -1,4 +1,4 @@
-//! Leftovers: what a timer looks at only after a long time must leave nothing until then, once it is gone.
+//! Memory of ended streams and deleted sessions. It must be freed although their timers expire much later.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 
 const MANY: usize = 2_000;
 
-/// Less than the smallest allocation for each.
+/// Less than the smallest allocation for each of them.
 const NOTHING: usize = MANY * 8;
 
 #[test]
@@ -21,7 +21,7 @@ fn streams_that_have_ended_leave_nothing_until_their_stall_timeout() {
     alone(async || {
         let witness = Witness::new();
         let layer = CancelOnDisconnectLayer::new().stall_timeout(HOUR);
-        // Without sessions no answer is kept.
+        // Without sessions no answer is retained.
         let sessions = CancellableSessionManager::local(SessionConfig::default());
         let service = Tools::new(&witness).service(Mode::StatelessSse, Arc::new(sessions));
         let served = serve(router(service).layer(layer)).await;
@@ -49,7 +49,7 @@ fn sessions_that_were_deleted_leave_nothing_until_their_idle_timeout() {
                 let (id, transport) = manager.create_session().await.expect("a session");
                 drop(transport);
                 manager.close_session(&id).await.expect("it is closed");
-                // Its worker ends.
+                // Lets the session's worker end.
                 tokio::task::yield_now().await;
             }
         };

@@ -1,7 +1,8 @@
-//! Floods: whatever comes, and however much of it, memory and descriptors stay within their bounds, and the call of
-//! somebody else is untouched.
+//! Floods of input. Memory and descriptors must stay within their bounds, and the call of another client must not be
+//! affected.
 //!
-//! A binary of its own: the allocator counts for the whole process, and so do descriptors. One test at a time.
+//! This is a separate binary, because the allocator and the descriptors are counted per process. Tests run one at a
+//! time.
 
 #![allow(
     clippy::expect_used,
@@ -30,7 +31,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// Runs a test when those before it have ended and all that they had is freed, their runtime too.
+/// Runs a test alone, after the memory of all previous tests has been freed, including their runtime.
 fn alone(test: impl AsyncFnOnce()) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,7 +39,7 @@ fn alone(test: impl AsyncFnOnce()) {
     runtime.expect("a runtime").block_on(test());
 }
 
-/// A server on a real socket, with the layer and its session manager, and a session of it.
+/// A server on a real socket with the layer and its session manager, and one session.
 async fn wrapped(layer: CancelOnDisconnectLayer) -> (Witness, Served, Mcp) {
     let witness = Witness::new();
     let sessions = CancellableSessionManager::local(SessionConfig::default());
@@ -48,7 +49,7 @@ async fn wrapped(layer: CancelOnDisconnectLayer) -> (Witness, Served, Mcp) {
     (witness, served, mcp)
 }
 
-/// How many bytes are allocated that were not when this was made.
+/// The allocated bytes at the time of creation.
 struct Growth(usize);
 
 impl Growth {
@@ -60,7 +61,7 @@ impl Growth {
         MEMORY.current_usage().saturating_sub(self.0)
     }
 
-    /// What is said of it with `--nocapture`.
+    /// Prints the growth, visible with `--nocapture`, and checks it.
     fn assert_below(&self, limit: usize, what: &str) {
         let bytes = self.bytes();
         println!("{what}: {} KiB, at most {} KiB", bytes / KIB, limit / KIB);

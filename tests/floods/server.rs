@@ -1,4 +1,4 @@
-//! A server in process that takes everything, and its clients.
+//! A server in process that accepts everything, and its clients.
 
 use std::convert::Infallible;
 
@@ -12,10 +12,10 @@ use mcp_cancel_on_disconnect::{
 use serde_json::{Value, json};
 use tower::{ServiceExt as _, layer::Layer as _, service_fn, util::BoxCloneSyncService};
 
-/// What sessions begin with that nobody has opened.
+/// Prefix of session ids that no client has opened.
 pub(crate) const UNKNOWN: &str = "unknown";
 
-/// The session and the id of the call that must not be harmed.
+/// The session and the id of the call that must not be affected.
 pub(crate) const VICTIM: (&str, i64) = ("victim", 7);
 
 /// The layer over a server whose calls send one event, `e-<id>`, and never end.
@@ -42,7 +42,7 @@ impl Server {
         service.oneshot(request).await.expect("it never fails")
     }
 
-    /// A call whose first event was read.
+    /// Starts a call and reads its first event.
     pub(crate) async fn call(&self, session: &str, id: impl Into<Value>) -> Body {
         let message = json!({
             "jsonrpc": "2.0", "id": id.into(), "method": "tools/call", "params": { "name": "hold" },
@@ -56,7 +56,7 @@ impl Server {
         body
     }
 
-    /// The victim's call is in flight, and its token has not fired: that would have ended it.
+    /// Checks that the victim's call is in flight. Its token has not fired, because that would have ended the call.
     pub(crate) fn assert_victim_lives(&self) {
         let is_victim = |call: &CallInfo| {
             let session = call.session() == Some(VICTIM.0);

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Checks that the modules of `src` import only downwards and in no circle, that none is long, and that no two types have
-one name. Of the program in `proxy/src`, that what lies in `src` itself imports only downwards, with all that it has inside,
-and that nothing there imports in a circle.
+"""Checks that the modules of `src` import only downwards and without circles, that none is too long, and that no two
+types have the same name. For the program in `proxy/src`, checks that the modules directly in `src`, including their
+submodules, import only downwards, and that there are no circles.
 
     tests/layers/check.py          fails, and names every arrow that is wrong
     tests/layers/check.py --list   prints every arrow
 
-An arrow goes from the module that says `use` (or writes a path in its code) to the module that defines the name: what a
-module re-exports from its children is followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The
-layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`, of the program in the one that begins with `bin`, of
-the cluster in the one that begins with `builder`; each line names the modules of a layer,
-and a module may import from lines below its own only. Modules of one line do not import one another. An alias may have the
-name of the type that it stands for.
+An arrow points from the module that has the `use` (or a path in its code) to the module that defines the name.
+Re-exports of children are followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The layers are
+those of ARCHITECTURE.md: in the block that begins with the line `lib`, for the program in the one that begins with
+`bin`, and for the cluster in the one that begins with `builder`. Each line names the modules of a layer, and a module
+may only import from lines below its own. Modules of one line do not import one another. An alias may have the name of
+the type that it stands for.
 """
 
 import re
@@ -47,7 +47,7 @@ def main():
 
 
 def between(arrows):
-    """The arrows between what lies in `src` itself."""
+    """The arrows between the modules directly in `src`."""
     return {(source[:1], target[:1]) for source, target in arrows if source[:1] != target[:1]}
 
 
@@ -76,7 +76,7 @@ def text(module):
 
 
 class Source:
-    """What one file imports, re-exports and defines."""
+    """The imports, re-exports and definitions of one file."""
 
     def __init__(self, path):
         text = path.read_text()
@@ -99,13 +99,13 @@ class Source:
 
 
 def strip(code):
-    """Without comments and the texts of literals."""
+    """Removes comments and the texts of literals."""
     code = re.sub(r"//[^\n]*", "", code)
     return re.sub(r'"(?:\\.|[^"\\])*"', '""', code)
 
 
 def without_tests(code):
-    """Without items under `cfg(test)` or `cfg(fuzzing)`."""
+    """Removes items under `cfg(test)` or `cfg(fuzzing)`."""
     kept, rest = [], code
     pattern = re.compile(r"#\[cfg\((?:test|fuzzing|doctest|all\(test[^\n]*)\)\]")
     while found := pattern.search(rest):
@@ -125,7 +125,7 @@ def end_of_item(code, start):
 
 
 def flatten(tree):
-    """The paths of a use tree, each with the name that it gets."""
+    """The paths of a use tree, each with its imported name."""
     tree = " ".join(tree.split())
     found = re.match(r"^(.*?)\{(.*)\}$", tree)
     if not found:
@@ -155,7 +155,7 @@ def split(inner):
 
 
 def resolve(modules, here, path, depth=0):
-    """The module that defines what a path names, or none if that is of another crate."""
+    """Returns the module that defines the target of a path, or none if it belongs to another crate."""
     if not path or depth > 8:
         return None
     first, rest = path[0], path[1:]
@@ -196,7 +196,7 @@ def names(modules):
 
 
 def circles(arrows):
-    """Each circle once, as text: the strongly connected parts of the graph."""
+    """Each circle once, as text: the strongly connected components of the graph."""
     graph = {}
     for source, target in arrows:
         graph.setdefault(source, set()).add(target)
@@ -221,7 +221,7 @@ def circles(arrows):
 
 
 def layers(first):
-    """The level of each module, from the block of ARCHITECTURE.md that begins with a line."""
+    """The level of each module, from the block of ARCHITECTURE.md that begins with this line."""
     page = (ROOT / "ARCHITECTURE.md").read_text()
     block = re.search(rf"^```\n({first}\b.*?)^```", page, re.M | re.S)
     if not block:

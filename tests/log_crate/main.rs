@@ -1,6 +1,6 @@
-//! Servers that have a logger of the `log` crate, and no subscriber of `tracing`, have the lines too.
+//! Without a subscriber of `tracing`, a logger of the `log` crate receives all lines.
 //!
-//! A binary of its own: the logger is one of the process, and no subscriber may ever have been set in it.
+//! This is a separate binary, because the logger is global and the process must never have set a subscriber.
 
 #![allow(
     clippy::expect_used,
@@ -38,7 +38,7 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-// tower's feature `log`, which axum turns on, is that of `tracing`.
+// tower's feature `log`, which axum enables, is that of `tracing`.
 #[tokio::test]
 async fn a_logger_of_the_log_crate_has_every_line() {
     log::set_logger(&LINES).expect("no other logger");

@@ -1,4 +1,4 @@
-//! The dashboard asks for what there is.
+//! The dashboard uses existing metrics and labels only.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::script::scripted;
 
 const DASHBOARD: &str = include_str!("../../examples/prometheus/grafana.json");
 
-/// What Prometheus adds, or the buckets of a histogram.
+/// Labels that Prometheus adds, or that histograms have for their buckets.
 const LABELS_OF_PROMETHEUS: [&str; 3] = ["job", "instance", "le"];
 
 #[tokio::test]
@@ -103,7 +103,7 @@ fn queries() -> Vec<String> {
         .collect()
 }
 
-/// The metrics in a query, with the suffixes of histograms.
+/// The metrics in a query, with histogram suffixes.
 fn names(query: &str) -> Vec<String> {
     let words = query.split(|text: char| !(text.is_ascii_alphanumeric() || text == '_'));
     let names = words.filter(|word| word.starts_with("mcp_"));

@@ -1,6 +1,6 @@
-//! Tells Prometheus of calls whose ends are known beforehand, over real sockets.
+//! Checks what is exported to Prometheus, for calls with known outcomes over real sockets.
 //!
-//! A binary of its own: the recorder is one of the process.
+//! This is a separate binary, because the recorder is global.
 
 #![allow(
     clippy::expect_used,
@@ -24,12 +24,12 @@ mod script;
 )]
 mod setup;
 
-// What `setup` is written for: the support of the other tests.
+// `setup` uses this name for the support of the other tests.
 use test_support as support;
 
 use self::script::{SCRIPT, scripted};
 
-/// Labels beside the name, sorted.
+/// Labels other than the name, sorted.
 type Labels<'a> = &'a [(&'a str, &'a str)];
 
 const CALL: (&str, &str) = ("method", "tools/call");

@@ -1,8 +1,8 @@
-//! The text format of Prometheus, as far as it is scraped here.
+//! A parser of the part of Prometheus' text format that is used here.
 
 use std::collections::BTreeMap;
 
-/// What an endpoint said.
+/// The response of the endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Scrape {
     text: String,
@@ -26,7 +26,7 @@ impl Scrape {
         &self.text
     }
 
-    /// One sample. What was never counted is 0.
+    /// Returns one sample, or 0 if there is none.
     pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let labels = labels.iter();
         let labels = labels.map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
@@ -34,12 +34,12 @@ impl Scrape {
         sample.copied().unwrap_or(0.0)
     }
 
-    /// All samples of a name together.
+    /// The sum of all samples of a metric.
     pub(crate) fn sum(&self, name: &str) -> f64 {
         self.of(name).map(|(_, value)| value).sum()
     }
 
-    /// The labels that samples of a name have.
+    /// The labels of a metric's samples.
     pub(crate) fn labels_of(&self, name: &str) -> Vec<String> {
         self.of(name)
             .flat_map(|(labels, _)| labels.keys().cloned())
@@ -50,7 +50,7 @@ impl Scrape {
         self.of(name).next().is_some()
     }
 
-    /// The metrics with their kinds.
+    /// The metrics and their types.
     pub(crate) fn types(&self) -> Vec<(String, String)> {
         let types = self
             .text
@@ -75,7 +75,7 @@ impl Scrape {
     }
 }
 
-/// No label here has a quote or a comma in it.
+/// Labels here contain neither quotes nor commas.
 fn sample(line: &str) -> ((String, Labels), f64) {
     let (series, value) = line.rsplit_once(' ').expect("a value");
     let (name, labels) = series.split_once('{').unwrap_or((series, "}"));

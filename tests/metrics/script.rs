@@ -1,4 +1,4 @@
-//! Calls that end in every way, each a known number of times.
+//! Calls with every outcome, each a known number of times.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::{
     setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What},
 };
 
-/// What is in the script, as it is to be counted.
+/// The expected counts of the script.
 pub(crate) struct Script {
     pub(crate) completed: f64,
     pub(crate) failed: f64,
@@ -71,19 +71,19 @@ pub(crate) const SCRIPT: Script = Script {
     orphaned_after_s: 60.003,
 };
 
-/// No method and no tool of anybody's.
+/// Neither a method nor a tool.
 pub(crate) const NOBODYS: &str = "nobodys";
 
 const GRACE: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// To which tokio rounds a timer up.
+/// tokio rounds timers up to this.
 const TICK: Duration = Duration::from_millis(1);
 const AWAY: Duration = Duration::from_secs(3);
 
-/// A header of requests that are read and refused.
+/// Marks a request that is read and refused.
 const REFUSED: &str = "x-refused";
 
-/// What Prometheus is told after the script. It runs once.
+/// The metrics exported after the script, which runs once.
 pub(crate) async fn scripted() -> &'static Scrape {
     static SCRAPE: OnceCell<Scrape> = OnceCell::const_new();
     SCRAPE.get_or_init(run).await
@@ -166,7 +166,7 @@ async fn cancel(setup: &Setup, mcp: &Mcp) {
     setup.events.ended(mcp, "cancel").await;
 }
 
-/// The older call is lost sight of, the newer completes.
+/// The layer stops tracking the older call; the newer call completes.
 async fn use_an_id_again(setup: &Setup, mcp: &Mcp) {
     let _older = setup.start_call(mcp, "again", "hold", "older").await;
     let mut newer = setup.start_call(mcp, "again", "hold", "newer").await;
@@ -175,7 +175,7 @@ async fn use_an_id_again(setup: &Setup, mcp: &Mcp) {
     setup.events.count(mcp, "again", 2, is_end).await;
 }
 
-/// A tool, a method, and a language that is not JSON. All are answered with an error.
+/// Sends an unknown tool, an unknown method, and a body that is not JSON. Each is answered with an error.
 async fn ask_for_what_nobody_has(mcp: &Mcp) {
     let mut call = mcp.call("tool", NOBODYS, json!({})).await;
     call.messages().await;
@@ -250,7 +250,7 @@ async fn be_told_to_come_back(setup: &Setup, mcp: &Mcp, id: u64) -> Connection {
     call
 }
 
-/// The client of a call goes when it has had the first event, whose id this gives.
+/// Disconnects after the first event, and returns the event's id.
 async fn cut(setup: &Setup, mcp: &Mcp, label: &str) -> String {
     let mut call = setup.start_call(mcp, label, "hold", label).await;
     call.head().await;
@@ -260,7 +260,7 @@ async fn cut(setup: &Setup, mcp: &Mcp, label: &str) -> String {
     first.id.expect("an id")
 }
 
-/// Reads and refuses requests that say so, and whatever is replayed.
+/// Reads and refuses requests with the header `REFUSED`, and replayed cancels.
 fn refusing(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let (head, body) = request.into_parts();

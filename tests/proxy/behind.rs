@@ -1,4 +1,4 @@
-//! A server behind a proxy, with all that a call may be, probed and not.
+//! A server behind a proxy, with all kinds of calls, with and without probes.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use test_support::{Connection, Mcp, Mode, Served, Tools, Witness, serve};
 
 use crate::proxy::{Kind, Proxy};
 
-/// How long a [`Client::Graced`] has to come back.
+/// The grace of a [`Client::Graced`].
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// A proxy, and the server behind it.
@@ -20,7 +20,7 @@ pub(crate) struct Behind {
     _served: Served,
 }
 
-/// Who calls, and how its server answers.
+/// The kind of client, and of its server's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
     /// In a session whose calls are cancelled at once.
@@ -29,9 +29,9 @@ pub(crate) enum Client {
     Graced,
     /// Without a session.
     Sse,
-    /// Without a session; the answer is no stream.
+    /// Without a session; the answer is not a stream.
     Json,
-    /// With revision 2026-07-28: no head until the handler says something.
+    /// With revision 2026-07-28; there is no head before the handler's first message.
     Sessionless,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum Probing {
 // === impl Behind ===
 
 impl Behind {
-    /// Starts both. The proxy has a limit for silence; probed calls are probed this often.
+    /// Starts both. `idle_limit` is the proxy's limit for silence; `probe_every` is the interval of probes.
     pub(crate) async fn start(kind: Kind, idle_limit: Duration, probe_every: Duration) -> Self {
         let witness = Witness::new();
         let served = serve(app(&witness, probe_every)).await;
@@ -55,7 +55,7 @@ impl Behind {
         }
     }
 
-    /// Calls a tool that says nothing until it is released, and waits until it runs.
+    /// Calls a tool that sends nothing until it is released, and waits until it runs.
     pub(crate) async fn hold(&self, client: Client, probing: Probing, label: &str) -> Connection {
         let mcp = client.connect(self.proxy.addr, probing).await;
         let call = mcp.call(7, "hold", json!({ "label": label })).await;
@@ -64,7 +64,7 @@ impl Behind {
     }
 }
 
-/// Every client's server at a path of its own, probed and not.
+/// Serves each kind of client on two paths, with and without probes.
 fn app(witness: &Witness, probe_every: Duration) -> Router {
     let mut router = Router::new();
     for client in Client::ALL {
@@ -76,7 +76,7 @@ fn app(witness: &Witness, probe_every: Duration) -> Router {
             };
             let sessions = CancellableSessionManager::local(SessionConfig::default());
             let mut config = client.mode().config();
-            // Probes are the layer's, or there are none.
+            // Only the layer probes.
             config.sse_keep_alive = None;
             let service = Tools::new(witness).service_with(config, Arc::new(sessions));
             let path = client.path(probing);
@@ -97,7 +97,7 @@ impl Client {
         Self::Sessionless,
     ];
 
-    /// Whether its answer begins when its call does.
+    /// Returns `true` if the head of the answer is sent when the call starts.
     pub(crate) fn has_a_head_at_once(self) -> bool {
         matches!(self, Self::Session | Self::Graced | Self::Sse)
     }

@@ -1,6 +1,6 @@
-//! Behind real proxies: whether a client that left is noticed, and which silent calls live.
+//! Real proxies in front of the server: whether a disconnect is detected, and which silent calls survive.
 //!
-//! These tests need nginx and HAProxy, so they are ignored unless `tests/proxy/run` asks for them.
+//! These tests need nginx and HAProxy. They are ignored unless started by `tests/proxy/run`.
 
 #![allow(
     clippy::expect_used,
@@ -22,18 +22,18 @@ use self::{
     proxy::Kind,
 };
 
-/// A limit for silence that no test reaches.
+/// An idle limit that no test reaches.
 const FAR: Duration = Duration::from_secs(600);
 
-/// How often calls are probed where it does not matter.
+/// Interval of probes in tests that do not depend on it.
 const SOON: Duration = Duration::from_millis(100);
 
-/// How a client leaves.
+/// How a client closes its connection.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Fin,
     Rst,
-    /// After a line end that nobody has read. Without a proxy, hyper then sees nothing of the FIN.
+    /// A FIN behind an unread line end. Without a proxy, hyper then does not notice the FIN.
     StrayAndFin,
 }
 
@@ -84,7 +84,7 @@ async fn probes_carry_silent_calls_past_the_timeouts_of_haproxy() {
     probes_outlast_the_idle_limit(Kind::Haproxy).await;
 }
 
-/// Without any probes, and for all kinds of calls.
+/// Checks all kinds of calls without probes.
 async fn departures_are_noticed(kind: Kind) {
     let behind = Behind::start(kind, FAR, SOON).await;
     let leave = async |client, ending| {
@@ -102,7 +102,7 @@ async fn departures_are_noticed(kind: Kind) {
     }
 }
 
-/// The proxy keeps its connection to the server.
+/// For a proxy that keeps its connection to the server.
 async fn only_probes_tell(kind: Kind) {
     let behind = Behind::start(kind, FAR, SOON).await;
     let leave = async |client| {
@@ -118,7 +118,7 @@ async fn only_probes_tell(kind: Kind) {
     join_all(Client::ALL.map(leave)).await;
 }
 
-/// A probed call that says nothing sees two others die of their silence, one after the other.
+/// While a probed call is silent, two calls without probes are ended by the idle limit, one after the other.
 async fn probes_outlast_the_idle_limit(kind: Kind) {
     let idle_limit = idle_limit();
     let behind = Behind::start(kind, idle_limit, idle_limit / 4).await;
@@ -127,7 +127,7 @@ async fn probes_outlast_the_idle_limit(kind: Kind) {
         let mut lives = behind.hold(client, Probing::On, &probed).await;
         for silent in ["first", "second"].map(|name| format!("{kind:?}, {client:?}, {name}")) {
             let mut dies = behind.hold(client, Probing::Off, &silent).await;
-            // A wait that `LIMIT` is not meant for, if the limit is a real one.
+            // With a real idle limit this wait is longer than `LIMIT`.
             sleep(idle_limit.saturating_sub(LIMIT / 2)).await;
             let head = dies.head().await;
             let expected = if client.has_a_head_at_once() {
@@ -140,7 +140,7 @@ async fn probes_outlast_the_idle_limit(kind: Kind) {
                 assert_eq!(dies.answer().await, None, "{silent}");
                 assert!(!dies.is_complete(), "{silent}: the stream was cut");
             }
-            // The proxy hangs up, and that is all the server sees.
+            // The proxy closes the connection. The server notices nothing else.
             behind.witness.token_fired(&silent).await;
         }
         behind.witness.release(&probed);
@@ -162,7 +162,7 @@ async fn hang_up(mut call: Connection, ending: Ending) {
     }
 }
 
-/// The limit for silence in seconds, 2 unless the environment has an `IDLE_LIMIT`.
+/// The idle limit in seconds: 2 unless `IDLE_LIMIT` is set in the environment.
 fn idle_limit() -> Duration {
     let given = env::var("IDLE_LIMIT").ok();
     let seconds = given.map_or(2, |seconds| seconds.parse().expect("a number of seconds"));

@@ -1,4 +1,4 @@
-//! A proxy of a test's own: a real nginx or HAProxy, on loopback, out of a folder that goes with it.
+//! A real nginx or HAProxy on loopback for one test. Its temporary directory is removed with it.
 
 use std::{
     fs,
@@ -9,41 +9,41 @@ use std::{
     time::Duration,
 };
 
-/// How often a test looks whether a proxy listens, and how many times.
+/// Interval and number of checks whether a proxy is listening.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const LOOKS: u32 = 2_000;
 
-/// A proxy and what it is told beyond its limits.
+/// A proxy and its configuration, apart from the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// nginx passes everything on as it comes.
+    /// nginx without buffering.
     NginxUnbuffered,
-    /// nginx buffers, but not what says `X-Accel-Buffering: no`.
+    /// nginx with buffering, except for answers with `X-Accel-Buffering: no`.
     NginxBuffered,
-    /// nginx buffers, whatever the answer says.
+    /// nginx with buffering for all answers.
     NginxBufferedAnyhow,
-    /// nginx goes on with a request whose client has left.
+    /// nginx that continues a request whose client has disconnected.
     NginxIgnoringAborts,
-    /// HAProxy as it comes.
+    /// HAProxy with its defaults.
     Haproxy,
-    /// HAProxy gives a request up when its client closes.
+    /// HAProxy that aborts a request when its client closes the connection.
     HaproxyAbortonclose,
 }
 
-/// A running proxy. Dropped, it is ended.
+/// A running proxy, killed on drop.
 pub(crate) struct Proxy {
     pub(crate) addr: SocketAddr,
     process: Child,
     folder: Folder,
 }
 
-/// A folder that goes when it is dropped.
+/// A directory, removed on drop.
 struct Folder(PathBuf);
 
 // === impl Kind ===
 
 impl Kind {
-    /// Starts one before a server, with a limit for silence.
+    /// Starts the proxy in front of a server, with an idle limit.
     pub(crate) fn start(self, server: SocketAddr, idle_limit: Duration) -> Proxy {
         let folder = Folder::new();
         let addr = free_address();
@@ -66,7 +66,7 @@ impl Kind {
         let mut command = match self {
             Self::Haproxy | Self::HaproxyAbortonclose => {
                 let mut command = Command::new("haproxy");
-                // In the foreground, and quiet.
+                // In the foreground, without output.
                 command.args(["-db", "-q", "-f"]).arg(&config);
                 command
             }
@@ -98,7 +98,7 @@ fn nginx(
 ) -> String {
     let folder = folder.display();
     let idle_limit = idle_limit.as_millis();
-    // One process, which is easily ended. All that it writes is in the folder.
+    // A single process is easy to kill. All its files are in the temporary directory.
     format!(
         "daemon off; master_process off; pid {folder}/pid; error_log stderr;
         events {{ worker_connections 1024; }}
@@ -137,7 +137,7 @@ fn haproxy(addr: SocketAddr, server: SocketAddr, idle_limit: Duration, option: &
     )
 }
 
-/// A port that is free now.
+/// Returns a port that is currently free.
 fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind a free port");
     listener.local_addr().expect("a bound listener")
@@ -160,7 +160,7 @@ impl Proxy {
         assert!(listens, "it does not listen: {}", self.said());
     }
 
-    /// What it wrote into its log.
+    /// The contents of its log.
     fn said(&self) -> String {
         fs::read_to_string(self.folder.log()).unwrap_or_default()
     }
@@ -168,7 +168,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended itself.
         let _ended = self.process.kill();
         let _status = self.process.wait();
     }

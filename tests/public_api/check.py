@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The public API, from rustdoc's JSON: what it is, whose types are in it, and what has no example.
+"""Checks the public API from rustdoc's JSON: its items, the crates of its types, and missing examples.
 
-check.py DOC.json API.txt            compares the API with the list, and whose types it has with CRATES below; and each item
-                                     must have an example that asserts something, or be named in that of its type
+check.py DOC.json API.txt            compares the API with the list, and the crates of its types with CRATES below; each item
+                                     must have an example with an assertion, or be named in that of its type
 check.py DOC.json API.txt --write    writes the list anew
 """
 
@@ -12,14 +12,15 @@ import pathlib
 import re
 import sys
 
-# A new major version of any of these is one of this crate. Others are its own affair and must not be seen.
+# A new major version of any of these is a new major version of this crate. Types of other crates must not be in the
+# API.
 CRATES = {
     "std", "core", "alloc",
     "axum", "axum_core", "bytes", "http", "http_body",
     "rmcp", "serde_core", "socket2", "tokio", "tokio_util", "tower_layer", "tower_service", "watched_socket",
 }
 
-# Nobody outside can make one of these, and none comes out of a server that is well.
+# Cannot be constructed outside the crate, and a correct server never returns one.
 ASSERTS_NOTHING = {"mcp_cancel_on_disconnect::transport::TransportError"}
 
 
@@ -35,14 +36,14 @@ class Api:
 
     def note(self, id, where):
         summary = self.doc["paths"].get(str(id))
-        # What macros put into impls has names that nobody can write.
+        # The names that macros put into impls cannot be written by a user.
         if summary and summary["crate_id"] != 0 and "__private" not in summary["path"]:
             name = self.doc["external_crates"][str(summary["crate_id"])]["name"]
             self.seen.setdefault(name, f"{'::'.join(summary['path'])} in {where}")
 
     def path(self, path, where):
         self.note(path["id"], where)
-        # A bound such as `S::Error` names the trait by its id only.
+        # A bound such as `S::Error` refers to the trait by its id only.
         name = path.get("path") or self.doc["paths"][str(path["id"])]["path"][-1]
         return name.split("::")[-1] + self.args(path.get("args"), where)
 
@@ -141,7 +142,8 @@ class Api:
     # --- Examples ---
 
     def exampled(self, item, here, of_type=""):
-        """The examples of an item that assert something. Notes it if there are none and its type's do not name it."""
+        """The examples of an item with an assertion. Records the item if there are none and its type's examples do
+        not name it."""
         own = [code for code in examples(item["docs"] or "") if "assert" in code or here in ASSERTS_NOTHING]
         if not own and not re.search(rf"\b{item['name']}\b", of_type):
             self.without_example.append(here)

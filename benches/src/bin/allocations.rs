@@ -1,4 +1,4 @@
-//! Allocations of a call in every set-up, and where the crate's own come from.
+//! Allocations of a call in every set-up, and the places of the crate's own allocations.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use benches::{
     valgrind::printed,
 };
 
-/// Whose allocations are listed by place, in the order of the columns.
+/// The cases whose allocations are listed by place, in the order of the columns.
 const LISTED: [(Who, Mode); 4] = [
     (Who::Setup(Setup::Wrapped), Mode::Session),
     (Who::Setup(Setup::Layer), Mode::Session),
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     section.publish()
 }
 
-/// Numbers and bytes, less those of a bare call.
+/// Counts and bytes, minus those of a bare call.
 fn totals(what: What) -> Result<Vec<String>> {
     let bare = allocated(Case::new(Who::BARE, what))?;
     let Allocated { count, bytes } = bare;
@@ -50,7 +50,7 @@ fn allocated(case: Case) -> Result<Allocated> {
     Ok(Allocated { count, bytes })
 }
 
-/// Those with the most allocations first.
+/// Places in descending order of allocations.
 fn places() -> Result<Vec<Vec<String>>> {
     let mut rows: BTreeMap<String, [Allocated; LISTED.len()]> = BTreeMap::new();
     for (column, (who, mode)) in LISTED.into_iter().enumerate() {

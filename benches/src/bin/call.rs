@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     section.publish()
 }
 
-/// Instructions of every case, each time it is asked.
+/// Counts the instructions of one request of every case.
 fn count(allocator: Allocator) -> Result<Figures> {
     let wanted = Case::compared().map(|case| (case, Count::Instructions));
     let counts = valgrind::counts(allocator, wanted.collect())?;
@@ -69,7 +69,7 @@ fn thousands(figure: f64) -> String {
     Vec::from_iter(groups).join(",")
 }
 
-/// The session manager is held to 5 %, what reads bytes to 10 % of a small call and 15 % of a large one.
+/// The session manager may cost 5 %. A set-up that reads bytes may cost 10 % of a small call and 15 % of a large one.
 fn targets(figures: &Figures) -> Vec<Target> {
     let target = |setup, what: What, most| {
         let by = match setup {
@@ -96,7 +96,7 @@ fn targets(figures: &Figures) -> Vec<Target> {
     targets
 }
 
-/// What is added to the calls in one mode.
+/// Plots the instructions added to the calls in one mode.
 fn plot(figures: &Figures, (name, title, mode): (&str, &str, Mode)) -> Plot {
     let is_shown = |what: &What| matches!(what, What::Call(of, _) if *of == mode);
     let whats = || What::all().filter(is_shown);

@@ -1,8 +1,8 @@
-//! Fails if a call costs more than `gate.toml` allows. Counts only, no time.
+//! Fails if a call costs more than `gate.toml` allows. Compares counts only, no times.
 //!
-//! Each run also proves that it can fail: a layer that wastes 3 % of the instructions, and one that wastes of everything
-//! else, must be over the limit. If one is not, the limits have become too loose, because calls cost less than they did;
-//! `gate --write` sets them anew.
+//! Each run also proves that it can fail. One layer wastes 3 % of the instructions, another wastes everything else that
+//! is counted. Both must exceed the limits. If one does not, calls have become cheaper and the limits are too loose;
+//! `gate --write` sets them to the new counts.
 
 use std::{collections::BTreeSet, process::ExitCode};
 
@@ -12,7 +12,7 @@ use benches::{
     valgrind,
 };
 
-/// What the gate proves itself with.
+/// The request of the wasteful layers.
 const PROOF: What = What::Call(Mode::Session, Load::Arguments(100));
 
 fn main() -> Result<ExitCode> {
@@ -66,12 +66,12 @@ fn main() -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!failures.is_empty())))
 }
 
-/// What must be over the limit.
+/// Returns the case that must exceed `limit`. Returns `None` if there is none.
 fn proof(limit: &Limit) -> Option<Case> {
     let who = match limit.count {
         _ if limit.case != Case::new(Who::Setup(Setup::Wrapped), PROOF) => return None,
         Count::Instructions => Who::Slowed,
-        // What a call keeps may be more than the last level has.
+        // The memory that calls retain may exceed the last-level cache.
         Count::LastLevelMisses => return None,
         _ => Who::Sprawling,
     };

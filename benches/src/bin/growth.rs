@@ -8,20 +8,20 @@ use benches::{
     valgrind::{parts, printed},
 };
 
-/// What an operation takes.
+/// The cost of one operation.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     instructions: f64,
     microseconds: f64,
 }
 
-/// What it takes beside each number of calls in flight.
+/// The cost of an operation at each number of calls in flight.
 struct Growth {
     spread: Spread,
     setup: Setup,
     operation: Operation,
     costs: Vec<Cost>,
-    /// The instructions that are not rmcp's.
+    /// The instructions in addition to those of rmcp.
     added: Vec<f64>,
 }
 
@@ -74,14 +74,14 @@ fn costs_of(scene: Scene) -> Result<Vec<(Operation, Cost)>> {
     printed.lines().map(cost).collect()
 }
 
-/// Of the worst set-up and spread.
+/// The target for the worst set-up and spread.
 fn target(found: &[Growth], operation: Operation) -> Target {
     let is_it = |its: &&Growth| its.operation == operation && its.setup.is_ours();
     let worst = found.iter().filter(is_it).map(Growth::ratio);
     let what = "beside as many calls as were tried, instructions added, to beside one";
     let worst = worst.fold(f64::MIN, f64::max);
     let most = match operation {
-        // Two look-ups and nothing else, in lists of one entry or in trees.
+        // Two look-ups only, in lists of one entry or in trees.
         Operation::Find => 4.0,
         _ => 1.5,
     };
@@ -108,7 +108,7 @@ impl Growth {
         self.added[self.added.len() - 1] / self.added[0]
     }
 
-    /// Bare rmcp has nothing to find.
+    /// Bare rmcp cannot find a call.
     fn row(&self) -> Option<Vec<String>> {
         let (mut added, mut ratio) = (each(&self.added, 0), format!("{:.2}", self.ratio()));
         match (self.setup, self.operation) {

@@ -1,43 +1,43 @@
-//! The time from a client's hang-up until its handler knows it, and who needed that time.
+//! The time from a client's hang-up until its handler sees the token, split by component.
 //!
-//! `latency [--quick]`. Clients and server are in this process, on runtimes of their own, so that one clock serves both.
+//! `latency [--quick]`. Clients and server share this process and its clock, on separate runtimes.
 
 use std::{fmt, ops::Range};
 
 use benches::prelude::*;
 use tokio::runtime::Handle;
 
-/// How many calls share a session.
+/// Number of calls that share a session.
 const PER_SESSION: usize = 100;
 
-/// How long one waits for a token that never fires.
+/// Timeout for a token that never fires.
 const NEVER: Duration = Duration::from_secs(2);
 
-/// How long one waits for any other.
+/// Timeout for any other token.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Who hangs up when.
+/// The order in which the clients hang up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
 #[strum(serialize_all = "lowercase")]
 enum Pace {
-    /// There is one call at a time.
+    /// One call at a time.
     Alone,
-    /// There are many, and they hang up one by one.
+    /// Many calls at once. Their clients hang up one by one.
     #[strum(to_string = "one by one")]
     OneByOne,
-    /// There are many, and all hang up at once.
+    /// Many calls at once. All their clients hang up at once.
     #[strum(to_string = "at once")]
     AtOnce,
 }
 
-/// What is measured at a time.
+/// One combination to measure.
 #[derive(Debug, Clone, Copy)]
 struct Cell {
     mode: Mode,
     setup: Setup,
     close: Close,
     pace: Pace,
-    /// Calls that are in flight at the same time, and how often.
+    /// Number of concurrent calls, and number of repetitions.
     calls_at_once: usize,
     rounds: usize,
 }
@@ -129,7 +129,7 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
     Ok(Found { cell, moments })
 }
 
-/// Starts these calls and gives them up. The moments at which that was.
+/// Starts the calls and disconnects their clients. Returns the times of the disconnects.
 async fn hang_up(
     cell: Cell,
     calls_at_once: Range<usize>,
@@ -144,7 +144,7 @@ async fn hang_up(
     }
     let started = ledger.all(calls_at_once.clone(), |life| &life.started, LIMIT);
     started.await?;
-    // Until both sides are idle, as they are in the middle of a long call.
+    // Both sides become idle, as they are in the middle of a long call.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let limit = if cell.is_in_vain() { NEVER } else { LIMIT };
     let fire = |calls: Range<usize>| ledger.reaches(calls, |life| &life.token, limit);
@@ -165,7 +165,7 @@ async fn hang_up(
     Ok(closed)
 }
 
-/// How many calls of each cell of one plot had their token after how long.
+/// The number of calls whose token fired within a time, over that time, for each cell of one plot.
 fn curves(found: &[Found], mode: Mode, pace: Pace) -> Plot {
     let shown = found.iter().filter(|found| {
         let cell = found.cell;
@@ -182,7 +182,7 @@ fn curves(found: &[Found], mode: Mode, pace: Pace) -> Plot {
 // === impl Cell ===
 
 impl Cell {
-    /// The token never fires.
+    /// Returns `true` if the token never fires.
     fn is_in_vain(self) -> bool {
         self.setup == Setup::Bare && self.mode == Mode::Session
     }
@@ -202,7 +202,7 @@ impl fmt::Display for Cell {
 // === impl Found ===
 
 impl Found {
-    /// Milliseconds from one moment to another.
+    /// Milliseconds from one moment to the other.
     fn spans(&self, from: usize, to: usize) -> Sample {
         let span = |moments: &[Option<Duration>; 4]| {
             let span = moments[to]?.saturating_sub(moments[from]?);
@@ -227,7 +227,7 @@ impl Found {
         ];
         let all = self.all();
         let quantiles = [0.5, 0.99, 1.0].map(|share| all.quantile(share));
-        // Until hyper drops the response; from there to the set-up's own token, and to the handler's.
+        // The time until hyper drops the response, then from the drop to the set-up's token and to the handler's token.
         let parts = [(0, 1), (1, 2), (1, 3)].map(|(from, to)| self.spans(from, to).median());
         let figures = quantiles.into_iter().chain(parts);
         row.extend(figures.map(|figure| format!("{figure:.3}").replace("NaN", "–")));

@@ -1,7 +1,7 @@
-//! The heap that a call in flight takes, and whether all of it comes back.
+//! The heap that a call in flight takes, and whether all of it is freed.
 //!
-//! `memory [--quick]`. In process, without sockets, each set-up in a process of its own. A counting allocator knows what is
-//! live; a paused clock lets graces and the memory of ended calls go by.
+//! `memory [--quick]`. Runs in process, without sockets, with a process for each set-up. A counting allocator measures
+//! live bytes. A paused clock makes graces and the memory of ended calls expire.
 
 use std::{alloc::System, collections::BTreeMap, ops::Range};
 
@@ -16,7 +16,7 @@ static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 const SESSIONS: usize = 100;
 const STORMS: usize = 10;
 
-/// After how many storms what is kept as long as a session lives has its full size.
+/// Number of storms after which everything that lives as long as its session has its full size.
 const FULL_AFTER: usize = 5;
 
 /// The grace is 20 s.
@@ -32,14 +32,14 @@ struct Bench {
     sessions: Vec<Client>,
 }
 
-/// Bytes.
+/// All in bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Heap {
-    /// Of a call whose client is there.
+    /// For each call whose client is connected.
     attached: f64,
-    /// Of one whose client has gone.
+    /// For each call whose client has disconnected.
     detached: f64,
-    /// Live before the first storm, and after each of them.
+    /// Live bytes before the first storm, and after each storm.
     storms: Vec<usize>,
 }
 
@@ -56,7 +56,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// How many calls are in flight, and how many are in a storm.
+/// Number of calls in flight, and number of calls in a storm.
 fn sizes() -> (usize, usize) {
     if is_quick() {
         (2_000, 500)
@@ -65,7 +65,7 @@ fn sizes() -> (usize, usize) {
     }
 }
 
-/// Measures all, each in a process of its own.
+/// Measures every set-up in a process of its own.
 async fn compare() -> Result<()> {
     let (load, (in_flight, of_a_storm)) = (machine::load(), sizes());
     let mut found = Found::new();
@@ -96,7 +96,7 @@ async fn compare() -> Result<()> {
             format!("{left:.3}"),
         ]);
         if setup.is_ours() {
-            // Without sessions the session manager is not in the way.
+            // Without sessions the session manager is not involved.
             let is_wrapped = (setup, mode) == (Setup::Wrapped, Mode::Session);
             let most = AtMost(if is_wrapped { 1_024.0 } else { 4_096.0 });
             let what = format!("{setup}, {mode}: added to a call in flight (B)");
@@ -132,7 +132,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
         ledger,
         sessions,
     };
-    // What every session allocates with its first call.
+    // Every session allocates some memory with its first call.
     let (group, streams) = bench.begin(SESSIONS).await?;
     bench.answer(&group, streams).await?;
     bench.rest(ALL_IS_FORGOTTEN).await;
@@ -147,7 +147,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
             bench.settle().await;
             HEAP.allocated() - before
         }
-        // Without sessions nobody waits for anybody.
+        // Without sessions there is no grace.
         Mode::Stateless => {
             bench.answer(&group, streams).await?;
             0
@@ -173,7 +173,7 @@ async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
 // === impl Bench ===
 
 impl Bench {
-    /// Starts calls, each with an event id where there are any, and waits until all are at work.
+    /// Starts calls, each with an event id where the mode has them, and waits until all handlers run.
     async fn begin(&mut self, count: usize) -> Result<(Group, Vec<Stream>)> {
         let group = self.ledger.group(count);
         let mut streams = Vec::with_capacity(count);
@@ -196,7 +196,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A third hangs up and does not come back, a third stays, a third hangs up and comes back.
+    /// One third of the clients disconnects for good, one third stays, one third disconnects and resumes.
     async fn storm(&mut self, count: usize) -> Result<()> {
         let (lost, leaving) = self.begin(count / 3).await?;
         drop(leaving);
@@ -207,7 +207,7 @@ impl Bench {
         if self.mode == Mode::Session {
             let mut back = Vec::new();
             for call in returns.calls.clone() {
-                // Its first event, as rmcp counts.
+                // The id of its first event in rmcp's numbering.
                 let event = format!("0/{}", call / SESSIONS);
                 back.push(self.sessions[call % SESSIONS].resume(&event).await?);
             }
@@ -218,7 +218,7 @@ impl Bench {
         }
         self.answer(&stays, staying).await?;
         self.rest(GRACE_IS_OVER).await;
-        // Who nobody cancels.
+        // Ends the calls that the set-up does not cancel.
         self.ledger.release(lost.number).cancel();
         self.ledger.release(returns.number).cancel();
         let calls = lost.calls.start..returns.calls.end;
@@ -227,13 +227,13 @@ impl Bench {
         Ok(())
     }
 
-    /// Sees to it that all of these moments have come.
+    /// Fails unless every call has reached this moment.
     async fn all(&self, calls: Range<usize>, which: Which) -> Result<()> {
         self.settle().await;
         self.ledger.all(calls, which, Duration::ZERO).await
     }
 
-    /// Lets all tasks run until none has anything to do.
+    /// Runs all tasks until none is ready.
     async fn settle(&self) {
         // A paused clock moves only when the runtime is idle.
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -242,7 +242,7 @@ impl Bench {
         }
     }
 
-    /// Lets time go by, in steps: a deadline that is noticed late is put off.
+    /// Advances the clock in steps, because a deadline that is noticed late is postponed.
     async fn rest(&self, time: Duration) {
         let step = Duration::from_millis(500);
         for _ in 0..time.as_millis() / step.as_millis() {
@@ -256,7 +256,7 @@ impl Bench {
 // === impl Heap ===
 
 impl Heap {
-    /// Bytes a call, from when all has its full size to the end of the last storm.
+    /// Bytes per call, from the first storm at full size to the end of the last storm.
     fn growth(&self) -> f64 {
         let (full, last) = (self.storms[FULL_AFTER], self.storms[STORMS]);
         let calls = (STORMS - FULL_AFTER) * sizes().1;

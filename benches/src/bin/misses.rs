@@ -1,5 +1,4 @@
-//! Counts of what a call executes, touches and waits for, beside bare rmcp and beside layers that everybody
-//! accepts.
+//! What a call executes, which memory it touches and where it waits, compared with bare rmcp and with common layers.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
-//! Puts all that benches found together: `report [--commit] BENCH…`, in the order of the benches.
+//! Assembles the sections of all benches: `report [--commit] BENCH…`, in the order of the arguments.
 //!
-//! Writes `target/report`; with `--commit` also `benches/report` and what the crate's README shows.
+//! Writes `target/report`; with `--commit` also `benches/report` and the summary in the crate's README.
 
 use std::{env, fs, path::Path};
 
@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     benches.retain(|argument| argument != "--commit");
 
     let sections = sections(&benches)?;
-    // benches/run knows it.
+    // Set by `benches/run`.
     let machine = env::var("MACHINE").unwrap_or_else(|_| "an unknown machine".to_owned());
     let page = page::report(&machine, &sections);
     write(&folder(), &page, &sections)?;
@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What there is of the benches. Sections of one bench begin with its name.
+/// Reads the sections that exist for these benches. The name of a section starts with that of its bench.
 fn sections(benches: &[String]) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     for file in fs::read_dir(folder().join("data"))? {

@@ -1,6 +1,6 @@
-//! Calls that get into each other's way: many sessions on several threads, and the locks that a call takes.
+//! Contention between calls: many sessions on several threads, and the locks that a call takes.
 //!
-//! `scaling [--quick]`. Servers and clients are processes of their own.
+//! `scaling [--quick]`. Servers and clients are separate processes.
 
 use std::{collections::BTreeMap, thread::available_parallelism};
 
@@ -15,7 +15,7 @@ const THREADS: [usize; 4] = [1, 2, 4, 8];
 const SESSIONS: [usize; 3] = [1, 16, 256];
 const CANDIDATES: [Setup; 2] = [Setup::Layer, Setup::Wrapped];
 
-/// Whose locks are listed, in the order of the columns.
+/// The cases whose locks are listed, in the order of the columns.
 const LISTED: [(Who, Mode); 5] = [
     (Who::BARE, Mode::Session),
     (Who::Setup(Setup::Wrapped), Mode::Session),
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     runtime()?.block_on(compare())
 }
 
-/// Which locks a call takes, and where locked instructions are.
+/// Lists the locks that a call takes, and the places of its locked instructions.
 fn locks() -> Result<()> {
     let (mut places, mut locks) = (BTreeMap::new(), BTreeMap::new());
     for (column, (who, mode)) in LISTED.into_iter().enumerate() {
@@ -60,7 +60,7 @@ fn locks() -> Result<()> {
     Ok(())
 }
 
-/// All together, and then those with the most first.
+/// The total, then the rows in descending order.
 fn table(found: BTreeMap<String, [f64; LISTED.len()]>) -> Vec<Vec<String>> {
     let mut all = [0.0; LISTED.len()];
     for row in found.values() {
@@ -104,7 +104,7 @@ async fn compare() -> Result<()> {
             let mut sides = [start(Setup::Bare).await?, start(setup).await?];
             for (row, sessions) in rows.iter_mut().zip(SESSIONS) {
                 let mut run = async |side: usize| Ok(sides[side].run(sessions, millis).await?.rate);
-                // Opens the sessions, and warms up.
+                // Opens the sessions and warms up.
                 run(0).await?;
                 run(1).await?;
                 let pairs = alternate(count, run).await?;

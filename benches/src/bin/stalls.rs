@@ -1,8 +1,8 @@
-//! The waits of others while much is done at once: a task that wants to run every millisecond, and a thread that
-//! looks a call up.
+//! How long other work waits during bursts: a task that is due every millisecond, and a thread that looks up a call.
 //!
-//! `stalls graces | looks | traffic SETUP SESSIONS CALLS [THREADS]`, by hand: its longest waits are figures of a machine, and in no
-//! report. In process, without sockets. Without threads everything shares one.
+//! `stalls graces | looks | traffic SETUP SESSIONS CALLS [THREADS]`, to be run by hand. Its longest waits depend on the
+//! machine, so no report contains them. Runs in process, without sockets. Without `THREADS`, all tasks share one
+//! thread.
 
 use std::{
     sync::{
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A runtime for the server: threads, 0 means that it is that of the thread.
+/// A runtime for the server. With 0 threads it runs on the current thread.
 fn serving(threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
     match threads {
         0 => Builder::new_current_thread().enable_all().build(),
@@ -35,7 +35,7 @@ fn policy(_call: &CallInfo) -> Policy {
     Policy::new().grace(Grace::After(GRACE))
 }
 
-/// No call is beyond a limit.
+/// Limits that no call exceeds.
 fn limits(calls: usize) -> Limits {
     Limits::default()
         .calls(4 * calls)
@@ -94,10 +94,10 @@ async fn tick(stop: Arc<AtomicBool>) -> Vec<f64> {
     waits
 }
 
-/// All graces of so many calls end at about the same time.
+/// Lets all graces of `count` calls end at about the same time.
 async fn graces(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     let scene = Scene::set(setup, sessions, count).await?;
-    // At once: nobody else has a turn meanwhile.
+    // No other task runs in between.
     let begun = Instant::now();
     drop(scene.streams);
     let dropped = begun.elapsed();
@@ -134,7 +134,7 @@ async fn graces(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// How long a look-up by another thread takes at most, while this does something.
+/// Runs `act`. Also returns how long look-ups by another thread took meanwhile.
 fn beside<R>(calls: &Calls, session: &str, act: impl FnOnce() -> R) -> (R, Vec<f64>) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -142,7 +142,7 @@ fn beside<R>(calls: &Calls, session: &str, act: impl FnOnce() -> R) -> (R, Vec<f
             let mut waits = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let begun = Instant::now();
-                // Nobody has this id. It locks the home all the same.
+                // No call has this event id. The look-up locks the home all the same.
                 calls.resumed_elsewhere(session, "nothing");
                 waits.push(begun.elapsed().as_secs_f64() * 1e3);
                 thread::yield_now();
@@ -198,7 +198,7 @@ async fn looks(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Calls come, and then all go. How long the longest of the steps took that change the maps.
+/// Starts `count` calls, then releases all. Prints the longest starts, and the longest look-ups beside them.
 async fn traffic(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     let ledger = Ledger::new(count, 1);
     let layer = CancelOnDisconnectLayer::new().limits(limits(count));

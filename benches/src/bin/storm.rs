@@ -1,8 +1,7 @@
-//! Thousands of calls whose clients all do the same at the same moment: hang up, come back, never come back.
+//! Thousands of calls whose clients all act at the same moment: they disconnect, resume, or never resume.
 //!
-//! `storm [--quick]`. Each set-up is served by a process of its own, its clients are another one, and pings come from a
-//! thread that no runtime can hold up. Ends with an error if the layer cancelled a call that it should not have, or
-//! missed one.
+//! `storm [--quick]`. Each set-up has a server process, and its clients share a second process. Pings are sent from a
+//! thread that no runtime can block. Returns an error if the layer cancelled a call wrongly or failed to cancel one.
 
 use std::sync::{Arc, Barrier};
 
@@ -22,13 +21,13 @@ use tokio::{
 const ADDRESSES: u8 = 4;
 const SESSIONS: usize = 20;
 
-/// How long one waits for what must happen.
+/// Timeout for what must happen.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The longest that a deadline is put off which a starved runtime noticed late, and a margin.
+/// The longest postponement of a deadline that a starved runtime noticed late, plus a margin.
 const PUT_OFF: Duration = Duration::from_secs(8);
 
-/// How long one waits for what a set-up without the layer never does.
+/// Timeout for what a set-up without the layer never does.
 const NEVER: Duration = Duration::from_secs(3);
 
 const STORMS: [&str; 4] = [
@@ -41,31 +40,31 @@ const STORMS: [&str; 4] = [
 #[derive(Debug, Clone, Copy)]
 struct Size {
     calls: usize,
-    /// Calls that stay, of which none may be cancelled.
+    /// Calls whose clients stay connected. None of them may be cancelled.
     bystanders: usize,
-    /// From the first wave's hang-up to the end of all graces.
+    /// Time from the first wave's hang-up to the end of all graces.
     grace: Duration,
-    /// How long both workers are busy.
+    /// Time for which both workers are blocked.
     busy: Duration,
 }
 
-/// What one storm did to one set-up.
+/// The result of one storm for one set-up.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Outcome {
-    /// Tokens that have to fire, and those of them that did.
+    /// Number of tokens that must fire, and how many of them fired.
     due: usize,
     fired: usize,
-    /// Tokens that must not fire, and those of them that did.
+    /// Number of tokens that must not fire, and how many of them fired.
     spared: usize,
     wrong: usize,
-    /// Right answers to clients that are there.
+    /// Number of correct answers to connected clients.
     answers: usize,
-    /// Seconds until the last of what had to happen had.
+    /// Seconds until the last expected event.
     last: f64,
-    /// Resident, in MiB.
+    /// Resident memory in MiB.
     before: f64,
     peak: f64,
-    /// The slowest, in milliseconds.
+    /// The slowest ping, in milliseconds.
     ping: Option<f64>,
 }
 
@@ -78,7 +77,7 @@ struct Server {
     pings: Pings,
 }
 
-/// How long it took until the last of what had to happen had, and whose tokens have to fire and whose must not.
+/// The time until the last expected event, the groups whose tokens must fire, and the groups whose tokens must not.
 type Raged = (Duration, Vec<Group>, Vec<Group>);
 
 fn main() -> Result<()> {
@@ -111,7 +110,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Measures all, each in a process of its own.
+/// Measures every set-up in a process of its own.
 async fn compare(size: Size) -> Result<()> {
     let load = machine::load();
     let mut found: Vec<(Setup, Vec<Outcome>)> = Vec::new();
@@ -154,7 +153,7 @@ fn peaks(found: &[(Setup, Vec<Outcome>)]) -> Plot {
     Plot::lines("storm-memory", title, axes, series).over(STORMS)
 }
 
-/// All of them, one after the other, for one set-up.
+/// Runs all storms in a row against one set-up.
 async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome>> {
     let mut server = Server::start(setup, size, runtime).await?;
     let mut outcomes = Vec::new();
@@ -171,12 +170,12 @@ async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome
         };
         outcomes.push(server.judge(before, raged).await?);
     }
-    // No ping is answered by workers that are busy.
+    // Blocked workers cannot answer a ping.
     outcomes[3].ping = None;
     Ok(outcomes)
 }
 
-/// `now`, or `wait-` and the milliseconds of the grace.
+/// The tool name selects the policy: `now`, or `wait-` and the grace in milliseconds.
 fn policy(call: &CallInfo) -> Policy {
     let millis = call.tool().and_then(|tool| tool.strip_prefix("wait-"));
     let grace = match millis.and_then(|millis| millis.parse().ok()) {
@@ -227,7 +226,7 @@ impl Server {
         Ok((self.ledger.now() - begun, Vec::new(), calls))
     }
 
-    /// Twice as many as there may be sockets, in two waves. Some of each come back in time.
+    /// Two waves, together twice the number of possible sockets. Some clients of each wave resume in time.
     async fn all_graces_end(&mut self) -> Result<Raged> {
         let (mut gone, mut back) = (Vec::new(), Vec::new());
         let mut end = None;
@@ -256,7 +255,7 @@ impl Server {
         Ok((self.last_token(&gone, begun).await, gone, back))
     }
 
-    /// Their resumes wait in the accept queues while their graces end.
+    /// The resumes wait in the accept queues while the graces end.
     async fn all_come_back_to_busy_workers(&mut self) -> Result<Raged> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
         let calls = vec![self.begin(self.size.calls, &grace).await?];
@@ -265,7 +264,7 @@ impl Server {
         self.keep_busy().await;
         self.tell("resume", &calls).await?;
         let last = self.ledger.now().saturating_sub(free);
-        // By then whatever was put off is due.
+        // By then every postponed deadline has passed.
         if self.setup.is_ours() {
             sleep(PUT_OFF).await;
         }
@@ -288,7 +287,7 @@ impl Server {
         sleep(Duration::from_millis(500)).await;
     }
 
-    /// Starts calls; each has an event id that its client can come back with.
+    /// Starts calls. Each has an event id from which its client can resume.
     async fn begin(&mut self, count: usize, tool: &str) -> Result<Group> {
         let group = self.ledger.group(count);
         let (number, calls) = (group.number, group.calls.clone());
@@ -298,7 +297,7 @@ impl Server {
         Ok(group)
     }
 
-    /// Has them hang up, and waits until hyper knows.
+    /// Disconnects the clients, and waits until hyper has dropped the responses.
     async fn cut(&mut self, groups: &[Group]) -> Result<()> {
         self.tell("cut", groups).await?;
         self.all(groups, |life| &life.dropped).await
@@ -319,7 +318,7 @@ impl Server {
         Ok(())
     }
 
-    /// Waits for all tokens. How long after this moment the last has fired.
+    /// Waits for all tokens. Returns the time from `begun` until the last one fired.
     async fn last_token(&self, groups: &[Group], begun: Duration) -> Duration {
         let is_bare = self.setup == Setup::Bare;
         let limit = if is_bare { NEVER } else { LIMIT };
@@ -337,9 +336,9 @@ impl Server {
         calls.flat_map(fired).collect()
     }
 
-    /// Lets the spared answer, and counts answers and tokens.
+    /// Releases the spared handlers, and counts answers and tokens.
     async fn judge(&mut self, before: f64, (last, due, spared): Raged) -> Result<Outcome> {
-        // With the guard, no answer comes to some of its clients.
+        // With the guard, some clients never receive an answer.
         let is_guard = self.setup == Setup::Guard;
         let patience = if is_guard { NEVER } else { LIMIT };
         let ping = self.pings.worst().as_secs_f64() * 1e3;
@@ -366,7 +365,7 @@ impl Server {
                 self.ledger.release(group.number).cancel();
             }
             self.tell("forget", &groups).await?;
-            // The next storm finds nothing of this one at work.
+            // No handler of this storm may run during the next one.
             self.all(&groups, |life| &life.ended).await?;
         }
         Ok(outcome)
@@ -376,7 +375,7 @@ impl Server {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Tokens and answers that are wrong.
+    /// Number of wrong tokens and missing answers.
     fn missed(&self) -> usize {
         self.due - self.fired + self.wrong + self.spared - self.answers
     }

@@ -1,7 +1,6 @@
 //! Calls a second over loopback, beside bare rmcp.
 //!
-//! `throughput [--quick]`. The server has one processor and the clients have the other, so that the server is what is
-//! measured.
+//! `throughput [--quick]`. Server and clients have one processor each, so the server is the bottleneck.
 
 use benches::{
     prelude::*,
@@ -12,7 +11,7 @@ const CONNECTIONS: usize = 16;
 
 const CANDIDATES: [Setup; 3] = [Setup::Guard, Setup::Layer, Setup::Wrapped];
 
-/// One set-up beside bare rmcp: pairs of runs, bare rmcp's first.
+/// One set-up compared with bare rmcp, as pairs of runs. The first run of a pair is bare rmcp's.
 struct Found {
     mode: Mode,
     setup: Setup,
@@ -56,7 +55,7 @@ async fn measure(count: usize, millis: u64) -> Result<Vec<Found>> {
             let start = async |setup| Side::start(Path::Sockets, mode, setup, 1).await;
             let mut sides = [start(Setup::Bare).await?, start(setup).await?];
             let mut run = async |side: usize| sides[side].run(CONNECTIONS, millis).await;
-            // Opens the connections, and warms up.
+            // Opens the connections and warms up.
             run(0).await?;
             run(1).await?;
             let pairs = alternate(count, run).await?;
@@ -69,7 +68,7 @@ async fn measure(count: usize, millis: u64) -> Result<Vec<Found>> {
 // === impl Found ===
 
 impl Found {
-    /// A figure of each pair.
+    /// Computes a figure of each pair.
     fn each(&self, figure: impl Fn(&Run, &Run) -> f64) -> Sample {
         let pairs = self.pairs.iter();
         pairs.map(|[bare, own]| figure(bare, own)).collect()
@@ -79,7 +78,7 @@ impl Found {
         self.each(|bare, own| own.rate / bare.rate)
     }
 
-    /// Of this set-up; bare rmcp's are those beside the first candidate.
+    /// The rate of this set-up. That of bare rmcp is taken from its runs beside the first candidate.
     fn rate_of(&self, setup: Setup) -> Option<f64> {
         match setup {
             Setup::Bare if self.setup == CANDIDATES[0] => Some(self.each(|bare, _| bare.rate)),

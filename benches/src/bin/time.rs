@@ -1,16 +1,16 @@
 //! The time of one tool call, as a ratio to bare rmcp.
 //!
-//! `time [--quick]`. Each set-up is in a process of its own, of which one runs at a time, all on the same processor.
+//! `time [--quick]`. Each set-up has a process of its own. One process runs at a time, all on the same processor.
 
 use benches::{
     child::{Child, obey},
     prelude::*,
 };
 
-/// How often both processes are started anew: where memory lies is a matter of luck, and stays as it is.
+/// Number of starts of both processes. The placement of memory differs between starts and is fixed within one.
 const STARTS: usize = 3;
 
-/// How long a run takes, about.
+/// Approximate duration of a run.
 const RUN: f64 = 20e-3;
 
 fn main() -> Result<()> {
@@ -59,7 +59,7 @@ fn target(case: Case, measured: f64) -> Option<Target> {
     ))
 }
 
-/// Seconds of a call, bare rmcp's first.
+/// Seconds per call, bare rmcp's first.
 async fn measure(case: Case, count: usize) -> Result<Vec<[f64; 2]>> {
     let mut pairs = Vec::new();
     for _ in 0..STARTS {
@@ -76,7 +76,7 @@ async fn measure(case: Case, count: usize) -> Result<Vec<[f64; 2]>> {
     Ok(pairs)
 }
 
-/// Asks so often, and answers with the seconds of one call.
+/// Repeats the request as often as commanded. Answers with the seconds per call.
 async fn play(case: Case) -> Result<()> {
     let mut running = case.run().await?;
     obey(async |words| {

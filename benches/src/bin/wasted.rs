@@ -1,7 +1,7 @@
-//! The work that is done for nobody, and the work that is thrown away although somebody wants it.
+//! Work that continues without a client, and work that is destroyed although its client returns.
 //!
-//! `wasted [--quick]`. Once on a paused clock, in process, with calls of 10 minutes and the grace that is the default; once in
-//! real time over sockets, with calls of 2 s and a grace of 100 ms.
+//! `wasted [--quick]`. Runs twice: in process on a paused clock, with calls of 10 minutes and the default grace, and
+//! over sockets in real time, with calls of 2 s and a grace of 100 ms.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ use tokio::{
 
 const SESSIONS: usize = 20;
 
-/// Every session is heard of so often that rmcp does not take it for idle, which it does after 5 minutes.
+/// Interval between pings in every session. rmcp closes a session that is idle for 5 minutes.
 const PING: Duration = Duration::from_secs(60);
 
 const SEED: u64 = 20_251_125;
 
-/// What time it is, in the words of how long the calls take.
+/// The clock, displayed as the duration of the calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
 enum Clock {
     #[strum(to_string = "10 min")]
@@ -27,21 +27,21 @@ enum Clock {
     Real,
 }
 
-/// What a client can come back to.
+/// What a client can resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
 enum Case {
-    /// Some do.
+    /// Calls have a grace, and some clients resume.
     #[strum(to_string = "session")]
     Grace,
-    /// Nobody waits for it, and none does.
+    /// Calls have no grace, and no client resumes.
     #[strum(to_string = "session, nobody waits")]
     Immediate,
-    /// There is nothing, and none does.
+    /// There are no sessions, and no client resumes.
     #[strum(to_string = "stateless")]
     Stateless,
 }
 
-/// What is compared.
+/// One combination to measure.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     clock: Clock,
@@ -49,29 +49,29 @@ struct Run {
     setup: Setup,
     grace: Grace,
     calls: usize,
-    /// How long a call takes.
+    /// Duration of a call.
     lasts: Duration,
-    /// In which time all calls start.
+    /// Interval in which all calls start.
     spread: Duration,
-    /// After at least and at most how long a client comes back that does.
+    /// Shortest and longest absence of a client that resumes.
     back: (Duration, Duration),
 }
 
-/// What a client does, the same in all set-ups.
+/// The behaviour of one client, the same in all set-ups.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     starts: Duration,
-    /// After how much of its call it hangs up.
+    /// Time from the start of the call to the hang-up.
     leaves: Option<Duration>,
-    /// How long after that it comes back.
+    /// Time from the hang-up to the resume.
     returns: Option<Duration>,
 }
 
-/// What became of it.
+/// The outcome of one client.
 #[derive(Debug, Clone, Copy, Default)]
 struct End {
     call: usize,
-    /// When it was gone for good.
+    /// When the client disconnected for good.
     gone: Option<Duration>,
     came_back: bool,
     answered: bool,
@@ -80,14 +80,14 @@ struct End {
 #[derive(Debug, Clone, Copy)]
 struct Found {
     run: Run,
-    /// Clients that left for good.
+    /// Number of clients that disconnected for good.
     left: usize,
-    /// Handler-seconds after they had.
+    /// Handler-seconds after their disconnects.
     wasted: f64,
-    /// Clients that came back, and calls of them that were destroyed.
+    /// Number of clients that resumed, and how many of their calls were destroyed.
     back: usize,
     destroyed: usize,
-    /// Clients that were there in the end, and had no answer.
+    /// Number of clients that were connected at the end and had no answer.
     unanswered: usize,
 }
 
@@ -128,7 +128,7 @@ fn bars(name: &str, found: &[Found], clock: Clock) -> Plot {
     let series = Setup::series(|setup| {
         let is_it = move |run: Run| (run.clock, run.setup) == (clock, setup);
         let own = found.iter().filter(move |found| is_it(found.run));
-        // In the order of the cases. A logarithm has no zero.
+        // In the order of the cases. A logarithmic axis has no zero.
         own.map(|found| found.each().max(1e-4))
     });
     let y = Axis::logarithmic("seconds for each client that left for good");
@@ -201,7 +201,7 @@ impl Run {
         while let Some(end) = playing.join_next().await {
             ends.push(end??);
         }
-        // Also those whose clients have long gone.
+        // Includes the calls whose clients disconnected long ago.
         sleep(self.lasts).await;
         let ended = ledger.all(0..self.calls, |life| &life.ended, self.lasts);
         ended.await?;
@@ -247,7 +247,7 @@ impl Plan {
     async fn play(self, client: Client, call: usize, run: Run, ledger: Ledger) -> Result<End> {
         sleep(self.starts).await;
         let arguments = json!({ "call": call, "lasts": run.lasts.as_millis() as u64 });
-        // As hyper does, and as a client must that wants to come back, it reads up to the first event.
+        // Reads up to the first event. hyper does so too, and a client needs the event id to resume.
         let (mut stream, event) = client.begin(call, "work", arguments).await?;
         let mut end = End {
             call,
@@ -266,10 +266,10 @@ impl Plan {
             return Ok(end);
         };
         sleep(away).await;
-        // One that had its answer before it left would not.
+        // A client whose answer was complete before the disconnect does not resume.
         let ended = ledger.life(call).ended.get();
         if ended.is_none_or(|at| *at >= gone) {
-            // A client that a busy machine held up may be too late.
+            // A client that a busy machine delayed may resume too late.
             end.came_back = ledger.now() - gone <= 2 * away;
             end.answered = is_answered(client.resume(&event).await?, call, run).await;
         }
@@ -279,7 +279,7 @@ impl Plan {
 
 async fn is_answered(mut stream: Stream, call: usize, run: Run) -> bool {
     let answer = format!("\"{}\"", done(call));
-    // A client gives up at some time.
+    // A client does not wait forever.
     let come = timeout(2 * run.lasts, stream.wait_for(&answer)).await;
     matches!(come, Ok(Ok(())))
 }
@@ -304,7 +304,7 @@ impl Found {
         }
     }
 
-    /// Seconds for nobody, a client that left for good.
+    /// Wasted seconds per client that disconnected for good.
     fn each(&self) -> f64 {
         self.wasted / self.left.max(1) as f64
     }
@@ -322,12 +322,12 @@ impl Found {
         ]
     }
 
-    /// Without a grace, what bare rmcp wastes in a session where nobody waits is what all are compared with.
+    /// Without a grace, the reference is bare rmcp in session mode without resumes.
     fn targets(&self, all: &[Self]) -> Vec<Target> {
         let Run { clock, case, .. } = self.run;
         let (least, reference) = match (case, clock) {
             (Case::Grace, Clock::Paused) => (Some(12.0), Case::Grace),
-            // 100 ms against a mean of 1 s.
+            // A grace of 100 ms, compared with a mean of 1 s.
             (Case::Grace, Clock::Real) => (None, Case::Grace),
             (Case::Immediate | Case::Stateless, _) => (Some(500.0), Case::Immediate),
         };

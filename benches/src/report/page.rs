@@ -1,5 +1,5 @@
-//! Sections as pages of Markdown: the whole report, and the few lines of it that the crate's README shows. `machine` says on what
-//! it was measured.
+//! Renders sections as Markdown: the whole report, and its summary in the crate's README. `machine` describes where it
+//! was measured.
 
 use super::{AtLeast, AtMost, Plot, Section, Target};
 
@@ -15,7 +15,7 @@ pub fn report(machine: &str, sections: &[Section]) -> String {
     head + &sections.iter().map(part).collect::<String>()
 }
 
-/// What it says of one section.
+/// Renders one section.
 pub fn part(section: &Section) -> String {
     let Section {
         title,
@@ -40,15 +40,15 @@ pub fn part(section: &Section) -> String {
     part
 }
 
-/// How the README shows a figure.
+/// The format of a figure in the README.
 #[derive(Clone, Copy)]
 enum Shown {
     AsItIs,
-    /// A ratio, as per cent more or fewer.
+    /// A ratio, as a percentage more or fewer.
     Change,
 }
 
-/// The lines of the README: what a target measures, how its figure is shown, and how the line goes on.
+/// The lines of the summary: a target, the format of its figure, and the rest of the line.
 const HEADLINES: [(&str, Shown, &str); 4] = [
     (
         "instructions of a call in a session (100 B arguments), layer and session manager, to bare",
@@ -95,7 +95,7 @@ impl Shown {
     }
 }
 
-/// `readme` with `summary` between its two marks. `None` if it has no marks.
+/// Replaces the text between the two marks of `readme` by `summary`. Returns `None` if a mark is missing.
 pub fn put_between_marks(readme: &str, summary: &str) -> Option<String> {
     let (before, rest) = readme.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
@@ -103,12 +103,12 @@ pub fn put_between_marks(readme: &str, summary: &str) -> Option<String> {
     Some(format!("{before}{BEGIN}\n\n{summary}\n\n{END}{after}"))
 }
 
-/// What measures it again.
+/// The command that repeats the measurement.
 fn command(section: &Section) -> String {
     format!("`benches/run {}`", section.bench())
 }
 
-/// A line for each target.
+/// Renders one line for each target.
 fn lines(targets: &[Target]) -> String {
     let line = |target: &Target| {
         let verdict = if target.holds() {
@@ -126,7 +126,7 @@ fn lines(targets: &[Target]) -> String {
     targets.iter().map(line).collect()
 }
 
-/// With as many digits as mean something.
+/// Rounds to the significant digits.
 fn figure(figure: f64) -> String {
     match figure.abs() {
         100.0.. => format!("{figure:.0}"),

@@ -1,4 +1,4 @@
-//! Plots as SVG: dark on white whatever the page's colours are, and the legend beside the plot, where it hides nothing.
+//! Plots as SVG, dark on white in every colour scheme. The legend is beside the plot, so it hides nothing.
 
 use std::{ops::Range, path::Path};
 
@@ -17,8 +17,8 @@ const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(222, 222, 222);
 
-/// Colours that people tell apart who do not see all of them, after Okabe and Ito. The set-ups, which are named here, look the
-/// same in all plots.
+/// Colours that are distinguishable with colour blindness, after Okabe and Ito. Each named set-up has the same colour
+/// in all plots.
 const COLOURS: [(&str, RGBColor); 8] = [
     ("wrapped", RGBColor(0, 114, 178)),
     ("guard", RGBColor(230, 159, 0)),
@@ -35,7 +35,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 // === impl Plot ===
 
 impl Plot {
-    /// Draws it into a file.
+    /// Draws the plot into a file.
     pub fn draw(&self, file: &Path) -> Result<()> {
         let root = SVGBackend::new(file, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
@@ -83,7 +83,7 @@ impl Plot {
             .x_desc(self.x.label())
             .y_desc(self.y.label())
             .draw()?;
-        // Where bars stand.
+        // The base line of the bars.
         let floor = match self.y {
             Axis::Linear(_) => 0.0,
             Axis::Logarithmic(_) => y.start,
@@ -109,7 +109,7 @@ impl Plot {
         Ok(())
     }
 
-    /// The category in the middle of whose bars this is, if it is.
+    /// The category whose bars have their middle at `x`, or an empty label.
     fn category_at(&self, x: f64) -> String {
         let category = self.categories.get(x.round() as usize);
         let is_middle = (x - x.round()).abs() < 0.01;
@@ -146,7 +146,7 @@ impl Axis {
         label
     }
 
-    /// Where a figure is: on a logarithmic axis, at its power of ten.
+    /// The position of a figure: its logarithm on a logarithmic axis.
     fn place(&self, figure: f64) -> f64 {
         match self {
             Self::Linear(_) => figure,
@@ -154,14 +154,14 @@ impl Axis {
         }
     }
 
-    /// From the first place to the last, and what it takes to whole powers of ten, or some room.
+    /// The range of the axis: padded if linear, whole powers of ten if logarithmic.
     fn range(&self, figures: impl Iterator<Item = f64>) -> Range<f64> {
         let places = figures.map(|figure| self.place(figure));
         let places = Vec::from_iter(places.filter(|place| place.is_finite()));
         let from = places.iter().copied().fold(f64::MAX, f64::min);
         let to = places.iter().copied().fold(f64::MIN, f64::max);
         let room = if to > from { 0.05 * (to - from) } else { 1.0 };
-        // Many figures begin with nothing.
+        // Many series start at zero.
         let below = if from == 0.0 { 0.0 } else { room };
         match self {
             _ if from > to => 0.0..1.0,
@@ -170,7 +170,7 @@ impl Axis {
         }
     }
 
-    /// About how many labels it has. All powers of ten have one.
+    /// Approximate number of labels. A logarithmic axis has one for each power of ten.
     fn labels(&self, range: &Range<f64>) -> usize {
         match self {
             Self::Linear(_) => 8,
@@ -178,7 +178,7 @@ impl Axis {
         }
     }
 
-    /// What the label at a place says.
+    /// The label at a position.
     fn figure_at(&self, place: f64) -> String {
         let figure = match self {
             Self::Linear(_) => place,
@@ -190,7 +190,7 @@ impl Axis {
             1e4.. => (figure / 1e3, " k"),
             _ => (figure, ""),
         };
-        // Ten digits hide what sums of steps are off.
+        // Rounds away the error of summed steps.
         let digits = format!("{figure:.10}");
         let digits = digits.trim_end_matches('0').trim_end_matches('.');
         format!("{digits}{unit}")

@@ -1,4 +1,4 @@
-//! Many clients in one process, who do the same at the same time.
+//! Many clients in one process that act simultaneously.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -12,23 +12,22 @@ use crate::{
     sockets::tools::done,
 };
 
-/// How many start their calls at the same time. All the rest they do all at once.
+/// Number of calls that start concurrently. All other operations run without a limit.
 const STARTING: usize = 256;
 
-/// What they are told: `open SESSIONS ADDRESS,…`, `start GROUP FIRST COUNT TOOL`, and then with a group:
-/// `cut` (every other one with an RST), `resume`, `answers` and how many seconds they may take (it tells how many are
-/// right), `forget`.
+/// Executes the commands `open SESSIONS ADDRESS,…`, `start GROUP FIRST COUNT TOOL`, and for a group: `cut` (odd calls
+/// with an RST), `resume`, `answers SECONDS` (returns the number of correct answers within that time), `forget`.
 #[derive(Default)]
 pub struct ConcurrentClients {
     clients: Vec<Client>,
     groups: HashMap<String, Vec<Call>>,
 }
 
-/// One of its calls.
+/// One call of a client.
 struct Call {
     number: usize,
     client: Client,
-    /// With which it can come back.
+    /// The event id from which the client can resume.
     event: String,
     stream: Option<Stream>,
 }
@@ -85,7 +84,7 @@ impl ConcurrentClients {
     }
 }
 
-/// Does all of it at once.
+/// Runs all tasks concurrently.
 async fn all<T: Send + 'static>(
     tasks: impl Iterator<Item = impl Future<Output = Result<T>> + Send + 'static>,
 ) -> Result<Vec<T>> {
@@ -107,7 +106,7 @@ impl Call {
         })
     }
 
-    /// A FIN or an RST.
+    /// Closes with a FIN or with an RST.
     fn cut(&mut self) -> Result<()> {
         let is_even = self.number.is_multiple_of(2);
         let close = if is_even { Close::Fin } else { Close::Rst };
@@ -120,7 +119,7 @@ impl Call {
         Ok(self)
     }
 
-    /// Whether it gets the answer of work that was done.
+    /// Returns `true` if the stream delivers the answer of completed work.
     async fn check(self, limit: Duration) -> Result<bool> {
         let Some(mut stream) = self.stream else {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! A ledger of what happened to each call of a bench, and when, as the server saw it.
+//! Records the events of each call of a bench, and their times, as the server sees them.
 
 use std::{
     ops::Range,
@@ -14,7 +14,7 @@ use mcp_cancel_on_disconnect::{Event, Outcome, RequestId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The calls of a bench by their number, which is their JSON-RPC id as well.
+/// The calls of a bench by number, which is also the JSON-RPC id.
 #[derive(Debug, Clone)]
 pub struct Ledger(Arc<Book>);
 
@@ -23,12 +23,12 @@ struct Book {
     epoch: Instant,
     lives: Vec<Life>,
     releases: Vec<CancellationToken>,
-    /// How many of both are taken.
+    /// Number of assigned calls and groups.
     calls: AtomicUsize,
     groups: AtomicUsize,
 }
 
-/// Calls that do the same, and whose handlers are released together.
+/// Calls that act alike and whose handlers are released together.
 #[derive(Debug, Clone)]
 pub struct Group {
     pub number: usize,
@@ -38,28 +38,28 @@ pub struct Group {
 /// The times of one call.
 #[derive(Debug, Default)]
 pub struct Life {
-    /// Its handler began.
+    /// The handler began.
     pub started: Stamp,
-    /// hyper dropped its response.
+    /// hyper dropped the response.
     pub dropped: Stamp,
-    /// The layer reported that it is cancelled: its token has just fired.
+    /// The layer reported the cancellation, right after the token fired.
     pub cancelled: Stamp,
     /// The handler saw its token.
     pub token: Stamp,
-    /// The handler is over, however.
+    /// The handler ended, for any reason.
     pub ended: Stamp,
 }
 
-/// A moment that may not have come yet, by the epoch of the ledger.
+/// The time of an event since the epoch of the ledger. Empty until the event happens.
 pub type Stamp = OnceLock<Duration>;
 
-/// One of a call's moments.
+/// Selects one stamp of a call.
 pub type Which = fn(&Life) -> &Stamp;
 
 // === impl Ledger ===
 
 impl Ledger {
-    /// For at most so many calls, in at most so many groups.
+    /// A ledger for at most `calls` calls in at most `groups` groups.
     pub fn new(calls: usize, groups: usize) -> Self {
         Self(Arc::new(Book {
             epoch: Instant::now(),
@@ -70,7 +70,7 @@ impl Ledger {
         }))
     }
 
-    /// The next calls.
+    /// Assigns the next `count` calls to a new group.
     pub fn group(&self, count: usize) -> Group {
         let first = self.0.calls.fetch_add(count, Ordering::Relaxed);
         let number = self.0.groups.fetch_add(1, Ordering::Relaxed);
@@ -86,17 +86,17 @@ impl Ledger {
         &self.0.lives[call]
     }
 
-    /// What a group's handlers wait for, apart from their token.
+    /// The handlers of a group wait for this token, or for their own.
     pub fn release(&self, group: usize) -> &CancellationToken {
         &self.0.releases[group]
     }
 
     pub fn stamp(&self, stamp: &Stamp) {
-        // What comes a second time is not noted.
+        // Only the first time is recorded.
         let _ = stamp.set(self.now());
     }
 
-    /// The moments of these calls, as far as they have come.
+    /// The times of this event for those of the calls that have reached it.
     pub fn times(&self, calls: Range<usize>, which: Which) -> Vec<Duration> {
         let lives = self.0.lives[calls].iter();
         lives
@@ -105,7 +105,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Waits until all of these moments have come, for at most `limit`; tells how many had.
+    /// Waits at most `limit` until all calls have reached this event. Returns how many have.
     pub async fn reaches(&self, calls: Range<usize>, which: Which, limit: Duration) -> usize {
         let end = Instant::now() + limit;
         loop {
@@ -117,7 +117,7 @@ impl Ledger {
         }
     }
 
-    /// The same, if it is an error that one is missing.
+    /// As `reaches`, but returns an error if a call has not reached the event.
     pub async fn all(&self, calls: Range<usize>, which: Which, limit: Duration) -> Result<()> {
         let count = calls.len();
         let come = self.reaches(calls, which, limit).await;
@@ -125,7 +125,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// An observer that notes what the layer reports.
+    /// An observer that records the events of the layer.
     pub fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
         let ledger = self.clone();
         move |event| {

@@ -1,5 +1,4 @@
-//! Callers whose requests follow one another: a load generator, and pings that tell whether a server answers while
-//! other things happen to it.
+//! Sequential callers: a load generator, and pings that check whether a busy server still answers.
 
 use std::{
     collections::HashMap,
@@ -25,26 +24,26 @@ use crate::{
     setup::{Mode, Server},
 };
 
-/// Before it counts.
+/// Duration of the warm-up.
 const WARM_UP: Duration = Duration::from_millis(100);
 
-/// Between two pings.
+/// Pause between two pings.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What is told to do `run ADDRESS session|stateless SESSIONS CALLERS MILLISECONDS` and answers with
-/// calls a second, and with how many there were, warm-up and all. Connections and sessions are kept for the next time.
-/// `inside` is the address of the server in this process.
+/// Executes `run ADDRESS session|stateless SESSIONS CALLERS MILLISECONDS`. Returns the calls per second, and the total
+/// number including the warm-up. Connections and sessions are reused by the next run. The address `inside` is the
+/// server in this process.
 #[derive(Default)]
 pub struct Load {
     callers: HashMap<String, Vec<Caller>>,
     inside: Option<Server<Full<Bytes>>>,
 }
 
-/// One `ping` after the other, from a thread of its own, until this is dropped.
+/// Sends one `ping` after the other from its own thread, until dropped.
 #[derive(Debug)]
 pub struct Pings(Arc<Mutex<Duration>>);
 
-/// One call after the other, on one connection if there are any.
+/// Makes one call after the other, over one connection if the server has sockets.
 struct Caller {
     client: Client,
     connection: Option<Stream>,
@@ -109,7 +108,7 @@ impl Pings {
         Ok(Self(worst))
     }
 
-    /// The longest that one took, since this was asked last.
+    /// Returns the longest ping since the last query.
     pub fn worst(&self) -> Duration {
         mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -124,7 +123,7 @@ async fn keep_asking(
     while let Some(worst) = noted.upgrade() {
         let begun = Instant::now();
         let done = connection.exchange(&request, "\"result\"").await;
-        // A server that closes the connection is as bad as one that never answers.
+        // A closed connection counts as a ping without an answer.
         let taken = if done.is_ok() {
             begun.elapsed()
         } else {
@@ -151,7 +150,7 @@ impl Caller {
             Way::Socket(address) => Some(Stream::connect(*address).await?),
             Way::Direct(_) => None,
         };
-        // No two in a session have the same ids.
+        // Ids are unique within a session.
         let next = number << 32;
         Ok(Self {
             client,
@@ -160,7 +159,7 @@ impl Caller {
         })
     }
 
-    /// Calls until the end; counts the calls that end outside of the two moments, and between them.
+    /// Makes calls until `end`. Counts the calls that end outside `begun..end`, and those that end within.
     async fn run(mut self, begun: Instant, end: Instant) -> Result<(Self, u32, u32)> {
         let (mut outside, mut between) = (0, 0);
         loop {

@@ -13,11 +13,11 @@ use tower::{ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use crate::{client::CALL, guard::Tied, setup::Server, sockets::ledger::Ledger};
 
-/// What Linux allows a listener to keep waiting, at most.
+/// Linux's upper limit for the accept queue of a listener.
 const BACKLOG: u32 = 4096;
 
-/// Makes a server, and has it listen on as many addresses of this machine, so that neither ports nor accept queues run
-/// out, for as long as the runtime.
+/// Makes a server that listens on `addresses` addresses of this machine, for as long as the runtime runs. With several
+/// addresses, neither ports nor accept queues are exhausted.
 pub fn serve(
     runtime: &Handle,
     addresses: u8,
@@ -30,7 +30,7 @@ pub fn serve(
         socket.bind((Ipv4Addr::new(127, 0, 0, last), 0).into())?;
         let listener = socket.listen(BACKLOG)?;
         let address = listener.local_addr()?;
-        // Else the last chunk of an answer waits for an acknowledgement, which the kernel delays by 40 ms.
+        // Otherwise the last chunk of an answer waits for an acknowledgement, which the kernel delays by 40 ms.
         let listener = listener.tap_io(|socket| drop(socket.set_nodelay(true)));
         let serving = axum::serve(listener, app.clone());
         runtime.spawn(async move { serving.await });
@@ -39,7 +39,7 @@ pub fn serve(
     (1..=addresses).map(listen).collect()
 }
 
-/// Notes when hyper drops a response, before the set-up inside hears of it.
+/// Records when hyper drops a response, before the inner set-up is notified.
 pub fn witnessed(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
     let ledger = ledger.clone();
     BoxCloneSyncService::new(service_fn(move |request: Request<Body>| {
@@ -61,7 +61,7 @@ fn number<A>(request: &Request<A>) -> Option<usize> {
     request.headers().get(CALL)?.to_str().ok()?.parse().ok()
 }
 
-/// Of the response to a call.
+/// The witness of the response to one call.
 struct Witness(Ledger, usize);
 
 // === impl Witness ===

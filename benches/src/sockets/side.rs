@@ -1,4 +1,4 @@
-//! A server and the clients that call it without a pause, each on processors of their own as far as there are so many.
+//! A server and clients that call it without pause, on separate processors if the machine has enough.
 
 use std::{ops::Range, thread::available_parallelism};
 
@@ -14,16 +14,16 @@ use crate::{
     sockets::{ledger::Ledger, load::Load, serve::serve, tools::Tools},
 };
 
-/// How the clients reach the server.
+/// The connection between clients and server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Path {
-    /// They are in its process, and on its threads.
+    /// The clients share the process and the threads of the server.
     Inside,
     Sockets,
 }
 
-/// One of those that are compared.
+/// One of the compared sides.
 pub struct Side {
     mode: Mode,
     threads: usize,
@@ -33,16 +33,16 @@ pub struct Side {
 }
 
 pub struct Run {
-    /// Calls a second.
+    /// Calls per second.
     pub rate: f64,
-    /// Microseconds of the server's processors for a call, where it has a process of its own.
+    /// Microseconds of the server's processor time per call, if the server has its own process.
     pub cost: f64,
 }
 
 // === impl Side ===
 
 impl Side {
-    /// The program has to [`play`] the other roles.
+    /// Starts the side. The program must call [`play`] in its other roles.
     pub async fn start(path: Path, mode: Mode, setup: Setup, threads: usize) -> Result<Self> {
         let server = Child::start(&format!("{path} {setup} {mode} {threads}"))?;
         let (clients, mut server) = match path {
@@ -62,7 +62,7 @@ impl Side {
         })
     }
 
-    /// All sessions call all the time. In a single session there is a call for each thread.
+    /// Keeps all sessions busy. A single session has one concurrent call for each thread.
     pub async fn run(&mut self, sessions: usize, millis: u64) -> Result<Run> {
         let (address, mode, callers) = (&self.address, self.mode, sessions.max(self.threads));
         let command = format!("run {address} {mode} {sessions} {callers} {millis}");
@@ -82,12 +82,12 @@ impl Side {
     }
 }
 
-/// In a child: a server, or clients, or both.
+/// Runs in a child: a server, clients, or both.
 pub fn play(role: &str) -> Result<()> {
     let words = Vec::from_iter(role.split(' '));
     if let ["clients", threads] = words[..] {
         let (first, all) = (threads.parse()?, available_parallelism()?.get());
-        // Where there are no others, they share the server's.
+        // Without other processors, the clients share those of the server.
         let clients = threads_in(if first < all { first..all } else { 0..all })?;
         let mut load = Load::default();
         return clients.block_on(obey(async |words| load.act(words).await));

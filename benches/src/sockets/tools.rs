@@ -18,34 +18,34 @@ use crate::{
     sockets::ledger::{Ledger, Life},
 };
 
-/// `echo` answers at once. Every other tool is at work until it is released, or until its time is over, or
-/// until it is cancelled, and notes all of it.
+/// `echo` answers at once. Every other tool works until it is released, times out, or is cancelled, and records each
+/// event.
 #[derive(Debug, Clone)]
 pub struct Tools(pub Ledger);
 
-/// Arguments of a tool that is at work.
+/// Arguments of a tool other than `echo`.
 #[derive(Debug, Deserialize)]
 struct Work {
     call: usize,
     #[serde(default)]
     group: usize,
-    /// How long the work takes, in milliseconds. Without an end, if it is not said.
+    /// Duration of the work in milliseconds, unlimited if absent.
     lasts: Option<u64>,
 }
 
-/// Notes the end also of a handler that is dropped.
+/// Records the end, also of a handler that is dropped.
 struct Ending<'a>(&'a Ledger, &'a Life);
 
 // === impl Tools ===
 
 impl Tools {
-    /// A server of this handler. Here, so that it is compiled once for all benches.
+    /// Serves this handler. Defined here so that it is compiled once for all benches.
     pub fn served(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Server<Body> {
         setup.serve(mode.config(), self, layer)
     }
 
-    /// The same in this process, for a paused clock. What goes by the real one in rmcp is off: keep-alives would never
-    /// pause, and completed streams would stay.
+    /// Serves this handler in process, for a paused clock. Parts of rmcp that use the real clock are off: keep-alives
+    /// would never pause, and completed streams would stay.
     pub fn in_process(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Way {
         let mut config = mode.config();
         config.0.sse_keep_alive = None;
@@ -75,16 +75,16 @@ impl Tools {
     }
 }
 
-/// What the answer to a call says whose work was done.
+/// The text of the answer to a call, with the number of the call.
 pub fn done(call: usize) -> String {
     format!("done {call}")
 }
 
-/// The token that there is in this set-up.
+/// Waits for the token of this set-up.
 async fn gone(context: &RequestContext<RoleServer>) {
     let parts = context.extensions.get::<http::request::Parts>();
     match parts.and_then(|parts| parts.extensions.get::<ClientGone>()) {
-        // rmcp's own fires as well where there are no sessions.
+        // rmcp's own token also fires without sessions.
         Some(ClientGone(token)) => tokio::select! {
             () = token.cancelled() => {}
             () = context.ct.cancelled() => {}

@@ -1,4 +1,4 @@
-//! Asks for a case and prints how many allocations that took each time, and of how many bytes.
+//! Runs a case and prints the number and the bytes of the allocations of each request.
 
 use benches::{case::Case, role, work::Work};
 

@@ -1,4 +1,4 @@
-//! Works with the allocator that Rust programs have if they do not say otherwise.
+//! Runs with the default allocator of Rust programs.
 
 fn main() -> anyhow::Result<()> {
     benches::work::main()

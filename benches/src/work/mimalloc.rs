@@ -1,4 +1,4 @@
-//! Works with mimalloc.
+//! Runs with mimalloc.
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

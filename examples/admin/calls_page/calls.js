@@ -1,6 +1,6 @@
 "use strict";
 
-// Every two seconds the table of a fresh copy of this page, which is escaped already.
+// Replaces the table every two seconds by that of a fresh copy of this page, which is already escaped.
 async function refresh() {
     if (!document.hidden) {
         try {
@@ -19,7 +19,7 @@ async function refresh() {
 }
 
 function take(fresh) {
-    // A button that goes between press and release gets no click.
+    // A button that is removed between press and release receives no click.
     if (document.querySelector("button:active")) {
         return;
     }
@@ -28,14 +28,14 @@ function take(fresh) {
     const before = places();
     document.title = fresh.title;
     document.querySelector("main").replaceWith(main);
-    // Where no button came to the place of another, all can be pressed at once.
+    // If every button kept its position, all can be pressed at once.
     main.classList.toggle("still", places().startsWith(before));
     if (focused) {
         document.getElementById(focused)?.focus({ preventScroll: true });
     }
 }
 
-// Which button is where, from above.
+// The buttons and their vertical positions, from top to bottom.
 function places() {
     const buttons = Array.from(document.querySelectorAll("button"));
     return buttons.map((button) => `${button.value} at ${button.getBoundingClientRect().top};`).join("");

@@ -1,4 +1,4 @@
-//! The page. Everything that comes from a client goes through [`Text`].
+//! The page. Text from a client is written with [`Text`] only.
 
 use std::{
     fmt::{self, Write as _},
@@ -10,7 +10,7 @@ use super::row::{Row, State};
 /// Escaped for HTML, between tags and in quoted attributes.
 struct Text<'a>(&'a str);
 
-/// A time as people say it.
+/// A duration in a readable unit.
 struct Time(u64);
 
 pub(super) fn page(rows: &[Row], mark: &str, missed: Option<u64>) -> String {

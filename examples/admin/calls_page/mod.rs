@@ -4,15 +4,16 @@
 //! let app = Router::new().nest("/admin", calls_page::routes(layer.calls()));
 //! ```
 //!
-//! Anybody who can reach these routes can cancel everybody's calls and sees the names of all tools. Put your authentication in
-//! front of them, or bind them to loopback with [`local_names_only`] around.
+//! Every client that can reach these routes can cancel all calls and sees the names of all tools. Put your
+//! authentication in front of them, or bind them to loopback with [`local_names_only`] around.
 //!
-//! 1. Only a POST changes something, and only one from the page itself ([`SameOrigin`]).
-//! 2. Method, tool and ids come from clients. They are cut, escaped, and shown as text ([`html`]).
-//! 3. The page loads its own style and script and nothing else; nothing inline ever runs.
-//! 4. Session ids are secrets. A keyed hash shows which calls belong together, and which lines of the log.
-//! 5. A page that another process made cancels nothing: there the numbers of calls mean others.
-//! 6. A button that has just come under the pointer cannot be pressed: who clicks twice, or aims at a row that goes, means another.
+//! 1. Only a POST changes something, and only a POST from the page itself ([`SameOrigin`]).
+//! 2. Method, tool and ids are sent by clients. They are truncated, escaped, and shown as text ([`html`]).
+//! 3. The page loads only its own style and script. Nothing inline runs.
+//! 4. Session ids are secrets. A keyed hash shows which calls and which log lines have the same session.
+//! 5. A page from another process cancels nothing, because its call numbers mean other calls here.
+//! 6. A button that has just moved under the pointer cannot be pressed. A double click, or a row that moves, would
+//!    otherwise cancel another call.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -44,7 +45,7 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 #[derive(Clone)]
 struct Page {
     calls: Calls,
-    /// Makes the mark of the page: another one in each process.
+    /// The key of the page's mark, which differs in each process.
     key: Arc<RandomState>,
 }
 
@@ -60,7 +61,7 @@ struct Cancel {
 
 #[derive(Deserialize)]
 struct Source {
-    /// The mark of the page that has the button. Who is no page needs none.
+    /// The mark of the page that has the button. A request that no page sent needs none.
     page: Option<String>,
 }
 
@@ -70,7 +71,7 @@ struct Notice {
     missed: Option<u64>,
 }
 
-/// `/calls`, `/calls.json`, and what the page needs.
+/// Serves `/calls`, `/calls.json`, and the files of the page.
 pub(crate) fn routes(calls: Calls) -> Router {
     let page = Page {
         calls,
@@ -101,7 +102,7 @@ async fn list(State(page): State<Page>) -> Json<Listing> {
     Json(Listing { calls: page.rows() })
 }
 
-/// Back to the page, so that a reload sends nothing again.
+/// Redirects to the page, so that a reload does not send the form again.
 async fn cancel(
     _: SameOrigin,
     State(page): State<Page>,

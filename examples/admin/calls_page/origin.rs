@@ -1,4 +1,4 @@
-//! The checks of who asks.
+//! Checks of a request's origin and host.
 
 use std::net::IpAddr;
 
@@ -11,15 +11,15 @@ use axum::{
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// A request that a page of this server sent. Other sites can make a browser send forms here, with its cookies;
-/// what they cannot do is lie about where they come from.
+/// A request that a page of this server sent. Other sites can make a browser send forms here, with its cookies. They
+/// cannot forge the headers in which the browser names their origin.
 ///
-/// `Origin` must have the host of the request, `Sec-Fetch-Site` must be `same-origin`; at least one of them
-/// must be there, and neither twice. A proxy in front must leave `Host` as it is.
+/// `Origin` must have the host of the request, and `Sec-Fetch-Site` must be `same-origin`. At least one of them must be
+/// present, and neither twice. A proxy in front must not change `Host`.
 pub(super) struct SameOrigin;
 
-/// Answers only who calls this server by a name of this machine. Otherwise a site could have its own name resolve
-/// to 127.0.0.1, and would be the same origin (DNS rebinding).
+/// Answers only requests to a name of this machine. Otherwise a site could resolve its own name to 127.0.0.1 and would
+/// have the same origin (DNS rebinding).
 pub(crate) async fn local_names_only(request: Request, next: Next) -> Response {
     let host = host(request.uri().authority(), request.headers());
     let host = host.as_ref().map(Authority::host);
@@ -49,7 +49,7 @@ fn is_this_machine(host: &str) -> bool {
             .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// `None` if a header is doubled or unreadable.
+/// Returns `None` if a header is duplicated or unreadable.
 fn is_same_origin(parts: &Parts) -> Option<bool> {
     let origin = only(&parts.headers, &header::ORIGIN)?;
     let site = only(&parts.headers, &SEC_FETCH_SITE)?;
@@ -58,7 +58,7 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
         let authority = origin
             .strip_prefix("http://")
             .or_else(|| origin.strip_prefix("https://"));
-        // Not as text: names have no case.
+        // Parsed, because host names are case-insensitive.
         authority.and_then(|authority| authority.parse().ok()) == Some(host)
     });
     let site_is_same = site.map(|site| site == "same-origin");
@@ -68,7 +68,7 @@ fn is_same_origin(parts: &Parts) -> Option<bool> {
     }
 }
 
-/// HTTP/2 has it in the URI.
+/// HTTP/2 has the host in the URI.
 fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority> {
     match authority {
         Some(authority) => Some(authority.clone()),
@@ -76,7 +76,7 @@ fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority>
     }
 }
 
-/// `None` if there are two, or one that is not text.
+/// Returns `None` if there are two, or if the value is not text.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {

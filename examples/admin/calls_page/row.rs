@@ -1,4 +1,4 @@
-//! A call as it is shown, and sent as JSON.
+//! A call as shown on the page and sent as JSON.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
-/// Clients choose names, of any length.
+/// Maximum length of a name. Chosen because clients choose the names, of any length.
 const LONGEST: usize = 120;
 
-/// Times are milliseconds. What is not there is `null`. Names and hashes are those of the layer's log, so that its lines can be
-/// joined with this.
+/// Times are in milliseconds. Absent values are `null`. Names and hashes are those of the layer's log, so that both can
+/// be joined.
 #[derive(Serialize)]
 pub(super) struct Row {
     #[serde(rename = "call")]
@@ -27,11 +27,11 @@ pub(super) struct Row {
     pub(super) tool: Option<String>,
     pub(super) state: State,
     pub(super) age_ms: u64,
-    /// How long its client has been away.
+    /// Time since the client disconnected.
     pub(super) detached_ms: Option<u64>,
-    /// How long it still waits for its client.
+    /// Rest of the grace.
     pub(super) grace_left_ms: Option<u64>,
-    /// How long it may still last in all.
+    /// Time left until the call's deadline.
     pub(super) time_left_ms: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The inner service: does what the plan of an exchange says, and takes replayed cancels.
+//! The inner service. It follows the plan of an exchange and receives the replayed cancels.
 
 use std::{
     future::poll_fn,
@@ -23,7 +23,7 @@ pub struct Inner {
     pub ledger: Ledger,
 }
 
-/// In the extensions of every request, and so wherever these are kept: it shows whether they are let go.
+/// Stored in the extensions of every request. A weak reference to it shows whether the extensions were dropped.
 #[derive(Clone)]
 pub struct Seat(pub Arc<Seated>);
 

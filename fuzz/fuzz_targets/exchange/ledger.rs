@@ -1,4 +1,4 @@
-//! Everything that was seen of all exchanges, and what must be true of it at any time.
+//! Records what was observed of all exchanges, and checks the invariants that must always hold.
 
 use std::{
     collections::BTreeMap,
@@ -18,17 +18,17 @@ use serde_json::Value;
 
 use crate::script::Head;
 
-/// Clones write to the same.
+/// Clones share one record.
 #[derive(Clone, Default)]
 pub struct Ledger(Arc<Mutex<Book>>);
 
-/// Where bytes passed.
+/// The place at which bytes were recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// From the client into the layer, and out of it.
+    /// From the client into the layer, and from the layer to the inner service.
     RequestIn,
     RequestOut,
-    /// From the inner service into the layer, and out of it.
+    /// From the inner service into the layer, and from the layer to the client.
     ResponseIn,
     ResponseOut,
 }
@@ -38,11 +38,11 @@ struct Book {
     seats: Vec<Seen>,
     calls: BTreeMap<CallId, Call>,
     injected: Vec<(String, String, Value)>,
-    /// The exchange that is polled or dropped just now.
+    /// The exchange that is currently polled or dropped.
     current: Option<usize>,
 }
 
-/// What a request names.
+/// The path and the ids that a request names.
 #[derive(Default)]
 pub struct Names {
     pub path: String,
@@ -51,7 +51,7 @@ pub struct Names {
     pub last_event_id: Option<String>,
 }
 
-/// What the client holds of an exchange.
+/// The part of an exchange that the client holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Holds {
     #[default]
@@ -60,19 +60,19 @@ pub enum Holds {
     Body,
 }
 
-/// What was seen of an exchange.
+/// The observations of one exchange.
 #[derive(Default)]
 struct Seen {
     names: Names,
     is_post: bool,
     holds: Holds,
-    /// More is to come from the inner service's body.
+    /// The inner service's body has more data.
     more: bool,
-    /// The call whose stream this is, if it is a resume and can name no other.
+    /// The call that this resume names, if no other call is possible.
     resumes: Option<CallId>,
     token: Option<CallToken>,
     child: Option<Child>,
-    /// Whether its token had fired when somebody said that its answer is there.
+    /// Whether the token had fired when `has_answer` was first called.
     fired_before_answer: Option<bool>,
     head: Option<Head>,
     passed: BTreeMap<Side, Vec<Bytes>>,
@@ -94,14 +94,14 @@ struct Call {
 /// The id of a call that was cancelled.
 type Cancelled = Value;
 
-/// What the layer may add to a response.
+/// Frames that the layer may add to a response.
 #[derive(Clone, Copy)]
 pub struct Adds {
     pub probes: bool,
     pub heads: bool,
 }
 
-/// Tells what happens, if somebody wants to know: to understand one input, `TRACE=1`.
+/// Prints a step if `TRACE` is set, for example to understand one input with `TRACE=1`.
 pub fn trace(what: impl FnOnce() -> String) {
     static WANTED: OnceLock<bool> = OnceLock::new();
     if *WANTED.get_or_init(|| std::env::var_os("TRACE").is_some()) {
@@ -122,7 +122,7 @@ impl Ledger {
         book.seats.len() - 1
     }
 
-    /// What the client holds from now on.
+    /// Sets the part that the client holds from now on.
     pub fn holds(&self, seat: usize, holds: Holds) {
         let mut book = self.book();
         book.seats[seat].holds = holds;
@@ -131,7 +131,7 @@ impl Ledger {
         }
     }
 
-    /// Whether more is to come from the inner service's body.
+    /// Sets whether the inner service's body has more data.
     pub fn more(&self, seat: usize, more: bool) {
         self.book().seats[seat].more = more;
     }
@@ -168,7 +168,7 @@ impl Ledger {
         self.book().injected.push((path, session, id));
     }
 
-    /// A handler asks for its token, and has something cleaned up when it fires.
+    /// Requests a child token, as a handler does, and registers a clean-up.
     pub fn hook(&self, seat: usize) {
         let token = match &self.book().seats[seat] {
             Seen {
@@ -186,7 +186,7 @@ impl Ledger {
         self.book().seats[seat].child = Some(Child { fired, cleaned });
     }
 
-    /// What stands inside has the answer to a request.
+    /// Reports that the inner service has the answer to a request.
     pub fn has_answer(&self, seat: usize) {
         let Some(token) = self.book().seats[seat].token.clone() else {
             return;
@@ -198,7 +198,7 @@ impl Ledger {
         book.seats[seat].fired_before_answer.get_or_insert(fired);
     }
 
-    /// Nobody holds a token any more.
+    /// Drops all tokens.
     pub fn let_go(&self) {
         let tokens: Vec<_> = self
             .book()
@@ -209,7 +209,7 @@ impl Ledger {
         drop(tokens);
     }
 
-    /// `stalls`: a client that holds a stream may be taken for gone.
+    /// With `stalls`, a client that holds a stream may be reported as disconnected.
     pub fn on_event(&self, event: &Event<'_>, stalls: bool) {
         trace(|| format!("{event:?}"));
         let mut book = self.book();
@@ -255,7 +255,7 @@ impl Ledger {
         }
     }
 
-    /// What must be true between any two operations.
+    /// Checks the invariants that must hold between any two operations.
     pub fn check(&self, adds: Adds) {
         let book = self.book();
         let all_cancelled = book.calls.values().filter(|call| call.is_cancelled());
@@ -276,7 +276,7 @@ impl Ledger {
                 continue;
             };
             assert!(
-                // An answer that is no stream ends its call with its body, or its client left before that.
+                // An answer that is not a stream ends its call with its body, unless the client disconnected earlier.
                 head.is_stream()
                     || seat.holds == Holds::Body
                     || call.detached
@@ -295,7 +295,7 @@ impl Ledger {
         book.check_injections();
     }
 
-    /// How many calls have started, all of which must have ended.
+    /// Checks that all started calls have ended.
     pub fn check_ended(&self) {
         let book = self.book();
         let open = book
@@ -335,7 +335,8 @@ impl Book {
         record
     }
 
-    /// Whether the client holds no stream of a call, but for the one that is polled or dropped just now.
+    /// Returns `true` if the client holds no stream of the call. The stream that is currently polled or dropped does
+    /// not count.
     fn client_is_gone(&self, call: &CallInfo) -> bool {
         let record = self.calls.get(&call.id()).expect("it has started");
         let mut seats = self.seats.iter().enumerate();
@@ -345,7 +346,7 @@ impl Book {
         })
     }
 
-    /// The call whose stream a resume is that was accepted: the only one that its event can be of.
+    /// Returns the call that an accepted resume belongs to, if its event id cannot be from another stream.
     fn named_by(&self, number: usize) -> Option<CallId> {
         let seat = &self.seats[number];
         let event_id = seat.names.last_event_id.as_deref()?;
@@ -360,7 +361,7 @@ impl Book {
             !it.is_post && resumed.map(stream_of) == Some(stream)
         };
         let (post, posted) = gave_out.clone().find(|(_, it)| it.is_post)?;
-        // Of a foreign server an id names what it was seen on, and nothing else.
+        // An event id of a foreign server identifies only the stream on which it was observed.
         posted.event_ids().iter().find(|id| *id == event_id)?;
         if !gave_out.all(|(other, it)| other == post || is_resume(it)) {
             return None;
@@ -371,7 +372,7 @@ impl Book {
         is_in_flight.then_some(*id)
     }
 
-    /// A server is told only of calls that were cancelled here, each once, under their own id.
+    /// Cancels are injected only for calls that were cancelled here, each once, under their own id.
     fn check_injections(&self) {
         for injected in &self.injected {
             let (path, session, id) = injected;
@@ -394,7 +395,7 @@ impl Book {
     }
 }
 
-/// Whether a call was cancelled for this because its client had gone.
+/// Returns `true` if this reason means that the client had disconnected.
 fn is_for_its_client(reason: CancelReason) -> bool {
     matches!(
         reason,
@@ -402,7 +403,7 @@ fn is_for_its_client(reason: CancelReason) -> bool {
     )
 }
 
-/// What of an event id names its stream.
+/// The part of an event id that identifies its stream.
 fn stream_of(event_id: &str) -> &str {
     event_id
         .split_once('/')
@@ -412,7 +413,7 @@ fn stream_of(event_id: &str) -> &str {
 // === impl Seen ===
 
 impl Seen {
-    /// Whether the client waits on it, and not for the end alone.
+    /// Returns `true` if the client waits for more than the end of the stream.
     fn is_open(&self) -> bool {
         match (self.holds, &self.head) {
             (Holds::Nothing, _) => false,
@@ -421,12 +422,12 @@ impl Seen {
         }
     }
 
-    /// Whether an event of this stream went to the client.
+    /// Returns `true` if an event of this stream was sent to the client.
     fn gave_out(&self, stream: &str) -> bool {
         self.event_ids().iter().any(|id| stream_of(id) == stream)
     }
 
-    /// The ids of the events that went to the client.
+    /// The ids of the events that were sent to the client.
     fn event_ids(&self) -> Vec<String> {
         if !self.head.as_ref().is_some_and(Head::is_readable_stream) {
             return Vec::new();
@@ -434,13 +435,13 @@ impl Seen {
         let passed = self.passed.get(&Side::ResponseOut);
         let frames = passed.map(Vec::as_slice).unwrap_or_default().concat();
         let text = String::from_utf8_lossy(&frames).replace("\r\n", "\n");
-        // The rest is no whole event.
+        // The rest is an incomplete event.
         let (whole, _) = text.rsplit_once("\n\n").unwrap_or_default();
         let ids = whole.lines().filter_map(|line| line.strip_prefix("id: "));
         ids.map(str::to_owned).collect()
     }
 
-    /// Whether the request body begins as an array does.
+    /// Returns `true` if the request body begins like an array.
     fn sent_an_array(&self) -> bool {
         let sent = self.passed.get(&Side::RequestIn);
         sent.is_some_and(|frames| is_array(&frames.concat()))
@@ -479,7 +480,7 @@ impl Seen {
                 .map(Vec::as_slice)
                 .unwrap_or_default()
         };
-        // What the layer took may not have been read by the inner service, if that gave up.
+        // Both sides are equal even if the inner service gives up before the end of the body.
         assert_eq!(
             side(Side::RequestIn),
             side(Side::RequestOut),
@@ -493,7 +494,7 @@ impl Seen {
         let passed: Vec<&Bytes> = outer.iter().filter(|frame| !is_added(frame)).collect();
         let before: Vec<&Bytes> = inner.iter().collect();
         if !self.is_post {
-            // What it resumed was cancelled, before or meanwhile. It hears so once.
+            // The resumed call was cancelled before the resume or during it. The client receives that error once.
             let is_error = |frame: &&&Bytes| {
                 let text = frame.escape_ascii().to_string();
                 text.contains("-32800") || text.contains("-32001")
@@ -501,12 +502,12 @@ impl Seen {
             let (errors, passed): (Vec<&Bytes>, Vec<&Bytes>) = passed.iter().partition(is_error);
             let passed: Vec<u8> = passed.into_iter().flatten().copied().collect();
             let before: Vec<u8> = before.into_iter().flatten().copied().collect();
-            // The stream of a call that was cancelled is held back until the answer is in it.
+            // The stream of a cancelled call is held back until it contains the answer.
             let is_held = passed.is_empty() && !cancelled.is_empty();
             assert!(is_held || passed == before, "the resumed body");
             for error in &errors {
                 let times = errors.iter().filter(|other| *other == error).count();
-                // A cut event is ended before the error.
+                // An incomplete event is terminated before the error.
                 let event = error.trim_ascii_start();
                 let id = Json::parse(&event[b"data: ".len()..]);
                 let id = id.and_then(|error| error.member("id").ok()?.cloned());
@@ -521,7 +522,7 @@ impl Seen {
         assert_eq!(passed, before, "the response body");
     }
 
-    /// The ids that its client has the answers to.
+    /// The ids whose answers were sent to the client.
     fn answered(&self) -> Vec<RequestId> {
         let outer = self
             .passed

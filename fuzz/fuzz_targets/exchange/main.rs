@@ -1,5 +1,5 @@
-//! Whole exchanges through the layer, several at once, over an inner service that does what the fuzzer says: polls,
-//! drops, resumes, cancels and the clock in any order. What must hold is in [`ledger`].
+//! Whole exchanges through the layer, several at once. The fuzzer decides the inner service's actions, and the order of
+//! polls, drops, resumes, cancels and clock steps. The invariants are in [`ledger`].
 
 #![no_main]
 
@@ -37,13 +37,13 @@ const MAX_EXCHANGES: usize = 8;
 
 const MAX_OPS: u32 = 80;
 
-/// Longer than any call can be out of sight.
+/// Longer than a call can be detached.
 const HOUR: Duration = Duration::from_secs(3_601);
 const MOMENT: Duration = Duration::from_millis(101);
 
 struct World {
     layer: CancelOnDisconnectLayer,
-    /// More than one, as a router makes them: for each path, or for each method.
+    /// Two, because a router creates one for each path or for each method.
     services: [CancelOnDisconnect<Inner>; 2],
     ledger: Ledger,
     adds: Adds,
@@ -51,7 +51,7 @@ struct World {
     seats: Vec<Weak<Seated>>,
 }
 
-/// What the client holds of an exchange.
+/// The part of an exchange that the client holds.
 enum Open {
     Future(
         Pin<
@@ -92,7 +92,7 @@ async fn run(mut choices: Choices<'_>) {
     world.end().await;
 }
 
-/// Lets all tasks run that can.
+/// Runs all tasks until none is ready.
 async fn settle() {
     for _ in 0..4 {
         yield_now().await;
@@ -221,7 +221,7 @@ impl World {
         self.open.push((seat, Open::Future(future)));
     }
 
-    /// Polls once, as a server does. What panics, fails or ends is dropped.
+    /// Polls once, as a server does. Drops the exchange if it panics, fails or ends.
     fn poll(&mut self, at: usize) {
         let Some((seat, mut open)) = (at < self.open.len()).then(|| self.open.remove(at)) else {
             return;
@@ -269,7 +269,7 @@ impl World {
         }
     }
 
-    /// All clients go, and time passes: nothing may be left.
+    /// Disconnects all clients and advances the clock. Nothing may remain.
     async fn end(mut self) {
         for (seat, open) in std::mem::take(&mut self.open) {
             self.ledger.holds(seat, Holds::Nothing);
@@ -279,7 +279,7 @@ impl World {
         self.ledger.check(self.adds);
         let calls = self.layer.calls();
         for _ in 0..4 {
-            // What is noticed so late is looked at again in a moment.
+            // A deadline that is noticed late is checked again a moment later.
             for time in [HOUR, MOMENT] {
                 advance(time).await;
                 settle().await;
@@ -298,7 +298,7 @@ impl World {
     }
 }
 
-/// What a request names, if it names one of each.
+/// The path and the ids that a request names. An id counts only if its header occurs once.
 fn names_of<B>(request: &Request<B>) -> Names {
     let only = |name: &str| {
         let mut values = request.headers().get_all(name).iter();
@@ -312,7 +312,7 @@ fn names_of<B>(request: &Request<B>) -> Names {
     }
 }
 
-/// What a poll left.
+/// The state after a poll.
 enum Next {
     Same,
     Body(Pin<Box<ResponseBody<Scripted>>>),

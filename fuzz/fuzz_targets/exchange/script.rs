@@ -1,4 +1,4 @@
-//! The script of a run: requests and answers, as far as the fuzzer decides them.
+//! The script of a run: the requests and answers, from the fuzzer's choices.
 
 use std::{
     collections::VecDeque,
@@ -14,25 +14,25 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::ledger::{Ledger, Side};
 
-/// What a panic on purpose says.
+/// The message of a deliberate panic.
 pub const ON_PURPOSE: &str = "on purpose";
 
 const SESSIONS: [&str; 2] = ["s", "t"];
 
-/// A whole exchange: what is sent, and what comes back.
+/// A whole exchange: the request and its answer.
 pub struct Plan {
     pub request: Request<Scripted>,
     pub answer: Answer,
-    /// Whether the request may be a call that the layer watches by its events.
+    /// Whether the request may be a call that the layer observes by its events.
     pub is_post: bool,
 }
 
-/// What the inner service does with a request.
+/// The inner service's behaviour for a request.
 #[derive(Clone)]
 pub struct Answer {
-    /// How many frames of the request body it reads.
+    /// Number of frames of the request body that it reads.
     pub reads: usize,
-    /// How many polls it waits then.
+    /// Number of polls that it waits afterwards.
     pub waits: u8,
     pub end: End,
 }
@@ -60,22 +60,22 @@ pub enum Step {
     Data(Bytes),
     Trailers,
     Error,
-    /// Not ready at one poll.
+    /// Pending for one poll.
     Wait,
     Panic,
 }
 
-/// What a body says of itself.
+/// The hint that a body gives.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Said {
     Nothing,
-    /// How long it is.
+    /// Its length.
     Length,
-    /// When it is at its end.
+    /// That it is at its end.
     End,
 }
 
-/// A body that follows a script, and has all that it gives written down.
+/// A body that follows a script and records the data it returns.
 pub struct Scripted {
     steps: VecDeque<Step>,
     said: Said,
@@ -184,7 +184,7 @@ impl Head {
         }
     }
 
-    /// Whether its body is read for events.
+    /// Returns `true` if the layer reads its body for events.
     pub fn is_readable_stream(&self) -> bool {
         self.status == 200 && self.media_type == Some("text/event-stream") && !self.encoded
     }
@@ -247,7 +247,7 @@ fn message(choices: &mut Choices<'_>) -> String {
     }
 }
 
-/// A text in frames, with pauses.
+/// Splits a text into frames with pauses.
 fn cut(text: &[u8], choices: &mut Choices<'_>) -> Vec<Step> {
     let mut rest = Bytes::copy_from_slice(text);
     let mut steps = Vec::new();
@@ -333,7 +333,7 @@ impl Scripted {
         self
     }
 
-    /// Has it written down whether anything is to come.
+    /// Records whether the body has more data.
     fn note_more(&self) {
         if let Some((ledger, seat, Side::ResponseIn)) = &self.log {
             let ends_unseen = self.said == Said::Nothing && !self.steps.is_empty();

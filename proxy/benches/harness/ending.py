@@ -1,4 +1,4 @@
-"""How long the program takes to end, with calls in flight."""
+"""Time until the program has ended, with calls in flight."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""Memory: of events that nobody reads."""
+"""Memory of unread events."""
 
 import re
 import time
@@ -9,13 +9,13 @@ from .front import Running, free_port
 from .section import MIB, Section, Target
 
 SESSIONS = 40
-# Of each session.
+# Number of calls of each session.
 CALLS = 4
-# For each call.
+# Number of events of each call.
 EVENTS = 256
 EVENT = 16 * 1024
 BUFFER = 64
-# How long they are watched after the last call.
+# Time in seconds for which the processes are observed after the last call.
 WATCHED = 4.0
 
 TEXT = f"""\
@@ -45,7 +45,7 @@ def measure(fronts, programs, work, short):
 
 
 def most(running, programs, admin):
-    """The most that it grew by, and the most that it counted itself, in MiB, and how many calls it refused."""
+    """Returns the largest growth and the largest own count, in MiB, and the number of refused calls."""
     pid = running.process.pid
     with load.staying(programs, "hold", running.target, 1, 1, "echo"):
         first = memory.of(pid, programs).pss

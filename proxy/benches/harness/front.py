@@ -1,4 +1,4 @@
-"""What clients connect to: the bare server, and the same server behind the proxy or another bridge."""
+"""The servers that clients connect to: the bare server, and the same server behind the proxy or another bridge."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .install import NPM, PIP
 
 PATIENCE = 30.0
-# The traffic goes to 127.0.0.1 and nowhere else.
+# All traffic is on 127.0.0.1.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
 
 
@@ -19,16 +19,16 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if "proxy" not 
 class Front:
     key: str
     title: str
-    # What it is compared with, by its key.
+    # The key of the set-up that it is compared with.
     base: str | None
-    # What starts it on a port. Without it clients connect to `target`.
+    # Returns the command that starts it on a port. Without it clients connect to `target`.
     command: object = None
     target: str = ""
     ours: bool = False
 
 
 class Upstream:
-    """The bare server over HTTP, which all that forward to it share."""
+    """The bare server over HTTP, shared by all fronts that forward to it."""
 
     def __init__(self, programs):
         self._process = subprocess.Popen([programs.load, "serve-http"], stdout=subprocess.PIPE, text=True)
@@ -43,7 +43,7 @@ class Upstream:
 
 
 class Running:
-    """A front that runs, in a session of processes of its own."""
+    """A running front, in its own process session."""
 
     def __init__(self, front, work, *options):
         self.front = front
@@ -72,14 +72,14 @@ class Running:
 
     def __exit__(self, *_):
         if self.process:
-            # Its own children end with their stdin, or are of its group.
+            # Its children end with their stdin, or belong to its group.
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 
 def fronts(programs, upstream):
-    """All set-ups, each after what it is compared with."""
+    """All set-ups, each after the one that it is compared with."""
     proxy, server = programs.proxy, [programs.load, "serve-stdio"]
 
     def ours(*words):

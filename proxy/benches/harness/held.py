@@ -1,4 +1,4 @@
-"""Memory: of a program that does nothing, and of calls in flight."""
+"""Memory of an idle program, and of calls in flight."""
 
 import time
 
@@ -55,7 +55,8 @@ def measure(fronts, programs, work, short):
 
 
 def growth(running, programs):
-    """The memory after a first call, with all connections, and with all calls on them; and how many streams have begun."""
+    """Returns the memory after a first call, with all connections, and with all calls on them, and the number of
+    begun streams."""
     pid = running.process.pid
     with load.staying(programs, "hold", running.target, SESSIONS, 1, "echo"):
         first = memory.of(pid, programs)
@@ -63,13 +64,13 @@ def growth(running, programs):
             clients.wait()
             opened = memory.of(pid, programs)
             begun = clients.go_on()["begun"]
-            # A server that says nothing yet may not have read all of it.
+            # A server that has sent nothing may not have read everything.
             time.sleep(1)
             return first, opened, memory.of(pid, programs), begun
 
 
 def a_connection_to(url, programs):
-    """What hyper's client takes for one, in KiB."""
+    """The memory that hyper's client needs for a connection, in KiB."""
     with load.begun(programs, "upstream", url, CALLS) as clients:
         clients.wait()
         first = memory.of_one(clients.pid)
@@ -78,5 +79,5 @@ def a_connection_to(url, programs):
 
 
 def a_piece(before, after):
-    """What each of them takes, in KiB."""
+    """The memory of each of them, in KiB."""
     return (after.pss - before.pss) / CALLS / 1024

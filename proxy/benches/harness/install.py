@@ -1,4 +1,4 @@
-"""Builds the proxy and the load, and brings the other bridges onto the machine, pinned."""
+"""Builds the proxy and the load, and installs pinned versions of the other bridges."""
 
 import shutil
 import subprocess
@@ -18,7 +18,7 @@ PIP = {"mcp-proxy": "0.13.0"}
 class Programs:
     proxy: Path
     load: Path
-    # The folder with the other bridges, if they are to be measured.
+    # The folder of the other bridges, if they are measured.
     cache: Path | None
 
     def npm(self, package):

@@ -1,4 +1,4 @@
-"""The clients: load/ does what is said here."""
+"""The clients, run by the program in load/."""
 
 import json
 import select
@@ -7,32 +7,32 @@ from contextlib import contextmanager
 
 
 def calls(programs, target, clients, seconds):
-    """Calls a second, and the quantiles of the time of a call in µs."""
+    """Returns the calls per second, and the quantiles of the duration of a call in µs."""
     words = [programs.load, "calls", target, clients, seconds]
     done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
 class Clients:
-    """Clients that go on until they are ended."""
+    """Clients that run until they are killed."""
 
     def __init__(self, words):
         self._words = [str(word) for word in words]
         self._process = subprocess.Popen(self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def there(self):
-        """What they say when all are there, without waiting for that."""
+        """Returns the report of the clients if it is available, without waiting for it."""
         return self.wait() if select.select([self._process.stdout], [], [], 0)[0] else None
 
     def wait(self):
-        """What they say when all are there."""
+        """Waits for the report of the clients."""
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit(f"{' '.join(self._words)} failed")
         return json.loads(line)
 
     def go_on(self):
-        """Has them do what comes next, and waits for that."""
+        """Starts the next step of the clients, and waits for their report."""
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
         return self.wait()
@@ -48,7 +48,7 @@ class Clients:
 
 @contextmanager
 def begun(programs, *words):
-    """Clients that come while this runs, and are there until it ends."""
+    """Clients that connect while the block runs, and stay until its end."""
     clients = Clients([programs.load, *words])
     try:
         yield clients
@@ -58,6 +58,6 @@ def begun(programs, *words):
 
 @contextmanager
 def staying(programs, *words):
-    """Clients that are all there once this begins, and until it ends; and what they say then."""
+    """Clients that are connected when the block begins, and stay until its end. Yields their report."""
     with begun(programs, *words) as clients:
         yield clients.wait()

@@ -6,20 +6,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of the kernel: forked, and no program of its own yet.
+# A flag of the kernel: the process was forked and has not yet started its own program.
 PF_FORKNOEXEC = 0x40
 
 
 @dataclass(frozen=True)
 class Memory:
-    """In bytes. PSS counts a page that several share only in part."""
+    """In bytes. PSS counts a page that several processes share proportionally."""
 
     rss: int
     pss: int
 
 
 def of(pid, programs):
-    """Of a process and its children."""
+    """The memory of a process and its children."""
     rss = pss = 0
     for process in tree(pid):
         # A process may end meanwhile.
@@ -38,7 +38,8 @@ def of_one(pid):
 
 
 def is_starting(pid):
-    """Whether it is still on its way to another program. Until then its memory is that of its parent, and would count twice."""
+    """Returns whether the process has yet to start its own program. Until then its memory is its parent's and would
+    count twice."""
     flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
     return bool(flags & PF_FORKNOEXEC)
 

@@ -1,4 +1,4 @@
-"""All of it as a page."""
+"""The report as a page."""
 
 import datetime
 import os
@@ -36,7 +36,7 @@ def page(programs, sections):
 def part(section):
     text = f"\n## {section.title}\n\n{section.text}\n"
     for about, columns, rows in section.tables:
-        # A part of a part.
+        # A subsection.
         about = about.replace("## ", "### ", 1)
         text += f"\n{about}\n" * bool(about)
         text += "\n" + "\n".join([line(*columns), line(*["---"] * len(columns)), *(line(*row) for row in rows)]) + "\n"

@@ -1,4 +1,4 @@
-"""A part of the report, and what it holds the program to."""
+"""A section of the report, and its targets for the program."""
 
 import statistics
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class Target:
 class Section:
     title: str
     text: str
-    # Each a list of columns and a list of rows.
+    # Each is a list of columns and a list of rows.
     tables: list
     targets: list = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""How large the program is."""
+"""The size of the program."""
 
 from .install import command
 from .section import MB, Section, Target

@@ -1,4 +1,4 @@
-"""How long a call takes, and how many there are a second."""
+"""The duration of a call, and the calls per second."""
 
 import statistics
 from contextlib import ExitStack
@@ -8,7 +8,7 @@ from .front import Running
 from .section import Section, Target, spread
 
 CLIENTS = (1, 16)
-# How many rounds, and how long a turn lasts.
+# Number of rounds, and duration of a turn in seconds.
 LONG = (15, 1.0)
 SHORT = (3, 0.2)
 

@@ -1,4 +1,4 @@
-//! Standard output and standard error that cannot be written: the only effect is that lines are missing.
+//! Standard output and standard error that cannot be written. The only effect is missing lines.
 
 use std::{
     io::{Write as _, pipe},

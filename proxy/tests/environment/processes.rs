@@ -1,4 +1,4 @@
-//! Processes of sessions that do what no server should.
+//! Processes of sessions that do what no server should do.
 //!
 //! The process of the session under test serves as usual. The fault happens to the process of another session, or to a second
 //! call, so that the table also covers whether one session harms another.

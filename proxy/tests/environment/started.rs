@@ -129,7 +129,8 @@ impl Started {
         let name = format!("mcp-cancel-proxy-{}-cell-{number}", std::process::id());
         let notes = std::env::temp_dir().join(name);
         let [addr, admin] = [free_address(), free_address()];
-        // The tests may run with SIGHUP ignored, as under `nohup`. A shell cannot change that for the programs that it starts.
+        // The tests may run with SIGHUP ignored, as under `nohup`. A shell cannot reset that for the programs that it
+        // starts.
         let mut command = Command::new("/usr/bin/env");
         // The environment of a test has no options of the program.
         let clean = Program::command(&[]);
@@ -252,7 +253,7 @@ impl Started {
         self.reach_note("cancelled abandoned").await;
     }
 
-    /// The session can be deleted, and nothing of it and of its clients is left.
+    /// The session can be deleted, and nothing of it and of its clients remains.
     pub(crate) async fn nothing_is_left_of_the_session(&mut self) {
         let client = self.client.take().expect("a session");
         assert_eq!(within("DELETE", client.delete()).await, 204);
@@ -271,7 +272,7 @@ impl Started {
         }
     }
 
-    /// The program ends in time, without an error, and nothing is left.
+    /// The program ends in time, without an error, and nothing remains.
     pub(crate) async fn ends_within(&mut self, limit: Duration) {
         let status = timeout(limit, self.status()).await;
         let status = status.unwrap_or_else(|_| panic!("it runs on: {}", self.logged()));

@@ -384,14 +384,14 @@ impl Stream {
     }
 }
 
-/// Fails instead of waiting for ever. The limit is on the paused clock, and longer than any grace.
+/// Fails after an hour on the paused clock, which is longer than any grace.
 pub async fn in_time<T>(what: impl IntoFuture<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(3600), what)
         .await
         .expect("it comes in time")
 }
 
-/// Lets all tasks run that do not wait for time.
+/// Runs all tasks that do not wait for time.
 pub async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -1,4 +1,4 @@
-//! Streams without room: which events are dropped first, and which are kept.
+//! Streams without room: which events are dropped first, and which are retained.
 
 use std::time::Duration;
 

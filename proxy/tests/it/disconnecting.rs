@@ -249,7 +249,7 @@ async fn clients_are_asked_to_come_back_within_a_quarter_of_the_grace() {
     }
 }
 
-/// To JavaScript 9007199254740993 is 9007199254740992, which may be another call.
+/// For JavaScript 9007199254740993 is 9007199254740992, which may be the id of another call.
 #[tokio::test]
 async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_cancelled() {
     for options in [
@@ -378,7 +378,7 @@ async fn a_call_without_a_session_shows_no_grace() {
     }
 }
 
-/// The client does not read for longer than 30 s, after which the kernel once closed such a connection.
+/// The client does not read for longer than 30 s, after which the kernel used to close such a connection.
 #[tokio::test]
 #[ignore = "takes 35 s"]
 async fn a_client_that_does_not_read_is_still_there_if_the_stall_timeout_allows_it() {

@@ -101,7 +101,7 @@ impl Drop for Notes {
     }
 }
 
-/// Waits until processes do not exist any more. An ended one may wait for the init process to reap it.
+/// Waits until the processes no longer exist. An ended one may wait for the init process to reap it.
 async fn gone(processes: &[Pid]) {
     let is_there = |pid: &Pid| {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));

@@ -1,4 +1,4 @@
-//! Servers that fail, and what their clients get.
+//! Servers that fail, and what their clients receive.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the WebDriver protocol: JSON over HTTP, to the driver that comes with it."""
+"""A headless Chromium, driven by the WebDriver protocol: JSON over HTTP, sent to its driver."""
 
 import asyncio
 import base64
@@ -18,13 +18,13 @@ from matrix.process import ENVIRONMENT
 PATIENCE = 10.0
 POLL = 0.05
 STARTED = re.compile(r"started successfully on port (\d+)")
-# Of names it looks up none, and of hosts it reaches this one.
+# The browser resolves no names, and connects to no host but this one.
 ARGUMENTS = ["--headless=new", "--window-size=1400,900", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
 ARGUMENTS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
 
 
 async def until(what, look, seconds=PATIENCE):
-    """What `look` finds, once that is anything."""
+    """Returns the result of `look` as soon as it is true."""
     limit = time.monotonic() + seconds
     while not (found := look()):
         if time.monotonic() > limit:
@@ -35,7 +35,7 @@ async def until(what, look, seconds=PATIENCE):
 
 class Browser:
     def __init__(self, folder):
-        """Leaves its files in this folder only."""
+        """All files of the browser are in this folder."""
         self._folder = folder
         self._driver = None
         self._browser = None
@@ -48,14 +48,14 @@ class Browser:
         with open(log, "wb") as out:
             environment = {**ENVIRONMENT, "HOME": str(self._folder), "TMPDIR": str(self._folder)}
             command = [driver, "--port=0"]
-            # In a group of its own, so that an interrupt from the keyboard leaves the end of both to `end`.
+            # In its own process group, so that `end` also ends both after an interrupt from the keyboard.
             self._driver = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
         port = (await until("the driver listens", lambda: STARTED.search(log.read_text())))[1]
         self._session = f"http://127.0.0.1:{port}/session"
         # Chromium has no sandbox for root.
         arguments = [*ARGUMENTS, f"--user-data-dir={self._folder / 'profile'}", *["--no-sandbox"] * (os.geteuid() == 0)]
         wanted = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
-        # A machine that is busy takes long to start it.
+        # A busy machine needs long to start it.
         made = self._ask("POST", "", {"capabilities": {"alwaysMatch": wanted}}, 3 * PATIENCE)
         self._browser = made["capabilities"]["goog:processID"]
         self._session += f"/{made['sessionId']}"
@@ -64,11 +64,11 @@ class Browser:
         self._ask("POST", "/url", {"url": url})
 
     def run(self, script, *arguments):
-        """What a function with this body returns on the page."""
+        """Returns the result of a function with this body on the page."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": arguments})
 
     def press(self, at, hold=0.0, times=1, between=0.0):
-        """Presses the mouse there."""
+        """Presses the mouse button at this position."""
         actions = [{"type": "pointerMove", "x": at[0], "y": at[1]}]
         for _ in range(times):
             actions += [{"type": "pointerDown", "button": 0}, pause(hold), {"type": "pointerUp", "button": 0}, pause(between)]
@@ -76,7 +76,7 @@ class Browser:
         self._ask("POST", "/actions", {"actions": [mouse]})
 
     def prefer(self, scheme):
-        """Light or dark, as people set it for all pages."""
+        """Sets the colour scheme that the user prefers: light or dark."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": {"features": features}})
 
@@ -84,7 +84,7 @@ class Browser:
         path.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
     def console(self):
-        """What the browser said in its console since this was last asked."""
+        """Returns the messages of the browser's console since the last call."""
         return [f"{line['level']}: {line['message']}" for line in self._ask("POST", "/se/log", {"type": "browser"})]
 
     async def end(self):
@@ -94,7 +94,7 @@ class Browser:
             if self._browser:
                 self._ask("DELETE", "")
         except (AssertionError, OSError):
-            # It did not end it, so this is still the browser's number.
+            # The driver did not end the browser, so the id is still the browser's.
             with suppress(ProcessLookupError):
                 os.kill(self._browser, signal.SIGKILL)
         self._driver.terminate()

@@ -1,4 +1,4 @@
-//! The ends of sessions, after which no process or stream of theirs is left.
+//! The ends of sessions, after which none of their processes or streams remains.
 
 use std::time::Duration;
 

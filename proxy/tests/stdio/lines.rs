@@ -40,7 +40,7 @@ async fn a_line_of_a_hundred_megabytes_is_skipped() {
 
 #[tokio::test]
 async fn an_answer_that_is_too_long_ends_its_call_with_an_error_and_no_other() {
-    // The SDKs differ in where the id stands.
+    // The SDKs differ in the position of the id.
     let script = r#"
         text() { head -c 17000000 /dev/zero | tr '\0' x; }
         read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'

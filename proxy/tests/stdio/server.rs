@@ -43,7 +43,7 @@ pub fn notes() -> PathBuf {
     path
 }
 
-/// Waits until a process does not exist any more.
+/// Waits until a process no longer exists.
 pub async fn gone(pid: i32) {
     until(|| !is_there(pid)).await;
 }

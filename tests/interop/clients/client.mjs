@@ -1,11 +1,11 @@
-// The TypeScript SDK, 1.x or 2.x, as the client of any number of cells at once.
+// The TypeScript SDK, 1.x or 2.x, as the client of several concurrent cells.
 //
 //     node client.mjs sdk|client [2026]
 //
-// The first argument is the npm package of @modelcontextprotocol; `2026` turns the version negotiation of
-// SDK 2.x on, which is off by default. Orders come as lines of JSON on standard input:
-// {"open": cell, "url", "arguments", "timeout"}, which connects and calls the tool, and then {"cancel": cell} for its call,
-// {"delete": cell} for its session and {"close": cell}; what happens goes to standard output.
+// The first argument is the npm package of @modelcontextprotocol; `2026` enables the version negotiation of SDK 2.x,
+// which is disabled by default. Orders are lines of JSON on stdin: {"open": cell, "url", "arguments", "timeout"}
+// connects and calls the tool, {"cancel": cell} cancels its call, {"delete": cell} deletes its session, and {"close":
+// cell} closes it. Events are written to stdout.
 
 import { createInterface } from 'node:readline';
 
@@ -18,7 +18,7 @@ const { Client, StreamableHTTPClientTransport } =
           }
         : await import('@modelcontextprotocol/client');
 
-// Of each cell the client, its transport and what cancels its call.
+// For each cell: the client, its transport, and the controller that cancels its call.
 const opened = new Map();
 
 function tell(event, more) {
@@ -52,7 +52,7 @@ async function close({ close: cell }) {
     tell('closed', { cell });
 }
 
-// A stray rejection of one cell must not end the others.
+// An unhandled rejection of one cell must not end the others.
 process.on('unhandledRejection', error => process.stderr.write(`unhandled: ${error}\n`));
 
 tell('ready', {});

@@ -1,11 +1,11 @@
-"""The Python SDK, 1.x or 2.x, as the client of any number of cells at once.
+"""The Python SDK, 1.x or 2.x, as the client of several concurrent cells.
 
     python client.py [legacy]
 
-`legacy` keeps SDK 2.x to sessions, which it otherwise has only with servers that do not know 2026-07-28.
-Orders come as lines of JSON on standard input: {"open": cell, "url", "arguments", "timeout"}, which connects and calls the tool,
-and then {"close": cell} or {"delete": cell}, which is the same, as SDK 1.x deletes its session when it is closed; with SDK 1.x
-also {"cancel": cell} for its call. What happens goes to standard output.
+`legacy` restricts SDK 2.x to sessions, which it otherwise uses only with servers without 2026-07-28. Orders are lines
+of JSON on stdin. {"open": cell, "url", "arguments", "timeout"} connects and calls the tool. {"close": cell} and
+{"delete": cell} end it; they are the same, because SDK 1.x deletes its session when it is closed. With SDK 1.x,
+{"cancel": cell} cancels the call. Events are written to stdout.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ else:
     from mcp import Client
 
 LEGACY = "legacy" in sys.argv[1:]
-# SDK 1.x counts them: `initialize` was 0.
+# SDK 1.x numbers its requests, and `initialize` was 0.
 CALL = 1
 
-# Of each cell that is connected.
+# The connected clients by cell.
 clients = {}
 
 
@@ -69,7 +69,7 @@ async def serve(order):
             answered = True
             await asyncio.Event().wait()
     except BaseException as error:
-        # The connection is gone, and with it the task that waited for the answer.
+        # The connection has failed, and with it the task that waited for the answer.
         print(f"{cell}: {error!r}", file=sys.stderr)
         if not answered:
             tell("outcome", cell=cell, error=repr(error))
@@ -77,7 +77,7 @@ async def serve(order):
 
 
 async def cancel(cell):
-    """SDK 1.x has no method for it."""
+    """SDK 1.x has no method for a cancel."""
     params = types.CancelledNotificationParams(requestId=CALL)
     await clients[cell].send_notification(types.ClientNotification(types.CancelledNotification(params=params)))
 
@@ -93,10 +93,10 @@ async def main():
         if "open" in order:
             cells[order["open"]] = asyncio.create_task(serve(order))
         elif "cancel" in order:
-            # Where the connection is gone this waits for it.
+            # If the connection has failed, this waits for a new one.
             cancels.append(asyncio.create_task(cancel(order["cancel"])))
         elif (cell := order.get("close") or order["delete"]) in cells:
-            # What Ctrl-C does to a program that waits for its call.
+            # As Ctrl-C does to a program that waits for its call.
             cells[cell].cancel()
     os._exit(0)
 

@@ -1,9 +1,8 @@
-"""curl, as a shell script would use it, as the client of any number of cells at once.
+"""curl, as used in a shell script, as the client of several concurrent cells.
 
-It opens a session, listens on the standalone stream, calls the tool, and when the connection breaks it
-waits as long as the server said and asks for the rest with Last-Event-ID, until it has the answer or its
-time is over. Orders come as lines of JSON on standard input: {"open": cell, "url", "arguments", "timeout"} and
-{"close": cell}; what happens goes to standard output.
+It opens a session, listens on the standalone stream, and calls the tool. When the connection breaks, it waits for the
+server's reconnect delay and resumes with Last-Event-ID, until it has the answer or its time is over. Orders are lines
+of JSON on stdin: {"open": cell, "url", "arguments", "timeout"} and {"close": cell}. Events are written to stdout.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ class Caller:
             ask = ["-H", f"last-event-id: {self.last_event_id}"]
 
     async def read(self, curl):
-        """The answer, if the stream has it."""
+        """Returns the answer, if the stream has it."""
         while line := await curl.stdout.readline():
             field, _, value = line.decode().rstrip("\n").partition(": ")
             if field == "id":

@@ -1,1 +1,1 @@
-"""What `run` and `sticky` are made of."""
+"""The parts of `run` and `sticky`."""

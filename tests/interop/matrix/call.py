@@ -1,10 +1,10 @@
-"""A call that a client's program makes through a proxy of its own, and what may be done to it."""
+"""A call that a client's program makes through its own proxy, and the actions on it."""
 
 import asyncio
 
 from .proxy import Proxy
 
-# How late a cancel may be, and everything else that a busy machine delays.
+# Tolerance for late cancels, and for all other delays of a busy machine.
 TOLERANCE = 1.0
 PATIENCE = 30.0
 
@@ -16,7 +16,7 @@ class Call:
         self.proxy = None
         self.server = None
         self.program = None
-        # There is no client any more that could get an answer.
+        # The client no longer exists and cannot receive an answer.
         self.gone = False
         self.notes = []
         self._told = {}
@@ -26,7 +26,7 @@ class Call:
     # === what it is told ===
 
     def heard(self, event):
-        """Of its server or of its client."""
+        """Receives an event of its server or of its client."""
         self._told.setdefault(event["event"], event)
         self._changed()
 
@@ -36,7 +36,7 @@ class Call:
     # === what a scenario does ===
 
     async def streaming(self):
-        """The handler works, and the client has all it needs to come back."""
+        """Returns when the handler works, and when the client has everything that it needs to resume."""
         def begun():
             call = self.proxy.of_call()
             return self.told("started") and call and (call[0].event_ids or not self.client.sessions)
@@ -50,7 +50,7 @@ class Call:
         self.proxy.cut(reset=reset)
 
     async def back(self, times=1):
-        """The client has come back that often, or it will not any more."""
+        """Returns when the client has resumed this many times, or when the call is over."""
         def resumed():
             resumes = self.proxy.of_call()[1:]
             streaming = [resume for resume in resumes if resume.status == 200 and resume.event_ids]
@@ -60,16 +60,16 @@ class Call:
         await asyncio.sleep(0.1)
 
     async def cancelled(self):
-        """The handler was cancelled, or its time for that is over."""
+        """Returns when the handler was cancelled, or when the time for that is over."""
         await self.until(self.over, self.server.grace + TOLERANCE + 0.5)
 
     def kill(self):
-        """The client's process is ended the hard way."""
+        """Kills the client's process."""
         self.gone = self.proxy.leaving = True
         self.program.kill()
 
     def refuse(self):
-        """The client is cut off, and not let back for now."""
+        """Cuts the client off, and refuses its connections for now."""
         self.proxy.refusing = True
         self.cut()
 
@@ -77,14 +77,14 @@ class Call:
         self.proxy.refusing = False
 
     async def leave(self, how):
-        """The client ends its call as it should: by a `cancel`, a `delete` of its session, or a `close` of itself."""
+        """Has the client end its call properly: by a `cancel`, a `delete` of its session, or a `close` of itself."""
         self.gone = how != "cancel"
         self.proxy.leaving = True
         self.program.order(**{how: self.name})
         await self.until(lambda: not self.proxy.leaving, PATIENCE, "it does not end")
 
     async def seen(self, events):
-        """So many different events have gone to the client, with the first, which is empty."""
+        """Returns when this many different events were sent to the client, including the first one, which is empty."""
         def passed():
             return len(set().union(*(stream.event_ids for stream in self.proxy.of_call()))) >= events
 
@@ -92,7 +92,7 @@ class Call:
         await asyncio.sleep(0.1)
 
     def finish(self):
-        """Lets the handler finish."""
+        """Releases the handler."""
         self._finished = True
         self.server.order(finish=self.name)
 
@@ -102,7 +102,7 @@ class Call:
     # === its life ===
 
     async def open(self, server, program, timeout, **arguments):
-        """Its client connects, and calls the tool with these arguments."""
+        """Has its client connect and call the tool with these arguments."""
         self.server = server
         self.program = program
         self.proxy = Proxy(server.port, self._changed)
@@ -115,7 +115,7 @@ class Call:
         self.proxy.stop()
 
     async def until(self, condition, seconds, complaint=None):
-        """Waits for it, and notes the complaint if it does not come true in time."""
+        """Waits for the condition, and records the complaint if it is not met in time."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not condition():
             waiting = asyncio.get_running_loop().create_future()
@@ -136,7 +136,7 @@ class Call:
                 future.set_result(None)
 
     def log(self):
-        """What it saw, for those who look for the reason of a failure."""
+        """Returns the observed exchanges, for the analysis of a failure."""
         began = self.proxy.exchanges[0].at if self.proxy.exchanges else 0
         lines = [(exchange.at, f"{exchange}") for exchange in self.proxy.exchanges]
         for event in self._told.values():

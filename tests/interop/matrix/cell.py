@@ -1,4 +1,4 @@
-"""One cell of the matrix: a client, its proxy, a call on a server, and what became of it."""
+"""One cell of the matrix: a client, its proxy, a call on a server, and the result."""
 
 import asyncio
 import sys
@@ -7,36 +7,37 @@ from dataclasses import dataclass, field
 
 from .call import PATIENCE, Call
 
-# How long a client is watched after its call has ended: longer than any retry it was told.
+# Time for which a client is observed after its call has ended. It is longer than any reconnect delay.
 WATCHED = 4.0
-# Between the beginnings of two cells: not all of them at once.
+# Pause between the starts of two cells.
 PACE = 0.06
-# So many may be on their way to their call. On a slow machine the others begin later, so that those that run keep their times.
+# Maximum number of cells that have not reached their call. On a slow machine later cells wait, so that running ones
+# stay in time.
 OPENING = 16
 
 
 @dataclass
 class Report:
-    """What is to be judged and printed. Times are in seconds."""
+    """The result to be judged and printed. Times are in seconds."""
 
-    # "result", "cancelled", "lost" (the handler finished for a client that was there) or "ran on".
+    # "result", "cancelled", "lost" (the handler finished and its client was connected) or "ran on".
     what: str
-    # From the last cut (or the beginning) to the result or the cancel.
+    # From the last cut (or the start) to the result or the cancel.
     after: float
     error: str | None
     reason: str | None
-    # That reached the server, and that did not.
+    # The number of requests that reached the server, and of those that did not.
     requests: int
     refused: int
-    # Of these, how often it asked for the rest of a call that had ended for it.
+    # The number of these that resumed a call after it had ended for the client.
     polls: int
-    # Anything that went differently from what the scenario says.
+    # Deviations from the scenario.
     notes: list = field(default_factory=list)
 
 
 class Cell(Call):
     def __init__(self, client, scenario, tier, more=""):
-        """`more` tells it from others like it."""
+        """`more` distinguishes it from similar cells."""
         super().__init__(client, "/".join(filter(None, (client.key, scenario.key, tier, more))))
         self.scenario = scenario
         self.tier = tier
@@ -47,7 +48,7 @@ class Cell(Call):
         super().heard(event)
 
     async def progress(self):
-        """The handler says how far it is."""
+        """Has the handler report progress."""
         steps = self._progress + 1
         self.server.order(progress=self.name)
         await self.until(lambda: self._progress == steps, PATIENCE, "no progress")
@@ -63,7 +64,7 @@ class Cell(Call):
             gone = self.gone or self.proxy.refusing
             await self.until(lambda: self.over() and (gone or self.told("outcome")), PATIENCE, "no end")
             ended_at = time.time()
-            # A client that the scenario took away is not there to poll.
+            # A client that the scenario has removed cannot poll.
             await asyncio.sleep(0 if gone else WATCHED)
             return self._report(begun, ended_at, ran_on)
         finally:
@@ -80,7 +81,7 @@ class Cell(Call):
                 self.notes.append(f"a wrong result of {len(result)} bytes: {result[:80]}")
             if cancelled:
                 self.notes.append("cancelled, and yet there is a result")
-            # Some clients handle several notifications at once.
+            # Some clients handle several notifications concurrently.
             if sorted(outcome["progress"]) != self.scenario.progress:
                 self.notes.append(f"the client saw the progress {outcome['progress']}")
         elif cancelled:

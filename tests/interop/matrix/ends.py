@@ -1,4 +1,4 @@
-"""The programs at both ends of the calls, each for many cells."""
+"""The programs at both ends of the calls. Each serves many cells."""
 
 from .process import Program
 

@@ -1,21 +1,21 @@
-"""What must hold in every cell. Losses of bare rmcp are among it: they show that the cuts are real."""
+"""The expectation of every cell. Bare rmcp's losses are expected as well, and prove that the cuts are real."""
 
 from dataclasses import dataclass
 
 from .call import TOLERANCE
 
-# What may reach a server in one cell: every cut makes a client open its streams again, some try several times.
+# Maximum number of requests in one cell. After every cut a client opens its streams again, and some try several times.
 REQUESTS = 14
 
 BACK_IN_TIME = {"no-cut", "one-cut", "two-cuts", "progress", "get-cut", "one-cut-defaults"}
 NEVER_BACK = {"killed", "refused", "refused-defaults"}
 LATE = {"late-answer", "late-and-cut", "on-its-way"}
 
-# Both give up after two resumes that broke.
+# Both give up after two failed resumes.
 PYTHON = {"py1", "py2-legacy"}
-# End their session when they are closed, and so their calls; Python 2.x cancels them too, and the two race.
+# End their session when they are closed, and so their calls. Python 2.x also cancels the calls, which races with that.
 DELETES = {"py1", "py2-legacy", "rmcp"}
-# How long rmcp lets the handlers of a session that was deleted go on.
+# Time for which rmcp lets the handlers of a deleted session run on.
 DRAIN = 5.0
 # The reason of a call that its client cancelled.
 BY_ITS_CLIENT = "requested by the client"
@@ -24,11 +24,11 @@ BY_ITS_CLIENT = "requested by the client"
 @dataclass
 class Expectation:
     what: str
-    # For a cancel: how long after the client went away, and the reason that its token has.
+    # For a cancel: the time after the disconnect, and the reason of its token.
     earliest: float = 0.0
     latest: float = TOLERANCE
     reasons: tuple = ()
-    # How often the client may ask for the rest after the end.
+    # Number of resumes that are allowed after the end.
     polls: int = 0
 
 
@@ -55,17 +55,17 @@ def orphan(cell):
 
 
 def expected(cell):
-    """What becomes of the call."""
+    """Returns the expected result of the call."""
     client, scenario, bare = cell.client.key, cell.scenario.key, cell.tier == "bare"
     if not cell.client.sessions:
-        # 2026-07-28: the end of the stream is the cancel, and an answer comes once.
+        # 2026-07-28: the end of the stream is the cancel, and an answer is sent only once.
         return {"no-cut": result, "on-its-way": lost}.get(scenario, at_once)()
     if scenario in BACK_IN_TIME:
         return result()
     if scenario in LATE:
         return result() if cell.tier == "wrapped" else lost()
     if scenario == "short-grace":
-        # No grace is shorter than the `retry` that the server sent.
+        # No grace is shorter than the server's reconnect delay.
         return result()
     if scenario == "three-cuts" and client not in PYTHON:
         return result()
@@ -78,7 +78,7 @@ def expected(cell):
 
 
 def failures(cell, report, expectation):
-    """What does not hold."""
+    """The violated expectations."""
     yield from report.notes
     if report.what != expectation.what:
         yield f"{report.what} instead of {expectation.what}"
@@ -88,7 +88,7 @@ def failures(cell, report, expectation):
             yield f"cancelled after {report.after:.2f} s, not {expectation.earliest} to {expectation.latest} s"
         if expectation.reasons and not any(reason in (report.reason or "") for reason in expectation.reasons):
             yield f"the reason is {report.reason!r}"
-    # A client asks on and on for an answer that is lost, with the layer alone as without it.
+    # A client repeatedly resumes for a lost answer, with the layer alone as without it.
     if cell.tier == "wrapped" or report.what != "lost":
         if report.requests > REQUESTS:
             yield f"{report.requests} requests reached the server"
@@ -97,12 +97,12 @@ def failures(cell, report, expectation):
 
 
 def server_failures(server, reports):
-    """What does not hold for a server as a whole, whose cells have these reports."""
+    """The violated expectations of a whole server, whose cells have these reports."""
     told = server.told
     if told["in flight"]:
         yield f"{told['in flight']} calls are still in flight"
     cancelled = told["cancelled"] + told["cancelled by the client"]
-    # The layer alone cannot know that a handler has finished for a client that does not come back.
+    # The layer alone cannot notice that a handler has finished for a client that does not resume.
     unseen = sum(report.what == "lost" for report in reports) if server.tier == "layer" else 0
     if server.tier != "bare" and not 0 <= cancelled - server.cancelled <= unseen:
         yield f"the layer saw {cancelled} cancels, the handlers saw {server.cancelled}"

@@ -1,4 +1,4 @@
-"""Brings the clients and the server onto the machine: pinned, into one folder, all at the same time."""
+"""Installs clients and server in pinned versions into one folder, concurrently."""
 
 import asyncio
 import shutil
@@ -19,12 +19,12 @@ class Client:
     key: str
     title: str
     command: list
-    # Speaks a revision with sessions, so that it can come back.
+    # Uses a revision with sessions, so it can resume.
     sessions: bool = True
 
 
 async def install(cache):
-    """The clients, and the program that starts a server."""
+    """Returns the clients, and the program that starts a server."""
     demand("cargo", "curl")
     with_sessions, binaries = await asyncio.gather(install_sdks(cache, [*NPM, *PIP]), cargo_build())
     clients = [
@@ -39,7 +39,7 @@ async def install(cache):
 
 
 async def install_sdks(cache, keys):
-    """The SDKs of these packages, as clients with sessions."""
+    """Installs the SDKs of these packages, as clients with sessions."""
     demand("node", "npm")
     npm = [npm_install(cache / key, NPM[key]) for key in keys if key in NPM]
     pip = [pip_install(cache / key, PIP[key]) for key in keys if key in PIP]
@@ -72,7 +72,7 @@ def version(package):
 
 async def npm_install(folder, packages):
     folder.mkdir(parents=True, exist_ok=True)
-    # Modules are looked up from where the script is.
+    # Modules are resolved from the folder of the script.
     shutil.copy(HERE / "clients" / "client.mjs", folder)
     if not done(folder, packages):
         (folder / "package.json").write_text('{"private": true}')

@@ -1,4 +1,4 @@
-"""A program that takes orders and tells events, both as lines of JSON."""
+"""A program that reads orders and writes events, both as lines of JSON."""
 
 import asyncio
 import json
@@ -6,16 +6,16 @@ import os
 import signal
 from contextlib import suppress
 
-# An answer of a cell comes as one line.
+# The answer of a cell is one line.
 LINE = 1 << 24
-# The traffic goes to 127.0.0.1 and nowhere else.
 PATIENCE = 30
+# Without variables of proxies, because all traffic is on 127.0.0.1.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
 
 
 class Program:
     def __init__(self, command, log, heard, **environment):
-        """Writes its standard error to the file `log`, and calls `heard` with every event."""
+        """Writes stderr to the file `log`, and calls `heard` with every event."""
         self._command = [str(word) for word in command]
         self._log = log
         self._heard = heard
@@ -24,7 +24,7 @@ class Program:
         self._reading = None
 
     async def start(self, first):
-        """Starts it and waits for its first event, which must be `first`."""
+        """Starts the program and waits for its first event, which must be `first`."""
         with open(self._log, "wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -48,7 +48,7 @@ class Program:
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
 
     async def end(self):
-        """Closes its standard input, and waits until it is gone."""
+        """Closes stdin, and waits for the end of the process."""
         if not self.runs:
             return
         self._process.stdin.close()
@@ -69,7 +69,7 @@ class Program:
 
     def kill(self):
         if self.runs:
-            # It may have ended without asyncio knowing yet.
+            # It may have ended before asyncio noticed.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 

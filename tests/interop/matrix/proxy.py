@@ -1,4 +1,4 @@
-"""A TCP proxy that one cell's client has to pass, and that cuts its connections when told."""
+"""A TCP proxy between one cell's client and the server. It cuts connections on demand."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ CHUNK = 1 << 16
 
 
 class Link:
-    """A connection of the client and its twin to the server."""
+    """A connection of the client, and the one to the server."""
 
     def __init__(self, client, server):
         self.writers = (client, server)
@@ -30,15 +30,15 @@ class Link:
 
 class Proxy:
     def __init__(self, port, changed):
-        """To the server at `port`; calls `changed` whenever there is something new to see."""
+        """Connects to the server at `port`. Calls `changed` after every change."""
         self.exchanges = []
         self.refused = 0
         self.refusing = False
-        # How many bytes of a stream of the call may pass before everything is cut, once.
+        # Number of bytes of a stream of the call after which everything is cut, once.
         self.limit = None
-        # When the client was last cut off.
+        # The time of the last cut.
         self.cut_at = None
-        # The next that the client ends itself is as good as a cut.
+        # The next close by the client counts as a cut.
         self.leaving = False
         self._port = port
         self._changed = changed
@@ -55,7 +55,7 @@ class Proxy:
         self.cut()
 
     def of_call(self):
-        """The POST with the call, then the GETs that asked for the rest of it."""
+        """The POST of the call, then the GETs that resumed it."""
         event_ids = set()
         found = []
         for exchange in self.exchanges:
@@ -70,7 +70,7 @@ class Proxy:
         return [exchange for exchange in self.exchanges if exchange.method == "GET" and exchange not in of_call]
 
     def cut(self, exchanges=None, reset=False):
-        """Cuts the connections of these exchanges, or all."""
+        """Cuts the connections of these exchanges, or all connections."""
         links = self._links if exchanges is None else {exchange.link for exchange in exchanges} & self._links
         for link in list(links):
             link.close(reset)
@@ -123,7 +123,7 @@ class Proxy:
             if self.limit is not None and exchange.received > self.limit and exchange in self.of_call():
                 writer.write(data[: self.limit - exchange.received])
                 self.limit = None
-                # What was written must reach the client before the end does.
+                # The written bytes must reach the client before the close.
                 await asyncio.sleep(0.1)
                 self.cut()
                 return

@@ -1,11 +1,10 @@
-"""What happens to the connections of a call, in each row of the matrix."""
+"""The actions on the connections of a call, for each row of the matrix."""
 
 import asyncio
 from dataclasses import dataclass, field
 from typing import Awaitable, Callable
 
-# How a server is set up: after how many milliseconds it tells its clients to come back, and the grace of a
-# session call in milliseconds.
+# The set-up of a server: the reconnect delay and the grace of a session call, both in milliseconds.
 QUICK = {"retry": 300, "grace": 6000}
 DEFAULTS = {"retry": 3000, "grace": None}
 STRICT = {"retry": 2500, "grace": 1000}
@@ -17,15 +16,15 @@ class Scenario:
     title: str
     play: Callable[["Cell"], Awaitable[None]]
     server: dict
-    # How long the answer is, in bytes.
+    # Length of the answer in bytes.
     answer: int = 200
-    # After how many seconds the client gives up.
+    # Time in seconds after which the client gives up.
     timeout: float = 10.0
-    # Whether it makes sense without a session, where there is nothing to come back to.
+    # Whether the scenario makes sense without a session, where nothing can be resumed.
     stateless: bool = False
-    # Whether the client is a process of its own, to be killed.
+    # Whether the client is a separate process, to be killed.
     killed: bool = False
-    # The progress that the client must have seen with its result.
+    # The progress that the client must receive with its result.
     progress: list = field(default_factory=list)
 
 
@@ -58,7 +57,7 @@ async def three(cell):
     await cell.back(2)
     cell.cut()
     await cell.back(3)
-    # Python comes back twice, no more: then its call is an orphan.
+    # The Python SDK resumes twice at most. Then its call is an orphan.
     if len(cell.proxy.of_call()) > 3:
         cell.finish()
 
@@ -92,7 +91,7 @@ async def late(cell):
 
 async def late_and_cut(cell):
     await late(cell)
-    # Of what the client gets when it is back.
+    # Limits what the client receives after its resume.
     cell.proxy.limit = 20_000
 
 
@@ -127,7 +126,7 @@ async def listening(cell):
 async def short_grace(cell):
     await cell.streaming()
     cell.refuse()
-    # For longer than the grace, and shorter than the retry.
+    # Longer than the grace, and shorter than the reconnect delay.
     await asyncio.sleep(1.5)
     cell.let_back()
     await cell.back()

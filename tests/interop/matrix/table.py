@@ -4,7 +4,7 @@ COLUMNS = {"bare": "bare rmcp", "layer": "layer only", "wrapped": "layer, sessio
 
 
 def table(reports):
-    """Of {(scenario, client, tier): report}, in the order in which they come."""
+    """Formats {(scenario, client, tier): report}, in its order."""
     rows = {}
     for (scenario, client, tier), report in reports.items():
         rows.setdefault((scenario.title, client.title), {})[tier] = text(report)

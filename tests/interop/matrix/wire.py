@@ -1,4 +1,4 @@
-"""Reads the HTTP/1.1 requests of a client as they pass, and of a response what tells how far it came."""
+"""Parses the HTTP/1.1 requests of a client, and the part of each response that shows its progress."""
 
 import json
 import re
@@ -10,7 +10,7 @@ KEPT = 4096
 
 
 class Exchange:
-    """One request of a client, and what has come back."""
+    """One request of a client, and its response so far."""
 
     def __init__(self, link, at, method, headers, body):
         self.link = link
@@ -39,7 +39,7 @@ class Exchange:
 
 
 class Requests:
-    """Takes the bytes of a connection, gives (method, headers, body) of every complete request."""
+    """Takes the bytes of a connection. Returns (method, headers, body) of every complete request."""
 
     def __init__(self):
         self._buffer = b""

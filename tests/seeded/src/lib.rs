@@ -1,8 +1,8 @@
-//! Random numbers of the operating system that a test can repeat.
+//! Makes the operating system's random numbers repeatable in a test.
 //!
-//! A program that links this has its own `getrandom`. On a thread within [`seeded`] it returns numbers that follow from the seed, on
-//! all others those of the kernel. The hash maps of `std`, the ids of `uuid` and `select!` of tokio draw from it, so a
-//! simulation on one thread is repeatable. On other systems than Linux nothing changes.
+//! A program that links this crate has its own `getrandom`. On a thread within [`seeded`] its numbers follow from the
+//! seed; on all other threads they are the kernel's. The hash maps of `std`, the ids of `uuid` and tokio's `select!`
+//! use it, so a simulation on one thread is repeatable. On systems other than Linux nothing changes.
 
 use std::cell::Cell;
 
@@ -11,8 +11,8 @@ thread_local! {
     static STATE: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Runs `work`, for which all random numbers follow from `seed`. `std` draws the keys of its hash maps once a thread, so a run is
-/// repeatable if its thread is new.
+/// Runs `work` with random numbers that follow from `seed`. `std` draws the keys of its hash maps once per thread, so a
+/// run is repeatable only on a new thread.
 pub fn seeded<T>(seed: u64, work: impl FnOnce() -> T) -> T {
     STATE.set(Some(seed));
     let done = work();
@@ -20,10 +20,10 @@ pub fn seeded<T>(seed: u64, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The next number, if this thread is seeded.
+/// Returns the next number if this thread is seeded.
 #[cfg(target_os = "linux")]
 fn next() -> Option<u64> {
-    // While a thread ends its kernel's numbers do.
+    // The thread-local is unavailable while the thread ends. The kernel's numbers are then used.
     let state = STATE.try_with(Cell::get).ok()??;
     let state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     STATE.set(Some(state));
@@ -42,13 +42,14 @@ mod replaced {
     use rustix::rand::{GetRandomFlags, getrandom as kernel};
 
     /// # Safety
-    /// As that of libc: there are `length` bytes at `buffer`.
+    ///
+    /// As for libc: `buffer` points to `length` bytes.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, flags: u32) -> isize {
         if length == 0 {
             return 0;
         }
-        // SAFETY: The caller's promise.
+        // SAFETY: Promised by the caller.
         let bytes = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
         if super::next().is_none() {
             let read = kernel(bytes, GetRandomFlags::from_bits_retain(flags));

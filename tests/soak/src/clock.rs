@@ -1,8 +1,8 @@
-//! The one clock of all processes: `CLOCK_MONOTONIC`, in microseconds.
+//! The clock of all processes: `CLOCK_MONOTONIC`, in microseconds.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Microseconds since the machine was started.
+/// Microseconds since the start of the machine.
 pub type Micros = u64;
 
 /// A millisecond.
@@ -10,7 +10,7 @@ pub const MILLI: Micros = 1_000;
 /// A second.
 pub const SECOND: Micros = 1_000_000;
 
-/// Now.
+/// The current time.
 #[must_use]
 pub fn now() -> Micros {
     let time = clock_gettime(ClockId::Monotonic);

@@ -1,7 +1,7 @@
-//! Facts that the handlers and the clients write down, one JSON object a line, one write a line.
+//! Facts that handlers and clients record: one JSON object per line, one write per line.
 //!
-//! A fact says what its writer did or saw. What a client is about to do is written before it does it, and what it has
-//! done after: the truth lies between the two.
+//! A fact is an action or an observation of its writer. A client records an action before it and again after it, so the
+//! true time is between the two.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ pub struct Line {
 /// The name of a call: its [`Job`](crate::job::Job).
 pub type Call = Arc<str>;
 
-/// The number of a request of a client with its response, unique in the load.
+/// The number of a client's request and its response, unique in the load.
 pub type Stream = u64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub enum Fact {
     Progressed {
         call: Call,
     },
-    /// The handler's token fired, and it ends.
+    /// The token fired, and the handler ends.
     Token {
         call: Call,
         reason: Option<String>,
@@ -60,7 +60,7 @@ pub enum Fact {
         cancelled: usize,
         in_time: bool,
     },
-    /// The drained server is there again.
+    /// The drained server serves again.
     Serving,
     Gauge(Gauge),
     Fault {
@@ -68,7 +68,7 @@ pub enum Fact {
     },
 
     // Server and load.
-    /// The process did nothing for so long, up to now.
+    /// The process was stalled until now.
     Stalled {
         millis: u64,
     },
@@ -77,7 +77,7 @@ pub enum Fact {
     Seed {
         seed: u64,
     },
-    /// All clients have gone, and what they left has had its time.
+    /// All clients have disconnected, and everything they left has had time to expire.
     Quiet,
 
     // The clients.
@@ -90,11 +90,11 @@ pub enum Fact {
         id: String,
         stream: Stream,
     },
-    /// Has sent the whole of it.
+    /// Has sent all of it.
     Sent {
         stream: Stream,
     },
-    /// About to send a GET with `Last-Event-ID`, for this call or in its place.
+    /// About to send a GET with `Last-Event-ID`, for this call.
     Resuming {
         call: Call,
         session: Option<Arc<str>>,
@@ -105,7 +105,7 @@ pub enum Fact {
         stream: Stream,
         status: u16,
     },
-    /// An event that is no answer.
+    /// An event that is not an answer.
     Event {
         stream: Stream,
         id: Option<String>,
@@ -128,7 +128,7 @@ pub enum Fact {
         session: Option<Arc<str>>,
         stream: Stream,
     },
-    /// Does not read from here on.
+    /// Stops reading.
     Stops {
         stream: Stream,
     },
@@ -150,7 +150,7 @@ pub enum Fact {
     Cancelling {
         call: Call,
     },
-    /// The server took it.
+    /// The server accepted the cancel.
     Cancelled {
         call: Call,
     },
@@ -158,7 +158,7 @@ pub enum Fact {
     Polling {
         call: Call,
     },
-    /// Uses the id of a call in flight for another one, which is forbidden.
+    /// Uses the id of a call in flight for another call, which is forbidden.
     Reused {
         call: Call,
         by: Call,
@@ -170,12 +170,12 @@ pub enum Fact {
         session: Arc<str>,
         status: u16,
     },
-    /// Something else was sent, and this is the status that came back.
+    /// Another request was sent, with this status in response.
     Probed {
         what: String,
         status: Option<u16>,
     },
-    /// What an SDK told its user.
+    /// The result that an SDK returned to its user.
     Outcome {
         call: Call,
         text: Option<String>,
@@ -183,39 +183,41 @@ pub enum Fact {
     },
 }
 
-/// How a client leaves.
+/// How a client closes its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Leave {
     Fin,
     Reset,
-    /// It only says that it will send no more.
+    /// A half-close: it only stops sending.
     Half,
-    /// It leaves bytes of a next request behind.
+    /// Bytes of a further request are sent before the close.
     Pipelined,
     /// A proxy resets both sides.
     Proxy,
 }
 
-/// How the server is.
+/// The state of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gauge {
     /// `Calls::len` of all layers.
     pub calls: usize,
-    /// Their ids, by route.
+    /// The ids of the sessions, by route.
     pub sessions: BTreeMap<String, Vec<String>>,
     pub resident_kib: u64,
     pub descriptors: usize,
     pub tasks: usize,
 }
 
-/// Where a process writes its facts.
+/// The file into which a process writes its facts.
 #[derive(Debug, Clone)]
 pub struct Log(Arc<File>);
 
 // === impl Log ===
 
 impl Log {
+    /// Opens the file.
+    ///
     /// # Errors
     ///
     /// If the file cannot be opened.
@@ -224,11 +226,11 @@ impl Log {
         Ok(Self(Arc::new(file)))
     }
 
-    /// Writes down that this happens now.
+    /// Records a fact with the current time.
     ///
     /// # Panics
     ///
-    /// If it cannot: a log with holes proves nothing.
+    /// If the write fails, because an incomplete log proves nothing.
     pub fn write(&self, fact: Fact) {
         let line = Line { at: now(), fact };
         let mut text = serde_json::to_vec(&line).expect("a fact is JSON");
@@ -237,11 +239,11 @@ impl Log {
     }
 }
 
-/// All facts of these files, by their time.
+/// Reads all facts of these files, sorted by time.
 ///
 /// # Errors
 ///
-/// If a file cannot be read, or a line of it is no fact.
+/// If a file cannot be read, or if a line is not a fact.
 pub fn read(paths: &[impl AsRef<Path>]) -> io::Result<Vec<Line>> {
     let mut lines = Vec::new();
     for path in paths {

@@ -1,29 +1,29 @@
-//! The job that a call gives its handler. It is the call's key as well, so that every client can bring it as one string.
+//! The job that a call gives its handler. It is also the call's key, so that every client can send it as one string.
 
 use std::{fmt, str::FromStr, time::Duration};
 
-/// The work of one call: `<name>~<milliseconds>~<steps>~<manner>`, where the name is a nonce.
+/// The work of one call: `<name>~<milliseconds>~<steps>~<manner>`. The name is a nonce.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     pub name: String,
     pub work: Duration,
-    /// How often progress is reported, evenly spread.
+    /// Number of progress reports, evenly spread.
     pub steps: u32,
     pub manner: Manner,
 }
 
-/// How the handler treats its token, and its client.
+/// How the handler reacts to its token and its client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     /// Ends as soon as its token fires.
     Heeds,
-    /// Does not look at its token.
+    /// Ignores its token.
     Deaf,
-    /// Heeds it, and reports progress at such length that a client which does not read stalls the server.
+    /// Ends as soon as its token fires. Its progress stalls the server if the client does not read.
     Floods,
 }
 
-/// A flooding handler's progress, in bytes: with a few dozen the kernel's buffers are full.
+/// Size of one progress report of a flooding handler, in bytes. A few dozen fill the kernel's buffers.
 pub const FLOOD: usize = 128 * 1024;
 
 // === impl Job ===
@@ -63,7 +63,7 @@ impl FromStr for Job {
     }
 }
 
-/// The text with which a handler answers: its key, filled up to the length asked for.
+/// The answer of a handler: its key, padded to this length.
 #[must_use]
 pub fn answer(key: &str, bytes: usize) -> String {
     let dots = bytes.saturating_sub(key.len());

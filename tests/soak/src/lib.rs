@@ -1,7 +1,7 @@
 //! Shared by the server under test, the load and the referee.
 //!
-//! The server's handlers and the clients write down facts, each into a file of its own ([`fact`]); afterwards the
-//! [`referee`] decides from these files alone whether every call ended as it should.
+//! Handlers and clients record facts, each process in its own file ([`fact`]). Afterwards the [`referee`] decides from
+//! these files alone whether every call ended as expected.
 
 pub mod clock;
 pub mod fact;

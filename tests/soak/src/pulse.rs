@@ -1,4 +1,4 @@
-//! Measures when the process did not run: a thread and a task that want to be woken often, and say when they were not.
+//! Detects when the process did not run. A thread and a task request frequent wake-ups, and record when these are late.
 
 use std::{
     thread,
@@ -8,10 +8,10 @@ use std::{
 use crate::fact::{Fact, Log};
 
 const BEAT: Duration = Duration::from_millis(20);
-/// Less is what timers do.
+/// Smaller delays are normal for timers.
 const LATE: Duration = Duration::from_millis(50);
 
-/// Writes down every stall, of the machine or of the runtime, as long as the process lives. To be called in the runtime.
+/// Records every stall of the machine or of the runtime for the lifetime of the process. Must be called in the runtime.
 pub fn watch(log: &Log) {
     let of_thread = log.clone();
     thread::spawn(move || {

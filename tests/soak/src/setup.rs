@@ -1,4 +1,4 @@
-//! The set-ups of the server, and what each promises. The server is built from this, and the referee judges by it.
+//! The set-ups of the server and their promises. The server is built from them, and the referee judges by them.
 
 use std::time::Duration;
 
@@ -8,58 +8,58 @@ use crate::clock::{MILLI, Micros, SECOND};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setup {
     pub route: &'static str,
-    /// Clients have sessions, unless they speak 2026-07-28.
+    /// Clients have sessions, except with 2026-07-28.
     pub sessions: bool,
     /// With `CancellableSessionManager`.
     pub wrapped: bool,
     /// Answers with JSON where rmcp can.
     pub json: bool,
-    /// How long a handler may go on that does not heed its token.
+    /// Time for which a handler may continue without reacting to its token.
     pub abort: Option<Duration>,
     pub call_timeout: Option<Duration>,
     pub stall_timeout: Option<Duration>,
-    /// Probes, and the time after which a silent call gets a head.
+    /// Interval of probes, and time after which a silent call receives a head.
     pub keep_alive: Option<Duration>,
-    /// Its server is drained now and then, and starts again.
+    /// Its server is occasionally drained and started again.
     pub drained: bool,
     /// Its events are stored.
     pub store: Option<Store>,
-    /// The layer stands once before each method, and not before the route.
+    /// The layer is added to each method separately, not to the route.
     pub by_method: bool,
-    /// Beside the route itself: every session is served on all of them.
+    /// Additional paths. Every session is served on all paths.
     pub more_paths: &'static [&'static str],
 }
 
-/// What a store gives out to a client that comes back.
+/// The response of a store to a client that resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Store {
-    /// What there is, and then the end: its client asks again and again.
+    /// The stored events, and then the end. The client resumes repeatedly.
     Replays,
-    /// What there is and what comes, to every client that asks.
+    /// The stored and all later events, to every client that resumes.
     Follows,
 }
 
-/// How long a call of a session waits for its client. Others are cancelled at once.
+/// Grace of a session call. Other calls are cancelled immediately.
 pub const GRACE: Micros = 2 * SECOND;
-/// What clients are told to wait before they come back.
+/// The reconnect delay that is sent to clients.
 pub const RETRY: Duration = Duration::from_millis(300);
-/// After this much idleness a session is closed. No call is silent for as long.
+/// Idle timeout of a session. No call is silent for as long.
 pub const IDLE: Duration = Duration::from_secs(10);
-/// How long an answer is kept for a client that was away. It keeps its session.
+/// Time for which an answer is retained for a client that was disconnected. The session stays open meanwhile.
 pub const KEPT: Duration = Duration::from_secs(60);
-/// How long the calls of a drained server may go on.
+/// Maximum time for calls of a drained server to complete.
 pub const DRAIN: Duration = Duration::from_millis(1_500);
-/// How long rmcp lets the handlers of a deleted session go on, if nobody cancels them first.
+/// Maximum time for which rmcp lets the handlers of a deleted session run on, if they are not cancelled first.
 pub const RMCP_DRAIN: Micros = 5 * SECOND;
-/// How late after its time a call may be cancelled, on a machine that does not stall.
+/// Maximum delay of a cancel on a machine that does not stall.
 pub const MARGIN: Micros = SECOND;
-/// A deadline that is noticed more than a second late is put off once, by this.
+/// Time by which a deadline is postponed, once, if it is noticed more than a second late.
 pub const REARMED: Micros = 5 * SECOND;
-/// The end of a grace that is noticed late is looked at again after this.
+/// Time after which the end of a grace is checked again if it was noticed late.
 pub const GLANCE: Micros = 100 * MILLI;
-/// So often at most.
+/// Maximum number of such checks.
 pub const MAX_GLANCES: u64 = 10;
-/// Timers round, and clocks are read one after the other.
+/// Tolerance for early cancels, because timers are rounded and clocks are read one after the other.
 pub const EARLY: Micros = 20 * MILLI;
 
 const PLAIN: Setup = Setup {
@@ -77,7 +77,7 @@ const PLAIN: Setup = Setup {
     more_paths: &[],
 };
 
-/// All of them.
+/// All set-ups.
 pub const SETUPS: [Setup; 11] = [
     PLAIN,
     Setup {
@@ -150,7 +150,7 @@ impl Setup {
         SETUPS.iter().find(|setup| setup.route == route)
     }
 
-    /// Where it is served.
+    /// The paths at which it is served.
     pub fn paths(&self) -> impl ExactSizeIterator<Item = String> {
         let route = self.route;
         let more = [""].iter().chain(self.more_paths);

@@ -1,4 +1,4 @@
-//! Reads the bytes of HTTP/1.1 as they come: responses with their events, and requests. Knows no sockets.
+//! Incremental parsers of HTTP/1.1: responses with their events, and requests. They use no sockets.
 
 use bytes::BytesMut;
 use http::HeaderMap;
@@ -10,7 +10,7 @@ use test_support::{
     sse::SseReader,
 };
 
-/// What can be seen in the responses of one connection.
+/// An observable item of the responses on one connection.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
     Head {
@@ -33,7 +33,7 @@ pub struct Event {
 #[derive(Debug, Default)]
 pub struct Responses {
     bytes: BytesMut,
-    /// The response whose head has come, to its end.
+    /// The current response, from its head to its end.
     body: Option<Body>,
 }
 
@@ -62,14 +62,14 @@ pub struct Request {
 #[derive(Debug, Default)]
 pub struct Requests {
     bytes: BytesMut,
-    /// The request whose head has come, its body, and what of that has come.
+    /// The current request: its head, its decoder, and the body received so far.
     head: Option<(Request, BodyDecoder, Vec<u8>)>,
 }
 
 // === impl Responses ===
 
 impl Responses {
-    /// Takes bytes, and says what they complete.
+    /// Adds bytes. Returns the items that they complete.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<Item> {
         self.bytes.extend_from_slice(bytes);
         let mut items = Vec::new();
@@ -77,7 +77,7 @@ impl Responses {
         items
     }
 
-    /// The head or the body of a response is there in part.
+    /// Returns `true` if the head or the body of a response is incomplete.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.body.is_some() || !self.bytes.is_empty()
@@ -146,7 +146,7 @@ impl Content {
         }
     }
 
-    /// What is only an event once all of it is there.
+    /// The event of a body that is an event only when it is complete.
     fn whole(&self) -> Option<Item> {
         let Self::Json(text) = self else {
             return None;
@@ -159,7 +159,7 @@ impl Content {
 // === impl Requests ===
 
 impl Requests {
-    /// Takes bytes, and gives the requests that they complete.
+    /// Adds bytes. Returns the requests that they complete.
     pub fn feed(&mut self, bytes: &[u8]) -> Vec<Request> {
         self.bytes.extend_from_slice(bytes);
         std::iter::from_fn(|| self.next()).collect()

@@ -3,7 +3,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 
-/// An incremental decoder: it takes bytes off the front of a buffer as far as they are the body.
+/// An incremental decoder. It takes bytes of the body off the front of a buffer.
 #[derive(Debug)]
 pub struct BodyDecoder {
     state: State,
@@ -12,21 +12,21 @@ pub struct BodyDecoder {
 /// What the buffer held.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Decoded {
-    /// Bytes of the body, never none.
+    /// Bytes of the body, never empty.
     Data(Bytes),
-    /// Nothing yet: the buffer needs more.
+    /// Nothing yet; more bytes are needed.
     More,
-    /// The body ended before what is in the buffer.
+    /// The body ended before the bytes in the buffer.
     End,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// `content-length`, with what is left of it.
+    /// `content-length`, with the number of missing bytes.
     Length(u64),
     /// At the line with a chunk's size.
     ChunkSize,
-    /// In a chunk, with what is left of it.
+    /// In a chunk, with the number of missing bytes.
     Chunk(u64),
     /// At the line end after a chunk.
     ChunkEnd,
@@ -57,7 +57,7 @@ impl BodyDecoder {
         Self { state }
     }
 
-    /// For a message whose body, if it has one, is announced: any request, and the responses of servers that keep
+    /// For a message whose body is announced if it has one: any request, and a response of a server that keeps
     /// connections open.
     pub fn announced(headers: &HeaderMap) -> Self {
         Self {
@@ -83,7 +83,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Whether the whole body was seen; also when the connection closes, if that is what ends it.
+    /// Returns `true` if the whole body was decoded. `closed` completes a body that ends with its connection.
     pub fn is_complete(&self, closed: bool) -> bool {
         match self.state {
             State::Length(0) | State::Ended => true,
@@ -92,7 +92,7 @@ impl BodyDecoder {
         }
     }
 
-    /// Takes plain bytes, as many as there are and belong here.
+    /// Takes plain bytes that belong to the body.
     fn data(&mut self, buffer: &mut BytesMut) -> Decoded {
         if buffer.is_empty() {
             return Decoded::More;
@@ -119,7 +119,7 @@ impl BodyDecoder {
     }
 }
 
-/// How a body begins whose coding or length is in its head.
+/// The initial state if the head announces the body.
 fn announced(headers: &HeaderMap) -> Option<State> {
     let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
     if header("transfer-encoding") == Some("chunked") {

@@ -1,8 +1,8 @@
-//! An HTTP/1.1 client by hand, for what a proper client never does: half a body, a reset, a half-close.
+//! A hand-written HTTP/1.1 client for what a proper client never does: half a body, a reset, a half-close.
 //!
-//! One [`Connection`] is one TCP connection. Requests can follow each other on it; answers are read in
-//! order, each by [`Connection::head`] and then by one of the body readers. A body can be read with
-//! several of them: each takes up where the one before stopped. All reads are cancel safe.
+//! One [`Connection`] is one TCP connection. Requests can follow each other on it. Answers are read in order, each by
+//! [`Connection::head`] and then by one or several of the body readers. Each reader continues where the previous one
+//! stopped. All reads are cancel safe.
 
 use std::{collections::VecDeque, io::Read as _, net::SocketAddr, time::Duration};
 
@@ -23,15 +23,15 @@ use super::{
     sse::{SseEvent, SseItem, SseReader},
 };
 
-/// One TCP connection to the server. Merely dropped it closes as the kernel sees fit; the methods that
-/// take it say how.
+/// One TCP connection to the server. On drop the kernel chooses the kind of close; the methods that consume the
+/// connection select one.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
     addr: SocketAddr,
     received: BytesMut,
     closed: bool,
-    /// The methods of the requests that have no head yet: an answer to HEAD has no body.
+    /// The methods of the requests without a head so far. An answer to HEAD has no body.
     asked: VecDeque<&'static str>,
     /// The newest head, and the decoder of its body.
     head: Option<Head>,
@@ -48,7 +48,7 @@ pub struct Head {
     pub headers: HeaderMap,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Clone, Debug)]
 pub struct Reply {
     /// The status code.
@@ -109,15 +109,15 @@ impl Connection {
         self.write(&request.body).await;
     }
 
-    /// Sends a request that announces `length` bytes of body, and of those only the body it has; the
-    /// rest, if it ever comes, is for [`write`](Self::write).
+    /// Sends a request that announces `length` bytes of body, with only the body it has. [`write`](Self::write) can
+    /// send the rest.
     pub async fn send_cut(&mut self, request: &Request, length: usize) {
         assert!(length > request.body.len(), "nothing is cut");
         self.send_head(request, Announced::Length(length)).await;
         self.write(&request.body).await;
     }
 
-    /// Sends a whole request in chunks of these sizes, and what is left of the body in a last one.
+    /// Sends a request in chunks of these sizes, and the rest of the body in a last one.
     pub async fn send_chunked(&mut self, request: &Request, sizes: &[usize]) {
         self.send_chunked_head(request).await;
         let mut left = request.body.clone();
@@ -147,7 +147,7 @@ impl Connection {
         self.write(b"0\r\n\r\n").await;
     }
 
-    /// Sends bytes as they are.
+    /// Writes raw bytes.
     pub async fn write(&mut self, bytes: &[u8]) {
         within("the server to take bytes", self.stream.write_all(bytes))
             .await
@@ -163,14 +163,14 @@ impl Connection {
 
 /// Reading.
 impl Connection {
-    /// Reads the head of the next answer. The body of the one before must have been read to its end.
+    /// Reads the head of the next answer. The previous body must have been read to its end.
     pub async fn head(&mut self) -> Head {
         self.try_head()
             .await
             .expect("the server answers before it closes")
     }
 
-    /// The same, or `None` if the server closes the connection instead.
+    /// Reads the head of the next answer. Returns `None` if the server closes the connection.
     pub async fn try_head(&mut self) -> Option<Head> {
         assert!(self.is_complete(), "the body before has been read");
         let head = loop {
@@ -190,7 +190,8 @@ impl Connection {
         Some(head)
     }
 
-    /// The next piece of the body, as the transfer coding cut it; `None` at the end, orderly or not.
+    /// Returns the next piece of the body, as the transfer coding split it. Returns `None` at the end, even if the body
+    /// is incomplete.
     pub async fn data(&mut self) -> Option<Bytes> {
         loop {
             match self.body.decode(&mut self.received) {
@@ -202,7 +203,7 @@ impl Connection {
         }
     }
 
-    /// The next event or comment of the body; `None` at the end.
+    /// Returns the next event or comment of the body. Returns `None` at the end.
     pub async fn item(&mut self) -> Option<SseItem> {
         loop {
             if let Some(item) = self.sse.pop() {
@@ -213,7 +214,7 @@ impl Connection {
         }
     }
 
-    /// The next event of the body, comments skipped; `None` at the end.
+    /// Returns the next event of the body, without comments. Returns `None` at the end.
     pub async fn event(&mut self) -> Option<SseEvent> {
         loop {
             if let SseItem::Event(event) = self.item().await? {
@@ -222,7 +223,7 @@ impl Connection {
         }
     }
 
-    /// The rest of the body: what was not read before.
+    /// Reads the rest of the body.
     pub async fn body_to_end(&mut self) -> Vec<u8> {
         let mut body = Vec::new();
         while let Some(data) = self.data().await {
@@ -231,9 +232,9 @@ impl Connection {
         body
     }
 
-    /// Reads on to the JSON-RPC answer, be it an event or the body; `None` if it ends without one.
+    /// Reads up to the JSON-RPC answer, an event or the body. Returns `None` if the body ends without an answer.
     ///
-    /// Reads the head first if that was not done, and skips priming and notifications.
+    /// Reads the head first if necessary, and skips priming and notifications.
     pub async fn answer(&mut self) -> Option<Value> {
         if self.is_complete() && !self.asked.is_empty() {
             self.head().await;
@@ -246,8 +247,7 @@ impl Connection {
         serde_json::from_slice(&body).ok()
     }
 
-    /// All messages of the answer to its end, be they events or one JSON body. Reads the head first if that
-    /// was not done.
+    /// Reads all messages of the answer: events, or one JSON body. Reads the head first if necessary.
     pub async fn messages(&mut self) -> Vec<Value> {
         if self.is_complete() && !self.asked.is_empty() {
             self.head().await;
@@ -265,7 +265,7 @@ impl Connection {
         messages
     }
 
-    /// Reads on to the event that carries a JSON-RPC answer.
+    /// Reads up to the event with the JSON-RPC answer.
     pub async fn answer_event(&mut self) -> Option<SseEvent> {
         loop {
             let event = self.event().await?;
@@ -286,18 +286,18 @@ impl Connection {
         }
     }
 
-    /// Whether the last answer came whole; false after a `None` means that the server cut it.
+    /// Returns `true` if the last answer is complete. `false` after a `None` means that the server cut it off.
     pub fn is_complete(&self) -> bool {
         self.body.is_complete(self.closed)
     }
 
-    /// Waits until the server closes the connection, and gives what it still sent, undecoded.
+    /// Waits until the server closes the connection. Returns the remaining bytes undecoded.
     pub async fn closed(&mut self) -> Bytes {
         while self.receive().await {}
         self.received.split().freeze()
     }
 
-    /// Reads more; false at the end of the connection. A reset is an end too.
+    /// Reads more. Returns `false` at the end of the connection, including a reset.
     async fn receive(&mut self) -> bool {
         if !self.closed {
             let read = self.stream.read_buf(&mut self.received);
@@ -310,21 +310,21 @@ impl Connection {
 
 /// Hanging up.
 impl Connection {
-    /// Closes with a FIN. Bytes that have arrived are read first: unread ones would make it a reset.
+    /// Closes with a FIN. Reads received bytes first, because unread bytes would cause a reset.
     pub fn fin(self) {
         let mut stream = self.stream.into_std().expect("take the socket back");
         let mut unread = [0; 4096];
         while stream.read(&mut unread).is_ok_and(|read| read > 0) {}
     }
 
-    /// Closes with an RST, whatever was sent or read.
+    /// Closes with an RST, even if bytes are unsent or unread.
     pub fn rst(self) {
         SockRef::from(&self.stream)
             .set_linger(Some(Duration::ZERO))
             .expect("set SO_LINGER");
     }
 
-    /// Sends a FIN, but stays to read.
+    /// Sends a FIN and stays able to read.
     pub async fn half_close(&mut self) {
         self.stream
             .shutdown()
@@ -348,7 +348,7 @@ impl Head {
             .is_some_and(|essence| essence.starts_with("text/event-stream"))
     }
 
-    /// Takes a whole head off `received`, if there is one.
+    /// Removes a complete head from `received`, if there is one.
     fn take(received: &mut BytesMut) -> Option<Self> {
         let (line, headers) = head::take(received)?;
         let status = head::status(&line);

@@ -1,4 +1,4 @@
-//! Dice: chance in a test, so that it can be repeated.
+//! Reproducible random choices.
 
 use std::{
     collections::hash_map::RandomState,
@@ -25,17 +25,17 @@ impl Dice {
         Self::seeded(given.unwrap_or_else(|| RandomState::new().build_hasher().finish()))
     }
 
-    /// Seeded so.
+    /// Seeded with this number.
     pub fn seeded(seed: u64) -> Self {
         Self { seed, state: seed }
     }
 
-    /// Its seed, by which it can be repeated.
+    /// The seed, with which the choices can be repeated.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// Any number, each as likely as the others.
+    /// A uniformly random number.
     pub fn roll(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
@@ -44,12 +44,12 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// True every other time.
+    /// Returns `true` with probability 1/2.
     pub fn coin(&mut self) -> bool {
         self.one_in(2)
     }
 
-    /// True once in so many times.
+    /// Returns `true` with probability 1/`sides`.
     pub fn one_in(&mut self, sides: u64) -> bool {
         self.roll().is_multiple_of(sides)
     }

@@ -26,7 +26,7 @@ use super::{
     sse::{SseEvent, SseItem, SseReader},
 };
 
-/// One HTTP/2 connection. Dropped, it closes its socket under all its streams.
+/// One HTTP/2 connection. Dropping it closes the socket of all its streams.
 #[derive(Debug)]
 pub struct H2 {
     sender: SendRequest<Full<Bytes>>,
@@ -34,7 +34,7 @@ pub struct H2 {
     tasks: Tasks,
 }
 
-/// One request on a connection, answered or not. Dropped before the end, it is reset.
+/// One request on a connection. Resets its stream if it is dropped before the end.
 pub struct H2Stream {
     state: State,
     sse: SseReader,
@@ -45,20 +45,19 @@ enum State {
     Answered(Head, Incoming),
 }
 
-/// The tasks of one connection. hyper moves the socket into a task of its own, so closing the socket
-/// means ending them.
+/// The tasks of one connection. hyper moves the socket into a task, so closing the socket means ending the tasks.
 #[derive(Clone, Debug, Default)]
 struct Tasks(Arc<Mutex<JoinSet<()>>>);
 
 // === impl H2 ===
 
 impl H2 {
-    /// Connects, without an upgrade: the server must know HTTP/2 by its preface.
+    /// Connects without an upgrade. The server must recognize HTTP/2 by its preface.
     pub async fn open(addr: SocketAddr) -> Self {
         Self::open_with_window(addr, None).await
     }
 
-    /// The same, with room for so many bytes of each stream that nobody has read.
+    /// Connects with a window of `bytes` unread bytes for each stream.
     pub async fn open_with_window(addr: SocketAddr, bytes: impl Into<Option<u32>>) -> Self {
         let stream = TcpStream::connect(addr).await.expect("connect");
         let tasks = Tasks::default();
@@ -75,7 +74,7 @@ impl H2 {
         }
     }
 
-    /// Sends a request on a new stream. The answer need not come for it to be sent.
+    /// Sends a request on a new stream. Does not wait for the answer.
     pub async fn send(&mut self, request: &Request) -> H2Stream {
         within("an HTTP/2 stream", self.sender.ready())
             .await
@@ -87,10 +86,10 @@ impl H2 {
         }
     }
 
-    /// Closes the socket, and with it all streams.
+    /// Closes the socket, and thereby all streams.
     pub fn hang_up(self) {}
 
-    /// Whether the server has closed the connection, or is about to.
+    /// Returns `true` if the server has closed the connection, or is about to.
     pub fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
@@ -110,7 +109,7 @@ impl H2Stream {
         self.answered().await.0.clone()
     }
 
-    /// The next piece of the body; `None` at its end, orderly or not.
+    /// Returns the next piece of the body. Returns `None` at the end, even if the body is incomplete.
     pub async fn data(&mut self) -> Option<Bytes> {
         let (_, body) = self.answered().await;
         loop {
@@ -121,7 +120,7 @@ impl H2Stream {
         }
     }
 
-    /// The next event of the body, comments skipped; `None` at the end.
+    /// Returns the next event of the body, without comments. Returns `None` at the end.
     pub async fn event(&mut self) -> Option<SseEvent> {
         loop {
             match self.sse.pop() {
@@ -144,7 +143,7 @@ impl H2Stream {
         body
     }
 
-    /// Reads on to the JSON-RPC answer, be it an event or the body; `None` if it ends without one.
+    /// Reads up to the JSON-RPC answer, an event or the body. Returns `None` if the body ends without an answer.
     pub async fn answer(&mut self) -> Option<Value> {
         if !self.head().await.is_event_stream() {
             let body = self.body_to_end().await;
@@ -158,7 +157,7 @@ impl H2Stream {
         }
     }
 
-    /// Gives the stream up: hyper sends RST_STREAM with CANCEL for it, and the others go on.
+    /// Abandons the stream. hyper sends RST_STREAM with CANCEL for it, and the other streams continue.
     pub fn reset(self) {}
 
     async fn answered(&mut self) -> (&Head, &mut Incoming) {
@@ -207,7 +206,7 @@ where
     fn execute(&self, task: F) {
         self.with(|tasks| {
             tasks.spawn(async move {
-                // How a task of the connection ends shows in its streams.
+                // An error of the connection is visible in its streams.
                 task.await;
             })
         });

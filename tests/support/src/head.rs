@@ -1,9 +1,9 @@
-//! Takes the head of an HTTP/1.1 message off the bytes that have come (RFC 9112, section 2.1).
+//! Removes the head of an HTTP/1.1 message from the received bytes (RFC 9112, section 2.1).
 
 use bytes::{Buf, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The first line of a head and its fields, if all of it has come. What follows it stays in `received`.
+/// Returns the first line of a head and its fields if the head is complete. Later bytes stay in `received`.
 pub fn take(received: &mut BytesMut) -> Option<(String, HeaderMap)> {
     let end = received.windows(4).position(|four| four == b"\r\n\r\n")?;
     let head = received.split_to(end);

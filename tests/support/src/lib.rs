@@ -1,22 +1,23 @@
-//! Shared by all tests of `mcp-cancel-on-disconnect`: clients that hang up on purpose, a server with a witness, and dice.
+//! Shared by all tests of `mcp-cancel-on-disconnect`: clients that disconnect on purpose, a server with a witness, and
+//! dice.
 //!
 //! | module | job |
 //! |---|---|
-//! | [`witness`] | what happened to every tool handler, keyed by label, awaited instead of slept for |
+//! | [`witness`] | what happened to every tool handler, by label, to be awaited without sleeps |
 //! | [`server`] | an rmcp server whose tools write to the witness, and the mode it is served in |
 //! | [`serve`] | an `axum::serve` task on a free port |
 //! | [`request`] | a request as plain data, for every client below |
-//! | [`client`] | HTTP/1.1 by hand: half-sent bodies, chunks, FIN, RST, half-close |
+//! | [`client`] | hand-written HTTP/1.1: half-sent bodies, chunks, FIN, RST, half-close |
 //! | [`h2`] | HTTP/2 streams of one connection, each of which can be reset alone |
 //! | [`mcp`] | the MCP messages and headers on top of a request |
 //! | [`head`], [`body`], [`sse`] | the readers below the clients: heads, transfer coding and server-sent events |
-//! | [`limit`] | how long a test waits before it says what it waited for |
-//! | [`dice`] | what chance decides, repeatable |
+//! | [`limit`] | how long a test waits before it reports what it waited for |
+//! | [`dice`] | reproducible random choices |
 //!
-//! Nothing here knows the crate under test: a test hands in an `axum::Router`, layered or not, and a
-//! session manager, wrapped or not. A broken expectation panics and so ends the test.
+//! Nothing here depends on the crate under test. A test passes an `axum::Router`, with or without layers, and a session
+//! manager, wrapped or not. A failed expectation panics and thereby ends the test.
 //!
-//! Without the feature `sockets` there are only the readers and the dice, and no dependency that a server could notice.
+//! Without the feature `sockets` only the readers and the dice exist, and no dependency that affects a server.
 //!
 //! ```ignore
 //! let witness = Witness::new();

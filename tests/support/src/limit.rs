@@ -1,16 +1,16 @@
-//! The safety limit of everything a test awaits.
+//! The timeout of every wait in a test.
 
 use std::{fmt, pin::pin, time::Duration};
 
-/// How long, in real time, a test waits for something that never comes.
+/// Maximum real time that a test waits.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
-/// Awaits `future`, or panics with `what` once [`LIMIT`] has passed.
+/// Awaits `future`, or panics with `what` after [`LIMIT`].
 ///
 /// `what` is formatted only then, so that it can show the state at that moment.
 ///
-/// The limit counts real time. A paused clock jumps to the next timer whenever the runtime is idle,
-/// and this timer would otherwise end a test that waits for a longer one, such as a grace of 20 s.
+/// The limit is in real time. A paused clock advances to the next timer whenever the runtime is idle, and a tokio timer
+/// would end a test that waits for a longer one, such as a grace of 20 s.
 #[allow(
     clippy::disallowed_types,
     reason = "the limit must not follow the paused clock of a test"

@@ -1,8 +1,8 @@
 //! An MCP client: the messages and headers of the protocol on top of a [`Request`].
 //!
-//! A value of [`Mcp`] is plain data. Every method opens a connection of its own, so that a test can hang up on
-//! one call alone; the `*_request` methods give the request instead, for [`Connection::send_cut`], for
-//! [`H2::send`](super::H2::send), or for several requests on one connection.
+//! An [`Mcp`] is plain data. Each method opens its own connection, so that a test can disconnect from one call alone.
+//! The `*_request` methods return the request instead, for [`Connection::send_cut`], for [`H2::send`](super::H2::send),
+//! or for several requests on one connection.
 
 use std::net::SocketAddr;
 
@@ -14,13 +14,13 @@ use super::{
     request::Request,
 };
 
-/// The revision spoken unless a test says otherwise; it has sessions.
+/// The default protocol revision, which has sessions.
 pub const VERSION: &str = "2025-06-18";
 
 /// The first revision that has no sessions.
 pub const SESSIONLESS: &str = "2026-07-28";
 
-/// A client of one endpoint, in a session or not.
+/// A client of one endpoint, with or without a session.
 #[derive(Clone, Debug)]
 pub struct Mcp {
     addr: SocketAddr,
@@ -44,7 +44,7 @@ impl Mcp {
         }
     }
 
-    /// A client of revision 2026-07-28, which has its version and method in headers and in `_meta`.
+    /// A client of revision 2026-07-28, which sends its version and method in headers and in `_meta`.
     pub fn sessionless(addr: SocketAddr, path: &str) -> Self {
         Self::stateless(addr, path).version(SESSIONLESS)
     }
@@ -62,19 +62,19 @@ impl Mcp {
         }
     }
 
-    /// Speaks in a session that it did not open.
+    /// Uses a session that another client opened.
     pub fn in_session(mut self, id: &str) -> Self {
         self.session = Some(id.to_owned());
         self
     }
 
-    /// Speaks another revision.
+    /// Uses another revision.
     pub fn version(mut self, version: &'static str) -> Self {
         self.version = version;
         self
     }
 
-    /// Adds a header to every request from now on; on a clone, to the next request only.
+    /// Adds a header to all later requests. On a clone it affects only the clone's.
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
@@ -87,7 +87,7 @@ impl Mcp {
             "capabilities": {},
             "clientInfo": { "name": "support", "version": "0" },
         });
-        // Not a number: the ids of the calls are for the tests to choose.
+        // Not a number, because the tests choose the ids of the calls.
         let mut connection = self.request("initialize", "initialize", params).await;
         let head = connection.head().await;
         assert_eq!(head.status, 200, "initialize");
@@ -109,46 +109,46 @@ impl Mcp {
         self.session.as_deref()
     }
 
-    /// Sends a `tools/call` on a connection of its own; nothing of the answer is read.
+    /// Sends a `tools/call` on its own connection, without reading the answer.
     pub async fn call(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Connection {
         self.open(&self.call_request(id, tool, arguments)).await
     }
 
-    /// Sends any request on a connection of its own; nothing of the answer is read.
+    /// Sends any request on its own connection, without reading the answer.
     pub async fn request(&self, id: impl Into<Value>, method: &str, params: Value) -> Connection {
         let message = self.message(id.into(), method, params);
         self.open(&self.message_request(&message)).await
     }
 
-    /// Sends a notification and gives the status.
+    /// Sends a notification. Returns the status.
     pub async fn notify(&self, method: &str, params: Value) -> u16 {
         let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
         self.fetch(&self.message_request(&message)).await.status
     }
 
-    /// Sends `notifications/cancelled` for a request and gives the status.
+    /// Sends `notifications/cancelled` for a request. Returns the status.
     pub async fn cancel(&self, id: impl Into<Value>) -> u16 {
         let params = json!({ "requestId": id.into(), "reason": "the test cancels" });
         self.notify("notifications/cancelled", params).await
     }
 
-    /// Sends the GET that takes up a stream after an event; nothing of the answer is read.
+    /// Sends the GET that resumes a stream after an event, without reading the answer.
     pub async fn resume(&self, last_event_id: &str) -> Connection {
         self.open(&self.resume_request(last_event_id)).await
     }
 
-    /// Sends the GET for the standalone stream; nothing of the answer is read.
+    /// Sends the GET for the standalone stream, without reading the answer.
     pub async fn listen(&self) -> Connection {
         self.open(&self.get_request()).await
     }
 
-    /// Ends the session and gives the status.
+    /// Ends the session. Returns the status.
     pub async fn delete(&self) -> u16 {
         let request = self.dress(Request::new("DELETE", &self.path));
         self.fetch(&request).await.status
     }
 
-    /// Sends any request on a connection of its own; nothing of the answer is read.
+    /// Sends any request on its own connection, without reading the answer.
     pub async fn send(&self, request: &Request) -> Connection {
         self.open(request).await
     }
@@ -162,7 +162,7 @@ impl Mcp {
 
 /// The requests themselves.
 impl Mcp {
-    /// A `tools/call`. It carries its id as its progress token, so that progress comes on its stream.
+    /// A `tools/call`. Its progress token is its id, so that progress is sent on its stream.
     pub fn call_request(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Request {
         self.message_request(&self.call_message(id, tool, arguments))
     }
@@ -202,7 +202,7 @@ impl Mcp {
         self.dress(request)
     }
 
-    /// The GET that takes up a stream after an event.
+    /// The GET that resumes a stream after an event.
     pub fn resume_request(&self, last_event_id: &str) -> Request {
         self.get_request().header("last-event-id", last_event_id)
     }
@@ -220,7 +220,7 @@ impl Mcp {
         json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
     }
 
-    /// Adds what every request carries.
+    /// Adds the headers of every request.
     fn dress(&self, request: Request) -> Request {
         let request = request.header("mcp-protocol-version", self.version);
         let request = match &self.session {

@@ -1,11 +1,10 @@
-//! A request as plain data, sent by the HTTP/1.1 client as well as by the HTTP/2 one.
+//! A request as plain data, for the HTTP/1.1 and the HTTP/2 client.
 
 use std::fmt::Write as _;
 
 use bytes::Bytes;
 
-/// Method, path, headers and body. The clients add what the framing needs: `host`, `content-length`,
-/// `transfer-encoding`.
+/// Method, path, headers and body. The clients add the framing headers: `host`, `content-length`, `transfer-encoding`.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The method, in capitals.
@@ -57,7 +56,7 @@ impl Request {
         self
     }
 
-    /// The HTTP/1.1 head, up to and with its blank line.
+    /// The HTTP/1.1 head, including its blank line.
     pub(super) fn head(&self, authority: &str, announced: Announced) -> String {
         let Self { method, path, .. } = self;
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {authority}\r\n");
@@ -85,7 +84,7 @@ impl Request {
 impl Announced {
     fn header(self) -> String {
         match self {
-            // A request without a body says so by saying nothing (RFC 9112, section 6.3).
+            // A request without a body needs no header (RFC 9112, section 6.3).
             Self::Length(0) => String::new(),
             Self::Length(length) => format!("content-length: {length}\r\n"),
             Self::Chunked => "transfer-encoding: chunked\r\n".to_owned(),

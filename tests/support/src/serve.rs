@@ -5,11 +5,10 @@ use std::net::SocketAddr;
 use axum::Router;
 use tokio::{net::TcpListener, task::JoinHandle};
 
-/// A running server. Dropped, it accepts no more connections; those it has live on until the test's
-/// runtime ends.
+/// A running server. Once dropped it accepts no new connections; existing ones continue until the test's runtime ends.
 #[derive(Debug)]
 pub struct Served {
-    /// Where it listens.
+    /// The address of its listener.
     pub addr: SocketAddr,
     accepting: JoinHandle<()>,
 }

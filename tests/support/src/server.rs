@@ -1,16 +1,16 @@
-//! An rmcp server whose tools write to a [`Witness`], and the modes it is served in.
+//! An rmcp server whose tools write to a [`Witness`], and its modes.
 //!
 //! | tool | arguments | what it does |
 //! |---|---|---|
 //! | `hold` | `label`, `padding` (0) | waits for the token or the release; answers `done:<label>` and `padding` more bytes |
-//! | `stubborn` | `label` | notes its token, but ends by the release only |
-//! | `chatty` | `label`, `events` | sends that many progress notifications, then holds |
+//! | `stubborn` | `label` | records its token, but ends with the release only |
+//! | `chatty` | `label`, `events` | sends `events` progress notifications, then holds |
 //! | `echo` | `text` | answers `text` at once |
 //! | `boom` | | panics, under the label `boom` |
 //!
-//! A held tool whose token fires answers with the error [`CANCELLED`]. Progress goes out under the
-//! call's own token, which [`Mcp::call`](super::Mcp::call) always sends; without one it goes under the
-//! label, which in session mode means to the standalone stream.
+//! A held tool whose token fires answers with the error [`CANCELLED`]. Progress is sent with the call's own token,
+//! which [`Mcp::call`](super::Mcp::call) always sends. Without one it is sent with the label, which in session mode
+//! selects the standalone stream.
 
 use std::{fmt, sync::Arc};
 
@@ -33,10 +33,10 @@ use serde::Deserialize;
 
 use super::witness::{Held, Running, Witness};
 
-/// Where [`router`] serves.
+/// The path of [`router`].
 pub const PATH: &str = "/mcp";
 
-/// The code of the error that a held tool answers with when its token fires.
+/// The error code of a held tool whose token fires.
 pub const CANCELLED: i32 = -32_099;
 
 /// The server. Clones share the witness.
@@ -47,14 +47,14 @@ pub struct Tools {
     tool_router: ToolRouter<Self>,
 }
 
-/// How rmcp serves.
+/// The mode of rmcp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Sessions, rmcp's default.
     Session,
     /// No sessions; every answer is a stream.
     StatelessSse,
-    /// No sessions; an answer is a stream only if something else comes before it.
+    /// No sessions; an answer is a stream only if another message precedes it.
     StatelessJson,
 }
 
@@ -100,9 +100,9 @@ impl Tools {
         }
     }
 
-    /// Runs `look` in every labelled handler right after its start was noted, with its label.
+    /// Calls `look` with the label in every labelled handler, right after its start was recorded.
     ///
-    /// A test takes from the context what a layer has put into the request's extensions.
+    /// In the context a test can find what a layer has put into the request's extensions.
     pub fn on_start(
         mut self,
         look: impl Fn(&str, &RequestContext<RoleServer>) + Send + Sync + 'static,
@@ -120,7 +120,7 @@ impl Tools {
         self.service_with(mode.config(), sessions)
     }
 
-    /// The same with a configuration of the test's own, for example another keep-alive.
+    /// As `service`, with another configuration, for example another keep-alive.
     pub fn service_with<M: SessionManager>(
         &self,
         config: StreamableHttpServerConfig,
@@ -170,7 +170,7 @@ impl Tools {
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResult, ErrorData> {
         let running = self.begin(&label, &context);
-        // A client that does not read blocks the sending; the token must get through all the same.
+        // A client that does not read blocks the sending, so the wait is raced with the token.
         context
             .ct
             .run_until_cancelled(report(&context, &label, events))
@@ -208,12 +208,12 @@ pub async fn report(context: &RequestContext<RoleServer>, label: &str, events: u
     let token = own.unwrap_or_else(|| ProgressToken(NumberOrString::String(label.into())));
     for event in 1..=events {
         let progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
-        // It fails when the client is gone, and whether that ends the call is for the test to see.
+        // Fails if the client has disconnected. The test decides whether the call must end.
         let _sent = context.peer.notify_progress(progress).await;
     }
 }
 
-/// Notes the end of a held handler and words its answer.
+/// Records the end of a held handler and returns its answer.
 fn conclude(
     running: Running,
     held: Held,

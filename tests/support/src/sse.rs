@@ -1,7 +1,7 @@
 //! An incremental reader of server-sent events (WHATWG HTML, section 9.2.6).
 //!
-//! It departs from the browser's reader in two ways, so that tests see what was sent: an event without
-//! data counts (rmcp's priming event is one), and comments are items of their own.
+//! It differs from a browser's reader in two ways, so that tests see everything that was sent. An event without data
+//! counts (rmcp's priming event is one), and comments are items.
 
 use std::{collections::VecDeque, mem};
 
@@ -20,20 +20,20 @@ pub struct SseEvent {
     pub event: Option<String>,
 }
 
-/// What a stream consists of.
+/// An item of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SseItem {
     /// An event, complete with its closing blank line.
     Event(SseEvent),
-    /// A comment line, without the colon: what keep-alives are.
+    /// A comment line without the colon, as in keep-alives.
     Comment(String),
 }
 
-/// Takes bytes as they come and gives items as they are complete.
+/// Takes bytes as they arrive and returns complete items.
 #[derive(Debug, Default)]
 pub struct SseReader {
     line: Vec<u8>,
-    /// The last line ended with a carriage return: a line feed now belongs to it.
+    /// The last line ended with a carriage return, so a line feed now belongs to that line end.
     after_return: bool,
     event: Option<SseEvent>,
     items: VecDeque<SseItem>,
@@ -47,12 +47,12 @@ impl SseEvent {
         serde_json::from_str(&self.data).expect("the data is JSON")
     }
 
-    /// Whether it carries no message, only an id or a retry.
+    /// Returns `true` if the event has no message, only an id or a retry.
     pub fn is_priming(&self) -> bool {
         self.data.is_empty()
     }
 
-    /// Whether its message is the answer to a request.
+    /// Returns `true` if its message is the answer to a request.
     pub fn is_answer(&self) -> bool {
         !self.is_priming() && self.json().get("method").is_none()
     }
@@ -74,7 +74,7 @@ impl SseEvent {
 // === impl SseReader ===
 
 impl SseReader {
-    /// Reads `bytes`, wherever they were cut.
+    /// Reads `bytes`, split at any point.
     pub fn push(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             let second_half = byte == b'\n' && mem::take(&mut self.after_return);
@@ -107,7 +107,7 @@ impl SseReader {
 
     fn end_event(&mut self) {
         if let Some(mut event) = self.event.take() {
-            // Each data line left a line feed; the last one is not data.
+            // Each data line adds a line feed. The last one is not data.
             event.data.pop();
             self.items.push_back(SseItem::Event(event));
         }

@@ -1,11 +1,11 @@
-//! A log of what happened to every tool handler, written by handlers and awaited by tests.
+//! Records what happened to every tool handler. Handlers write to it and tests await it.
 //!
 //! Contract:
-//! 1. One label, one call. A label that starts again gets a fresh [`Life`], and [`Life::starts`] says so.
-//! 2. What was noted before a test asks is seen too: no await here can miss its event.
-//! 3. A release is remembered: it may come before the call starts.
-//! 4. [`End::Completed`] means that the handler returned an answer, not that anybody received it.
-//! 5. The times are of tokio's clock, so they can be compared under a paused one.
+//! 1. Each label belongs to one call. A label that starts again gets a new [`Life`] with a higher [`Life::starts`].
+//! 2. A wait also sees earlier records, so no wait can miss its event.
+//! 3. A release is stored, so it may precede the start of the call.
+//! 4. [`End::Completed`] means that the handler returned an answer, not that the answer was delivered.
+//! 5. Times are those of tokio's clock, so they can be compared under a paused clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,20 +17,20 @@ use tokio::{sync::watch, time::Instant};
 
 use super::limit::within;
 
-/// The shared log. Clones write to and read from the same one.
+/// The shared log. Clones share one log.
 #[derive(Clone, Debug)]
 pub struct Witness {
     log: Arc<watch::Sender<Log>>,
 }
 
-/// What is known of the handler with one label.
+/// The records of the handler with one label.
 #[derive(Clone, Debug)]
 pub struct Life {
-    /// How often a handler started with this label; 1 unless a call was executed twice.
+    /// Number of handlers that started with this label; 1 unless a call was executed twice.
     pub starts: usize,
     /// When the newest of them started.
     pub started: Instant,
-    /// When it saw its token fire, also if it went on regardless.
+    /// When it saw its token fire, even if it ran on.
     pub token_fired: Option<Instant>,
     /// How it ended; `None` while it runs.
     pub end: Option<End>,
@@ -39,9 +39,9 @@ pub struct Life {
 /// How a handler ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It saw its token fire and gave up.
+    /// It saw its token fire and stopped.
     Cancelled {
-        /// When it gave up.
+        /// When it stopped.
         at: Instant,
     },
     /// It returned its answer.
@@ -65,8 +65,7 @@ pub enum Held {
     Cancelled,
 }
 
-/// The guard inside a handler: dropped before it is told how the handler ended, it notes
-/// [`End::Dropped`].
+/// The guard inside a handler. Records [`End::Dropped`] if it is dropped without another end.
 #[derive(Debug)]
 pub struct Running {
     witness: Witness,
@@ -80,7 +79,7 @@ struct Log {
     released: BTreeSet<String>,
 }
 
-/// What a wait that failed was for, with the log as it is then.
+/// The description of a failed wait, with the log at that time.
 struct Wanted<'a> {
     what: &'a str,
     witness: &'a Witness,
@@ -96,7 +95,7 @@ impl Witness {
         }
     }
 
-    /// For handlers: notes the start and gives the guard that notes the end.
+    /// Records a start. Returns the guard that records the end. Called by handlers.
     pub fn begin(&self, label: &str) -> Running {
         self.log.send_modify(|log| log.begin(label));
         Running {
@@ -106,7 +105,7 @@ impl Witness {
         }
     }
 
-    /// Lets the held handler of `label` finish, now or when it gets there.
+    /// Releases the held handler of `label`, even before it waits.
     pub fn release(&self, label: &str) {
         self.log.send_modify(|log| {
             log.released.insert(label.to_owned());
@@ -138,37 +137,37 @@ impl Witness {
             .await;
     }
 
-    /// What is known of `label` now; `None` when it never started.
+    /// Returns the records of `label`. Returns `None` if it never started.
     pub fn find(&self, label: &str) -> Option<Life> {
         self.log.borrow().lives.get(label).cloned()
     }
 
-    /// Whether the handler of `label` has started and not ended.
+    /// Returns `true` if the handler of `label` has started and not ended.
     pub fn is_running(&self, label: &str) -> bool {
         self.find(label).is_some_and(|life| life.end.is_none())
     }
 
-    /// How often a handler started with `label`.
+    /// Number of handlers that started with `label`.
     pub fn starts(&self, label: &str) -> usize {
         self.find(label).map_or(0, |life| life.starts)
     }
 
-    /// How many handlers run now.
+    /// Number of running handlers.
     pub fn running(&self) -> usize {
         self.log.borrow().running()
     }
 
-    /// How many handlers gave up because their token fired.
+    /// Number of handlers that stopped because their token fired.
     pub fn cancelled(&self) -> usize {
         self.count(End::is_cancelled)
     }
 
-    /// How many handlers returned an answer.
+    /// Number of handlers that returned an answer.
     pub fn completed(&self) -> usize {
         self.count(End::is_completed)
     }
 
-    /// How many handlers were dropped or panicked.
+    /// Number of handlers that were dropped or panicked.
     pub fn dropped(&self) -> usize {
         self.count(End::is_dropped)
     }
@@ -189,7 +188,7 @@ impl Witness {
         within(Wanted { what, witness }, self.noted(pick)).await
     }
 
-    /// Waits without a limit until `pick` finds what it looks for.
+    /// Waits without a limit until `pick` returns a value.
     async fn noted<T>(&self, pick: impl Fn(&Log) -> Option<T>) -> T {
         let mut changes = self.log.subscribe();
         loop {
@@ -218,17 +217,17 @@ impl End {
         }
     }
 
-    /// Whether the handler gave up because its token fired.
+    /// Returns `true` if the handler stopped because its token fired.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, Self::Cancelled { .. })
     }
 
-    /// Whether the handler returned its answer.
+    /// Returns `true` if the handler returned its answer.
     pub fn is_completed(&self) -> bool {
         matches!(self, Self::Completed { .. })
     }
 
-    /// Whether the handler was dropped or panicked.
+    /// Returns `true` if the handler was dropped or panicked.
     pub fn is_dropped(&self) -> bool {
         matches!(self, Self::Dropped { .. })
     }
@@ -237,7 +236,7 @@ impl End {
 // === impl Running ===
 
 impl Running {
-    /// Waits for the release or for `cancelled`, whichever is first; the token wins a tie.
+    /// Waits for the release or for `cancelled`. If both are ready, the token wins.
     pub async fn held(&self, cancelled: impl Future<Output = ()>) -> Held {
         tokio::select! {
             biased;
@@ -249,24 +248,24 @@ impl Running {
         }
     }
 
-    /// Waits for the release alone, and notes on the way when `cancelled` happens.
+    /// Waits for the release only, and records when `cancelled` completes.
     pub async fn held_regardless(&self, cancelled: impl Future<Output = ()>) {
         if self.held(cancelled).await == Held::Cancelled {
             self.released().await;
         }
     }
 
-    /// The handler returns its answer.
+    /// Records that the handler returns its answer.
     pub fn complete(self) {
         self.end(End::Completed { at: Instant::now() });
     }
 
-    /// The handler gives up because its token fired.
+    /// Records that the handler stops because its token fired.
     pub fn cancel(self) {
         self.end(End::Cancelled { at: Instant::now() });
     }
 
-    /// Waits for the release, without a limit: the test's own waits have one.
+    /// Waits for the release, without a limit. The waits of the test are limited.
     async fn released(&self) {
         let picked = |log: &Log| log.released.contains(&self.label).then_some(());
         self.witness.noted(picked).await;

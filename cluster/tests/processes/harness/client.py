@@ -1,4 +1,4 @@
-"""Clients: their sessions, and calls that are cut off and come back."""
+"""Clients: their sessions, and calls that are cut off and resumed."""
 
 import asyncio
 import json
@@ -6,12 +6,12 @@ import json
 from .wire import Broken, Response
 
 CAPABILITIES = {"sampling": {}, "elicitation": {}}
-# More than enough for what needs no waiting.
+# Timeout of operations that need no waiting.
 PATIENCE = 30.0
-# What may pass by itself: the client comes again after a while.
+# Statuses that are temporary: the client retries after a pause.
 BUSY = (502, 503, 504)
 AGAIN_AFTER = 0.2
-# A living session answers within this time, whatever became of its owner.
+# A living session answers within this time, even if its owner has failed.
 ANSWERS_WITHIN = 10.0
 
 
@@ -101,7 +101,7 @@ class Session:
         return headers if self.id is None else {**headers, "mcp-session-id": self.id}
 
     def number(self):
-        """The id of the next request. Every third is a string."""
+        """The id of the next request. Every third id is a string."""
         self._next += 1
         return f"n {self._next}" if self._next % 3 == 0 else self._next
 
@@ -115,7 +115,7 @@ class Session:
 
 
 class Call:
-    """A call of a session. What its client does and hears are facts."""
+    """A call of a session. Actions and observations of its client are recorded as facts."""
 
     count = 0
 
@@ -176,7 +176,7 @@ class Call:
         self._note("refused", status=status, endpoint=endpoint.name)
 
     def cut(self, reset=False):
-        """Its client is cut off."""
+        """Cuts the client off."""
         self._detach()
         self._note("cut", reset=reset, last=self._last)
         self._stream.cut(reset)
@@ -218,7 +218,7 @@ class Call:
         return self
 
     async def _reads(self, limit):
-        """Whether its stream brought the answer, or may still."""
+        """Returns whether the stream delivered the answer, or still may."""
         if self._pump is None or self._pump.done():
             return False
         over = asyncio.ensure_future(self._over.wait())
@@ -234,16 +234,16 @@ class Call:
         return await self.back(endpoint, limit)
 
     async def until_over(self, limit=PATIENCE):
-        """Waits for the answer or an error on the stream that it has."""
+        """Waits for the answer or an error on the current stream."""
         await asyncio.wait([asyncio.ensure_future(self._over.wait())], timeout=limit)
         return self._over.is_set()
 
     async def until_cut_off(self, limit=PATIENCE):
-        """Returns when its stream has ended without its doing."""
+        """Returns when the stream has ended without the client's action."""
         await asyncio.wait([self._pump], timeout=limit)
 
     async def read_some(self, size):
-        """Reads so many bytes of what comes next, to be cut off in the middle of it."""
+        """Reads `size` bytes, so that the stream can be cut in the middle."""
         self._detach()
         try:
             await self._stream.some(size)

@@ -1,4 +1,4 @@
-"""What happened, as lines of JSON in files: all that the referee reads."""
+"""Facts as lines of JSON in files. The referee reads nothing else."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import time
 
 
 class Facts:
-    """A folder of them: a file for each instance, and one for what clients see and what is done to processes."""
+    """A folder with a file for each instance, and a file for the clients' facts and the actions on processes."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -20,7 +20,7 @@ class Facts:
         self._write("clients", {"event": event, "at": time.time(), **more})
 
     def take(self, instance, line):
-        """A line that an instance wrote."""
+        """Records a line of an instance."""
         fact = {**json.loads(line), "instance": instance}
         self._write(instance, fact)
         key = fact["event"], fact.get("tag")
@@ -32,11 +32,11 @@ class Facts:
             follower(fact)
 
     def follow(self, tag, follower):
-        """Hands on what instances write about a call."""
+        """Forwards the facts of instances about a call."""
         self._followers[tag] = follower
 
     async def until(self, event, tag, limit):
-        """The first such fact of an instance, `None` if it does not come in time."""
+        """Returns the first such fact of an instance, or `None` after `limit`."""
         key = event, tag
         if key in self._told:
             return self._told[key]
@@ -53,10 +53,10 @@ class Facts:
 
 
 def read(folder):
-    """All facts, in the order of their times."""
+    """All facts, sorted by time."""
     facts = []
     for path in folder.glob("*.jsonl"):
         with open(path) as file:
-            # A process that was killed may have left half a line.
+            # A killed process may have written an incomplete line.
             facts += [json.loads(line) for line in file if line.endswith("\n")]
     return sorted(facts, key=lambda fact: fact["at"])

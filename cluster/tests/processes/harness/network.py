@@ -1,11 +1,11 @@
-"""A network namespace for each process, and a link between each two, which can be silent."""
+"""A network namespace for each process, and links between all of them, which can be silenced."""
 
 import subprocess
 
-# The one in which clients are, and the balancer.
+# The namespace of the clients and the balancer.
 HUB = "hub"
 ADDRESSES = {HUB: "10.77.0.9", "a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3", "redis": "10.77.0.4"}
-# A process waits in its namespace for a line, until that has its links.
+# A process waits in its namespace for a line, until its links exist.
 INSIDE = ["unshare", "--net", "--", "sh", "-c", 'read -r _ && exec "$0" "$@"']
 
 
@@ -14,7 +14,7 @@ class Network:
         self._pids = {HUB: None}
 
     def join(self, pids):
-        """Links them all, by name."""
+        """Links all processes, by name."""
         self._pids.update(pids)
         names = list(self._pids)
         for name in names:
@@ -33,7 +33,7 @@ class Network:
                     self._in(here, f"ip route add {ADDRESSES[there]}/32 dev {_end(here, there)} src {ADDRESSES[here]}")
 
     def silence(self, name, other):
-        """Throws away what passes between two, without a word to either: a queue without a place."""
+        """Drops all packets between two namespaces without an error, by a queue of length zero."""
         for here, there in ((name, other), (other, name)):
             self._in(here, f"tc qdisc replace dev {_end(here, there)} root pfifo limit 0")
 
@@ -48,7 +48,7 @@ class Network:
 
 
 def works():
-    """Whether namespaces can be made here."""
+    """Returns whether this machine allows namespaces."""
     trial = "ip link add a-b type veth peer name b-a && ip link set a-b up && tc qdisc replace dev a-b root pfifo limit 0"
     try:
         return subprocess.run(["unshare", "--net", "--", "sh", "-c", trial], capture_output=True, timeout=10).returncode == 0

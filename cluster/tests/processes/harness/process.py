@@ -1,4 +1,4 @@
-"""The processes of a run, ended by their own ids."""
+"""The processes of a run, which are ended by their own ids."""
 
 import asyncio
 import json
@@ -11,13 +11,13 @@ PATIENCE = 20.0
 
 
 class Process:
-    """One that is started, killed and started again."""
+    """A process that can be started, killed and started again."""
 
     def __init__(self, name, facts, work, inside=()):
         self.name = name
         self.facts = facts
         self.work = work
-        # What starts it elsewhere, such as in a network of its own.
+        # A command that starts it elsewhere, for example in its own network.
         self._inside = list(inside)
         self._process = None
         self._lines = None
@@ -50,7 +50,7 @@ class Process:
         self._process.send_signal(number)
 
     async def ended(self, limit=PATIENCE):
-        """Waits for its end. One that does not come to it is killed."""
+        """Waits for its end. Kills it after `limit`."""
         if self._process is None:
             return
         try:
@@ -60,7 +60,7 @@ class Process:
             self._process.kill()
             await self._process.wait()
         if self._lines:
-            # What it wrote before its end.
+            # The lines that it wrote before its end.
             await self._lines
             self._lines = None
 
@@ -85,7 +85,7 @@ class Node(Process):
         self._ready = None
 
     async def start(self, *options):
-        """Starts it, with these options beside its own."""
+        """Starts the instance with its own options and these."""
         self._ready = asyncio.Event()
         await self.launch(*self._command, *options, lines=self._take)
 
@@ -103,7 +103,7 @@ class Node(Process):
 
     @property
     def peers_at(self):
-        """Where its listener for peers is."""
+        """The address of its listener for peers."""
         host, _, port = self.peers.rpartition(":")
         return host, int(port)
 
@@ -117,7 +117,7 @@ class Node(Process):
 
 
 class Redis(Process):
-    """A real one, which keeps nothing when it ends."""
+    """A real Redis without persistence."""
 
     def __init__(self, host, facts, work, inside=()):
         super().__init__("redis", facts, work, inside)
@@ -139,7 +139,7 @@ class Redis(Process):
         raise TimeoutError("no Redis")
 
     async def ask(self, line, limit=5.0):
-        """What it answers to a command of one line, `None` if it does not."""
+        """Returns the response to a command of one line, or `None` if there is none."""
         async def asked():
             reader, writer = await asyncio.open_connection(self.host, self.port)
             try:
@@ -154,7 +154,7 @@ class Redis(Process):
 
 
 class Balancer(Process):
-    """HAProxy, which sends each request to the next instance and sticks to none."""
+    """HAProxy, which sends each request to the next instance, without sticking."""
 
     CONFIGURATION = """
 global
@@ -200,14 +200,14 @@ backend instances
         raise TimeoutError("no HAProxy")
 
     async def take_out(self, node):
-        """No new connection goes to this instance, as before every orderly deployment."""
+        """Sends no new connections to this instance, as before every orderly deployment."""
         await self._tell(f"disable server instances/{node.name}")
 
     async def put_back(self, node):
         await self._tell(f"enable server instances/{node.name}")
 
     async def cut(self, node):
-        """Ends all connections that this instance serves, at once."""
+        """Closes all connections that this instance serves, at once."""
         await self._tell(f"shutdown sessions server instances/{node.name}")
 
     async def _tell(self, command):

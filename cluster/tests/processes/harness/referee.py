@@ -1,39 +1,39 @@
-"""Judges from the files of facts alone."""
+"""Judges a run from the files of facts alone."""
 
 from collections import Counter, defaultdict
 
 from .facts import read
 
-# How early a cancel may be by the clocks of several processes.
+# Tolerance for early cancels, because several processes have their own clocks.
 EARLY = 0.05
-# The error to a call whose server is gone.
+# The error for a call whose server has failed.
 GONE = -32603
-# How long an attached client waits for an answer that was made.
+# Maximum time until a connected client receives the answer.
 AT_ONCE = 1.0
 LEASE = 6.0
 BEAT = 2.0
-# How long a request body may pause where it is relayed or restores its session, and the time to see that.
+# Maximum pause of a request body that is relayed or restores its session, plus the time to notice it.
 BODY_IDLE = 30.0
 BODY_IDLE_SEEN = 3.0
 
 
 class Limits:
-    """How late something may be."""
+    """Maximum delays."""
 
     def __init__(self, grace, backoff, strict):
         self.grace = grace
-        # Each instance has sent a heartbeat since the grace ended.
+        # Each instance has sent a heartbeat since the end of the grace.
         self.orphan = 2.0 + BEAT
-        # Before that its sessions are written again, and what is unknown gets 503 for the time of a lease.
+        # The sessions are written again first, and unknown ones get 503 for the time of a lease.
         self.orphan_after_outage = LEASE + 3.0 + BEAT
-        # Until the lease of the instance that was killed is over.
+        # The lease of the killed instance must end first.
         self.error = LEASE + 2.0
         self.backoff = backoff
         self.effect = 0.1 if strict else 1.0
 
 
 class Outages:
-    """When the directory was away."""
+    """The times without the directory."""
 
     def __init__(self, facts):
         self._all = []
@@ -44,18 +44,18 @@ class Outages:
                 self._all[-1][1] = fact["at"]
 
     def at(self, since, until):
-        """Those that fall into a time."""
+        """Returns the outages within an interval."""
         return [(away, back) for away, back in self._all if away <= until and back >= since]
 
 
 class Call:
-    """What became of one call."""
+    """The outcome of one call."""
 
     def __init__(self, facts):
         self.facts = facts
         asked = self.one("asked")
         self.scenario, self.story, self.events = asked["scenario"], asked["story"], asked["events"]
-        # An SDK has its ids to itself.
+        # Only the SDK has its session and request ids.
         known = asked if asked["session"] else self.one("started") or asked
         self.tag, self.session, self.id = asked["tag"], known["session"], known["id"]
         self.cuts, self.sdk = asked.get("cuts", 0), asked.get("sdk")
@@ -107,15 +107,15 @@ class Judge:
         getattr(self, f"_{call.story.replace('-', '_')}")(call)
 
     def _back(self, call):
-        """Its client was always there again in time."""
+        """The client always resumed in time."""
         if call.cancelled_at:
             self._fault("false cancel", call)
         self._answered(call)
 
     def _resumed(self, call):
-        """Its client, an SDK, came back by itself after each cut, and deleted its session at the end."""
+        """The client is an SDK. It resumed by itself after each cut, and deleted its session at the end."""
         if self._was_slow(call):
-            # The machine is too busy to show anything.
+            # The machine is too busy for a result.
             return self._fault("away for longer than the grace", call)
         self._back(call)
         returned = len(call.all("returned"))
@@ -129,7 +129,7 @@ class Judge:
         self._late("DELETE at the end", closed - deleted, self.limits.effect, call, "session left open")
 
     def _stay(self, call):
-        """Its client was there all the time."""
+        """The client stayed connected."""
         self._back(call)
         if call.one("cut off"):
             self._fault("attached call cut off", call)
@@ -138,7 +138,7 @@ class Judge:
             self._late("answer", late, AT_ONCE, call)
 
     def _gone(self, call):
-        """Its client left for good."""
+        """The client disconnected for good."""
         if not call.one("started") or call.left_at is None:
             return self._fault("never began", call)
         due = call.left_at + self.limits.grace
@@ -146,7 +146,7 @@ class Judge:
         for _, back in self._outages.at(call.left_at, due + EARLY):
             limit, what = max(limit, back + self.limits.grace + self.limits.orphan_after_outage), "orphan after an outage"
             due = max(due, back)
-        # While an instance turns clients away, no orphan is cancelled: its client may be one of them.
+        # While an instance refuses clients, no orphan is cancelled, because the refused client may be its own.
         for away in self._turned_away:
             if call.left_at <= away <= limit:
                 limit = max(limit, away + self.limits.backoff + self.limits.orphan)
@@ -160,29 +160,29 @@ class Judge:
             self._fault(f"cancelled as {reason or 'nothing'}", call)
 
     def _lost(self, call):
-        """Its owner was killed."""
+        """The owner was killed."""
         failed = call.one("failed")
         if call.one("answered") or not failed or failed["code"] != GONE:
             return self._fault("no error of a lost call", call)
         self._late("error", failed["at"] - call.at("back"), self.limits.error, call)
 
     def _given_up(self, call):
-        """Its owner was stopped for so long that another has the session."""
+        """The owner was stopped, and another instance has claimed the session."""
         if call.one("answered") or not call.one("failed"):
             return self._fault("no error of a lost call", call)
 
     def _either(self, call):
-        """Its owner was stopped for so long that another may have the session."""
+        """The owner was stopped, and another instance may have claimed the session."""
         return self._answered(call) if call.one("answered") else self._given_up(call)
 
     def _told(self, call):
-        """Its client cancelled it, or deleted its session, at another instance."""
+        """The client cancelled the call, or deleted its session, at another instance."""
         if not call.cancelled_at or not call.one("told"):
             return self._fault("missed cancel", call)
         self._late(call.one("told")["what"], call.cancelled_at - call.at("told"), self.limits.effect, call)
 
     def _question(self, call):
-        """Its client answered the question of the tool at another instance."""
+        """The client answered the tool's request at another instance."""
         heard, told = call.one("heard"), call.one("told")
         if not heard or not told or heard["word"] != f"word of {call.tag}":
             return self._fault("unheard answer", call)
@@ -190,7 +190,7 @@ class Judge:
         self._answered(call)
 
     def _half(self, call):
-        """Its client sent half of it, and stayed connected until that was answered, or was cut off."""
+        """The client sent half of the call, and stayed connected until that was answered, or until it was cut off."""
         if call.one("started"):
             self._fault("began of half a body", call)
         if call.one("refused") and not call.one("cut"):
@@ -200,7 +200,7 @@ class Judge:
             self._fault("half a body without an end", call)
 
     def _was_slow(self, call):
-        """Whether its client had not even tried to come back when its grace was over."""
+        """Returns whether the client had not even tried to resume when its grace ended."""
         if not call.cancelled_at:
             return False
         cut = max((fact["at"] for fact in call.all("cut") if fact["at"] < call.cancelled_at), default=call.cancelled_at)
@@ -214,7 +214,7 @@ class Judge:
             return self._fault("lost answer", call)
         if not answered["right"]:
             self._fault("wrong answer", call)
-        # rmcp says the event that a client names once more. None may be missing, or out of turn.
+        # rmcp repeats the event that a client names. No event may be missing or out of order.
         progress = answered["progress"]
         if progress != sorted(progress) or set(progress) != set(range(1, call.events + 1)):
             self._fault(f"events {progress}", call)
@@ -237,7 +237,7 @@ def _name(fact):
 
 
 def judge(folder, grace, backoff, strict):
-    """Prints what was counted and what is wrong. Returns the kinds of what is wrong."""
+    """Prints the counts and the faults. Returns the kinds of faults."""
     facts = read(folder)
     by_tag = defaultdict(list)
     for fact in facts:
@@ -269,7 +269,7 @@ def judge(folder, grace, backoff, strict):
 
 
 def _of_sessions(facts):
-    """A living session is known everywhere, and one instance at a time has it."""
+    """A living session is known everywhere, and one instance at a time owns it."""
     groups = defaultdict(set)
     for fact in facts:
         if fact["event"] == "poked" and fact["status"] in (400, 403, 404, 421):
@@ -284,7 +284,7 @@ def _of_sessions(facts):
 
 
 def _of_owners(facts):
-    """A call begins where its session was opened or restored last. A session stays with an instance that lives."""
+    """A call begins where its session was last opened or restored. A session stays with an instance that is alive."""
     opened, owns = {}, {}
     for fact in facts:
         event, session, instance = fact["event"], fact.get("session"), fact.get("instance")
@@ -304,7 +304,7 @@ def _of_owners(facts):
 
 
 def _of_leases(facts):
-    """Nobody takes a session from an instance that was stopped before its lease is over."""
+    """No instance claims a session of a stopped instance before that one's lease has ended."""
     stops = [fact for fact in facts if fact["event"] == "stopped"]
     for fact in facts:
         if fact["event"] != "opened" or not fact["restored"]:
@@ -316,7 +316,7 @@ def _of_leases(facts):
 
 
 def _of_checks(facts):
-    """What was tried, and what must have come of it."""
+    """The attempts, and their expected results."""
     for fact in facts:
         if fact["event"] == "check" and not fact["right"]:
             kind = fact.get("kind", "check")

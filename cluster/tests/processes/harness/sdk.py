@@ -1,5 +1,5 @@
-"""Real SDKs as clients: the programs of tests/interop, each call through a proxy of its own that cuts, to the balancer. What they
-do and hear is written down as that of other clients."""
+"""Real SDKs as clients: the programs of tests/interop. Each call has its own proxy to the balancer, which can cut
+connections. Facts are recorded as for the other clients."""
 
 import os
 from pathlib import Path
@@ -12,9 +12,9 @@ from matrix.install import install_sdks
 from .world import GRACE
 
 SDKS = ["ts1", "ts2", "py1"]
-# After so many seconds a client gives up its call.
+# Time in seconds after which a client abandons its call.
 TIMEOUT = 10.0
-# How long its last word may take.
+# Maximum time until its last event.
 PATIENCE = 10.0
 
 
@@ -24,7 +24,7 @@ async def sdks(world):
 
 
 class Front(NamedTuple):
-    """What a call knows of the instances."""
+    """The instances as a call sees them."""
 
     port: int
     grace: float = GRACE
@@ -43,17 +43,17 @@ class SdkCall(Call):
         world.facts.follow(self.name, self._written)
 
     async def begin(self, program, cuts=0, events=3, size=60, **more):
-        """Its client opens a session and calls the tool, and will be cut off so many times."""
+        """The client opens a session and calls the tool. It will be cut off `cuts` times."""
         self._size = size
         self._note("asked", session=None, id=None, endpoint="front", events=events, scenario="sdk", story=self._story,
                    sdk=self.client.key, cuts=cuts)
         await self.open(Front(self._world.front.port), program, TIMEOUT, tag=self.name, bytes=size, events=events, **more)
 
     async def answered(self):
-        """Returns when its client has the answer or an error."""
+        """Returns when the client has the answer or an error."""
         await self.until(lambda: self.told("outcome"), TIMEOUT + 1.0, "no outcome")
         if "text" in (self.told("outcome") or {}):
-            # It may be heard of before what its instance wrote.
+            # The client's event may arrive before that of the instance.
             await self.until(self.over, PATIENCE)
 
     async def close(self):
@@ -75,14 +75,14 @@ class SdkCall(Call):
         super().kill()
 
     async def leave(self, how):
-        """Returns when it was answered: a client that is closed at once takes back what it has just said."""
+        """Returns when the end was answered, because a client that is closed immediately aborts its last request."""
         if not self.told("started"):
-            # It has nothing to end, or could not even connect.
+            # There is nothing to end, or the client could not connect.
             return
         what = "deleted" if self.over() else "told"
         self.gone = how == "delete"
         if self.gone:
-            # What is answered later may be told that there is no such session.
+            # A later answer may be that there is no such session.
             self._write_down()
         self.program.order(**{how: self.name})
         await self.until(lambda: self._said(how) or self.told("closed"), PATIENCE)
@@ -105,7 +105,7 @@ class SdkCall(Call):
             self._note("failed", code=None, text=event["error"])
 
     def _written(self, fact):
-        """By an instance."""
+        """A fact of an instance."""
         ends = {"completed": "finished", "cancelled": "cancelled", "dropped": "cancelled"}
         self.heard({**fact, "event": ends.get(fact.get("how"), fact["event"])})
 
@@ -117,7 +117,7 @@ class SdkCall(Call):
         return next((exchange for exchange in self.proxy.exchanges if is_it(exchange) and exchange.status), None)
 
     def _write_down(self):
-        """What has passed its proxy, once."""
+        """Records the exchanges of its proxy, once."""
         if self._is_written_down:
             return
         self._is_written_down = True

@@ -1,4 +1,4 @@
-"""A TCP proxy in this process: it delays bytes, and chooses the target of each connection."""
+"""A TCP proxy in this process. It delays bytes, and chooses the target of each connection."""
 
 import asyncio
 
@@ -7,12 +7,12 @@ PIECE = 1 << 16
 
 
 class TcpProxy:
-    """Listens as long as it is entered."""
+    """Listens while its context is entered."""
 
     def __init__(self, *targets):
-        # (host, port) of each. Connections are spread over them in turn, and closed at once if there is none.
+        # (host, port) of each target. They are used in turn. Without a target, connections are closed at once.
         self.targets = targets
-        # Seconds that bytes take, one way.
+        # Delay of bytes in seconds, one way.
         self.delay = 0.0
         self._accepted = 0
         self._tasks = set()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 and event streams by hand: a connection for each request, cut where it is told."""
+"""Hand-written HTTP/1.1 and event streams. Each request has its own connection, which can be cut on demand."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ LINE = 1 << 22
 CONNECT_WITHIN = 5.0
 # Longer than an instance waits for the head of a relay.
 HEAD_WITHIN = 30.0
-# What a connection that was cut, by whomever, says here.
+# The errors of a cut connection, whichever side cut it.
 Broken = (OSError, EOFError, asyncio.TimeoutError, ValueError)
 
 
@@ -22,7 +22,7 @@ class Endpoint(NamedTuple):
 
 
 class Response:
-    """One request, and what comes back."""
+    """One request and its response."""
 
     @classmethod
     async def open(cls, endpoint, method, headers, body=b"", kept=0):
@@ -30,7 +30,7 @@ class Response:
         self = cls()
         opened = asyncio.open_connection(endpoint.host, endpoint.port, limit=LINE)
         self._reader, self._writer = await asyncio.wait_for(opened, CONNECT_WITHIN)
-        # The server allows the hosts of this machine.
+        # The server accepts host names of this machine.
         lines = [f"{method} /mcp HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         sent, self._rest = body[:len(body) - kept], body[len(body) - kept:]
@@ -38,7 +38,7 @@ class Response:
         return self
 
     def send_rest(self):
-        """Sends the bytes that were kept."""
+        """Sends the bytes that were held back."""
         self._writer.write(self._rest)
 
     async def head(self, limit=HEAD_WITHIN):
@@ -69,7 +69,7 @@ class Response:
                     event_id, data = None, []
 
     async def some(self, size):
-        """So many bytes of the body, and maybe more, and no event of them."""
+        """Reads at least `size` bytes of the body, without parsing events."""
         await asyncio.wait_for(self._reader.readexactly(size), HEAD_WITHIN)
 
     async def text(self, limit=HEAD_WITHIN):
@@ -78,7 +78,7 @@ class Response:
         return (await asyncio.wait_for(whole(), limit)).decode(errors="replace")
 
     def cut(self, reset=False):
-        """Ends the connection without a goodbye, by a FIN or by a reset."""
+        """Closes the connection by a FIN or by a reset, without ending the request."""
         if reset:
             linger = struct.pack("ii", 1, 0)
             self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -8,14 +8,14 @@ from .network import ADDRESSES, HUB, INSIDE, Network
 from .process import Balancer, Node, Redis
 from .wire import Broken, Response
 
-# How long calls wait for their clients, and for their end when an instance leaves.
+# Time for which calls wait for their clients, and for their end when an instance leaves.
 GRACE = 2.0
 DRAIN = 5.0
-# How long a client that got 503 counts as on its way. Those of the scenarios come again within less.
+# Time for which a client with a 503 counts as resuming. The clients of the scenarios retry sooner.
 BACKOFF = 3.0
 SECRET = "a secret of instances"
 NAMES = "abc"
-# An instance says "no such session" only after 6 s with a sound directory.
+# An instance answers "no such session" only after 6 s with a sound directory.
 SETTLED_WITHIN = 30.0
 
 
@@ -42,7 +42,7 @@ class World:
 
     async def end(self):
         ended = (process.kill() for process in [self.balancer, *self.nodes, self.redis])
-        # One that cannot be ended is in no other's way.
+        # A process that cannot be ended does not prevent the end of the others.
         for error in filter(None, await asyncio.gather(*ended, return_exceptions=True)):
             self.facts.note("broken", what=repr(error))
 
@@ -60,7 +60,7 @@ class World:
         self.facts.note("broken", what=f"{node.name} does not settle")
 
     async def join(self, name, *options):
-        """Starts another instance, which the balancer does not know."""
+        """Starts another instance, which is unknown to the balancer."""
         node = self._new(name)
         self.nodes.append(node)
         await node.restart(*options)
@@ -75,7 +75,7 @@ class World:
         return next(node for node in self.nodes if node.name == name)
 
     def turn(self, number):
-        """The instances, another one first with each number."""
+        """The instances, starting with a different one for each number."""
         start = number % len(self.nodes)
         return self.nodes[start:] + self.nodes[:start]
 
@@ -88,23 +88,23 @@ class World:
         return await Call(session, scenario, story, **more).ask(through or endpoint, until_started)
 
     async def release(self, call, limit=20.0):
-        """Lets it answer."""
+        """Releases the call."""
         started = await self.facts.until("started", call.tag, limit)
         if started:
             self.node(started["instance"]).release(call.tag)
 
     async def ended(self, calls, limit=30.0):
-        """Returns when these have ended, or that takes too long."""
+        """Returns when these calls have ended, or after `limit`."""
         await asyncio.gather(*(self.facts.until("ended", call.tag, limit) for call in calls))
 
     async def released(self, call, limit=20.0):
-        """Lets it answer, and returns when it has."""
+        """Releases the call, and returns when it has answered."""
         await self.release(call, limit)
         await self.facts.until("ended", call.tag, limit)
 
 
 class NetworkWorld(World):
-    """Each process in a network of its own."""
+    """Each process has its own network."""
 
     def __init__(self, facts, work, program, fault=None):
         self.facts = facts

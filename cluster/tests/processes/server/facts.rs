@@ -1,4 +1,4 @@
-//! What happens, as lines of JSON on stdout.
+//! Writes events as lines of JSON to stdout.
 
 use std::{
     fmt::Display,
@@ -8,20 +8,20 @@ use std::{
 
 use serde_json::{Value, json};
 
-/// Writes down that something happened, now.
+/// Writes an event with the current time.
 pub(crate) fn note(event: &str, more: Value) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let mut fact = json!({ "event": event, "at": now.unwrap_or_default().as_secs_f64() });
     if let (Some(fact), Value::Object(more)) = (fact.as_object_mut(), more) {
         fact.extend(more);
     }
-    // One write for a line: what a process wrote before it was killed is whole.
+    // Each line is written at once, so the last line of a killed process is whole.
     let line = format!("{fact}\n");
     let mut out = stdout().lock();
     let _nobody_reads = out.write_all(line.as_bytes()).and_then(|()| out.flush());
 }
 
-/// The beginning of an id, which may be of any length.
+/// The first 80 characters of an id.
 pub(crate) fn short(id: &impl Display) -> String {
     id.to_string().chars().take(80).collect()
 }

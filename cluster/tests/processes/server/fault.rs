@@ -1,4 +1,4 @@
-//! How the server misbehaves on purpose, so that the referee has something to find.
+//! Deliberate faults of the server, which the referee must find.
 
 use axum::{body::Body, extract::Request, middleware::Next, response::Response};
 use futures_util::{StreamExt as _, future::ready};
@@ -8,13 +8,13 @@ use tokio::sync::Mutex;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Orphans are cancelled without proof, and answers are not kept.
+    /// Orphans are cancelled without proof, and answers are not retained.
     Unguarded,
-    /// Nothing is relayed: the store of sessions is all that the instances share.
+    /// Nothing is relayed. The instances share the store of sessions only.
     Alone,
-    /// Who comes back for an answer does not get it.
+    /// A client that resumes does not receive the answer.
     Lossy,
-    /// A request waits until the body of the one before is read.
+    /// A request waits until the body of the previous request has been read.
     Serial,
 }
 
@@ -32,7 +32,7 @@ impl Fault {
     }
 }
 
-/// Ends the streams of clients that came back before the answer.
+/// Ends the streams of clients that resume before the answer.
 pub(crate) async fn lose_answers(request: Request, next: Next) -> Response {
     let is_resume = request.method() == Method::GET;
     let response = next.run(request).await;
@@ -48,7 +48,7 @@ pub(crate) async fn lose_answers(request: Request, next: Next) -> Response {
     })
 }
 
-/// Reads one body after the other.
+/// Reads one request body at a time.
 pub(crate) async fn read_in_turn(request: Request, next: Next) -> Result<Response, StatusCode> {
     static TURN: Mutex<()> = Mutex::const_new(());
     let (head, body) = request.into_parts();

@@ -1,7 +1,7 @@
-//! One instance of the server under test. What happens in it goes to stdout as lines of JSON (`facts`), and each line on stdin is
-//! the tag of a call that may answer now.
+//! One instance of the server under test. It writes its events as lines of JSON to stdout (`facts`). Each line on stdin
+//! is the tag of a call that may answer now.
 //!
-//! On SIGTERM it ends as the documentation says: the public listener closes, and the instance leaves.
+//! On SIGTERM it shuts down as documented: the public listener closes, then `Cluster::leave` is called.
 
 use std::{env, error::Error, io::stdin, process::ExitCode, sync::Arc, time::Duration};
 
@@ -32,13 +32,13 @@ mod fault;
 mod options;
 mod tools;
 
-/// How long connections may take to close after the last call.
+/// Maximum time for connections to close after the last call.
 const CONNECTIONS_MAY_TAKE: Duration = Duration::from_secs(2);
 
-/// When SDKs are told to come back: graces are short here.
+/// The reconnect delay sent to SDKs. Chosen because graces are short here.
 const RETRY: Duration = Duration::from_millis(300);
 
-/// Unless `RUST_LOG` says otherwise.
+/// The log filter if `RUST_LOG` is not set.
 const LOG: &str = "warn,mcp_cancel_cluster=debug,mcp_cancel_on_disconnect=info";
 
 type Failure = Box<dyn Error>;
@@ -66,7 +66,7 @@ async fn serve() -> Result<(), Failure> {
         TcpListener::bind(options.public).await?,
         TcpListener::bind(options.peers).await?,
     );
-    // Events are small, and are not to wait for one another.
+    // Events are small. With Nagle's algorithm they would wait for one another.
     let public = public.tap_io(|stream| {
         let _best_effort = stream.set_nodelay(true);
     });
@@ -82,7 +82,7 @@ async fn serve() -> Result<(), Failure> {
     let layer = layer(&cluster, &options);
     let app = app(&cluster, layer, tools.clone(), &options);
 
-    // A thread, so that one which waits for a line is in nobody's way at the end.
+    // A thread, because a blocked read of stdin would delay the end of a runtime.
     std::thread::spawn(move || releases(&tools));
     let mut terminated = signal(SignalKind::terminate())?;
     note(
@@ -108,10 +108,10 @@ async fn serve() -> Result<(), Failure> {
     tokio::select! {
         ended = &mut serving => {
             ended?;
-            // The rest of it, if that is why.
+            // Completes the shutdown if it was the cause.
             let _in_time = timeout(CONNECTIONS_MAY_TAKE, ending).await;
         }
-        // Connections that stay end with the process.
+        // Connections that stay open end with the process.
         () = &mut ending => drop(timeout(CONNECTIONS_MAY_TAKE, serving).await),
     }
     Ok(())
@@ -174,7 +174,7 @@ fn app(
     }
 }
 
-/// Lets calls answer, as the lines of stdin say.
+/// Releases the calls whose tags are read from stdin.
 fn releases(tools: &Tools) {
     for tag in stdin().lines().map_while(Result::ok) {
         tools.release(&tag);

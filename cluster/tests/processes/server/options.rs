@@ -1,4 +1,4 @@
-//! What the command line says.
+//! The options of the command line.
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 
@@ -8,14 +8,14 @@ pub(crate) struct Options {
     pub(crate) name: String,
     pub(crate) public: SocketAddr,
     pub(crate) peers: SocketAddr,
-    /// Where the others find that listener. `None` for its own address.
+    /// The address of that listener for the other instances. `None` for its own address.
     pub(crate) advertise: Option<String>,
     pub(crate) redis: String,
     pub(crate) grace: Duration,
-    /// How long calls may go on after SIGTERM.
+    /// Maximum time for calls to complete after SIGTERM.
     pub(crate) drain: Duration,
     pub(crate) secret: Option<String>,
-    /// How long clients wait at most that got 503.
+    /// Maximum delay for clients that receive 503.
     pub(crate) backoff: Duration,
     pub(crate) fault: Option<Fault>,
 }

@@ -1,9 +1,9 @@
-//! The tools, each of which says what became of it.
+//! The tools. Each reports its outcome.
 //!
 //! | tool | arguments | what it does |
 //! |---|---|---|
-//! | `work` | `tag`, `events`, `bytes`, `seconds` | sends that many progress notifications, then waits until it is released, cancelled, or the time is over; answers `tag` in so many bytes |
-//! | `ask` | `tag`, `what`: `sampling` or `elicitation` | asks its client, answers what it heard |
+//! | `work` | `tag`, `events`, `bytes`, `seconds` | sends `events` progress notifications, then waits until it is released, cancelled, or `seconds` are over; answers `tag`, padded to `bytes` |
+//! | `ask` | `tag`, `what`: `sampling` or `elicitation` | sends a request to its client, answers the word in the response |
 //! | `whoami` | | answers the name of the instance |
 
 use std::{
@@ -25,7 +25,7 @@ use tokio::{sync::oneshot, time::sleep};
 
 use crate::facts::{self, note};
 
-/// A call that nobody releases ends all the same.
+/// Time after which a call without `seconds` ends if it is not released.
 const FORGOTTEN_AFTER: f64 = 120.0;
 
 #[derive(Clone)]
@@ -34,7 +34,7 @@ pub(crate) struct Tools {
     held: Arc<Mutex<HashMap<String, oneshot::Sender<()>>>>,
 }
 
-/// A handler at work. Dropped, it says that it did not come to an end.
+/// A handler at work. Reports on drop that it was dropped before its end.
 struct Working {
     tag: String,
     has_ended: bool,
@@ -71,7 +71,7 @@ impl Tools {
             for event in 1..=number("events").unwrap_or_default() as u32 {
                 let mut progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
                 progress.message = Some(tag.clone());
-                // Who is gone hears it when he is back.
+                // While the client is disconnected, the notification is retained for a resume.
                 let _sent = context.peer.notify_progress(progress).await;
             }
         }
@@ -146,7 +146,7 @@ impl ServerHandler for Tools {
     }
 }
 
-/// What its client is asked: to sample, or to elicit.
+/// The request to the client: sampling or elicitation.
 fn question(what: &str, tag: &str) -> Result<ServerRequest, serde_json::Error> {
     let question = match what {
         "sampling" => json!({

@@ -1,4 +1,4 @@
-//! The servers and the clients of `proxy/benches/run`, which knows what they are for.
+//! The servers and the clients of `proxy/benches/run`, which describes their purpose.
 //!
 //! ```text
 //! proxy-load serve-stdio                  a server on stdin and stdout
@@ -7,13 +7,13 @@
 //! proxy-load hold TARGET SESSIONS CALLS TOOL
 //!                                         calls of each session in flight (hold), or answered and their connections open
 //!                                         (echo), and after a line on stdin in flight on these
-//! proxy-load upstream URL CALLS           a call in flight by hyper's client, and after a line on stdin so many more
+//! proxy-load upstream URL CALLS           a call in flight by hyper's client, and CALLS more after a line on stdin
 //! proxy-load flood TARGET SESSIONS CALLS EVENTS BYTES
-//!                                         calls that are sent so many events, half of them unread, half with their client gone
+//!                                         calls with EVENTS events each, half of them unread, half with their client gone
 //! ```
 //!
-//! TARGET is a URL, or `pipe` for a server of its own behind a pipe. What was measured is one line of JSON. `hold`, `upstream`
-//! and `flood` then go on until their stdin ends. All of it is one thread.
+//! TARGET is a URL, or `pipe` for its own server behind a pipe. The result is one line of JSON. `hold`, `upstream` and
+//! `flood` then run until the end of stdin. Each command uses one thread.
 
 use std::env;
 

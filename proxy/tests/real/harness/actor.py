@@ -1,4 +1,4 @@
-"""Raw clients that come and go as no proper client does, and write down what they did and got."""
+"""Raw clients that connect and disconnect as no proper client does, and record their actions and observations."""
 
 import asyncio
 import json
@@ -7,13 +7,13 @@ import random
 PATIENCE = 30.0
 LINE = 1 << 22
 GRACE = 2.0
-# A tool that works for so long is waited for by nobody.
+# A tool that works for this many seconds never finishes within a story.
 LONG = 25.0
 STORIES = ["stay", "stay", "quick", "gone", "gone", "early", "resume", "resume", "late", "after", "cancel", "delete"]
 
 
 class Response:
-    """One request on a connection of its own."""
+    """One request on its own connection."""
 
     async def open(self, port, method, headers, body=b""):
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", port, limit=LINE)
@@ -79,12 +79,12 @@ class Actor:
                 self._facts.note("broke", tag=self._tag, error=repr(error))
 
     async def _visit(self):
-        """A session, from its beginning to its end."""
+        """A session from begin to end."""
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "actor", "version": "0"}}
         self._session, self._next = None, 0
         response = await self._post("initialize", hello, id=0)
         if response.status == 503:
-            # There is no room for a session at the moment.
+            # There is currently no room for a session.
             response.close()
             await asyncio.sleep(0.5)
             return
@@ -122,10 +122,10 @@ class Actor:
         if story in ("stay", "quick"):
             await self._answer(cell, response, size, None)
             return
-        # Until it has an event id to come back with.
+        # Reads until there is an event id to resume from.
         last = await self._answer(cell, response, size, None, until=dice.uniform(0.1, 0.4))
         if last is None:
-            # On a busy machine the answer is there before anybody means to leave.
+            # On a busy machine the answer may arrive before the client disconnects.
             return
         if story == "cancel":
             self._note("told", cell)
@@ -150,13 +150,13 @@ class Actor:
             await self._answer(cell, await self._back(cell, last), size, last)
 
     async def _back(self, cell, last):
-        # Before it leaves: the proxy may know of it at once.
+        # Recorded before the request is sent, because the proxy may receive it immediately.
         self._note("back", cell)
         response = await Response().open(self._port, "GET", {**self._headers(), "last-event-id": last})
         return await response.head()
 
     async def _answer(self, cell, response, size, last, until=PATIENCE):
-        """Reads for so long at most. The last event id, or `None` if the answer came."""
+        """Reads for at most this many seconds. Returns the last event id, or `None` after the answer."""
         async def read():
             nonlocal last
             async for event_id, data in response.events():
@@ -189,7 +189,7 @@ class Actor:
         self._note("left", cell)
 
     async def _delete(self):
-        # This ends all that is left of the session's calls.
+        # Ends the remaining calls of the session.
         self._facts.note("deleted", tag=self._tag)
         response = await Response().open(self._port, "DELETE", self._headers())
         await response.head()

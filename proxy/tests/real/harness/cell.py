@@ -33,24 +33,24 @@ class Cell:
             self._note("end")
             self._world.begun(self)
             program.order(close=self.name)
-            # A client that is told to close still wants to say goodbye.
+            # A client that is asked to close may send further requests.
             self._relay.refusing = True
             self._relay.let_back()
             self._relay.stop()
 
     @property
     def resumable(self):
-        """Whether its call is one of a session that its client may come back for."""
+        """Returns whether its call belongs to a session in which the client can resume."""
         return self.upstream.sessions and self.client.sessions
 
     # === what a scenario does ===
 
     async def streaming(self):
-        """The tool works, and the client has all that it needs to come back."""
+        """Returns when the tool works, and when the client has everything that it needs to resume."""
 
         def ready():
             call = self._relay.of_call()
-            # Without the proxy most servers give it nothing.
+            # Without the proxy most servers send no event id.
             needs_id = self.resumable and self.tier == "proxy"
             return self._world.told(self.name, "started") and call and (call[0].event_ids or not needs_id)
 
@@ -82,11 +82,11 @@ class Cell:
 
 
 class World:
-    """What all cells see."""
+    """Shared by all cells."""
 
-    # How often the files of the servers are looked at.
+    # Interval of reads of the servers' files.
     LOOK = 0.05
-    # Between two cuts: not all at once.
+    # Pause between two cuts, so that they are not simultaneous.
     PACE = 0.05
 
     def __init__(self, facts, tail):
@@ -115,7 +115,7 @@ class World:
         return event in self._told.get(cell, ())
 
     async def until(self, condition, seconds):
-        """Waits for it. `False` if it does not come true in time."""
+        """Waits for the condition. Returns `False` if it is not met in time."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not condition():
             left = deadline - asyncio.get_running_loop().time()
@@ -133,7 +133,7 @@ class World:
                 waiting.set_result(None)
 
     async def look(self):
-        """Reads the facts as they come, for as long as it is not cancelled."""
+        """Reads new facts until it is cancelled."""
         while True:
             news = False
             for fact in self._tail.new():

@@ -1,11 +1,11 @@
-"""What happened, as lines of JSON in files: all that the referee reads."""
+"""Facts as lines of JSON in files. The referee reads nothing else."""
 
 import json
 import time
 
 
 class Facts:
-    """A folder of them. Servers write a file each, this program one for what it and the clients see."""
+    """A folder of facts. Each server writes its own file, and this program one for itself and the clients."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -21,7 +21,7 @@ class Facts:
 
 
 class Tail:
-    """Reads what is new in the files of a folder."""
+    """Reads the new lines of the files in a folder."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -31,12 +31,12 @@ class Tail:
         for path in sorted(self._folder.glob("*.jsonl")):
             with open(path) as file:
                 file.seek(self._read.get(path, 0))
-                # The end of a line that is being written comes later.
+                # The end of an incomplete line is read later.
                 while (line := file.readline()).endswith("\n"):
                     self._read[path] = file.tell()
                     yield json.loads(line)
 
 
 def read(folder):
-    """All facts, in the order of time."""
+    """All facts, sorted by time."""
     return sorted(Tail(folder).new(), key=lambda fact: fact["at"])

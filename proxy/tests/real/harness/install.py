@@ -1,4 +1,4 @@
-"""Brings clients, servers and the proxy onto the machine: pinned, into one folder, all at the same time."""
+"""Installs clients, servers and the proxy in pinned versions into one folder, concurrently."""
 
 import asyncio
 import shutil
@@ -14,16 +14,16 @@ SERVER_2 = "@modelcontextprotocol/server@2.4.0 @modelcontextprotocol/node@2.1.2"
 
 @dataclass(frozen=True)
 class Upstream:
-    """A server that the proxy is in front of, in one of its ways to be run."""
+    """A server that the proxy fronts, in one of its modes."""
 
     key: str
     title: str
-    # What starts it; the file of its facts and its mode are missing.
+    # Its command, without the file of its facts and its mode.
     start: tuple
     mode: str
-    # Told, it does not stop.
+    # Its tool cannot be stopped by a cancel.
     sync: bool = False
-    # Knows the revision without sessions.
+    # Supports the revision without sessions.
     modern: bool = False
 
     @property
@@ -39,7 +39,7 @@ class Upstream:
 
 
 async def install(cache, program):
-    """The clients, the upstreams, and the proxy's binary."""
+    """Returns the clients, the upstreams, and the proxy's binary."""
     if missing := [tool for tool in ("cargo", "node", "npm") if shutil.which(tool) is None]:
         raise SystemExit(f"not found: {', '.join(missing)}")
     npm = {**NPM, "ts2-server": SERVER_2}
@@ -48,7 +48,7 @@ async def install(cache, program):
         *(npm_install(cache / key, packages) for key, packages in npm.items()),
         *(pip_install(cache / key, package) for key, package in PIP.items()),
     )
-    # Modules are looked up from where the script is.
+    # Modules are resolved from the folder of the script.
     for key in ("ts1", "ts2-server"):
         shutil.copy(HERE / "servers" / "server.mjs", cache / key)
     return list(clients(cache)), list(upstreams(cache)), proxy
@@ -75,8 +75,8 @@ def upstreams(cache):
     }
     for key, start in starts.items():
         for mode in ("session", "json", "store", "stateless", "stdio"):
-            # SDK 2.x of Python serves that revision beside sessions, that of TypeScript by createMcpHandler. With JSON that of
-            # Python does not see a hang-up, and nobody can tell it: without a session there is nowhere to send a cancel.
+            # SDK 2.x of Python serves that revision beside sessions; the TypeScript SDK serves it by createMcpHandler.
+            # With JSON, the Python SDK does not notice a disconnect, and without a session no cancel can be sent to it.
             modern = key == "py2" and mode not in ("stdio", "json")
             yield Upstream(f"{key}-{mode}", f"{title(key)} {mode}", start, mode, modern=modern)
         if key.startswith("py"):

@@ -1,4 +1,4 @@
-"""Messages of every kind, as bytes that no parser should have a part in."""
+"""Messages of every kind, as bytes that no parser may change."""
 
 DEEP = 100
 INITIALIZE = (
@@ -20,7 +20,7 @@ def notification(method, params="{}"):
     return f'{{"jsonrpc":"2.0","method":"{method}","params":{params}}}'
 
 
-# What is sent after INITIALIZE. Each is one line.
+# The messages after INITIALIZE. Each is one line.
 MESSAGES = [
     # Requests that a client may send.
     request("ping"),
@@ -48,7 +48,7 @@ MESSAGES = [
     request("tasks/result", '{"taskId":"t"}'),
     request("tasks/list"),
     request("tasks/cancel", '{"taskId":"t"}'),
-    # What nobody knows.
+    # Unknown methods.
     request("vendor.example/do", '{"x":{"y":[1,2.0,null,true,{"z":""}]}}'),
     request("tools/call", '{"name":"echo","arguments":{},"unknown":{"a":1}}', more=',"vendor":{"trace":"00-ab"},"z":null'),
     request("tools/call", '{"arguments":[1,2]}'),

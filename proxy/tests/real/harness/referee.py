@@ -1,4 +1,4 @@
-"""Judges from the files of facts alone."""
+"""Judges a run from the files of facts alone."""
 
 import re
 from datetime import datetime
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from .facts import read
 
-# What the library logs when it cancels. The only call of a server with a tool that blocks is meant.
+# The library's log line for a cancel. It belongs to the only call of a server whose tool blocks.
 CANCELLED = re.compile(r"^(\S+)Z +INFO call cancelled ", re.MULTILINE)
 
 
 class Verdict:
-    """What became of one cell."""
+    """The outcome of one cell."""
 
     def __init__(self, plan):
         self.plan = plan
@@ -21,7 +21,7 @@ class Verdict:
         self.broken = None
 
     def take(self, fact):
-        # What happens afterwards is the end of the run, not of the call.
+        # Later facts belong to the end of the run, not to the call.
         if self.over:
             return
         self.over = fact["event"] == "end"
@@ -41,7 +41,8 @@ class Verdict:
 
     @property
     def late(self):
-        """How much later than it should the tool was told, if it was. Some servers can only see that they are left."""
+        """How late the tool was notified, or `None` if it was not. Some servers only notice that the connection was
+        closed."""
         told = self.told if self.plan["sync"] else self.at.get("closed", self.at.get("cancelled"))
         return None if told is None or "cut" not in self.at else told - self.at["cut"] - self.due
 
@@ -55,7 +56,7 @@ class Verdict:
 
     @property
     def what(self):
-        """For the table."""
+        """The result for the table."""
         if self.broken:
             return "broken"
         if self.plan["scenario"] != "gone":
@@ -66,13 +67,14 @@ class Verdict:
 
     @property
     def told(self):
-        """When the proxy says that it told a server which it cannot stop. That it does at its own end is no news."""
+        """The time at which the proxy logged a cancel to a server that it cannot stop. A cancel at the proxy's own
+        end does not count."""
         found = CANCELLED.search(Path(self.plan["log"]).read_text())
         at = found and datetime.fromisoformat(f"{found[1]}+00:00").timestamp()
         return at if at and at < self.at.get("end", 0) else None
 
     def wrong(self, tolerance):
-        """What is wrong with a cell behind the proxy."""
+        """Returns the fault of a cell behind the proxy."""
         if self.broken:
             return self.broken
         if self.plan["scenario"] != "gone":
@@ -91,7 +93,7 @@ class Verdict:
         return None
 
     def control(self):
-        """What is wrong with a cell without the proxy: a server that forgets must be seen to forget."""
+        """Returns the fault of a cell without the proxy: a server that loses answers must be seen to lose them."""
         if self.plan["upstream"].endswith("-session") and self.plan["resumable"] and self.plan["scenario"] in ("gone", "late"):
             if self.answered or "cancelled" in self.at:
                 return "without the proxy it must run on or get lost: this table tells nothing"
@@ -99,8 +101,8 @@ class Verdict:
 
 
 def judge(folder, tolerance):
-    """Prints the table and what is wrong. Returns how much of that there is. `tolerance` is how late a cancel may be, where
-    nothing can be resumed and after a grace."""
+    """Prints the table and the faults. Returns the number of faults. `tolerance` is the maximum delay of a cancel,
+    where nothing can be resumed and after a grace."""
     verdicts, faults = {}, []
     for fact in read(folder):
         if fact["event"] == "plan":

@@ -1,4 +1,4 @@
-"""What is between a client and its server: a TCP proxy that cuts, and that can be slow to take new connections."""
+"""A TCP proxy between a client and its server. It cuts connections, and can delay new ones."""
 
 import asyncio
 
@@ -6,8 +6,8 @@ from matrix.proxy import Proxy
 
 
 class Relay(Proxy):
-    """As that of the interop tests. While it holds, connections are taken and nothing passes on them, as in a network that is
-    down: of clients that are refused some give up after two attempts."""
+    """The proxy of the interop tests, with a hold. While it holds, connections are accepted and transfer nothing, as
+    in a failed network. Connections are not refused, because some clients give up after two refused attempts."""
 
     def __init__(self, port, changed):
         super().__init__(port, changed)

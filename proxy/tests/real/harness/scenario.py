@@ -1,10 +1,10 @@
-"""The stories of clients that are cut off in the middle of a call."""
+"""The stories of clients that are cut off during a call."""
 
 from dataclasses import dataclass
 
-# After the end of the grace, when a cancel has been told long since.
+# Time in seconds after the end of the grace, when a cancel has long been sent.
 AFTER_GRACE = 1.5
-# What a cancel may be late before a cell is given up. The referee has its own opinion.
+# Maximum delay of a cancel before a cell is abandoned. The referee has its own limit.
 PATIENCE = 5.0
 
 
@@ -12,15 +12,15 @@ PATIENCE = 5.0
 class Scenario:
     key: str
     title: str
-    # How long the tool works.
+    # Duration of the tool's work.
     seconds: float
-    # Whether the client comes back for its answer.
+    # Whether the client resumes for its answer.
     answered: bool = True
 
     async def play(self, cell):
         await cell.streaming()
         if not self.answered:
-            # All others should have begun: what begins takes time of a machine on which this is about milliseconds.
+            # All other cells should have begun, because starting them would distort delays of milliseconds.
             await cell.quiet()
         cell.cut()
         match self.key:

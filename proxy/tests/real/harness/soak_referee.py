@@ -5,7 +5,7 @@ from collections import Counter
 from .actor import GRACE, LONG
 from .facts import read
 
-# How late a cancel may be on a machine that is busy, and how early by the clocks of three processes.
+# Tolerance for late cancels on a busy machine, and for early cancels by the clocks of three processes.
 MARGIN = 2.0
 EARLY = 0.05
 
@@ -21,7 +21,7 @@ class Call:
         return next(iter(self.at(event)), None)
 
     def absences(self):
-        """From when to when its client was away."""
+        """The intervals in which the client was disconnected."""
         left = None
         for fact in self.facts:
             if fact["event"] == "left":
@@ -35,13 +35,13 @@ class Call:
     def may_be_cancelled(self, at, is_early):
         if any(told is not None and told - EARLY <= at for told in (self.first("told"), self.first("deleted"))):
             return True
-        # Who left before there was an event id may be cancelled at once.
+        # A call whose client disconnects before the first event id may be cancelled at once.
         grace = 0.0 if is_early else GRACE
         return any(left + grace - EARLY <= at <= back + MARGIN for left, back in self.absences() if back - left >= grace)
 
     def is_orphan(self, cancelled):
-        """Whether its client came back only after the grace, and the tool was not through by then: on a busy machine a process may
-        need longer to start than its client stays away."""
+        """Returns whether the client resumed only after the grace, and before the tool had ended. On a busy machine
+        the start of a process may take longer than the client is disconnected."""
         return cancelled is not None and any(left + GRACE - EARLY <= cancelled for left, _ in self.absences())
 
     def judge(self, story):
@@ -49,7 +49,7 @@ class Call:
         if cancelled is not None and not self.may_be_cancelled(cancelled, story == "early"):
             yield "wrong cancel"
         if started is None:
-            # Nobody waited for the server to take it.
+            # The client did not wait until the server accepted the call.
             if story != "early":
                 yield "never started"
             return
@@ -71,7 +71,7 @@ class Call:
 
 
 def judge(folder):
-    """Prints what was counted and what is wrong. Returns the counts of what was wrong with calls, and how much was in all."""
+    """Prints the counts and the faults. Returns the number of faulty calls, and the total."""
     calls, faults, stories, deleted = {}, [], Counter(), {}
     for fact in read(folder):
         if "cell" in fact:

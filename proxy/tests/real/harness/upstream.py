@@ -1,4 +1,4 @@
-"""A server that runs, and mostly the proxy in front of it."""
+"""A running server, in most cases with the proxy in front."""
 
 import asyncio
 import re
@@ -11,7 +11,7 @@ LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
 
 
 class Serving:
-    """Where the cells of an upstream and a tier connect."""
+    """The server of the cells of an upstream and a tier."""
 
     def __init__(self, upstream, tier, facts, work):
         self.upstream = upstream
@@ -30,7 +30,7 @@ class Serving:
 
     @property
     def server_pid(self):
-        """Of a server over HTTP, which was started here."""
+        """The process id of a server over HTTP, which was started here."""
         return self._server and self._server.pid
 
     async def start(self, proxy, options):
@@ -58,7 +58,8 @@ class Serving:
         raise RuntimeError(f"{self.name}: the proxy does not listen:\n{self.log.read_text()}")
 
     async def end(self):
-        """Ends the proxy as a service manager does, then the server. Returns whether the proxy ended by itself, in time."""
+        """Ends the proxy as a service manager does, then the server. Returns whether the proxy ended by itself, in
+        time."""
         ended = True
         if self._proxy and self._proxy.returncode is None:
             self._proxy.send_signal(signal.SIGTERM)
@@ -71,14 +72,14 @@ class Serving:
         if self._proxy:
             ended = ended and self._proxy.returncode == 0
         if self._server and self._server.runs:
-            # Calls that run on for nobody would hold it up.
+            # Calls that run on without a client would delay it.
             self._server.kill()
             await self._server.end()
         return ended
 
 
 def lives(pid):
-    """Whether there is such a process, and it is no zombie."""
+    """Returns whether the process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] != "Z"

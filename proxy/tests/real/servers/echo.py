@@ -1,10 +1,11 @@
-"""A server that says back what it got, and writes down every byte that it got and sent.
+"""A server that echoes its input, and records every byte that it receives and sends.
 
     python echo.py FILE stdio|json|sse|session
 
-Each line of the file is ["got" or "sent", the message as text]. A request is answered with itself as the result, and before
-that, where the way back has room for it, with itself in a notification and in a request of the server. `json` answers with
-JSON, `sse` with events, `session` with events in a session. Over HTTP the first line of standard output says the port.
+Each line of the file is ["got" or "sent", the message as text]. A request is answered with itself as the result. Before
+the answer, where the transport allows it, the server sends the request as a notification and as a request of its own.
+`json` answers with JSON, `sse` with events, `session` with events in a session. Over HTTP the first line of stdout is
+the port.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ FILE, MODE = sys.argv[1:]
 
 
 class Number(str):
-    """As it was written."""
+    """A number in its original spelling."""
 
 
 def read(raw):
-    """The members of a message. A number stays its text."""
+    """The members of a message. A number stays text."""
     return json.loads(raw, parse_int=Number, parse_float=Number)
 
 
@@ -34,13 +35,13 @@ def note(what, message):
 
 
 def answers(raw):
-    """What the server says to a message."""
+    """The server's output for a message."""
     note("got", raw)
     message = read(raw)
     if "method" not in message or "id" not in message:
         return
     if message["method"] == "initialize":
-        # So that the client is told of events.
+        # So that the client supports events.
         revision = json.dumps(message["params"]["protocolVersion"])
         raw = f'{{"protocolVersion":{revision},"capabilities":{{}},"serverInfo":{{"name":"echo","version":"0"}},"got":{raw}}}'
     elif MODE != "json":

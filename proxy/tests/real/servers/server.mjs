@@ -1,9 +1,10 @@
-// The TypeScript SDK, 1.x or 2.x, as a server with one tool, which takes its time and writes down what became of it.
+// The TypeScript SDK, 1.x or 2.x, as a server with one tool, which works for a while and records its outcome.
 //
 //     node server.mjs sdk|server FACTS stdio|session|json|store|stateless|handler
 //
-// The first argument is the npm package of @modelcontextprotocol; `json` is `session` with answers in JSON, `store` with
-// an event store, and `handler` what `createMcpHandler` of SDK 2.x makes. Over HTTP the first line of standard output says the port.
+// The first argument is the npm package of @modelcontextprotocol; `json` is `session` with answers in JSON, `store` has
+// an event store, and `handler` is made by `createMcpHandler` of SDK 2.x. Over HTTP the first line of stdout is the
+// port.
 
 import { AsyncLocalStorage } from 'node:async_hooks';
 import { randomUUID } from 'node:crypto';
@@ -34,7 +35,7 @@ function note(event, more) {
     appendFileSync(facts, JSON.stringify({ event, at: Date.now() / 1000, pid: process.pid, ...more }) + '\n');
 }
 
-// The response to the request that is served, where it is all that a server can be told by.
+// The response to the current request, if a closed response is the only notice of a disconnect.
 const served = new AsyncLocalStorage();
 
 async function work({ cell, bytes }, context) {
@@ -58,7 +59,7 @@ function server() {
     return server;
 }
 
-// All events of all streams. An id is a number, which says nothing of its stream.
+// All events of all streams. An id is a number that does not identify its stream.
 class Store {
     events = [];
 
@@ -104,8 +105,8 @@ async function stateless(request, response) {
     await transport.handleRequest(request, response);
 }
 
-// Node forgets to tell who listens to a request's signal once it has collected the request (nodejs/node#55428), which it does
-// when it likes.
+// Node may not notify the listeners of a request's signal after it has garbage-collected the request
+// (nodejs/node#55428).
 function byHandler(handler) {
     return (request, response) => served.run(response, () => handler(request, response));
 }
@@ -120,7 +121,7 @@ if (mode === 'stdio') {
     listener.listen(0, '127.0.0.1', () => {
         console.log(JSON.stringify({ event: 'listening', port: listener.address().port }));
     });
-    // A stray rejection of one cell must not end the others.
+    // An unhandled rejection of one cell must not end the others.
     process.on('unhandledRejection', error => console.error(error));
     process.stdin.on('end', () => process.exit()).resume();
 }

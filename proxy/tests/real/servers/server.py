@@ -1,9 +1,9 @@
-"""The Python SDK, 1.x or 2.x, as a server with one tool, which takes its time and writes down what became of it.
+"""The Python SDK, 1.x or 2.x, as a server with one tool, which works for a while and records its outcome.
 
     python server.py FACTS stdio|session|json|store|stateless [sync]
 
-`json` is `session` with answers in JSON, `store` with an event store. `sync` has a tool that is an ordinary function and cannot be stopped. Over HTTP the
-first line of standard output says the port.
+`json` is `session` with answers in JSON, `store` has an event store. `sync` has a tool that is an ordinary function and
+cannot be stopped. Over HTTP the first line of stdout is the port.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def note(event, **more):
 
 
 class Store(EventStore):
-    """All events of all streams. An id is a number, which says nothing of its stream."""
+    """All events of all streams. An id is a number that does not identify its stream."""
 
     def __init__(self):
         self.events = []

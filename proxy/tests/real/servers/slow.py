@@ -1,9 +1,11 @@
-"""A server without an SDK for many calls at a time: it takes the time that a call says, heeds cancels, and writes all down.
+"""A server without an SDK for many concurrent calls. It works as long as a call requests, obeys cancels, and records
+everything.
 
     python slow.py FACTS stdio|session
 
-Over HTTP it has sessions and no event ids: like the SDKs it works on when a client hangs up, and what it then sends is lost.
-A call that is cancelled is not answered, and of every other one the stream stays open. The first line says the port.
+Over HTTP it has sessions and no event ids. Like the SDKs it runs on after a disconnect, and its later messages are
+lost. A cancelled call is not answered, and the stream of every other cancelled call stays open. The first line is the
+port.
 """
 
 import asyncio
@@ -33,7 +35,7 @@ class Session:
         self.calls = {}
 
     async def call(self, message, say):
-        """Works, and says progress and the answer."""
+        """Works, and sends progress and the answer."""
         cell = message["params"]["arguments"]["cell"]
         token = message["params"]["_meta"]["progressToken"]
         left, step = message["params"]["arguments"]["seconds"], 0
@@ -55,7 +57,7 @@ class Session:
 
         def over(call):
             del self.calls[message["id"]]
-            # Also of one that was cancelled before its first step.
+            # Also for a call that was cancelled before its first step.
             if call.cancelled():
                 note("cancelled", cell=cell)
 
@@ -63,7 +65,7 @@ class Session:
         return call
 
     def take(self, message):
-        """A message that is no call. What there is to say at once."""
+        """Accepts a message that is not a call. Returns the immediate answer."""
         if message.get("method") == "notifications/cancelled":
             if call := self.calls.get(message["params"]["requestId"]):
                 call.cancel()
@@ -137,7 +139,7 @@ async def serve(sessions, reader, writer):
 
 
 async def stream(session, message, writer):
-    """The events of a call. What a client is not there for is lost."""
+    """The events of a call. Events are lost while the client is disconnected."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
 
     def say(event):
@@ -149,7 +151,7 @@ async def stream(session, message, writer):
     if not call.cancelled() or message["id"] % 2:
         writer.write(b"0\r\n\r\n")
     else:
-        # As long as its client likes.
+        # Open until the client closes it.
         await writer.wait_closed()
 
 

@@ -1,8 +1,8 @@
-//! The cases of the support table, played against a server by clients that hang up.
+//! The cases of the support table, played against a server by clients that disconnect.
 //!
-//! A server is served in every [`Tier`] and [`Mode`] that it has, in this process, with a tool that [`work`]s. What becomes
-//! of its calls goes to stdout, a line of JSON for each case. All cases run at the same time, with the grace that is the
-//! default, so a server takes about half a minute.
+//! A server runs in this process, in every [`Tier`] and [`Mode`] that it supports, with a tool that calls [`work`]. The
+//! result of each case is a line of JSON on stdout. All cases run concurrently with the default grace, so a server
+//! takes about half a minute.
 
 use std::{convert::Infallible, future::pending, mem, net::SocketAddr, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 pub use test_support::{PATH, Witness};
 
-/// What is around a server.
+/// The layers around a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
     /// Nothing.
@@ -23,11 +23,11 @@ pub enum Tier {
     Layer,
     /// The layer, and the session manager of rmcp 3.
     Manager,
-    /// The same, and the layer probes: for a server that notices no closed connection.
+    /// As `Manager`, and the layer probes. For a server that does not detect closed connections.
     Probed,
 }
 
-/// What its clients send.
+/// The requests of the clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Calls in a session.
@@ -40,31 +40,31 @@ pub enum Mode {
     Plain,
 }
 
-/// A server to be served.
+/// The set-up of a server.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// What is around it.
+    /// The layers around it.
     pub tier: Tier,
-    /// What its clients send.
+    /// The requests of its clients.
     pub mode: Mode,
-    /// For its tool.
+    /// The witness of its tool.
     pub witness: Witness,
 }
 
-/// What became of a call that lost its client.
+/// What happened to a call whose client disconnected.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
-    /// The token of its server fired, this long after the hang-up.
+    /// The server's own token fired, this long after the disconnect.
     Cancelled(Duration),
     /// Only its `CallToken` fired.
     Told(Duration),
     /// The future of its handler was dropped.
     Dropped(Duration),
-    /// Nothing, until nobody looked any more.
+    /// The call still ran when `WATCHED` had passed.
     RunsOn,
 }
 
-/// A client that hangs up on a call.
+/// A client that disconnects during its call.
 #[derive(Clone, Debug)]
 struct Case {
     tier: Tier,
@@ -74,34 +74,34 @@ struct Case {
     witness: Witness,
 }
 
-/// Whether the client comes back.
+/// Whether the client resumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Story {
-    /// It leaves for good.
+    /// It does not.
     Leaves,
-    /// It comes back while the call goes on.
+    /// It resumes while the call runs.
     ComesBack,
-    /// It comes back after the call has ended.
+    /// It resumes after the call has ended.
     ComesLate,
 }
 
-/// The time between two probes.
+/// Interval between two probes.
 pub const PROBE: Duration = Duration::from_secs(1);
 
-/// How long a probed server takes to notice a hang-up: it sees the second write fail.
+/// Time until a probed server detects a disconnect, with the failure of its second write.
 const NOTICED: Duration = Duration::from_secs(2);
 
-/// What still counts as at once, and how far from its end a grace may end.
+/// Tolerance for "at once", and for the end of a grace.
 const SLACK: Duration = Duration::from_millis(1_500);
 
-/// How long a client waits for what may never come.
+/// Timeout of a client.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a call is watched after its client has gone.
+/// How long a call is observed after its client has disconnected.
 const WATCHED: Duration = Duration::from_secs(27);
 
-/// What a tool does: it works until its label is released, its server's own token fires, or its future is dropped. Returns
-/// whether it was released.
+/// The work of a tool. It ends when its label is released, when the server's own token fires, or when its future is
+/// dropped. Returns `true` if it was released.
 pub async fn work(
     witness: &Witness,
     label: &str,
@@ -128,12 +128,12 @@ pub async fn work(
     held == Held::Released
 }
 
-/// The label in the arguments of a call.
+/// Returns the label in the arguments of a call.
 pub fn label(arguments: &Value) -> &str {
     arguments["label"].as_str().expect("every call has a label")
 }
 
-/// Plays all cases that a server has, and prints what became of them. `name` is the server's in the table.
+/// Plays all cases of a server and prints their results. `name` is the server's name in the table.
 pub async fn judge(
     name: &str,
     tiers: &[Tier],
@@ -178,7 +178,7 @@ pub async fn judge(
 // === impl Setup ===
 
 impl Setup {
-    /// The layer, if this tier has it.
+    /// Returns the layer, if this tier has one.
     pub fn layer(&self) -> Option<CancelOnDisconnectLayer> {
         match self.tier {
             Tier::Bare => None,
@@ -203,7 +203,7 @@ impl Setup {
 // === impl Story ===
 
 impl Story {
-    /// What may happen there. Who has no session cannot come back, and what comes back to a bare server is not asked.
+    /// The possible stories. A client without a session cannot resume. Resuming from a bare server is not tested.
     fn of(tier: Tier, mode: Mode) -> &'static [Self] {
         match (tier, mode) {
             (Tier::Layer | Tier::Manager | Tier::Probed, Mode::Session) => {
@@ -269,7 +269,7 @@ impl Case {
         }
     }
 
-    /// What becomes of a call whose client has gone.
+    /// Returns what happens to a call whose client has disconnected.
     async fn fate(&self, label: &str, gone: Instant) -> Fate {
         loop {
             let left = WATCHED.saturating_sub(gone.elapsed()).min(PATIENCE);
@@ -285,7 +285,7 @@ impl Case {
         told.map_or(Fate::RunsOn, |it| Fate::Told(it.at() - gone))
     }
 
-    /// How long the server takes to notice a hang-up.
+    /// Time until the server detects a disconnect.
     fn noticed(&self) -> Duration {
         match self.tier {
             Tier::Probed => NOTICED,
@@ -317,7 +317,7 @@ impl Fate {
     }
 }
 
-/// The id of the last event that has come, if the answer is a stream that has ids.
+/// Reads up to the first event id and returns it. Returns `None` if the answer is not a stream with ids.
 async fn last_event(call: &mut Connection) -> Option<String> {
     if !call.head().await.is_event_stream() {
         return None;
@@ -329,7 +329,7 @@ async fn last_event(call: &mut Connection) -> Option<String> {
     }
 }
 
-/// The label of a call's `CallToken`.
+/// The label under which a call's `CallToken` is recorded.
 fn told(label: &str) -> String {
     format!("{label}, its CallToken")
 }

@@ -1,4 +1,4 @@
-//! mcpkit-axum, whose router is one of axum. It serves nothing without a session.
+//! mcpkit-axum, whose router is an axum router. It serves nothing without a session.
 
 use std::{future::pending, net::SocketAddr};
 

@@ -1,4 +1,4 @@
-//! Routes without MCP, on axum and on hyper alone. Their work outlives its handler, as work in a task of its own does.
+//! Routes without MCP, on axum and on hyper alone. Their work runs in a separate task and outlives the handler.
 
 use std::{convert::Infallible, future::pending, net::SocketAddr};
 
@@ -15,7 +15,7 @@ use mcp_cancel_on_disconnect::CallToken;
 use tokio::net::TcpListener;
 use tower::{Layer as _, Service, service_fn};
 
-/// What every client of this server does.
+/// The story of every client of this server.
 const LABEL: &str = "Leaves";
 
 #[tokio::main]

@@ -1,4 +1,4 @@
-//! pmcp, whose router is one of axum.
+//! pmcp, whose router is an axum router.
 
 use std::{future::pending, net::SocketAddr, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! rmcp 3: of the oldest version that the library takes, and of the newest.
+//! rmcp 3, in the oldest version that the library supports and in the newest.
 
 use std::{net::SocketAddr, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! tower-mcp, whose router is one of axum.
+//! tower-mcp, whose router is an axum router.
 
 use std::{future::pending, net::SocketAddr};
 

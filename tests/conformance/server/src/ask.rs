@@ -1,4 +1,4 @@
-//! The tools that ask the client something before they answer.
+//! The tools that send the client a request before they answer.
 
 #![expect(
     deprecated,

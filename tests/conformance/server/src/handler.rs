@@ -1,4 +1,4 @@
-//! The handler: what it offers, and the requests that are neither tools nor prompts.
+//! The handler: its capabilities, and the requests that are neither tools nor prompts.
 
 #![expect(
     deprecated,
@@ -29,12 +29,12 @@ use rmcp::{
 
 use crate::resources;
 
-/// One for each session.
+/// Each session has its own.
 #[derive(Clone)]
 pub(crate) struct Conformance {
     tool_router: ToolRouter<Self>,
     prompt_router: PromptRouter<Self>,
-    /// The least [`LoggingLevel`] that is sent.
+    /// The lowest [`LoggingLevel`] that is sent.
     level: Arc<AtomicU8>,
 }
 
@@ -122,7 +122,7 @@ impl ServerHandler for Conformance {
         Ok(ReadResourceResult::new(vec![contents]).into())
     }
 
-    /// Nothing here ever changes, so there is nothing to remember.
+    /// Resources never change, so subscriptions are not stored.
     async fn subscribe(
         &self,
         _: SubscribeRequestParams,

@@ -1,8 +1,8 @@
-//! An rmcp server with the tools, prompts and resources that the server scenarios of the official conformance
-//! suite ask for, bare or with the layer. `../run` runs it; the suite's scenario descriptions are its specification.
+//! An rmcp server with the tools, prompts and resources of the server scenarios in the official conformance suite, bare
+//! or with the layer. `../run` runs it; the suite's scenario descriptions are its specification.
 //!
-//! Its first line on stdout is its URL, the second, when SIGTERM ends it, what the layer saw ([`tally`]). What it logs
-//! (`RUST_LOG`) goes to stderr.
+//! The first line on stdout is its URL. SIGTERM ends it; it then writes the layer's observations ([`tally`]) as a
+//! second line. Logs (`RUST_LOG`) are written to stderr.
 
 use std::{error::Error, io, process::ExitCode, sync::Arc, time::Duration};
 

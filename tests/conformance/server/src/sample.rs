@@ -1,4 +1,4 @@
-//! The smallest media that are what they say, base64.
+//! The smallest valid media files, in base64.
 
 /// A PNG of one red pixel.
 pub(crate) const PNG: &str =

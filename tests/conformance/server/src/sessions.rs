@@ -1,8 +1,8 @@
 //! Sessions whose tools can end their own stream.
 //!
-//! SEP-1699 lets a server end the stream of a call and have the client poll for the rest of it. rmcp can do that
-//! ([`LocalSessionHandle::close_sse_stream`]), but tells no handler which stream is its own. So [`Sessions`] opens
-//! the streams itself, as [`LocalSessionManager`] does, and puts an [`OwnStream`] into the message that opened one.
+//! SEP-1699 lets a server end the stream of a call and have the client poll for the rest. rmcp supports that
+//! ([`LocalSessionHandle::close_sse_stream`]), but a handler cannot find its own stream. So [`Sessions`] opens the
+//! streams itself, as [`LocalSessionManager`] does, and puts an [`OwnStream`] into the message that opened one.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ pub(crate) struct OwnStream {
 // === impl OwnStream ===
 
 impl OwnStream {
-    /// Ends the stream without an answer. The client shall be back after `retry`.
+    /// Ends the stream without an answer. The client is asked to resume after `retry`.
     pub(crate) async fn end(&self, retry: Duration) -> Result<(), SessionError> {
         self.session.close_sse_stream(self.id, Some(retry)).await
     }

@@ -1,4 +1,5 @@
-//! A tally of what became of the calls, by the layer's own account: a client may be served well while the layer loses track.
+//! Counts the outcomes of calls as the layer reports them. A client may be served correctly while the layer loses a
+//! call.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,7 +9,7 @@ use std::{
 use mcp_cancel_on_disconnect::{CallId, Event};
 use serde_json::{Value, json};
 
-/// How many calls were seen, and how they ended.
+/// Number of observed calls, and their outcomes.
 #[derive(Default)]
 pub(crate) struct Tally(Mutex<Counts>);
 
@@ -41,7 +42,7 @@ impl Tally {
         }
     }
 
-    /// One line. `registered` is how many calls are in flight by the registry's count.
+    /// One line. `registered` is the registry's number of calls in flight.
     pub(crate) fn report(&self, registered: usize) -> Value {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut open: Vec<_> = counts.open.values().collect();

@@ -1,4 +1,4 @@
-//! The tools that answer by themselves. Those that ask the client first are in [`ask`](crate::ask).
+//! The tools that need no response of the client. The others are in [`ask`](crate::ask).
 
 #![expect(
     deprecated,
@@ -25,14 +25,14 @@ use crate::{
     sessions::OwnStream,
 };
 
-/// Between two messages of a tool that sends several.
+/// Pause between two messages of a tool that sends several.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What a client of `test_reconnection` is told to wait. The suite does not: it is back at once.
+/// The reconnect delay that `test_reconnection` sends. The suite ignores it and resumes immediately.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How long `test_reconnection` works on when its stream is gone: longer than the suite needs to come back, since
-/// rmcp loses an answer that nobody waits for.
+/// Time for which `test_reconnection` works on after its stream has ended. It is longer than the suite needs to resume,
+/// because rmcp loses an answer without a connected client.
 const WORK: Duration = Duration::from_secs(3);
 
 #[tool_router(router = tools, vis = "pub(crate)")]

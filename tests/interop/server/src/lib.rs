@@ -1,4 +1,4 @@
-//! Lines of JSON on standard input and output: how `run` talks to the server and to the client.
+//! Lines of JSON on stdin and stdout, the connection between `run` and the server or the client.
 
 use std::{
     io::{self, Write as _},
@@ -9,14 +9,14 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines, Stdin};
 
-/// Orders from `run`, until it closes the pipe.
+/// Orders of `run`, until it closes the pipe.
 pub struct Orders(Lines<BufReader<Stdin>>);
 
-/// Tells `run` that `event` happened, and when.
+/// Reports to `run` that `event` happened, with the time.
 ///
 /// # Panics
 ///
-/// If `more` is not an object, or `run` does not listen any more.
+/// If `more` is not an object, or if `run` has closed the pipe.
 pub fn tell(event: &str, more: Value) {
     let at = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -34,17 +34,17 @@ pub fn tell(event: &str, more: Value) {
 // === impl Orders ===
 
 impl Orders {
-    /// What comes on standard input.
+    /// Reads from stdin.
     #[must_use]
     pub fn stdin() -> Self {
         Self(BufReader::new(tokio::io::stdin()).lines())
     }
 
-    /// The next order, or `None` after the last.
+    /// Returns the next order. Returns `None` after the last one.
     ///
     /// # Panics
     ///
-    /// If it is not what this program understands.
+    /// If the line is not an order of this program.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Option<T> {
         let line = self.0.next_line().await.ok()??;
         Some(serde_json::from_str(&line).expect("an order that this program knows"))

@@ -1,11 +1,11 @@
-//! Judges whether answers went where they belong, and nowhere else.
+//! Judges whether every answer was delivered to its own client, and only there.
 //!
-//! - On every stream of a call nobody's answer but its own may come, under its own id, and all of it.
-//! - Whoever is there when the handler answers gets the answer, within a second.
-//! - With the session manager, whoever comes back with an event id of the call, after it was answered, gets it too.
-//! - Whoever comes back to a call that was cancelled because nobody came gets the error -32800.
-//! - Whoever is there when a call is cancelled that he did not end himself gets an error, within a second.
-//! - A standalone stream carries no answers. (Where the layer stands alone, rmcp may send one that was cancelled.)
+//! - A stream of a call has only that call's answer, under its own id, and complete.
+//! - A client that is connected when the handler answers receives the answer within a second.
+//! - With the session manager, a client that resumes with an event id of the call after its answer also receives it.
+//! - A client that resumes an orphan after its cancel receives the error -32800.
+//! - A client that is connected when its call is cancelled, other than by itself, receives an error within a second.
+//! - A standalone stream has no answers. (Without the session manager, rmcp may send that of a cancelled call.)
 
 use super::{
     history::{CallHistory, End, History, Stream},
@@ -13,18 +13,18 @@ use super::{
 };
 use crate::clock::{Micros, SECOND};
 
-/// What is wrong with what its client got.
+/// A wrong delivery to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Misdelivery {
-    /// Somebody else's, or under another id, or cut.
+    /// The answer of another call, an answer under another id, or an incomplete one.
     WrongAnswer,
-    /// The client was there, and did not get it.
+    /// The client was connected and did not receive the answer.
     LostAnswer,
-    /// It came back too late, or was there when the server ended the call, and was not told.
+    /// The client resumed too late, or was connected when the server ended the call, and received no error.
     NotTold,
 }
 
-/// How long a session remembers, at least: it is closed when it was idle for a while.
+/// Minimum time for which a session remembers, because an idle session is closed.
 const REMEMBERED: Micros = 5 * SECOND;
 const CANCELLED: i64 = -32_800;
 const TIMED_OUT: i64 = -32_001;
@@ -82,7 +82,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
             return Some(Misdelivery::NotTold);
         }
         let later = generations.get(turn + 1..).unwrap_or_default();
-        // The next one takes it over, unless it was gone again.
+        // A later stream takes over, unless its client had disconnected again.
         let takes_over = |later: &&&Stream| {
             let gone = later.gone_from(0).unwrap_or(Micros::MAX);
             later.opened > ended || gone > ended.saturating_sub(RACE)
@@ -101,10 +101,10 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         let late = stream.opened > ended;
         match end {
             End::Answered if late && !call.setup.wrapped => {}
-            // On its way when the handler answered: only the session manager keeps answers.
+            // The head was not sent when the handler answered. Only the session manager retains answers.
             End::Answered if !late && !call.setup.wrapped && !stream.is_there_at(ended) => {}
             End::Answered if late && stream.opened > ended + REMEMBERED => {}
-            // It was told to come back for it.
+            // The client was asked to resume.
             End::Answered if !late && call.was_polled(stream, ended) => {}
             _ if stream.was_replaced(&generations) => {}
             End::Answered if stream.answer.is_none() && stream.error.is_none() => {
@@ -126,12 +126,12 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
     None
 }
 
-/// The answers on standalone streams that should not be there.
+/// The number of wrong answers on standalone streams.
 pub(super) fn strays(history: &History) -> usize {
     let strays = history.standalone.values().filter(|stream| {
         stream.answer.as_ref().is_some_and(|(_, _, of, _)| {
             let call = history.calls.get(of.as_str());
-            // That of a cancelled call, in its own session, is rmcp's.
+            // rmcp sends the answer of a cancelled call in its own session.
             call.is_none_or(|call| call.setup.wrapped || call.session != stream.session)
         })
     });
@@ -141,12 +141,13 @@ pub(super) fn strays(history: &History) -> usize {
 // === impl CallHistory ===
 
 impl CallHistory {
-    /// Whether this error says why it ended. Where the machine stalls it may have timed out, and not been given up.
+    /// Returns `true` if this error explains the end. On a stalled machine a call may time out before it becomes an
+    /// orphan.
     fn is_told_by(&self, code: i64) -> bool {
         code == CANCELLED || code == TIMED_OUT && self.setup.call_timeout.is_some()
     }
 
-    /// The server had ended this stream, on purpose, before the handler answered.
+    /// Returns `true` if the server ended this stream on purpose before the handler answered.
     fn was_polled(&self, stream: &Stream, answered: Micros) -> bool {
         let over = stream.over.filter(|&over| over < answered + RACE);
         over.is_some_and(|over| {
@@ -160,10 +161,10 @@ impl CallHistory {
 // === impl Stream ===
 
 impl Stream {
-    /// Until when its client read.
+    /// The time until which its client read.
     fn stays_to(&self) -> Micros {
         let leaving = self.leaving.map(|(at, _)| at);
-        // That the server ended it is no excuse of the server.
+        // The end of the stream by the server does not count, because it is no excuse for the server.
         leaving
             .into_iter()
             .chain(self.stops)
@@ -171,7 +172,7 @@ impl Stream {
             .unwrap_or(Micros::MAX)
     }
 
-    /// Its client read when the call was cancelled, and got no error.
+    /// Returns `true` if its client read when the call was cancelled, and received no error.
     fn ends_without_a_word(&self, cancelled: Micros, history: &History) -> bool {
         let by = cancelled + SECOND;
         let by = by + history.stalls.within(cancelled, by + SECOND);
@@ -183,7 +184,7 @@ impl Stream {
         was_there && self.error.is_none() && (is_over || over >= by && self.stays_to() > by)
     }
 
-    /// The server had ended it, because its client was there on another one.
+    /// Returns `true` if the server ended the stream because its client was connected on another one.
     fn was_replaced(&self, generations: &[&Self]) -> bool {
         let Some(over) = self.over else {
             return false;
@@ -194,7 +195,7 @@ impl Stream {
         })
     }
 
-    /// Its head had come, and the server had not ended it.
+    /// Returns `true` if its head had arrived and the server had not ended it.
     fn is_there_at(&self, at: Micros) -> bool {
         self.head
             .is_some_and(|(head, status)| status == 200 && head < at)

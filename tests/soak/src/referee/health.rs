@@ -1,15 +1,15 @@
-//! Judges whether the server came to rest, and whether it grew: what is left after the second round against the first.
+//! Judges whether the server became idle and whether it grew, by its state after the second round and after the first.
 
 use super::history::History;
 use crate::fact::Gauge;
 
-/// What a server that has nothing to do may differ by.
+/// Tolerated differences of an idle server.
 const DESCRIPTORS: usize = 4;
 const TASKS: usize = 6;
-/// The allocator keeps what it once had.
+/// The allocator retains freed memory.
 const RESIDENT_KIB: u64 = 16 * 1024;
 
-/// The server in both quiet times.
+/// The server in both quiet periods.
 #[derive(Debug, Clone)]
 pub struct Health {
     pub first: Gauge,
@@ -19,7 +19,7 @@ pub struct Health {
 // === impl Health ===
 
 impl Health {
-    /// The newest gauges of both quiet times, if there were two.
+    /// Returns the newest gauges of both quiet periods. Returns `None` if there were fewer than two.
     pub(super) fn of(history: &History) -> Option<Self> {
         let gauge = |from: u64, to: u64| {
             let mut within = history
@@ -35,7 +35,7 @@ impl Health {
         })
     }
 
-    /// What does not go back to where it was.
+    /// The gauges that did not return to their former value.
     pub(super) fn leaks(&self) -> Vec<String> {
         let Self { first, last } = self;
         let mut leaks = Vec::new();

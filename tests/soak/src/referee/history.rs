@@ -1,4 +1,4 @@
-//! The facts, sorted by what they are about.
+//! The facts, sorted by subject.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,12 +12,12 @@ use crate::{
     setup::{GRACE, Setup},
 };
 
-/// All that is known of a run.
+/// Everything known of a run.
 #[derive(Debug, Default)]
 pub(super) struct History {
     pub(super) calls: HashMap<Call, CallHistory>,
     pub(super) sessions: HashMap<Arc<str>, SessionHistory>,
-    /// Streams of no call: the standalone ones.
+    /// The standalone streams, which have no call.
     pub(super) standalone: HashMap<Number, Stream>,
     pub(super) stalls: Stalls,
     pub(super) drains: Vec<(Micros, Option<Micros>)>,
@@ -27,9 +27,9 @@ pub(super) struct History {
     pub(super) fault: Option<String>,
     pub(super) seed: Option<u64>,
     pub(super) end: Micros,
-    /// Calls that were about to be asked with an id in use.
+    /// Calls that were about to be sent with an id in use.
     reuses: HashSet<Call>,
-    /// What followed from no fact before it.
+    /// Facts that follow from no earlier fact.
     pub(super) unexplained: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct CallHistory {
     pub(super) session: Option<Arc<str>>,
     pub(super) id: String,
     pub(super) asked: Micros,
-    /// That of the POST first, then those of all attempts to resume.
+    /// The stream of the POST, then those of all attempts to resume.
     pub(super) streams: Vec<Stream>,
     pub(super) started: Vec<Micros>,
     /// How its handler ended.
@@ -50,7 +50,7 @@ pub(super) struct CallHistory {
     pub(super) cancelling: Option<Micros>,
     pub(super) cancelled: Option<Micros>,
     pub(super) polled: Vec<Micros>,
-    /// Its id was used twice at a time.
+    /// Another call used its id at the same time.
     pub(super) reused: bool,
     pub(super) outcome: Option<Option<String>>,
 }
@@ -63,7 +63,7 @@ pub(super) enum End {
     Dropped,
 }
 
-/// A request and its response, as its client saw them.
+/// A request and its response, as its client observed them.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) number: Number,
@@ -73,7 +73,7 @@ pub(super) struct Stream {
     pub(super) sent: Option<Micros>,
     pub(super) head: Option<(Micros, u16)>,
     pub(super) event_ids: Vec<String>,
-    /// The handler whose answer came, and whether it was all of it.
+    /// The answer, its handler, and whether it is complete.
     pub(super) answer: Option<(Micros, String, String, bool)>,
     pub(super) error: Option<(Micros, String, i64)>,
     pub(super) stops: Option<Micros>,
@@ -88,7 +88,7 @@ pub(super) struct SessionHistory {
     pub(super) deleted: Option<Micros>,
 }
 
-/// When a process did not run: beginnings and ends.
+/// The times when a process did not run: begin and end.
 #[derive(Debug, Default)]
 pub(super) struct Stalls(pub(super) Vec<(Micros, Micros)>);
 
@@ -123,7 +123,7 @@ impl History {
                 streams.insert(*stream, Some(call.clone()));
                 let first = Stream::new(*stream, session.clone(), at, None);
                 if let Some(call) = self.calls.get_mut(call) {
-                    // An SDK that sends it once more.
+                    // An SDK repeats the request.
                     return call.streams.push(first);
                 }
                 let history = CallHistory {
@@ -268,23 +268,23 @@ impl CallHistory {
         self.ended.get_or_insert((at, end));
     }
 
-    /// How long it waits for its client.
+    /// The grace of the call.
     pub(super) fn grace(&self) -> Micros {
         if self.session.is_some() { GRACE } else { 0 }
     }
 
-    /// When its handler started, if it did.
+    /// The start of its handler, if it started.
     pub(super) fn start(&self) -> Option<Micros> {
         self.started.first().copied()
     }
 
-    /// When its handler would have ended by itself.
+    /// The time at which its handler would have ended by itself.
     pub(super) fn natural_end(&self) -> Option<Micros> {
         let work = u64::try_from(self.job.work.as_micros()).unwrap_or(u64::MAX);
         self.start().map(|start| start + work)
     }
 
-    /// The streams that are the call's: the first, and each resume after an event of one before it.
+    /// The streams of the call: the first, and each resume after an event of an earlier stream.
     pub(super) fn generations(&self) -> Vec<&Stream> {
         let mut known: Vec<&str> = Vec::new();
         let mut generations: Vec<&Stream> = Vec::new();
@@ -328,7 +328,7 @@ impl Stream {
         }
     }
 
-    /// From when on its client may have been gone, or its server may have ended it.
+    /// The earliest time at which its client may have disconnected, or the server may have ended the stream.
     pub(super) fn gone_from(&self, slack: Micros) -> Option<Micros> {
         let leaving = self.leaving.map(|(at, _)| at);
         let over = self
@@ -337,7 +337,7 @@ impl Stream {
         leaving.into_iter().chain(over).min()
     }
 
-    /// From when on its client was gone for sure.
+    /// The time by which its client had certainly disconnected.
     pub(super) fn gone_by(&self) -> Option<Micros> {
         self.left.into_iter().chain(self.over).min()
     }
@@ -346,7 +346,7 @@ impl Stream {
 // === impl Stalls ===
 
 impl Stalls {
-    /// Makes one of those that overlap: what stops the machine stops every thread that looks for it.
+    /// Merges overlapping stalls, because a stall of the machine is recorded by every thread that watches.
     fn merge(&mut self) {
         self.0.sort_unstable();
         self.0.dedup_by(|later, earlier| {
@@ -358,14 +358,14 @@ impl Stalls {
         });
     }
 
-    /// How long one of the processes stood still in this time.
+    /// The total length of the stalls within this time.
     pub(super) fn within(&self, from: Micros, to: Micros) -> Micros {
         let overlap =
             |&(begun, ended): &(Micros, Micros)| ended.min(to).saturating_sub(begun.max(from));
         self.near(from, to).map(overlap).sum()
     }
 
-    /// The longest of them.
+    /// The longest of these stalls.
     pub(super) fn longest(&self, from: Micros, to: Micros) -> Micros {
         self.near(from, to)
             .map(|(begun, ended)| ended - begun)
@@ -373,7 +373,7 @@ impl Stalls {
             .unwrap_or(0)
     }
 
-    /// How many there were.
+    /// The number of these stalls.
     pub(super) fn count(&self, from: Micros, to: Micros) -> u64 {
         self.near(from, to).map(|_| 1).sum()
     }
@@ -384,7 +384,7 @@ impl Stalls {
 
     fn near(&self, from: Micros, to: Micros) -> impl Iterator<Item = &(Micros, Micros)> {
         let before = self.0.partition_point(|&(begun, _)| begun < to);
-        // They are sorted by their beginnings; none lasts for a minute.
+        // Sorted by their begin. None lasts for a minute.
         let far = from.saturating_sub(60_000 * MILLI);
         let after = self.0.partition_point(|&(begun, _)| begun < far);
         self.0[after..before]

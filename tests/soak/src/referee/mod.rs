@@ -1,7 +1,8 @@
-//! Judges a run from its facts alone: nothing of what the layer says about itself counts, but for its being empty.
+//! Judges a run from its facts. What the layer reports of itself is ignored, except that it must be empty at the end.
 //!
-//! [`rules`] say when a call must complete, must be cancelled, or may do either; [`delivery`] who must get which answer;
-//! [`health`] what must be left of the server. A run in which too many calls may do either proves nothing, and fails.
+//! The [`rules`] define when a call must complete, must be cancelled, or may do either. [`delivery`] defines which
+//! client must receive which answer, and [`health`] the final state of the server. A run in which too many calls may do
+//! either proves nothing, and fails.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -20,16 +21,16 @@ pub use self::{
 };
 use crate::{clock::SECOND, fact::Line};
 
-/// What the referee found.
+/// The findings of the referee.
 #[derive(Debug)]
 pub struct Report {
     pub seed: Option<u64>,
     pub fault: Option<String>,
-    /// By route and class: how many calls, and how many of them were answered.
+    /// Number of calls, and number of answered calls, by route and class.
     pub calls: BTreeMap<(&'static str, Class), (usize, usize)>,
-    /// By client, where it is an SDK.
+    /// Number of calls by client, for SDKs.
     pub sdks: BTreeMap<String, usize>,
-    /// Calls that may do either, by what their clients had in mind.
+    /// Calls that may do either, by the stories of their clients.
     pub undecided: BTreeMap<String, usize>,
     pub wrong: BTreeMap<Wrong, Vec<String>>,
     pub misdelivered: BTreeMap<Misdelivery, Vec<String>>,
@@ -43,12 +44,12 @@ pub struct Report {
     pub unexplained: Vec<String>,
 }
 
-/// More calls than this, in percent, must not be left undecided.
+/// Maximum percentage of calls that may do either.
 const EITHER: usize = 25;
-/// So many of each sort are told in full.
+/// Maximum number of findings of each kind that are printed in full.
 const TOLD: usize = 5;
 
-/// Judges the facts of a run, sorted by time.
+/// Judges the facts of a run, which must be sorted by time.
 #[must_use]
 pub fn judge(lines: &[Line]) -> Report {
     let history = History::of(lines);
@@ -113,7 +114,7 @@ fn kind(key: &str) -> String {
     }
 }
 
-/// What became of a call, in one line: milliseconds since it was asked.
+/// The course of a call in one line, in milliseconds since the request.
 fn story(key: &str, call: &CallHistory) -> String {
     let since = |at: u64| at.saturating_sub(call.asked) / 1_000;
     let mut line = format!(
@@ -150,7 +151,7 @@ fn story(key: &str, call: &CallHistory) -> String {
 // === impl Report ===
 
 impl Report {
-    /// How many calls there were, and how many may have done either.
+    /// The number of calls, and the number of those that may do either.
     #[must_use]
     pub fn total(&self) -> (usize, usize) {
         let count = |class: Option<Class>| {
@@ -163,7 +164,7 @@ impl Report {
         (count(None), count(Some(Class::Either)))
     }
 
-    /// Why the run failed.
+    /// The reasons for which the run failed.
     #[must_use]
     pub fn failures(&self) -> Vec<String> {
         let mut failures = Vec::new();

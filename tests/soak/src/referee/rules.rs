@@ -1,33 +1,34 @@
-//! The rules: when a call may be cancelled, by when it must be, and what follows for one that was or was not.
+//! The rules: when a call may be cancelled, by when it must be cancelled, and whether the actual end complies.
 //!
-//! The policy is that of `src/policy.rs` with `Grace::After(GRACE)` for calls of a session, and for all others its
-//! table: no session means no event id, which means cancel now, as 2026-07-28 does.
+//! The policy is that of `src/policy.rs` with `Grace::After(GRACE)` for calls of a session, and its table for all
+//! others: without a session there is no event id, so a disconnect cancels the call immediately, as 2026-07-28 does.
 //!
 //! | what the client did | the token may fire from | the handler must have stopped by |
 //! |---|---|---|
-//! | left its last stream, or saw it end without the answer | then + grace | then + grace + 1 s |
-//! | came back within the grace with an event id of the call | that absence allows and demands nothing | |
-//! | left a stream, and has another | nothing | nothing |
-//! | came back within [`RACE`] of its end | likewise, for a while | nothing |
-//! | left a resume before its head came | from the leave before | as if it had just left |
+//! | closed its last stream, or read its end without the answer | then + grace | then + grace + 1 s |
+//! | resumed within the grace with an event id of the call | that absence allows and demands nothing | |
+//! | closed a stream, and has another | nothing | nothing |
+//! | resumed within [`RACE`] of the end of the grace | likewise, for a while | nothing |
+//! | closed a resume before its head arrived | from the disconnect before | as if it had just disconnected |
 //! | sent `notifications/cancelled` | then | its 202 + 1 s |
 //! | sent a DELETE | then | its 2xx + 1 s; without the session manager rmcp's 5 s more |
-//! | did not read, where there is a stall timeout | then + that + grace | (nothing: the kernel reads for it) |
+//! | did not read, with a stall timeout | then + stall timeout + grace | (nothing: the kernel reads for it) |
 //!
 //! | what the server did | | |
 //! |---|---|---|
-//! | has a call timeout | asked + that | started + that + 1 s |
-//! | began to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be taken |
+//! | has a call timeout | request + timeout | start + timeout + 1 s |
+//! | began to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be accepted |
 //!
-//! A session that was deleted takes no cancel where the layer stands alone: there rmcp's 5 s are the last word.
+//! Without the session manager, a deleted session accepts no cancel. rmcp's 5 s then apply.
 //!
-//! To every "must" is added how long the processes stood still when something had to be noticed or done, and the one deadline that the layer puts
-//! off if it notices it more than a second late. To that of a grace, 100 ms are added for each time that they did, ten at
-//! most: so often the layer looks again at what it noticed late. A deaf handler has its window in addition.
+//! Each "must" is extended by the stalls of the processes while an event had to be noticed or handled. It is also
+//! extended by `REARMED` if the layer noticed a deadline more than a second late and therefore postponed it. The
+//! deadline of a grace is extended by 100 ms for each stall, at most ten times, because the layer checks again after
+//! noticing a deadline late. A deaf handler also has its window.
 //!
-//! So a call must complete if nothing allows its cancel before its natural end, must be cancelled if something
-//! demands it before, and else may do either. A call whose id was used twice at a time may do anything: the specification
-//! forbids it, and the layer lets go of the older one.
+//! A call must complete if nothing allows its cancel before its natural end. It must be cancelled if a rule demands
+//! that before its natural end. All other calls may do either. A call whose id was used twice at a time may do
+//! anything, because the specification forbids that and the layer stops tracking the older one.
 
 use super::history::{CallHistory, End, History, Stream};
 use crate::{
@@ -35,20 +36,20 @@ use crate::{
     setup::{DRAIN, EARLY, GLANCE, MARGIN, MAX_GLANCES, REARMED, RMCP_DRAIN},
 };
 
-/// How long a request may take to reach the layer on a machine that does not stall.
+/// Maximum time until a request reaches the layer on a machine that does not stall.
 pub(super) const RACE: Micros = 250 * MILLI;
 
-/// What should have become of a call.
+/// The expected end of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     MustComplete,
     MustBeCancelled,
     Either,
-    /// Its handler never started: its client left too early, or the server did.
+    /// Its handler never started, because the client disconnected or the server stopped too early.
     NeverStarted,
 }
 
-/// What is wrong with what became of it.
+/// How the actual end violates the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Wrong {
     FalseCancel,
@@ -57,21 +58,21 @@ pub enum Wrong {
     RanTwice,
 }
 
-/// A time in which the token may fire.
+/// An interval in which the token may fire.
 #[derive(Debug, Clone, Copy)]
 struct Allowed {
     from: Micros,
     to: Micros,
 }
 
-/// What follows from the facts for one call.
+/// The bounds for one call that follow from the facts.
 #[derive(Debug, Default)]
 struct Bounds {
     allowed: Vec<Allowed>,
     must_by: Vec<Micros>,
 }
 
-/// The class of a call, and whether it ended otherwise.
+/// The class of a call, and how its end violates the rules.
 pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Wrong>) {
     let (Some(start), Some(natural_end)) = (call.start(), call.natural_end()) else {
         return (Class::NeverStarted, None);
@@ -80,7 +81,7 @@ pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Wro
         return (Class::Either, None);
     }
     let bounds = Bounds::of(call, start, history);
-    // The handler may be late itself.
+    // The handler itself may be late.
     let (ended, end) = call.ended.unwrap_or((history.end, End::Answered));
     let natural_end = if end == End::Answered {
         natural_end.max(ended)
@@ -130,7 +131,7 @@ impl Bounds {
 
     fn absences(&mut self, call: &CallHistory, history: &History) {
         let generations = call.generations();
-        // Its clock runs on behind a resume that nobody accepted for sure.
+        // A resume that was possibly not accepted does not stop the clock.
         let accepted = generations
             .iter()
             .filter(|stream| stream.last_event_id.is_none() || was_accepted(stream));
@@ -148,12 +149,12 @@ impl Bounds {
         });
         for (from, next) in gaps(there) {
             let deadline = from + call.grace();
-            // A server that stands still hears of a resume only then.
+            // A stalled server notices a resume only after the stall.
             let sent = next.map_or(deadline, |(opened, _)| opened.min(deadline));
             let since = sent.min(deadline.saturating_sub(RACE));
             let late = RACE + history.stalls.within(since, deadline + RACE);
             match next {
-                // In time.
+                // The resume was in time.
                 Some((opened, _)) if opened + late < deadline => {}
                 Some((_, accepted)) => self.allow(deadline, accepted + MARGIN + late),
                 None => self.allow(deadline, Micros::MAX),
@@ -186,7 +187,7 @@ impl Bounds {
         if let Some(cancelling) = call.cancelling {
             self.allow(cancelling, Micros::MAX);
         }
-        // What overtakes its call cancels nothing.
+        // A cancel that arrives before its call has no effect.
         let starts_before = |at: Micros| call.start().is_some_and(|start| start < at);
         if let Some(cancelled) = call
             .cancelled
@@ -235,11 +236,11 @@ impl Bounds {
         self.must_by.push(by);
     }
 
-    /// What is left to the machine, and to a handler that does not look.
+    /// Extends a deadline by the stalls of the machine, and by the window of a deaf handler.
     fn with_margin(&self, deadline: Micros, call: &CallHistory, history: &History) -> Micros {
         let window = call.setup.abort.map_or(0, micros);
         let by = deadline + MARGIN + window;
-        // When the server had to notice what its client did, and when it had to do something about it.
+        // The time at which the server had to notice the client's action. At the deadline it had to handle it.
         let noticed = deadline.saturating_sub(call.grace());
         let late = history
             .stalls
@@ -254,15 +255,15 @@ impl Bounds {
     }
 }
 
-/// A session that was deleted takes no cancel of the layer, where that stands alone: rmcp ends its handlers.
+/// Without the session manager, a deleted session accepts no cancel of the layer, and rmcp ends its handlers.
 fn rmcps_own(call: &CallHistory, history: &History) -> Option<Micros> {
     let session = history.sessions.get(call.session.as_ref()?)?;
     let deleting = session.deleting.filter(|_| !call.setup.wrapped)?;
     Some(session.deleted.unwrap_or(deleting) + RMCP_DRAIN + MARGIN)
 }
 
-/// The times in which none of these streams was there, each with what came next: when it was opened, and when it was
-/// accepted.
+/// The intervals in which none of these streams was open. Each has the next stream's times: when it was opened, and
+/// when it was accepted.
 fn gaps(
     streams: impl Iterator<Item = (Micros, Micros, Micros)>,
 ) -> Vec<(Micros, Option<(Micros, Micros)>)> {
@@ -285,14 +286,14 @@ fn gaps(
 }
 
 impl Stream {
-    /// Until when its client was there, if it was so until this time: whoever has the answer does not leave.
+    /// The time until which its client was connected. A client with the answer does not count as disconnected.
     fn there_to(&self, gone: Option<Micros>) -> Micros {
         let gone = gone.filter(|_| self.answer.is_none());
         gone.unwrap_or(Micros::MAX)
     }
 }
 
-/// The client stayed until there was a head, so that the layer must have taken the resume.
+/// Returns `true` if the client stayed until the head, so that the layer must have accepted the resume.
 fn was_accepted(stream: &Stream) -> bool {
     stream.head.is_some_and(|(_, status)| status == 200)
         || stream

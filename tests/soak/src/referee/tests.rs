@@ -1,4 +1,4 @@
-//! Logs made by hand: what the referee says of them.
+//! Tests of the referee with hand-written logs.
 
 use super::{Class, Misdelivery, Report, Wrong, judge};
 use crate::{
@@ -8,11 +8,11 @@ use crate::{
 };
 
 const WORK: Micros = 8 * SECOND;
-/// A call that works for so long.
+/// A call that works for 8 s.
 const CALL: &str = "c~8000~0~heeds";
 const START: Micros = 100 * SECOND;
 
-/// The facts of one call, asked at [`START`] on a stream with the number 1.
+/// The facts of one call, sent at [`START`] on stream 1.
 struct Story(Vec<Line>);
 
 impl Story {
@@ -46,7 +46,7 @@ impl Story {
             )
     }
 
-    /// So many milliseconds after the call was asked.
+    /// Adds a fact, `millis` milliseconds after the call was sent.
     fn then(mut self, millis: u64, fact: Fact) -> Self {
         let at = START + millis * MILLI;
         self.0.push(Line { at, fact });
@@ -75,7 +75,7 @@ impl Story {
         )
     }
 
-    /// What comes on this stream, and how it ends.
+    /// Ends this stream.
     fn over(self, millis: u64, stream: u64) -> Self {
         let clean = true;
         self.then(millis, Fact::Over { stream, clean })
@@ -148,7 +148,7 @@ fn a_cancel_within_the_grace_is_false() {
         .cancelled(2_500)
         .judged();
     assert_eq!(wrong(&report), [Wrong::FalseCancel]);
-    // Nobody waits without a session.
+    // Without a session there is no grace.
     let report = Story::on("stateless")
         .leaves(1_000, 1)
         .cancelled(1_200)
@@ -257,7 +257,7 @@ fn a_stream_that_another_replaced_need_not_have_the_answer() {
     }
     let none = both().over(1_004, 1).answered().judged();
     assert_eq!(misdelivered(&none), [Misdelivery::LostAnswer]);
-    // What comes after the end is no reason for it.
+    // A stream that ended earlier is not replaced by a later resume.
     let again = Story::on("wrapped").over(900, 1).resumes(1_000, "0/0");
     let report = again.answered().over(8_100, 2).judged();
     assert_eq!(misdelivered(&report), [Misdelivery::LostAnswer]);

@@ -1,6 +1,7 @@
-"""Two members at one advertised address, as while a server is replaced by a newer process. Connections of the other instances to that
-address reach the first member, or the newcomer, which answers 421: it does not have the session. That takes no session from the first
-member while it lives. Then the first member leaves, and its sessions are served by others."""
+"""Two members at one advertised address, as while a newer process replaces a server. Connections of the other
+instances to that address reach the first member, or the newcomer. The newcomer answers 421, because it does not have
+the session. That does not remove a session of the first member while it is alive. Then the first member leaves, and
+other instances serve its sessions."""
 
 import asyncio
 
@@ -10,10 +11,11 @@ from ..tcp_proxy import TcpProxy
 GROUPS = 10
 SHORT = 2
 CALLS = 6
-# For how long all connections reach the newcomer: longer than a call without its client would last if no instance turned clients
-# away. No call is cancelled before its instance has run for a lease's time, and that has just started.
+# Time for which all connections reach the newcomer. It is longer than a call without its client would live if no
+# instance refused clients. An instance cancels no call before it has run for the time of a lease, and it has just
+# started.
 AWAY = LEASE + BEAT + 0.5
-# A call ends so long after its instance began to leave.
+# A call ends this long after its instance began to leave.
 LATER = 0.5
 
 
@@ -38,7 +40,7 @@ async def play(world, short):
 
 async def _meet(world, proxy, first, newcomer, number):
     groups = [Group(world, first) for _ in range(number)]
-    # Connections reach the one and the other in turn.
+    # Connections reach both members alternately.
     proxy.targets = first.peers_at, newcomer.peers_at
     await asyncio.gather(*(group.begin() for group in groups))
     proxy.targets = (newcomer.peers_at,)
@@ -73,13 +75,13 @@ class Group:
         self._own(self._sessions)
 
     async def resume(self, over):
-        """All connections of the others reach the newcomer, until that is over."""
+        """All connections of the other instances reach the newcomer, until `over`."""
         for call in (self._back, self._kept):
             call.cut()
         coming = [asyncio.create_task(self._back.back(self._other, obeys=True))]
         await self._world.released(self._kept)
         coming.append(asyncio.create_task(self._kept.back(self._third, obeys=True)))
-        # A client of the first member, and one that was connected before, notice nothing.
+        # A client of the first member, and a client that was connected before, are not affected.
         await self._world.release(self._direct)
         await self._direct.until_over()
         await self._world.release(self._relayed)
@@ -93,7 +95,7 @@ class Group:
         await asyncio.gather(self._back.end(self._other), self._kept.end(self._third))
 
     async def begin_last(self):
-        """These end while the first member leaves."""
+        """These calls end while the first member leaves."""
         self._attached = await self._call("stay", self._other)
         self._last = await self._call("back", self._other)
         self._own([self._attached.session, self._last.session])

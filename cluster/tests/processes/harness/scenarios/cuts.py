@@ -1,5 +1,5 @@
-"""Clients that are cut off once and twice, before the answer, in it and after it was made, and come back through whatever
-instance the balancer takes."""
+"""Clients that are cut off once and twice: before the answer, within it and after it. They resume through any
+instance that the balancer selects."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ from ..world import GRACE
 
 CALLS = 600
 SHORT = 72
-# Of so many sessions each has three calls at a time, whose streams have the same numbers.
+# Number of sessions, with three concurrent calls each, whose streams have the same numbers.
 AT_A_TIME = 24
 # Where the client is when the answer is made.
 VARIANTS = ["there", "away", "in it"]

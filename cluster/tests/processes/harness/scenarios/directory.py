@@ -1,4 +1,4 @@
-"""Redis is killed and comes back empty, is stopped, and answers nobody for a while."""
+"""Redis is killed and restarts empty, is stopped, and does not answer for a while."""
 
 import asyncio
 import signal
@@ -7,10 +7,10 @@ from ..world import GRACE
 
 OUTAGES = [("kill", 1), ("kill", 5), ("kill", 60), ("stop", 5), ("pause", 5)]
 SHORT = [("kill", 4), ("stop", 4)]
-# For each instance, as the owner.
+# For each instance as the owner.
 GROUPS = 2
 CALLS = 7
-# What an orphan may take from when the directory is back, beside its grace, and a little more to see it.
+# Maximum time of an orphan after the directory has recovered, beyond its grace, with a margin.
 LATE = 5.0
 
 
@@ -60,7 +60,7 @@ async def _bring_back(world, how):
 
 
 class Group:
-    """Clients of an instance, of another that relays to it, and of a third that knows nothing of the session."""
+    """Clients of an instance, of a second one that relays to it, and of a third that does not know the session."""
 
     def __init__(self, world, number):
         self._world = world
@@ -68,7 +68,7 @@ class Group:
         self._owner, self._other, self._third = (node.endpoint for node in world.turn(number))
 
     async def begin(self):
-        """Everything is as it should be."""
+        """Begins all calls while the directory works."""
         self._by_owner = await self._call("stay", self._owner)
         self._by_relay = await self._call("stay", self._other)
         self._back = await self._call("back", self._owner)
@@ -77,7 +77,7 @@ class Group:
 
     async def play(self, away, back, over):
         poking = asyncio.create_task(self._poke(over))
-        # The directory is gone before its grace is over.
+        # The directory fails before the grace ends.
         self._left.cut()
         await away.wait()
         await asyncio.sleep(0.3)
@@ -85,7 +85,7 @@ class Group:
         for call in [self._back, *self._leaving]:
             call.cut(self._reset)
         coming = asyncio.create_task(self._back.back(self._third, 90.0))
-        # It begins without the directory.
+        # Begins without the directory.
         opened = await self._call("back", self._owner)
         await self._by_owner.until_over()
         await back.wait()
@@ -112,7 +112,7 @@ class Group:
         await call.end(self._third)
 
     async def _poke(self, over):
-        """Looks for living sessions, all the time."""
+        """Checks living sessions all the time."""
         while not over.is_set():
             for call in (self._by_owner, self._by_relay, self._back):
                 await call.session.poke(self._world.front, limit=5.0)

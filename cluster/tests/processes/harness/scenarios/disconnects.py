@@ -1,4 +1,5 @@
-"""Clients that leave for good: from the owner of their session, from another instance, and after they had come back to one."""
+"""Clients that disconnect for good: from the owner of their session, from another instance, and after a resume at
+one."""
 
 import asyncio
 
@@ -27,5 +28,5 @@ async def _leave(world, turns, number):
             await call.back(third)
             await asyncio.sleep(0.1)
         call.cut(reset=number % 2 == 0)
-        # The referee says whether that was in time.
+        # The referee judges whether that was in time.
         await world.facts.until("ended", call.tag, 3 * GRACE + 4)

@@ -1,4 +1,4 @@
-"""What a stranger may try: event ids of others, headers of instances, and ids that are far too long."""
+"""Attempts of a foreign client: event ids of other sessions, headers of instances, and ids that are far too long."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from ..world import SECRET, answers
 EACH = 20
 SHORT = 2
 LONG = 1 << 20
-# How long a stranger listens on a stream.
+# Time for which the foreign client reads a stream.
 LISTEN = 0.7
-# A call of the victim for each try.
+# Number of calls of the victim for each attempt.
 CALLS = 2
 
 
@@ -31,7 +31,7 @@ def _check(world, what, right, **more):
 
 
 async def _events(world, number):
-    """A client of its own session names events of another one, on every instance."""
+    """A client of one session names events of another one, at every instance."""
     owner, other, third = world.turn(number)
     kept = await world.call("forged", "back", owner.endpoint)
     kept.cut()
@@ -58,7 +58,7 @@ async def _name(world, other_session, endpoint, name, victims):
     try:
         response = await (await Response.open(endpoint, "GET", headers)).head()
         status = response.status
-        # A stream of its own may stay open, with nothing on it.
+        # A stream of the client's own session may stay open, without data.
         await asyncio.wait_for(_listen(response, heard), LISTEN)
     except asyncio.TimeoutError:
         response.cut()
@@ -74,7 +74,7 @@ async def _listen(response, heard):
 
 
 async def _headers(world, number):
-    """A client says what only instances say."""
+    """A client sends headers that only instances send."""
     owner, other, third = world.turn(number)
     session = await world.session(owner.endpoint)
     note = json.dumps({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).encode()

@@ -1,5 +1,6 @@
-"""Clients that send half of a request and stay connected: to the owner of the session, to another instance, and to one that would
-restore the session for it. Other requests of the session are served meanwhile, and nothing begins of the half."""
+"""Clients that send half of a request and stay connected: to the owner of the session, to another instance, and to
+one that would restore the session for it. Other requests of the session are served meanwhile, and no call begins
+from the half."""
 
 import asyncio
 
@@ -8,24 +9,25 @@ from ..referee import BODY_IDLE, BODY_IDLE_SEEN
 
 SESSIONS = 6
 SHORT = 2
-# Of a body of the first size all is read before it is relayed; one of the second size is read when the owner asks for it.
+# A body of the first size is read completely before it is relayed. One of the second size is read as the owner requests
+# it.
 SIZES = [100, 100_000]
-# How long a request of the session may take beside half requests.
+# Maximum time of a request of the session beside half requests.
 WITHIN = 3.0
-# How long half a request has waited before others come.
+# Time for which half a request has waited before other requests are sent.
 BEFORE = 0.3
-# Which of the half requests the owner's own listener has: nothing limits these but their client.
+# Number of half requests at the owner's own listener, which only their client limits.
 DIRECT = len(SIZES)
 
 
 async def play(world, short):
     sessions = SHORT if short else SESSIONS
-    # Half requests at three instances and then at two, and whole ones at as many.
+    # Half requests at three instances and then at two, and as many whole ones.
     world.facts.note("plan", scenario="half", calls=sessions * (3 + 2) * (len(SIZES) + 1))
     owner, other, third = world.nodes
     opened = [await world.session(owner.endpoint) for _ in range(sessions)]
     await asyncio.gather(*(_halves(world, session, [owner, other, third], short, DIRECT) for session in opened))
-    # The owner leaves, and the first request that another instance has of the session is a half one.
+    # The owner leaves. The first request of the session at another instance is then a half one.
     await owner.leave()
     try:
         await asyncio.gather(*(_halves(world, session, [other, third], short, 0) for session in opened))
@@ -36,7 +38,7 @@ async def play(world, short):
 
 
 async def _halves(world, session, nodes, short, direct):
-    """Half requests of each size at these instances, and a whole one at each beside them."""
+    """Sends half requests of each size to these instances, and a whole one to each beside them."""
     halves = [Call(session, "half", "half", filler="." * size) for _ in nodes for size in SIZES]
     endpoints = [node.endpoint for node in nodes for _ in SIZES]
     limit = BODY_IDLE + 2 * BODY_IDLE_SEEN

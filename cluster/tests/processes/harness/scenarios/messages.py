@@ -1,4 +1,4 @@
-"""A cancel, a DELETE, and answers to what the tool asked its client, all through another instance than the owner's."""
+"""A cancel, a DELETE, and answers to requests of the tool, all through an instance that is not the owner."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ async def play(world, short):
     each = SHORT if short else EACH
     world.facts.note("plan", scenario="messages", calls=each * len(WHAT))
     for number in range(each):
-        # A few at a time: it is not about load.
+        # A few at a time, because this is not a load test.
         await asyncio.gather(*((_stop if what in ("cancel", "DELETE") else _question)(world, what, number) for what in WHAT))
 
 

@@ -1,4 +1,4 @@
-"""Networks that fall silent: between an instance and Redis, between two instances, and between all of them and Redis."""
+"""Silent networks: between an instance and Redis, between two instances, and between all instances and Redis."""
 
 import asyncio
 
@@ -6,11 +6,11 @@ from ..world import GRACE
 
 SECONDS = 30
 SHORT = 8
-# What an orphan may take from when the network is back, beside its grace, and a little more to see it.
+# Maximum time of an orphan after the network has recovered, beyond its grace, with a margin.
 LATE = 6.0
 GROUPS = 2
 CALLS = 6
-# Which links, and whether the first instance has no directory then.
+# The silent links, and whether the first instance then has no directory.
 OUTAGES = [([("a", "redis")], True), ([("a", "b")], False), ([("a", "redis"), ("b", "redis"), ("c", "redis")], True)]
 
 
@@ -36,7 +36,7 @@ async def _outage(world, links, is_without, seconds):
         for call in (back, gone):
             call.cut()
         gone_relayed.cut()
-    # Through whatever instance can take it, and what was cut may be of one that cannot.
+    # Through any instance that accepts the client. The call may belong to an instance that cannot.
     coming = [asyncio.create_task(_come_back(world, calls[2])) for calls in groups]
     await asyncio.sleep(seconds)
     for name, other in links:

@@ -1,11 +1,11 @@
-"""The owner is killed in the middle of calls. Their clients hear so, have answers that were made before, and go on with
-their sessions elsewhere."""
+"""The owner is killed in the middle of calls. Their clients are notified, receive answers that were retained before,
+and continue their sessions at other instances."""
 
 import asyncio
 
 KILLS = 50
 SHORT = 4
-# What each kill meets.
+# Numbers of calls at each kill.
 LOST, KEPT, NEXT, OWNERS = 3, 1, 4, 3
 
 
@@ -24,7 +24,7 @@ async def _kill(world, number):
     kept.cut()
     await asyncio.sleep(0.1)
     await world.released(kept)
-    # It is on its way to the directory.
+    # Time until the directory has it.
     await asyncio.sleep(0.3)
     await owner.kill()
     try:
@@ -42,7 +42,7 @@ async def _kill(world, number):
 
 async def _lost(world, number, turn, call):
     if (number + turn) % 2:
-        # The session goes on before its client comes back for the call: the same numbers are another call's now.
+        # The session continues before the client resumes the call. The same stream numbers then belong to another call.
         call.cut()
         await _goes_on(world, call.session)
     else:

@@ -1,4 +1,4 @@
-"""The instance through which a client has its call is killed. Its owner is not."""
+"""The instance that relays a call is killed. The owner is not."""
 
 import asyncio
 

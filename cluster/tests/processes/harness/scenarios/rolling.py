@@ -1,7 +1,7 @@
-"""All instances are restarted, one after the other, while clients have calls that are shorter than a drain.
+"""All instances are restarted, one after the other, while clients make calls that are shorter than a drain.
 
-Each is taken out of the balancer first. The kernel resets connections that reach a listener while it is being closed, and no
-program can do anything about that.
+Each instance is first taken out of the balancer. The kernel resets connections that reach a listener while it is being
+closed, which no program can prevent.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ RESTARTS = 10
 SHORT = 1
 CLIENTS = 12
 LONGEST = 1.0
-# Calls that each client has in a restart, at least.
+# Minimum number of calls of each client during a restart.
 CALLS = 3
-# Between two instances: HAProxy sees within 200 ms that one is there again.
+# Pause between two instances, because HAProxy detects a restarted one within 200 ms.
 PAUSE = 0.5
-# So long may a connection be on its way that the balancer has begun.
+# Maximum time until a connection that the balancer has begun arrives.
 ON_ITS_WAY = 0.1
 
 assert LONGEST < DRAIN
@@ -49,7 +49,7 @@ async def play(world, short):
 
 
 async def _work(world, session, over, dice):
-    """One call after the other, in one session. Says how many."""
+    """Makes one call after the other in one session. Returns their number."""
     calls = 0
     while not over.is_set():
         calls += 1

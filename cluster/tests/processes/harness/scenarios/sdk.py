@@ -1,6 +1,6 @@
-"""Real SDKs, through whatever instances the balancer takes. They are cut off once and twice, before the answer, in it and after it
-was made, and come back by themselves. They are silent for longer than a grace, call what answers at once, cancel, and delete
-their sessions. And their processes are killed."""
+"""Real SDKs, through any instances that the balancer selects. They are cut off once and twice, before the answer,
+within it and after it, and resume by themselves. They are silent for longer than a grace, call a tool that answers
+at once, cancel, and delete their sessions. Finally their processes are killed."""
 
 import asyncio
 from typing import Awaitable, Callable, NamedTuple
@@ -13,7 +13,7 @@ from ..world import GRACE
 # Sessions of each SDK for each variant, and those whose process is killed.
 EACH, KILLED = 10, 10
 SHORT_EACH, SHORT_KILLED = 2, 4
-# Of each SDK: a client of Python that opens many keeps those waiting that are to come back.
+# Concurrent sessions of each SDK, because a Python client that opens many delays those that must resume.
 AT_A_TIME = 5
 
 
@@ -94,7 +94,7 @@ async def _run(process, call, variant, turns):
 
 
 async def _killed(world, client, number):
-    """Every other one of them had been cut off and come back."""
+    """Every other client was cut off before and has resumed."""
     calls = [SdkCall(world, client, "gone", "killed") for _ in range(number)]
     process = program(world, client, calls, f"{client.key}-killed")
     await process.start("ready")

@@ -1,5 +1,5 @@
-"""Redis is slow: 300 ms away. Clients have calls on one instance, are cut off all at once by the balancer, and resume through another
-instance, as `Retry-After` has it if they are asked to come again."""
+"""Redis is slow, with a latency of 300 ms. Clients have calls on one instance. The balancer cuts off all of them at
+once, and they resume through another instance, as `Retry-After` requires if they are refused."""
 
 import asyncio
 import random
@@ -13,18 +13,18 @@ SHORT_DELAYS = [0.3]
 CALLS = 600
 SHORT = 150
 AT_A_TIME = 50
-# When clients resume after they were cut off: half of them at once, the others later, up to the end of the grace.
+# Latest resume after the cut. Half of the clients resume at once, the others at times up to the end of the grace.
 LAST = GRACE - 0.05
-# Of every so many sessions the owner is asked for at the end.
+# At the end, the owner of one of this number of sessions is checked.
 EACH = 25
-# HAProxy sees within 200 ms that an instance is back.
+# HAProxy detects within 200 ms that an instance has returned.
 SEEN_WITHIN = 0.5
 
 
 async def play(world, short):
     calls, delays = (SHORT, SHORT_DELAYS) if short else (CALLS, DELAYS)
     world.facts.note("plan", scenario="slow", calls=calls * len(delays))
-    # The third instance has nothing to do with the calls.
+    # The third instance is not involved in the calls.
     nodes = world.nodes[:2] if short else world.nodes
     async with TcpProxy((world.redis.host, world.redis.port)) as proxy:
         try:
@@ -45,7 +45,7 @@ async def _renew(world, nodes, *options):
 
 
 async def _check(world, proxy, delay):
-    """Redis is as slow as it is to be."""
+    """Checks that Redis is as slow as intended."""
     begun = asyncio.get_running_loop().time()
     reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
     writer.write(b"PING\r\n")
@@ -61,7 +61,7 @@ async def _storm(world, number):
         await world.balancer.take_out(node)
     try:
         turns, dice = asyncio.Semaphore(AT_A_TIME), random.Random(3)
-        # No call is cancelled before its instance has known the directory to be sound for that time.
+        # No instance cancels a call before it has known the directory to be sound for that time.
         proved = asyncio.create_task(asyncio.sleep(LEASE))
         calls = await asyncio.gather(*(_begin(world, turns) for _ in range(number)))
         await world.balancer.put_back(other)
@@ -90,7 +90,7 @@ async def _resume(world, turn, call, pause):
     call.cut()
     is_away = turn % 3 == 0
     if is_away:
-        # The answer is made while its client is away.
+        # The answer is sent while the client is disconnected.
         await world.release(call)
     await asyncio.sleep(pause)
     await call.back(world.front, obeys=True)

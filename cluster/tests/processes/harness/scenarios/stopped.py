@@ -1,7 +1,9 @@
-"""The owner is stopped and continues: for so long that the others wait for it, and for so long that its sessions are claimed.
+"""The owner is stopped and continues: once while the other instances wait for it, and once after they have claimed its
+sessions.
 
-In the second case requests wait in the sockets of the owner meanwhile: calls and resumes of clients, relayed calls, and the second
-halves of calls whose first half it had before. Nothing begins of them where the session is not any more."""
+In the second case requests wait in the owner's sockets meanwhile: calls and resumes of clients, relayed calls, and
+the second halves of calls whose first half had arrived before. None of them begins where the session no longer
+exists."""
 
 import asyncio
 import signal
@@ -9,16 +11,16 @@ import signal
 from ..client import PATIENCE, Call
 from ..wire import Broken, Response
 
-# The head of a relayed GET is waited for 10 s. Until then the others wait with it, and after that it is given up.
+# An instance waits 10 s for the head of a relayed GET, and the other requests wait as well. Then it gives up.
 STOPS = {9: "back", 10: "either", 14: "given_up"}
 SHORT = {9: "back", 12: "given_up"}
 GROUPS = 3
 CALLS = 3
-# So many more calls wait in the owner's sockets if it is given up.
+# Number of further calls that wait in the owner's sockets if it is given up.
 LATE = 3
-# A relayed one waits for less than 10 s there, until the owner continues.
+# A relayed call waits there for less than 10 s, until the owner continues.
 RELAYED_BEFORE = 5.0
-# A request has reached the owner.
+# Time until a request has reached the owner.
 ARRIVED = 0.3
 
 

@@ -1,4 +1,4 @@
-//! Clients that call and call.
+//! Clients that make one call after the other.
 
 use std::{
     rc::Rc,
@@ -19,7 +19,7 @@ use super::{
     text,
 };
 
-/// Calls of each client that are not counted.
+/// Number of uncounted calls of each client.
 const WARM_UP: usize = 20;
 
 enum Client {
@@ -27,7 +27,7 @@ enum Client {
     Pipe(Pipe),
 }
 
-/// Prints how many calls there were a second, and how long an answer took: the median and the 99th percentile.
+/// Prints the calls per second, and the median and the 99th percentile of the latency.
 pub(crate) async fn run(target: &str, clients: usize, seconds: f64) -> Result<()> {
     let time = Duration::from_secs_f64(seconds);
     let local = LocalSet::new();
@@ -67,7 +67,7 @@ impl Client {
         })
     }
 
-    /// How long each call took.
+    /// Returns the duration of each call.
     async fn work(
         mut self,
         number: usize,

@@ -1,4 +1,4 @@
-//! Calls whose clients do not read what they are sent.
+//! Calls whose clients do not read the response.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use serde_json::json;
 
 use super::{call, http::Session};
 
-/// So long a response may take to begin: 2 s. Some only begin with the answer.
+/// Maximum time until a response begins: 2 s. Some servers send the head with the answer only.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// So long the others are waited for if one did not begin in that time: 50 ms.
+/// Maximum time for the other responses if one did not begin in that time: 50 ms.
 const SHORT: Duration = Duration::from_millis(50);
 
-/// How much there is of it.
+/// The size of the flood.
 #[derive(Clone, Copy)]
 pub(crate) struct Flood {
     pub(crate) sessions: usize,
-    /// Of each session.
+    /// Number of calls of each session.
     pub(crate) calls: usize,
-    /// For each call.
+    /// Number of events of each call.
     pub(crate) events: usize,
-    /// Of each event.
+    /// Size of each event.
     pub(crate) bytes: usize,
 }
 
-/// Prints how many calls were refused when all are made, and lets them be until the end of stdin.
+/// Prints the number of refused calls when all have been made, and keeps the others until the end of stdin.
 pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
     let mut unread = Vec::new();
     let (mut refused, mut patience) = (0, PATIENCE);
@@ -44,7 +44,7 @@ pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
                     if !has_begun {
                         patience = SHORT;
                     }
-                    // The other half hangs up.
+                    // The connection of the other half is dropped.
                     if id % 2 == 0 {
                         unread.push(connection);
                     }

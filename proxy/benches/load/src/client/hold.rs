@@ -1,4 +1,4 @@
-//! Connections that stay: with a call in flight, or after one.
+//! Idle connections: with a call in flight, or after one.
 
 use std::time::Duration;
 
@@ -11,11 +11,12 @@ use super::{
     text,
 };
 
-/// So long a response may take to begin: 2 s.
+/// Maximum time until a response begins: 2 s.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Prints how many responses have begun when all calls are made, and keeps the connections until the end of stdin. After `echo`
-/// a line on stdin has the same connections `hold`, and how many have begun is printed once more.
+/// Prints the number of begun responses when all calls have been made, and keeps the connections until the end of
+/// stdin. After `echo`, a line on stdin starts a `hold` on the same connections, and the number of begun responses is
+/// printed again.
 pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) -> Result<()> {
     let mut connections = Vec::with_capacity(sessions * (1 + calls));
     let (mut begun, mut patience) = (0, PATIENCE);
@@ -49,11 +50,11 @@ pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) ->
     super::until_stdin_ends().await
 }
 
-/// 1 if the stream has begun.
+/// Returns 1 if the stream has begun.
 async fn hold(connection: &mut Connection, id: usize, patience: &mut Duration) -> Result<usize> {
     let has_begun = connection.open(&call(id, "hold", "{}"), *patience).await?;
     if !has_begun {
-        // Some servers only begin with the answer. The others are not waited for.
+        // Some servers send the head with the answer only. Then the other responses are not waited for.
         *patience = Duration::ZERO;
     }
     Ok(has_begun.into())

@@ -21,17 +21,17 @@ use tokio::{
 
 use super::{INITIALIZED, REVISION, initialize};
 
-/// Nothing here takes so long: 30 s.
+/// Timeout of every operation: 30 s. All take less.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Of a client that does not read, so that the kernel keeps little for it.
+/// Receive buffer of a client that does not read. Chosen so that the kernel buffers little for it.
 const SMALL: u32 = 4 << 10;
 
-/// Where it connects, and as whom.
+/// The address and the header fields of a session.
 #[derive(Clone)]
 pub(super) struct Session {
     addr: SocketAddr,
-    /// What follows the request line of each request.
+    /// The header fields of each request.
     headers: String,
     path: String,
 }
@@ -43,7 +43,7 @@ pub(super) struct Connection {
     body: Vec<u8>,
 }
 
-/// When the awaited bytes came, and what else did.
+/// The response to a call: its duration and its contents.
 pub(super) struct Came {
     pub(super) after: Duration,
     pub(super) status: u16,
@@ -53,7 +53,7 @@ pub(super) struct Came {
 // === impl Session ===
 
 impl Session {
-    /// Begins a session at this URL, and gives the connection that it was begun on.
+    /// Opens a session at this URL. Returns it with the connection that was used.
     pub(super) async fn begin(url: &str) -> Result<(Self, Connection)> {
         let url: Uri = url.parse()?;
         let authority = url.authority().context("no host in the URL")?.as_str();
@@ -85,7 +85,7 @@ impl Session {
         self.connect_with(None).await
     }
 
-    /// A connection that holds little until it is read.
+    /// Opens a connection with a small receive buffer.
     pub(super) async fn connect_small(&self) -> Result<Connection> {
         self.connect_with(Some(SMALL)).await
     }
@@ -109,7 +109,7 @@ impl Session {
 // === impl Connection ===
 
 impl Connection {
-    /// Sends a message and reads the whole response, of which `awaited` must be a part.
+    /// Sends a message and reads the whole response, which must contain `awaited`.
     pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<Came> {
         let called = async {
             let begun = Instant::now();
@@ -140,7 +140,8 @@ impl Connection {
         timeout(PATIENCE, called).await?
     }
 
-    /// Sends a message and waits for the head of its response, which must be a stream. `false` if it does not come in time.
+    /// Sends a message and waits for the head of its response, which must be a stream. Returns `false` if it does not
+    /// arrive in time.
     pub(super) async fn open(&mut self, message: &str, within: Duration) -> Result<bool> {
         self.send("POST", message).await?;
         let Ok(head) = timeout(within, self.head()).await else {

@@ -1,4 +1,4 @@
-//! Clients, by hand, so that they cost little beside what they measure.
+//! Hand-written clients, whose cost is small compared with what they measure.
 
 use anyhow::Result;
 use tokio::io::AsyncReadExt as _;
@@ -10,7 +10,7 @@ mod http;
 mod pipe;
 pub(crate) mod upstream;
 
-/// The revision that is asked for.
+/// The requested revision.
 const REVISION: &str = "2025-11-25";
 
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
@@ -21,14 +21,14 @@ fn initialize() -> String {
     )
 }
 
-/// A call of a tool with these arguments, which is also the token of its progress.
+/// A call of a tool with these arguments. Its id is also its progress token.
 fn call(id: usize, tool: &str, arguments: &str) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#
     )
 }
 
-/// The text of a call: 100 B that no other call has.
+/// The text of a call: 100 B that differ from those of every other call.
 fn text(client: usize, call: usize) -> String {
     format!("{:x<100}", format!("client {client} call {call} "))
 }
@@ -38,7 +38,7 @@ fn echo(id: usize, text: &str) -> String {
     call(id, "echo", &format!(r#"{{"text":"{text}"}}"#))
 }
 
-/// Waits for a line on stdin, of which only this is read. `false` at the end of it.
+/// Waits for a line on stdin, of which only the line feed is read. Returns `false` at the end of stdin.
 async fn is_told() -> bool {
     matches!(tokio::io::stdin().read_u8().await, Ok(b'\n'))
 }

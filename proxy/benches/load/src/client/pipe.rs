@@ -1,4 +1,4 @@
-//! The server on a pipe, without anything between: what a bridge is measured against.
+//! The server on a pipe without a proxy, as the reference for a bridge.
 
 use std::{
     env,
@@ -16,7 +16,7 @@ use tokio::{
 use super::{INITIALIZED, initialize};
 
 pub(super) struct Pipe {
-    /// Ends with this.
+    /// Killed on drop.
     _child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,

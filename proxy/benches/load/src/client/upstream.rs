@@ -1,4 +1,5 @@
-//! What a connection to a server takes in a program that does nothing else: hyper's client has it, as in the proxy.
+//! The memory of a connection to a server in a program that does nothing else. It uses hyper's client, as the proxy
+//! does.
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use serde_json::json;
 
 use super::call;
 
-/// Makes one call that is held, and after a line on stdin so many more. Prints how many streams have begun each time, and keeps
+/// Makes one held call, and `calls` more after a line on stdin. Prints the number of begun streams each time, and keeps
 /// them until the end of stdin.
 pub(crate) async fn run(url: &str, calls: usize) -> Result<()> {
     let client = Client::builder(TokioExecutor::new())

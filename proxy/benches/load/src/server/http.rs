@@ -1,5 +1,5 @@
-//! The server over HTTP: events in sessions, without event ids, as of most servers. It writes head, event and end at once: no
-//! upstream is faster to answer, and so none makes a proxy look slower.
+//! The server over HTTP. It sends events in sessions, without event ids, as most servers do. Head, event and end are
+//! written at once. No upstream answers faster, so the upstream never makes a proxy look slower.
 
 use std::{
     io::Write as _,
@@ -25,14 +25,14 @@ const STREAM: &str =
 /// The number of the next session.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Serves until the process is ended.
+/// Serves until the process is killed.
 pub(crate) async fn serve() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?.port());
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
-        // A connection that breaks is none of the others' business.
+        // An error of one connection does not affect the others.
         tokio::spawn(connection(stream));
     }
 }
@@ -49,7 +49,7 @@ async fn connection(mut stream: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// The line of the next request and its body. `None` if the client closed before it.
+/// Returns the line of the next request and its body. Returns `None` if the client closed first.
 async fn request(
     stream: &mut TcpStream,
     received: &mut BytesMut,
@@ -77,7 +77,7 @@ async fn answer(stream: &mut TcpStream, body: &[u8]) -> Result<()> {
         Answer::None => whole(stream, "202 Accepted").await,
         Answer::Never => {
             stream.write_all(format!("{STREAM}\r\n").as_bytes()).await?;
-            // Nothing more until the client closes.
+            // Returns when the client closes.
             stream.readable().await.context("a held call")?;
             Ok(())
         }

@@ -1,4 +1,5 @@
-//! A server with three tools: `echo` says what it was told, `hold` never answers, and `flood` sends progress before it does.
+//! A server with three tools: `echo` returns its text, `hold` never answers, and `flood` sends progress before its
+//! answer.
 
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
@@ -6,9 +7,9 @@ use serde_json::{json, value::RawValue};
 pub(crate) mod http;
 pub(crate) mod stdio;
 
-/// What becomes of a message.
+/// The response to a message.
 pub(crate) enum Answer {
-    /// It is no request.
+    /// The message is not a request.
     None,
     /// A request that is never answered.
     Never,
@@ -66,7 +67,7 @@ struct Meta<'a> {
 // === impl Answer ===
 
 impl Answer {
-    /// To a message, which may be anything.
+    /// Returns the answer to a message, which may be any bytes.
     pub(crate) fn to(message: &[u8]) -> Self {
         let Ok(message) = serde_json::from_slice::<Message<'_>>(message) else {
             return Self::None;

@@ -25,7 +25,7 @@ pub(crate) fn serve() -> Result<()> {
     Ok(())
 }
 
-/// One write a line, as the line ends.
+/// Writes each line at once, with its end.
 fn say(stdout: &mut StdoutLock<'_>, mut line: String) -> io::Result<()> {
     line.push('\n');
     stdout.write_all(line.as_bytes())

@@ -1,4 +1,4 @@
-//! rmcp's own client, for any number of cells at once.
+//! rmcp's own client, for several concurrent cells.
 
 use std::{
     collections::HashMap,
@@ -47,7 +47,7 @@ struct Call {
 #[derive(Clone, Default)]
 struct Progress(Arc<Mutex<Vec<f64>>>);
 
-/// What the handlers of notifications need, and more.
+/// More time than the handlers of notifications need.
 const NOTIFICATIONS: Duration = Duration::from_millis(50);
 
 #[tokio::main]
@@ -92,7 +92,7 @@ async fn serve(call: Call, close: Arc<Notify>, modern: bool) {
     };
     tokio::select! {
         outcome = ask(client.peer(), &call) => {
-            // rmcp handles every notification in a task of its own, and the answer may overtake them.
+            // rmcp runs a task for each notification, so the answer may arrive before them.
             tokio::time::sleep(NOTIFICATIONS).await;
             report(&call, outcome.map_err(|error| error.to_string()), &progress);
             close.notified().await;

@@ -1,4 +1,4 @@
-//! The server under test: one tool that works until it is told to finish, and says what becomes of it.
+//! The server under test. Its tool works until it is ordered to finish, and reports its outcome.
 
 use std::{
     collections::HashMap,
@@ -53,7 +53,7 @@ enum Tier {
     Wrapped,
 }
 
-/// What the handler of a cell is to do next: `{"progress": "<cell>"}`, `{"finish": "<cell>"}`.
+/// The next step for the handler of a cell: `{"progress": "<cell>"}`, `{"finish": "<cell>"}`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Step {
@@ -67,7 +67,7 @@ struct Worker {
     tool_router: ToolRouter<Self>,
 }
 
-/// Where the steps for the handlers wait; they may be there before their call begins.
+/// The pending steps of the handlers. A step may be stored before its call begins.
 #[derive(Default)]
 struct Desk(Mutex<HashMap<String, Steps>>);
 
@@ -78,13 +78,13 @@ type Steps = (
 
 #[derive(Deserialize, schemars::JsonSchema)]
 struct Job {
-    /// Which cell of the matrix calls.
+    /// The cell of the matrix that makes the call.
     cell: String,
-    /// How long the answer is to be.
+    /// Length of the answer.
     bytes: usize,
 }
 
-/// What the layer saw, to be compared with what the handlers saw.
+/// The layer's counts, for comparison with the handlers'.
 #[derive(Default)]
 struct Tally {
     cancelled: AtomicUsize,
@@ -142,7 +142,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Waits until no call is in flight, but not for ever: the last clients may have left orphans.
+/// Waits until no call is in flight, for a limited time, because the last clients may have left orphans.
 async fn settle(calls: &Calls, grace: Option<Duration>) {
     let end = Instant::now() + grace.unwrap_or(MIN_GRACE) + Duration::from_secs(2);
     while !calls.is_empty() && Instant::now() < end {
@@ -152,7 +152,7 @@ async fn settle(calls: &Calls, grace: Option<Duration>) {
 
 fn layer(grace: Option<Duration>, tally: Arc<Tally>) -> CancelOnDisconnectLayer {
     CancelOnDisconnectLayer::new()
-        // A grace that is set holds for stateless calls too; here they keep what the specification asks for.
+        // An explicit grace would also apply to stateless calls. These keep the behaviour of the specification.
         .policy(move |call: &CallInfo| match (grace, call.session()) {
             (Some(grace), Some(_)) => Policy::new().grace(Grace::After(grace)),
             _ => Policy::new(),
@@ -261,7 +261,7 @@ async fn report(progress: u32, context: &RequestContext<RoleServer>) {
     }
 }
 
-/// The cell's name, and dots up to the length asked for.
+/// The cell's name, padded with dots to this length.
 fn answer(cell: &str, bytes: usize) -> String {
     let dots = bytes.saturating_sub(cell.len());
     cell.to_owned() + &".".repeat(dots)
@@ -274,11 +274,11 @@ impl ServerHandler for Worker {}
 
 impl Desk {
     fn put(&self, cell: &str, step: Step) {
-        // A handler that has ended does nothing more.
+        // Fails if the handler has ended.
         let _ended = self.of(cell, |(steps, _)| steps.send(step));
     }
 
-    /// Once for every cell.
+    /// Returns `Some` once for each cell.
     fn steps(&self, cell: &str) -> Option<mpsc::UnboundedReceiver<Step>> {
         self.of(cell, |(_, steps)| steps.take())
     }

@@ -1,4 +1,4 @@
-//! A raw client: one session after the other, with a few calls at a time.
+//! A raw client. It opens one session after the other, with a few concurrent calls each.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,9 +30,9 @@ const ROUTES: &[(u32, &str)] = &[
     (6, "json"),
 ];
 
-/// Plays until its time is over.
+/// Plays until `end`.
 pub(crate) async fn run(world: Arc<World>, name: String, mut dice: Rng, end: Instant) {
-    // Not all at once.
+    // The clients start at different times.
     sleep_until((Instant::now() + millis(&mut dice, 0..2_000)).min(end)).await;
     let routes = world.only.among(ROUTES, |route| route);
     let mut turn = 0;
@@ -44,13 +44,13 @@ pub(crate) async fn run(world: Arc<World>, name: String, mut dice: Rng, end: Ins
         let watched = dice.bool();
         match Session::open(&world, setup, &client, watched).await {
             Some(session) => play(Arc::new(session), &client, &mut dice, end).await,
-            // The server that is drained is not always there.
+            // The drained server is sometimes down.
             None => sleep(Duration::from_millis(300)).await,
         }
     }
 }
 
-/// Some calls, one or several at a time, and the end of the session in one way or another.
+/// Makes some calls, one or several at a time, and ends the session in a random way.
 async fn play(session: Arc<Session>, client: &str, dice: &mut Rng, end: Instant) {
     let mut listener = JoinSet::new();
     if session.id.is_some() && dice.u8(..5) == 0 {
@@ -78,5 +78,5 @@ async fn play(session: Arc<Session>, client: &str, dice: &mut Rng, end: Instant)
     if !delete_in_flight && dice.bool() {
         session.delete().await;
     }
-    // The standalone stream goes with its client.
+    // Dropping the set ends the standalone stream.
 }

@@ -1,4 +1,4 @@
-//! A call of a raw client: asking, reading, leaving and coming back, all of it written down.
+//! A call of a raw client: it asks, reads, disconnects and resumes, and records each step.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,18 +25,18 @@ pub(crate) struct Calling {
     pub(crate) last_event_id: Option<String>,
 }
 
-/// Why a client stopped reading.
+/// The reason why a client stopped reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// The answer, or an error in its place.
+    /// The answer, or an error instead of it.
     Answer,
-    /// The end of the stream, without it.
+    /// The end of the stream, without an answer.
     End,
-    /// Its time was up.
+    /// Its time was over.
     Time,
 }
 
-/// What an item means for its call.
+/// The meaning of an item for its call.
 pub(crate) enum Note {
     Head,
     Event(Option<String>),
@@ -57,7 +57,7 @@ impl Calling {
         }
     }
 
-    /// The same call, for another connection of its client.
+    /// The same call, for a second connection of its client.
     pub(crate) fn again(&self) -> Self {
         Self {
             session: self.session.clone(),
@@ -85,7 +85,7 @@ impl Calling {
         &self.session.world.log
     }
 
-    /// Writes down that it is about to ask on this connection.
+    /// Records that the call is about to be sent on this connection.
     pub(crate) fn asks(&self, connection: &Connection) {
         self.log().write(Fact::Asked {
             call: self.key.clone(),
@@ -97,7 +97,7 @@ impl Calling {
         });
     }
 
-    /// Sends the call. `None` if the server does not take it.
+    /// Sends the call. Returns `None` if the server does not accept it.
     pub(crate) async fn ask(&mut self, mut connection: Connection) -> Option<()> {
         self.asks(&connection);
         connection.send(&self.request()).await.ok()?;
@@ -111,12 +111,12 @@ impl Calling {
         self.connection = Some(connection);
     }
 
-    /// Reads for so long at most, or until there is an answer.
+    /// Reads until the answer, for at most this time.
     pub(crate) async fn read(&mut self, for_so_long: Duration) -> Seen {
         self.read_until(for_so_long, false).await
     }
 
-    /// Reads until the head is there.
+    /// Reads until the head, for at most this time.
     pub(crate) async fn head(&mut self, for_so_long: Duration) -> Seen {
         self.read_until(for_so_long, true).await
     }
@@ -146,14 +146,14 @@ impl Calling {
         Seen::End
     }
 
-    /// Hangs up.
+    /// Closes the connection.
     pub(crate) async fn leave(&mut self, how: Leave) {
         if let Some(connection) = self.connection.take() {
             connection.leave(how).await;
         }
     }
 
-    /// Comes back, for what follows the last event that it has seen. `None` if there is none, or no way.
+    /// Resumes after the last event that was read. Returns `None` if there is no event, or no connection.
     pub(crate) async fn resume(&mut self) -> Option<()> {
         let id = self.last_event_id.clone()?;
         let mut connection = self.session.connect().await.ok()?;
@@ -169,7 +169,7 @@ impl Calling {
         Some(())
     }
 
-    /// Its client's own cancel.
+    /// Sends the client's own cancel.
     pub(crate) async fn cancel(&self) {
         self.log().write(Fact::Cancelling {
             call: self.key.clone(),
@@ -193,7 +193,7 @@ impl Calling {
         self.session.exchange(&request).await.map(drop)
     }
 
-    /// Reads to the answer, coming back whenever the stream ends without it, but not for ever.
+    /// Reads up to the answer, and resumes whenever the stream ends without one, for a limited time.
     pub(crate) async fn stay(&mut self, for_so_long: Duration) {
         let until = Instant::now() + for_so_long;
         let ends_always = self.session.setup.store == Some(Store::Replays);
@@ -214,7 +214,7 @@ impl Calling {
     }
 }
 
-/// Writes down what came on a stream.
+/// Records an item of a stream.
 pub(crate) fn note(log: &Log, stream: Stream, item: &Item) -> Note {
     let event = match item {
         Item::Head { status, .. } => {

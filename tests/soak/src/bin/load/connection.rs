@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::dice::Only;
 
-/// What all clients share.
+/// Shared by all clients.
 pub(crate) struct World {
     pub(crate) log: Log,
     pub(crate) ports: Ports,
@@ -36,12 +36,12 @@ pub(crate) struct World {
 #[derive(Deserialize)]
 pub(crate) struct Ports {
     plain: u16,
-    /// hyper is told of hang-ups that it does not read.
+    /// The port where hyper is notified of disconnects that it would not read.
     watched: u16,
     drained: u16,
 }
 
-/// Whatever becomes of it, it is written down when it is closed.
+/// Its close is recorded in every case, at the latest on drop.
 pub(crate) struct Connection {
     stream: Option<TcpStream>,
     world: Arc<World>,
@@ -50,13 +50,13 @@ pub(crate) struct Connection {
     items: VecDeque<Item>,
 }
 
-/// A request, as bytes.
+/// A request as bytes.
 pub(crate) struct Request {
     pub(crate) head: String,
     pub(crate) body: Vec<u8>,
 }
 
-/// How much of a stream that nobody reads the kernel keeps for its client.
+/// Receive buffer of a client that does not read.
 const SMALL: u32 = 4096;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -77,7 +77,7 @@ impl World {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Where this set-up is served; by a listener that watches its connections, if that is asked for.
+    /// The port of this set-up. `watched` selects the listener that watches its connections.
     pub(crate) fn port(&self, setup: &Setup, watched: bool) -> u16 {
         match (setup.drained, watched) {
             (true, _) => self.ports.drained,
@@ -95,7 +95,7 @@ impl Connection {
         Ok(Self::over(world, stream))
     }
 
-    /// Of a client that will not read much.
+    /// Connects with a small receive buffer, for a client that reads little.
     pub(crate) async fn open_small(world: &Arc<World>, port: u16) -> io::Result<Self> {
         let socket = TcpSocket::new_v4()?;
         socket.set_recv_buffer_size(SMALL)?;
@@ -123,7 +123,7 @@ impl Connection {
         timeout(PATIENCE, stream.write_all(bytes)).await?
     }
 
-    /// What comes next, or `None` if the server closes. Cancel safe.
+    /// Returns the next item, or `None` if the server closes. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<Item> {
         loop {
             if let Some(item) = self.items.pop_front() {
@@ -137,7 +137,7 @@ impl Connection {
         }
     }
 
-    /// Reads the response to its end, and gives its status and what came with it.
+    /// Reads the response to its end. Returns its status, its session id and its events.
     pub(crate) async fn reply(&mut self) -> Option<(u16, Option<String>, Vec<Event>)> {
         let (mut head, mut events) = (None, Vec::new());
         let until = Instant::now() + PATIENCE;
@@ -150,7 +150,7 @@ impl Connection {
         }
     }
 
-    /// The server has ended the response. Nobody leaves then.
+    /// Records that the server ended the response. The client records no disconnect.
     pub(crate) fn ended(mut self) {
         self.world.log.write(Fact::Over {
             stream: self.number,
@@ -159,7 +159,7 @@ impl Connection {
         self.stream = None;
     }
 
-    /// Closes in this way.
+    /// Closes the connection in this way.
     pub(crate) async fn leave(mut self, how: Leave) {
         let number = self.number;
         self.world.log.write(Fact::Leaving {
@@ -184,7 +184,7 @@ impl Connection {
         }
         if how == Leave::Half {
             self.world.log.write(Fact::Left { stream: number });
-            // It would still read, but is not served any more.
+            // A half-closed client can still read, but the server no longer serves it.
             let read =
                 async { while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {} };
             let _over = timeout(Duration::from_secs(1), read).await;

@@ -1,16 +1,16 @@
-//! Decides what happens next, by the seed.
+//! Random choices, from the seed.
 
 use std::{ops::Range, time::Duration};
 
 use fastrand::Rng;
 use serde::Deserialize;
 
-/// The routes and stories that are asked for by name. Nobody asks: all of them.
+/// The names of the selected routes and stories. Empty for all of them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Only(Vec<String>);
 
-/// The dice of a client.
+/// The random numbers of a client.
 pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
     // FNV-1a: the same on every machine and with every compiler.
     let mut hash =
@@ -21,12 +21,12 @@ pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
     Rng::with_seed(hash)
 }
 
-/// A time in this range of milliseconds.
+/// A duration in this range of milliseconds.
 pub(crate) fn millis(dice: &mut Rng, range: Range<u64>) -> Duration {
     Duration::from_millis(dice.u64(range))
 }
 
-/// One of these, as often as its weight says.
+/// One of the choices, by their weights.
 pub(crate) fn weighted<T: Copy>(dice: &mut Rng, choices: &[(u32, T)]) -> T {
     let mut left = dice.u32(..choices.iter().map(|(weight, _)| weight).sum::<u32>());
     for &(weight, choice) in choices {
@@ -41,7 +41,7 @@ pub(crate) fn weighted<T: Copy>(dice: &mut Rng, choices: &[(u32, T)]) -> T {
 // === impl Only ===
 
 impl Only {
-    /// The choices that are asked for, or all if none of them is.
+    /// The selected choices, or all if none of them is selected.
     pub(crate) fn among<T: Copy, N: AsRef<str>>(
         &self,
         choices: &[(u32, T)],

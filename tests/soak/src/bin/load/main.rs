@@ -1,9 +1,9 @@
-//! The clients: raw ones that do what no proper client does, and real SDKs behind a proxy that cuts.
+//! The clients: raw ones that do what no proper client does, and real SDKs behind a proxy that cuts connections.
 //!
 //!     load LOG {"seed", "warm", "load", "actors", "ports": {"plain", "watched", "drained"}, "sdks": [{"name", "command", "sessions"}]}
 //!
-//! Two rounds, and a quiet time after each, so that what is left of the second can be compared with what is left of the
-//! first. What a client does is decided by the seed and its name alone.
+//! There are two rounds, each followed by a quiet period. The remains of the second round are compared with those of
+//! the first. The seed and a client's name alone determine what the client does.
 
 use std::{error::Error, path::Path, sync::Arc, time::Duration};
 
@@ -48,11 +48,11 @@ struct Plan {
     only: Only,
 }
 
-/// How long the longest story may take, on a slow machine.
+/// Maximum duration of a story, on a slow machine.
 const STORY: Duration = Duration::from_secs(90);
-/// A story is one large future, and a build without optimization moves it about: tokio's 2 MiB do not do.
+/// Chosen because a story is one large future that an unoptimized build moves around, which overflows tokio's 2 MiB.
 const STACK: usize = 16 * 1024 * 1024;
-/// Time for the gauges to be read.
+/// Time until the gauges have been read.
 const GAUGES: Duration = Duration::from_millis(2_500);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -103,7 +103,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         timeout(limit, all)
             .await
             .map_err(|_| "some clients do not come to an end")?;
-        // Whoever ended has closed; sessions that were left behind have this long.
+        // All clients have closed. Sessions that were left open expire within this time.
         sleep(KEPT + IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);
         sleep(GAUGES).await;

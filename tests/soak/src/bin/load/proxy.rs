@@ -1,4 +1,4 @@
-//! A proxy that one SDK's call has to pass: it writes down what goes by, and resets connections when told.
+//! A proxy for the call of one SDK. It records the messages and resets connections on demand.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -22,23 +22,23 @@ pub(crate) struct Proxy {
     _tasks: JoinSet<()>,
 }
 
-/// What all connections of a proxy share.
+/// Shared by all connections of a proxy.
 struct Link {
     world: Arc<World>,
     setup: &'static Setup,
     call: Call,
     client: Arc<str>,
     server: u16,
-    /// How often everything was cut.
+    /// Number of times that everything was cut.
     cuts: watch::Sender<u32>,
     refuses: watch::Sender<bool>,
     asked: Notify,
 }
 
-/// A request that is on its way through, with its response.
+/// The request that is passing through, with its response.
 enum Passing {
     Nothing,
-    /// Nobody asks what becomes of it.
+    /// A request that is not recorded.
     Other,
     Stream(Stream),
     Delete(Arc<str>),
@@ -74,7 +74,7 @@ impl Proxy {
         })
     }
 
-    /// Until the call has passed.
+    /// Waits until the call has passed.
     pub(crate) async fn asked(&self) {
         self.link.asked.notified().await;
     }
@@ -84,13 +84,13 @@ impl Proxy {
         self.link.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// And those that follow.
+    /// Resets all connections, including later ones.
     pub(crate) fn refuse(&self) {
         self.link.refuses.send_replace(true);
         self.cut();
     }
 
-    /// Resets what is left, and waits until it is written down.
+    /// Resets the remaining connections, and waits until this has been recorded.
     pub(crate) async fn end(self) {
         self.refuse();
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -117,7 +117,7 @@ async fn serve(listener: TcpListener, link: Arc<Link>) {
         () = accept => {}
         _ = refuses.wait_for(|refuses| *refuses) => {}
     }
-    // From now on nobody listens: connections are refused. Those that there are end by themselves.
+    // From now on connections are refused. The existing ones end by themselves.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
@@ -160,7 +160,7 @@ async fn pass(client: TcpStream, link: Arc<Link>) {
     }
 }
 
-/// Until one side closes: how the client left, or `None` if it was the server.
+/// Copies until one side closes. Returns how the client closed, or `None` if the server did.
 async fn pump(
     client: &TcpStream,
     server: &TcpStream,
@@ -196,7 +196,7 @@ async fn pump(
     }
 }
 
-/// Of a borrowed stream, so that it can be written to as well. Cancel safe.
+/// Reads from a borrowed stream, so that it can also be written to. Cancel safe.
 async fn read(stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     loop {
         stream.readable().await?;

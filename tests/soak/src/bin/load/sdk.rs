@@ -1,4 +1,4 @@
-//! Real SDKs among the clients: the programs of `tests/interop`, each with a few calls at a time.
+//! Clients that are real SDKs: the programs of `tests/interop`, each with a few concurrent calls.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ use crate::{
     proxy::Proxy,
 };
 
-/// How many calls of an SDK there are at a time.
+/// Number of concurrent calls of an SDK.
 pub(crate) const CELLS: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(12);
 
@@ -37,11 +37,11 @@ const PATIENCE: Duration = Duration::from_secs(12);
 pub(crate) struct Program {
     name: String,
     command: Vec<String>,
-    /// It speaks a revision with sessions.
+    /// Whether its revision has sessions.
     sessions: bool,
 }
 
-/// A program that runs.
+/// A running program.
 pub(crate) struct Sdk {
     program: Program,
     orders: AsyncMutex<ChildStdin>,
@@ -69,7 +69,7 @@ impl Sdk {
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // They say much about connections that are cut.
+        // The programs log every cut connection.
         command.stderr(Stdio::null()).kill_on_drop(true);
         for name in [
             "http_proxy",
@@ -119,7 +119,7 @@ impl Sdk {
     }
 }
 
-/// One call after the other, until its time is over.
+/// Makes one call after the other until its time is over.
 pub(crate) async fn run(
     sdk: Arc<Sdk>,
     world: Arc<World>,
@@ -194,7 +194,7 @@ async fn call(
         let whole = answer(&cell, bytes);
         world.log.write(Fact::Outcome {
             call: cell.as_str().into(),
-            // What is long and right needs not be kept.
+            // A correct long answer is replaced by its name.
             text: event["text"].as_str().map(|text| {
                 if text == whole {
                     cell.clone()

@@ -1,4 +1,4 @@
-//! A session of a raw client, or what stands for one where there are none.
+//! A session of a raw client, or its substitute without sessions.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ pub(crate) struct Session {
     pub(crate) id: Option<Arc<str>>,
     port: u16,
     next: AtomicU64,
-    /// How many requests were made.
+    /// Number of requests so far.
     turn: AtomicUsize,
     watched: bool,
 }
@@ -64,7 +64,7 @@ impl Session {
         Some(session)
     }
 
-    /// Where the next request goes: to each path of the route in turn.
+    /// The path of the next request. The paths of the route are used in turn.
     pub(crate) fn path(&self) -> String {
         let mut paths = self.setup.paths();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) % paths.len();
@@ -75,7 +75,7 @@ impl Session {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether the server learns of every hang-up at once.
+    /// Returns `true` if the server detects every disconnect immediately.
     pub(crate) fn is_watched(&self) -> bool {
         self.watched
     }
@@ -88,13 +88,13 @@ impl Session {
         Connection::open_small(&self.world, self.port).await
     }
 
-    /// Sends a message and gives the status of the response.
+    /// Sends a message. Returns the status of the response.
     pub(crate) async fn post(&self, message: &Value) -> Option<u16> {
         let request = Request::post(&self.path(), self.id.as_deref(), message);
         self.exchange(&request).await.map(|(status, ..)| status)
     }
 
-    /// One request on a connection of its own: its status, and the session that it names.
+    /// Sends one request on its own connection. Returns its status and its session id.
     pub(crate) async fn exchange(&self, request: &Request) -> Option<(u16, Option<String>, ())> {
         let mut connection = self.connect().await.ok()?;
         connection.send(request).await.ok()?;
@@ -102,9 +102,9 @@ impl Session {
         Some((status, session, ()))
     }
 
-    /// Something that is no call; its status is written down.
+    /// Sends a request that is not a call, and records its status.
     pub(crate) async fn probe(&self, what: &str, request: &Request) {
-        // A stream that is granted to it may stay open.
+        // If it opens a stream, the stream may stay open.
         let status = timeout(Duration::from_secs(2), self.exchange(request)).await;
         self.world.log.write(Fact::Probed {
             what: what.to_owned(),
@@ -112,7 +112,7 @@ impl Session {
         });
     }
 
-    /// Reads the standalone stream until it ends, or the client does.
+    /// Reads the standalone stream until it ends, or until the client stops.
     pub(crate) async fn listen(self: Arc<Self>) {
         let Ok(mut connection) = self.connect().await else {
             return;

@@ -1,4 +1,4 @@
-//! Stories: all that may happen to a call.
+//! The stories of a call.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -28,13 +28,13 @@ pub(crate) enum Story {
     ComesBackLate,
     ComesBackTwice,
     ComesBackWhileThere,
-    /// On two connections at once, of which one stays.
+    /// Resumes on two connections at once, one of which stays.
     ComesBackDoubly,
-    /// On a second connection, and leaves that again.
+    /// Resumes on a second connection, and closes that one again.
     LooksAgain,
     TriesWrongIds,
     Polls,
-    /// The server ends its stream while it is away.
+    /// The server ends its stream while the client is disconnected.
     IsPolledWhileAway,
     Cancels,
     DoesNotRead,
@@ -71,11 +71,11 @@ const WITHOUT: &[(u32, Story)] = &[
     (7, SendsGarbage),
 ];
 
-/// Longer than any handler works, and than any grace.
+/// Longer than the work of any handler, and than any grace.
 const LONG: Duration = Duration::from_secs(9);
-/// A client that comes back within this is in time, whatever the machine does in between.
+/// A client that resumes within this time, in milliseconds, is in time on any machine.
 const IN_TIME: u64 = GRACE / MILLI - 800;
-/// And after this it is late.
+/// A client that resumes after this time is too late.
 const LATE: u64 = (GRACE + SECOND) / MILLI + 1_200;
 
 // === impl Story ===
@@ -86,27 +86,27 @@ impl Story {
         weighted(dice, &only.among(stories, |story| format!("{story:?}")))
     }
 
-    /// How long its handler works, in milliseconds.
+    /// How long its handler works.
     fn work(self, dice: &mut Rng, setup: &Setup) -> Duration {
         match self {
             Stays | SendsSlowly => millis(dice, 0..2_500),
             LeavesForGood if !setup.sessions => millis(dice, 2_500..4_500),
-            // Some are answered while their client may still come back.
+            // Some are answered while their client could still resume.
             LeavesForGood if dice.u8(..3) == 0 => millis(dice, 100..2_000),
             LeavesForGood => millis(dice, 5_500..7_000),
             ComesBackLate if dice.u8(..4) > 0 => millis(dice, 5_500..7_000),
             Cancels => millis(dice, 2_000..4_000),
             TriesWrongIds | DoesNotRead => millis(dice, 5_000..6_500),
             ComesBackLate => millis(dice, 600..1_800),
-            // Many are answered while their client is away.
+            // Many are answered while their client is disconnected.
             IsPolledWhileAway => millis(dice, 300..2_000),
-            // Somebody is there for longer than the grace, and hears of the end.
+            // One connection stays longer than the grace, and receives the answer.
             ComesBackDoubly | LooksAgain => millis(dice, 3_500..5_500),
             _ => millis(dice, 500..4_500),
         }
     }
 
-    /// Plays it, from the first byte to the last.
+    /// Plays the story from the first byte to the last.
     pub(crate) async fn play(self, session: &Arc<Session>, name: String, mut dice: Rng) {
         let dice = &mut dice;
         if self == SendsGarbage {
@@ -137,7 +137,7 @@ impl Story {
         call.leave(Leave::Fin).await;
     }
 
-    /// `None` if there was no way to go on.
+    /// Returns `None` if the story could not continue.
     async fn tell(self, call: &mut Calling, job: &Job, dice: &mut Rng) -> Option<()> {
         let session = call.session.clone();
         let connection = match self {
@@ -262,7 +262,7 @@ impl Story {
                         break;
                     }
                     call.poll().await?;
-                    // A client that never comes back is one more that leaves for good.
+                    // Without a resume, the story is the same as `LeavesForGood`.
                     if call.read(LONG).await != Seen::End || dice.u8(..5) == 0 {
                         return None;
                     }
@@ -319,7 +319,7 @@ impl Story {
     }
 }
 
-/// How it hangs up. What hyper does not read it notices only where connections are watched.
+/// How it disconnects. Pipelining is chosen on watched connections only, because hyper does not notice it elsewhere.
 fn how(dice: &mut Rng, session: &Session) -> Leave {
     let pipelined = if session.is_watched() { 2 } else { 0 };
     weighted(
@@ -333,7 +333,7 @@ fn how(dice: &mut Rng, session: &Session) -> Leave {
     )
 }
 
-/// Ids that nobody gave out, and its own in a session that is not its own: none of them may help the call.
+/// Tries unknown ids, and its own ids in another session. None of them may affect the call.
 async fn try_wrong_ids(call: &Calling) {
     let session = &call.session;
     for id in ["77/7777", "garbage", "0/", "-1/-1"] {
@@ -360,7 +360,7 @@ async fn try_wrong_ids(call: &Calling) {
 }
 
 async fn send_garbage(session: &Session, dice: &mut Rng) {
-    // An id of its own: one of a call beside it would be a reused id, which is another story.
+    // A new id, because the id of a concurrent call would be a reused id, which is another story.
     let id = session.next_id();
     let call = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "work", "arguments": {}}});
     let (what, body) = weighted(

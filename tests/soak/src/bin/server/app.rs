@@ -48,7 +48,7 @@ pub(crate) enum Sessions {
 // === impl App ===
 
 impl App {
-    /// Those of all set-ups that are asked for; their layers share their calls.
+    /// Serves the selected set-ups. Their layers share the calls.
     pub(crate) fn new(log: &Log, fault: Option<Fault>, is_here: impl Fn(&Setup) -> bool) -> Self {
         let layer = CancelOnDisconnectLayer::new();
         let mut app = Self {
@@ -128,7 +128,7 @@ fn options(
             (Some(Fault::Zombie), _) => Policy::new().grace(Grace::Never),
             (Some(Fault::FalseCancel), _) => Policy::new().grace(Grace::Immediate),
             (_, Some(_)) => Policy::new().grace(Grace::After(duration(GRACE))),
-            // As the specification asks for.
+            // The default of the specification.
             (_, None) => Policy::new(),
         };
         match timeout {
@@ -149,7 +149,7 @@ fn duration(micros: Micros) -> Duration {
     Duration::from_micros(micros)
 }
 
-/// What a tool does that polls: it ends the stream of a call, whose client is to come back (SEP-1699).
+/// Ends the stream of a call, as a polling tool does, so that the client resumes (SEP-1699).
 async fn poll(
     State(sessions): State<Sessions>,
     Path((session, stream)): Path<(String, u64)>,
@@ -177,7 +177,7 @@ impl Sessions {
         let wrapped = setup.wrapped && fault != Some(Fault::Bare);
         let mut manager = LocalSessionManager::default();
         manager.session_config.sse_retry = Some(RETRY);
-        // The wrapper's own timer does not close sessions with calls.
+        // With the wrapper its own timer is used, which does not close sessions with calls.
         manager.session_config.keep_alive = Some(IDLE).filter(|_| !wrapped);
         if let Some(kind) = setup.store {
             manager = manager.with_event_store(Arc::new(Events::new(kind)));

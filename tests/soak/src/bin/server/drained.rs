@@ -1,4 +1,4 @@
-//! A server that is drained and starts again, as in a deployment, while the others go on.
+//! A server that is drained and started again, as in a deployment, while the others run on.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,12 +14,12 @@ use tokio::{
 
 use crate::{app::App, fault::Fault, gauges::Gauges};
 
-/// How long it serves.
+/// Time until it is drained.
 const LIFE: Duration = Duration::from_secs(9);
-/// Once all is cancelled axum has nothing to wait for.
+/// Once all calls are cancelled, axum has nothing to wait for.
 const END: Duration = Duration::from_secs(3);
 
-/// Serves, drains and serves again, at the same address.
+/// Serves, drains and restarts at the same address.
 pub(crate) async fn again_and_again(
     listener: TcpListener,
     log: Log,

@@ -1,4 +1,4 @@
-//! A store of events in memory, for the routes that have one.
+//! An event store in memory, for the routes that have one.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,7 +16,7 @@ use rmcp::{
 use soak::setup::Store;
 use tokio::{sync::watch, time::Instant};
 
-/// How long it keeps a stream of which nothing comes any more, longer than any client stays away.
+/// Time for which a stream without new events is kept. It is longer than any client is disconnected.
 const KEPT: Duration = Duration::from_secs(12);
 
 pub(crate) struct Events {
@@ -27,23 +27,23 @@ pub(crate) struct Events {
 #[derive(Default)]
 struct State {
     streams: HashMap<String, Stream>,
-    /// The streams by when they last had an event.
+    /// The streams by the time of their last event.
     latest: VecDeque<(Instant, String)>,
 }
 
 struct Stream {
     /// Their ids are `<stream>#<number>`.
     events: Arc<Mutex<Vec<ServerSseMessage>>>,
-    /// How many they are.
+    /// The number of events.
     length: watch::Sender<usize>,
     touched: Instant,
 }
 
-/// A client that reads what a stream has.
+/// A client that reads the events of a stream.
 struct Reader {
     events: Arc<Mutex<Vec<ServerSseMessage>>>,
     next: usize,
-    /// Gone if it does not wait for more.
+    /// `None` if it does not wait for more.
     length: Option<watch::Receiver<usize>>,
 }
 
@@ -101,7 +101,7 @@ impl EventStore for Events {
 // === impl State ===
 
 impl State {
-    /// Lets go of streams that nobody comes back for.
+    /// Removes the streams that no client resumes any more.
     fn forget(&mut self, now: Instant) {
         while let Some((at, _)) = self.latest.front()
             && now.duration_since(*at) > KEPT
@@ -135,7 +135,7 @@ impl Stream {
 // === impl Reader ===
 
 impl Reader {
-    /// The next event. After the answer there is none.
+    /// Returns the next event, or `None` after the answer.
     async fn read(mut self) -> Option<(ServerSseMessage, Self)> {
         loop {
             let event = lock(&self.events).get(self.next).cloned();
@@ -146,7 +146,7 @@ impl Reader {
                 }
                 return Some((event, self));
             }
-            // Fails when the stream is forgotten.
+            // Fails when the stream is removed.
             self.length.as_mut()?.changed().await.ok()?;
         }
     }

@@ -1,15 +1,15 @@
-//! Deliberate faults, with which the referee has to find something.
+//! Deliberate faults that the referee must find.
 
 use std::{env, mem};
 
 use axum::{body::Body, extract::Request, middleware::Next, response::Response};
 
-/// `SOAK_FAULT`.
+/// Selected by `SOAK_FAULT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Orphans are never cancelled.
     Zombie,
-    /// Nobody is waited for.
+    /// There is no grace.
     FalseCancel,
     /// Some responses are never dropped.
     Leak,
@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     Bare,
 }
 
-/// One of so many responses is leaked.
+/// One of this number of responses is leaked.
 const LEAKED: u8 = 20;
 
 // === impl Fault ===
@@ -38,7 +38,7 @@ impl Fault {
     }
 }
 
-/// A middleware that forgets some bodies, and answers in their place.
+/// A middleware that leaks some bodies and answers instead.
 pub(crate) async fn leak(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     if fastrand::u8(..LEAKED) > 0 {

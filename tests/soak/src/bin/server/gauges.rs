@@ -1,4 +1,4 @@
-//! Counts calls, sessions, bytes, descriptors and tasks, once a second.
+//! Counts calls, sessions, bytes, descriptors and tasks once a second.
 
 use std::{
     collections::BTreeMap,
@@ -13,16 +13,16 @@ use tokio::{runtime::Handle, time::sleep};
 
 use crate::app::{App, Sessions};
 
-/// The layers and sessions that there are.
+/// The existing layers and session managers.
 #[derive(Default)]
 pub(crate) struct Gauges(Mutex<Parts>);
 
 #[derive(Default)]
 struct Parts {
-    /// Of all that ever were: an old one that has calls in flight leaks.
+    /// Those of all layers, except old ones without calls. An old one with calls in flight is a leak.
     calls: Vec<Calls>,
     sessions: Vec<(&'static str, Sessions)>,
-    /// Those of the server that is drained, whose sessions end with it.
+    /// Those of the drained server, whose sessions end with it.
     replaceable: Vec<(&'static str, Sessions)>,
 }
 
@@ -35,7 +35,7 @@ impl Gauges {
         parts.sessions.extend(app.sessions.iter().cloned());
     }
 
-    /// The server that is drained has started again.
+    /// The drained server has started again.
     pub(crate) fn replace(&self, app: &App) {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.calls.push(app.calls.clone());
@@ -46,7 +46,7 @@ impl Gauges {
         let (calls, sessions) = {
             let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let calls = parts.calls.iter().map(Calls::len).sum();
-            // The newest and the one before may still be in use.
+            // Keeps the first one, which is never replaced, and the newest three, which may still be in use.
             let old = parts.calls.len().saturating_sub(3);
             let mut turn = 0;
             parts.calls.retain(|calls| {
@@ -79,7 +79,7 @@ impl Gauges {
     }
 }
 
-/// Writes them down as long as the process lives.
+/// Records the gauges for the lifetime of the process.
 pub(crate) async fn write(gauges: Arc<Gauges>, log: Log) {
     loop {
         log.write(Fact::Gauge(gauges.read().await));

@@ -2,7 +2,7 @@
 //!
 //!     server LOG
 //!
-//! Prints its ports, writes its facts into LOG, and ends with its standard input.
+//! Prints its ports, writes its facts into LOG, and ends when its stdin is closed.
 
 use std::{collections::HashMap, error::Error, path::Path, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! The handler: works as its job says, and writes down what becomes of it.
+//! The handler. It works as its job requires and records its outcome.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,19 +21,19 @@ use tokio::time::{Instant, sleep_until};
 #[derive(Clone)]
 pub(crate) struct Worker {
     log: Log,
-    /// With `AbortOnCancel` around it a deaf handler is stopped; elsewhere nobody is deaf.
+    /// With `AbortOnCancel` around it a deaf handler is stopped. No job is deaf elsewhere.
     tool_router: ToolRouter<Self>,
 }
 
 #[derive(Deserialize, schemars::JsonSchema)]
 struct Order {
-    /// The call's name, which says what is to be done.
+    /// The call's name, which contains the job.
     cell: String,
-    /// How long the answer is to be.
+    /// Length of the answer.
     bytes: usize,
 }
 
-/// Says so if the handler does not come to its end.
+/// Records on drop that the handler did not end.
 struct Witness {
     log: Log,
     call: Call,
@@ -104,7 +104,7 @@ async fn report(step: u32, job: &Job, context: &RequestContext<RoleServer>) {
     if job.manner == Manner::Floods {
         progress = progress.with_message("x".repeat(FLOOD));
     }
-    // A client that does not read must not keep the handler from its token.
+    // A client that does not read must not delay the handler's check of its token.
     let notify = context.peer.notify_progress(progress);
     let _gone = tokio::time::timeout(Duration::from_millis(100), notify).await;
 }
