@@ -345,6 +345,26 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     assert!(one.sessions.is_local(wanted) && one.relinquished_sessions.try_recv().is_err());
 }
 
+/// The directory lost the record while the owner stood still. The owner writes it again as it was.
+#[tokio::test(start_paused = true)]
+async fn a_session_cannot_be_claimed_on_what_was_read_before_its_record_was_lost() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["wanted"]).await;
+    let two = Instance::with(2, &memory, &[]).await;
+    let wanted = session("wanted").session;
+    let read = memory.load(wanted).await.unwrap().unwrap().ownership;
+    one.link.set(Fault::Fails);
+    memory.restart();
+    sleep(SETTLE_PERIOD + LEASE_TTL).await;
+    one.link.set(Fault::None);
+    one.until_consistent().await;
+    let claim = memory.claim(wanted, read, read.claimed_by(two.me)).await;
+    let is = memory.load(wanted).await.unwrap().unwrap().ownership;
+    assert_eq!(claim.unwrap(), Claim::Lost(Record::Owned(is)));
+    assert!(is.owner == one.me && is.epoch > read.epoch);
+    assert!(one.sessions.is_local(wanted) && one.relinquished_sessions.try_recv().is_err());
+}
+
 /// The one that has claimed the session since the snapshot has not written it again.
 #[tokio::test(start_paused = true)]
 async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {

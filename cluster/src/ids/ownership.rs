@@ -18,6 +18,10 @@ pub(crate) struct Owner {
     pub(crate) incarnation: Incarnation,
 }
 
+/// By how much the epoch of a claim exceeds the former one at least: 1,000. In between are those of an owner whose record was lost that
+/// often.
+const CLAIM_STEP: u64 = 1_000;
+
 /// The number of an ownership. It grows with every claim, a re-claim by the owner included, so of two records of a session the
 /// one with the lower epoch is older. A decimal number as text.
 ///
@@ -79,7 +83,12 @@ impl Epoch {
 
     /// That of a claim which is made now and replaces this one.
     pub(crate) fn next(self) -> Self {
-        Self(wall_clock().max(self.0.saturating_add(1)))
+        Self(wall_clock().max(self.0.saturating_add(CLAIM_STEP)))
+    }
+
+    /// That of the same owner after the directory has lost its record. Less than that of any claim.
+    pub(crate) fn after_loss(self) -> Self {
+        Self(self.0.saturating_add(1))
     }
 }
 
@@ -276,6 +285,14 @@ mod tests {
                 "{record} {incarnation} {epoch}"
             );
         }
+    }
+
+    /// Also if the clock of the claimant is far behind.
+    #[test]
+    fn a_claim_outdoes_the_former_owner_whose_record_was_lost() {
+        let opened = Epoch(Epoch::now().0 + 1_000_000);
+        assert!(opened < opened.after_loss());
+        assert!(opened.after_loss().after_loss() < opened.next());
     }
 
     #[test]

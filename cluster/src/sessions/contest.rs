@@ -29,20 +29,26 @@ impl Sessions {
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(is) if is.owner.incarnation == self.me => {
-                // It was taken by a write whose answer was lost. If an epoch is to be taken since, that is for the next one. Or there was no
-                // record, and none was taken: then nothing can be claimed on what was read before.
-                let renews = self.shard(session).get_mut(&session).is_some_and(|local| {
+                let is_to_be_renewed = self.shard(session).get_mut(&session).is_some_and(|local| {
                     let is_later = is.epoch > local.epoch;
                     local.epoch = local.epoch.max(is.epoch);
                     local.written = Some(Instant::now());
                     local.contested = None;
-                    local.renews = local.renews.filter(|_| is_later);
-                    if local.renews.is_none() {
+                    let Some(since) = local.renews.take() else {
                         local.unconfirmed = None;
+                        return false;
+                    };
+                    if is_later {
+                        // An earlier write took this epoch, and its response was lost. The next write takes another one.
+                        local.renews = Some(since);
+                    } else {
+                        // There was no record, so the session was written as it was. A claim on what was read before the loss must fail,
+                        // and a claim that was lost with the record must not.
+                        local.epoch = local.epoch.after_loss();
                     }
-                    local.renews.is_some()
+                    true
                 });
-                if renews {
+                if is_to_be_renewed {
                     self.write_again(session);
                 }
             }
