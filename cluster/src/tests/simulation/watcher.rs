@@ -644,6 +644,13 @@ impl Log {
         self.longest_absence(host, from.saturating_sub(AFTERMATH), now) >= LEASE_AT_RISK
     }
 
+    /// Whether another instance has served a session last, or owns it as the directory has it.
+    fn is_anothers(&self, session: &str, host: HostId) -> bool {
+        let served = self.last_served(session).map(|it| it.0);
+        let owners = [served, self.owner_there(session)];
+        owners.into_iter().flatten().any(|owner| owner != host)
+    }
+
     /// The owner of a session, as the directory has it.
     fn owner_there(&self, session: &str) -> Option<HostId> {
         let owner = self.directory.as_ref()?.owner(SessionHash::of(session))?;
@@ -709,13 +716,7 @@ impl Log {
             return None;
         }
         let begun = call.begun.map_or(now, |(_, at)| at);
-        let is_anothers = self
-            .last_served(&call.session)
-            .is_some_and(|it| it.0 != host);
-        let there = self.owner_there(&call.session);
-        let is_anothers = is_anothers || there.is_some_and(|owner| owner != host);
-        let is_lost = is_anothers && self.may_have_lost(host, begun, now);
-        if is_lost {
+        if self.is_anothers(&call.session, host) && self.may_have_lost(host, begun, now) {
             return None;
         }
         match call.client {
@@ -793,10 +794,8 @@ impl Log {
             (Answer::Gone, None) => {
                 let (host, begun) = call.begun?;
                 let now = self.history.last().map_or(0, |line| line.0);
-                let is_lost = self
-                    .last_served(&call.session)
-                    .is_some_and(|it| it.0 != host)
-                    && self.may_have_lost(host, begun, now);
+                let is_lost =
+                    self.is_anothers(&call.session, host) && self.may_have_lost(host, begun, now);
                 (self.is_alive(host) && !is_lost).then(|| format!("it runs on {host}"))
             }
             (Answer::Gone, Some(_)) => None,
@@ -814,7 +813,8 @@ impl Log {
             .map(|(_, _, end, _)| *end)
             .chain(stops)
             .map(|end| end.map_or(until, |end| end + 2_000))
-            .chain(self.losses.iter().copied())
+            // Its next heartbeat finds that out.
+            .chain(self.losses.iter().map(|at| at + 2_000))
             .max()
             .unwrap_or(0);
         until.saturating_sub(from.max(sound_from))
