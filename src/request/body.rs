@@ -209,8 +209,8 @@ impl Capture {
             Header::One(value) if headers::names_media_type(value, "application/json") => {}
             Header::Absent => return Self::unparsed(ParseFailure::ContentType, false),
             Header::One(_) | Header::Several(_) => {
-                let is_doubtful = !headers::is_of_another_kind(headers.content_type);
-                return Self::unparsed(ParseFailure::ContentType, is_doubtful);
+                let is_ambiguous = !headers::is_of_another_kind(headers.content_type);
+                return Self::unparsed(ParseFailure::ContentType, is_ambiguous);
             }
         }
         if headers.is_encoded {
@@ -219,10 +219,7 @@ impl Capture {
         Self::On(Frames::default())
     }
 
-    fn unparsed(why: ParseFailure, is_doubtful: bool) -> Self {
-        Self::Unparsed(UnparsedBody {
-            why,
-            is_ambiguous: is_doubtful,
-        })
+    fn unparsed(why: ParseFailure, is_ambiguous: bool) -> Self {
+        Self::Unparsed(UnparsedBody { why, is_ambiguous })
     }
 }

@@ -162,9 +162,9 @@ where
         let mut this = self.project();
         if let Some(exchange) = this.guard.exchange() {
             exchange.set_response_waker(cx.waker());
-            if let Some(last_words) = exchange.cancel_response() {
+            if let Some(cancel_response) = exchange.cancel_response() {
                 this.guard.complete();
-                return Poll::Ready(Ok(json(last_words)));
+                return Poll::Ready(Ok(json(cancel_response)));
             }
         }
         let polled = {

@@ -116,15 +116,15 @@ impl<'f> EventBlock<'f> {
         if !self.is_non_empty() {
             return None;
         }
-        let (answers, is_doubtful) = match &self.data {
+        let (answers, is_ambiguous) = match &self.data {
             None => (Answers::Nothing, false),
             Some(Text::Whole(data)) => {
                 let answers = answers(data);
-                let is_doubtful = match answers {
+                let is_ambiguous = match answers {
                     Answers::Nothing | Answers::One(_) => false,
                     Answers::Ambiguous(why) => why.is_ambiguous(data),
                 };
-                (answers, is_doubtful)
+                (answers, is_ambiguous)
             }
             Some(Text::TooLong) => (Answers::Ambiguous(ParseFailure::TooLarge), true),
         };
@@ -132,7 +132,7 @@ impl<'f> EventBlock<'f> {
             id: self.id.as_deref(),
             retry: self.retry,
             answers,
-            is_ambiguous: is_doubtful,
+            is_ambiguous,
         })
     }
 
