@@ -15,7 +15,7 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -34,6 +34,7 @@ use self::{
 use crate::{
     directory::Limited,
     ids::{CallNumber, ClusterEventId, Incarnation, NamedCall, SessionHash},
+    lock::lock,
 };
 
 mod queue;
@@ -341,10 +342,6 @@ fn enqueue(detached: DetachedCall, place: ReservedPlace) {
         };
         place.put(key, &answer);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

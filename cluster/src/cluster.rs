@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -28,6 +28,7 @@ use crate::{
     heartbeat::Heartbeat,
     ids::{Owner, SessionHash},
     layer::ClusterLayer,
+    lock::lock,
     manager::ClusterSessionManager,
     metrics,
     network::Network,
@@ -313,10 +314,7 @@ impl Drop for HeartbeatStop<'_> {
 
 impl Shared {
     fn heartbeat_task(&self) -> Option<JoinHandle<()>> {
-        let mut heartbeat_task = self
-            .heartbeat_task
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut heartbeat_task = lock(&self.heartbeat_task);
         heartbeat_task.take()
     }
 

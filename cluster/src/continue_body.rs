@@ -4,11 +4,13 @@
 use std::{
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
 };
+
+use crate::lock::lock;
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -75,7 +77,7 @@ impl ContinueSignal {
     }
 
     fn body(&self) -> MutexGuard<'_, Option<Body>> {
-        self.0.body.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.body)
     }
 }
 

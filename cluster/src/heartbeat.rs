@@ -14,7 +14,7 @@
 use std::{
     convert::Infallible,
     fmt::{self, Debug, Formatter},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -33,6 +33,7 @@ use crate::{
         BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, Leases, Limited, Status,
     },
     ids::{Owner, Ownership, SessionHash},
+    lock::lock,
     log::log,
     metrics,
     rate_limited_warning::RateLimitedWarning,
@@ -415,7 +416,7 @@ impl Heartbeat {
     }
 
     fn health(&self) -> MutexGuard<'_, DirectoryHealth> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.health)
     }
 }
 

@@ -28,6 +28,7 @@ mod shutdown;
 
 mod generations;
 mod layer;
+mod lock;
 mod log;
 mod manager;
 mod metrics;

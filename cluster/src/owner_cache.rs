@@ -10,7 +10,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry as Slot},
     fmt::{self, Debug, Formatter},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -26,6 +26,7 @@ use tokio::{
 use crate::{
     directory::{DIRECTORY_TIMEOUT, Directory, DirectoryError, Limited, Look},
     ids::{Incarnation, Ownership, Record, SessionHash},
+    lock::lock,
     ttl_cache::TtlCache,
 };
 
@@ -186,7 +187,7 @@ impl Inner {
     }
 
     fn state(&self) -> MutexGuard<'_, CacheState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

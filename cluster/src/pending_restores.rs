@@ -8,11 +8,13 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
+
+use crate::lock::lock;
 
 use tokio::{sync, time::Instant};
 
@@ -109,15 +111,11 @@ impl PendingRestores {
     }
 
     fn restoring(&self) -> MutexGuard<'_, HashMap<SessionHash, RestoreStatus>> {
-        self.0
-            .restoring
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.restoring)
     }
 
     fn aborted(&self) -> MutexGuard<'_, TtlCache<()>> {
-        let aborted = self.0.aborted.lock();
-        aborted.unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.aborted)
     }
 }
 

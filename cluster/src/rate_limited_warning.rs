@@ -3,13 +3,13 @@
 use std::{
     fmt::Display,
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::log::log;
+use crate::{lock::lock, log::log};
 
 /// How often one warning is logged: once a minute.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -60,7 +60,7 @@ impl RateLimitedWarning {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

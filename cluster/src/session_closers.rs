@@ -2,7 +2,7 @@
 
 use std::{
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -12,6 +12,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     ids::Owner,
+    lock::lock,
     log::log,
     manager::CloseSession,
     sessions::{Relinquished, RelinquishedTo, Sessions},
@@ -28,7 +29,7 @@ pub(crate) struct SessionClosers(Arc<Mutex<Vec<Weak<dyn CloseSession>>>>);
 
 impl SessionClosers {
     pub(crate) fn add(&self, closer: Weak<dyn CloseSession>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         all.push(closer);
     }
 
@@ -58,7 +59,7 @@ impl SessionClosers {
     }
 
     fn all(&self) -> Vec<Weak<dyn CloseSession>> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&self.0);
         all.clone()
     }
 }

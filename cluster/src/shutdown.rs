@@ -17,7 +17,7 @@ use std::{
     collections::HashSet,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -31,8 +31,8 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    answers::Answers, drain_gate::DrainGate, ids::SessionHash, pending_restores::PendingRestores,
-    sessions::Sessions,
+    answers::Answers, drain_gate::DrainGate, ids::SessionHash, lock::lock,
+    pending_restores::PendingRestores, sessions::Sessions,
 };
 
 /// For how long at least sessions are transferred: 1 s. As long may a request be on its way on a connection that was open when
@@ -282,8 +282,4 @@ impl Drop for ShutdownGuard<'_> {
         self.stop_serving();
         self.0.advance(ShutdownStage::Closed);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

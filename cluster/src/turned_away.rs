@@ -6,13 +6,13 @@
 //! cannot be routed may be of any session, and the mark costs no command of its own.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::directory::DIRECTORY_TIMEOUT;
+use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 
 /// For how long a client that was turned away counts as on its way, if no other time is set: 40 s. It is to come again after 1 s; SDKs
 /// that keep their own time wait 30 s at most before their next try.
@@ -81,7 +81,7 @@ impl TurnedAway {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

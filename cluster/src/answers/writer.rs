@@ -2,7 +2,7 @@
 
 use std::{
     future::pending,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -16,6 +16,7 @@ use tokio::{
 use super::queue::{AnswerKey, AnswerQueue, Bound, Operation, Place};
 use crate::{
     directory::{Directory as _, DirectoryError, Limited},
+    lock::lock,
     rate_limited_warning::RateLimitedWarning,
 };
 
@@ -179,7 +180,7 @@ impl AnswerWriter {
     }
 
     fn queue(&self) -> MutexGuard<'_, AnswerQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 }
 

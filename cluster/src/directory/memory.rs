@@ -3,9 +3,11 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt::{self, Debug, Formatter},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
+
+use crate::lock::lock;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -106,7 +108,7 @@ impl MemoryDirectory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

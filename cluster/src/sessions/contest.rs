@@ -7,13 +7,11 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::{
-    contested::Contested,
-    lapse::Lapse,
-    relinquished::RelinquishedTo,
-    state::{Sessions, lock},
+use super::{contested::Contested, lapse::Lapse, relinquished::RelinquishedTo, state::Sessions};
+use crate::{
+    ids::{Epoch, Ownership, Record, SessionHash},
+    lock::lock,
 };
-use crate::ids::{Epoch, Ownership, Record, SessionHash};
 
 // === impl Sessions ===
 

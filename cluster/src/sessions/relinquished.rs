@@ -4,8 +4,10 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     fmt::{self, Debug, Formatter},
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
+
+use crate::lock::lock;
 
 use tokio::sync::{Notify, mpsc};
 
@@ -89,7 +91,7 @@ impl RelinquishedSessions {
     }
 
     fn closing(&self) -> MutexGuard<'_, HashMap<SessionHash, usize>> {
-        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.closing)
     }
 }
 

@@ -5,10 +5,12 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     hash::{BuildHasherDefault, Hasher},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
 };
+
+use crate::lock::lock;
 
 use crate::drain_gate::{DrainGate, InFlightGuard};
 
@@ -106,10 +108,6 @@ impl SessionIndex {
         #[expect(clippy::indexing_slicing, reason = "there are so many")]
         lock(&self.shards[at])
     }
-}
-
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl IdHasher ===

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     fmt::{self, Debug, Formatter},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
+    sync::{Arc, Mutex, MutexGuard, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -21,6 +21,7 @@ use super::{
 use crate::{
     drain_gate::{DrainGate, InFlightGuard},
     ids::{Epoch, Incarnation, Owner, SessionHash},
+    lock::lock,
     ttl_cache::TtlCache,
 };
 
@@ -361,10 +362,6 @@ impl Sessions {
     pub(super) fn work(&self) -> MutexGuard<'_, Queues> {
         lock(&self.work)
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Debug for Sessions {

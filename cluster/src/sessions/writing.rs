@@ -8,11 +8,12 @@ use super::{
     contested::Unconfirmed,
     local_session::LocalSession,
     queues::{Batch, Work},
-    state::{RESTORE_TIMEOUT, Sessions, lock},
+    state::{RESTORE_TIMEOUT, Sessions},
 };
 use crate::{
     directory::Registration,
     ids::{Record, SessionHash, Tombstone},
+    lock::lock,
 };
 
 /// How many sessions are written or deleted at once: 128, and not many more than 256 KiB.

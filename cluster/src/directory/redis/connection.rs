@@ -2,9 +2,11 @@
 
 use std::{
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
+
+use crate::lock::lock;
 
 use futures_util::{
     FutureExt as _,
@@ -158,7 +160,7 @@ impl SharedConnections {
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.current)
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a backend is: whether it can be a directory at all, and whether it keeps what it is given.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use redis::{RedisError, aio::ConnectionLike, pipe};
 use tracing::warn;
@@ -8,6 +8,7 @@ use tracing::warn;
 use super::reply::read_run;
 use crate::{
     directory::{BackendRunId, DirectoryError},
+    lock::lock,
     log::log,
     rate_limited_warning::RateLimitedWarning,
 };
@@ -81,7 +82,7 @@ impl Inspection {
     }
 
     fn usable(&self) -> MutexGuard<'_, Option<BackendRunId>> {
-        self.usable.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.usable)
     }
 }
 

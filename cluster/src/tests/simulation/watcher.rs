@@ -22,7 +22,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use super::{
@@ -33,6 +33,7 @@ use super::{
 use crate::{
     directory::MemoryDirectory,
     ids::{Incarnation, SessionHash},
+    lock::lock,
 };
 
 /// How long a lease lasts, less the time between two heartbeats: after this long without the directory an instance may have lost it.
@@ -586,7 +587,7 @@ impl Watcher {
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 }
 

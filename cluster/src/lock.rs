@@ -1,0 +1,10 @@
+//! Locks that stay usable after a panic.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex, even if a thread has panicked while it held the lock.
+///
+/// No callback runs under a lock, and no code that can panic leaves a value partly changed.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
