@@ -7,7 +7,6 @@
 
 use std::{
     fmt,
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -15,6 +14,8 @@ use std::{
 };
 
 use tokio::sync::Notify;
+
+use crate::wait_until::wait_until;
 
 /// It is closed.
 const CLOSED: u64 = 1 << 63;
@@ -86,15 +87,7 @@ impl DrainGate {
     }
 
     async fn until(&self, is_so: impl Fn() -> bool) {
-        loop {
-            let mut changed = pin!(self.changed.notified());
-            // Listens before it looks.
-            changed.as_mut().enable();
-            if is_so() {
-                return;
-            }
-            changed.await;
-        }
+        wait_until(&self.changed, is_so).await;
     }
 
     /// How it is, from now on watched.

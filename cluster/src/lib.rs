@@ -51,6 +51,7 @@ mod store;
 mod tests;
 mod ttl_cache;
 mod turned_away;
+mod wait_until;
 mod wire;
 
 pub use self::{

@@ -18,6 +18,7 @@ use crate::{
     directory::{Directory as _, DirectoryError, Limited},
     lock::lock,
     rate_limited_warning::RateLimitedWarning,
+    wait_until::wait_until,
 };
 
 /// Writes the answers of ended calls to the directory, in the order in which the calls ended.
@@ -88,15 +89,7 @@ impl AnswerWriter {
     /// Returns when all that is in the queue at this time is written or evicted, or at `until`, and whether it is.
     pub(super) async fn flush(&self, until: Option<Instant>) -> bool {
         let end = self.queue().end();
-        let all = async {
-            loop {
-                let progress = self.progress.notified();
-                if self.queue().is_written_until(end) {
-                    return;
-                }
-                progress.await;
-            }
-        };
+        let all = wait_until(&self.progress, || self.queue().is_written_until(end));
         match until {
             // What takes longer is left to the task.
             Some(until) => timeout_at(until, all).await.is_ok(),

@@ -3,15 +3,16 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     fmt::{self, Debug, Formatter},
-    pin::pin,
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use crate::lock::lock;
-
 use tokio::sync::{Notify, mpsc};
 
-use crate::ids::{Owner, SessionHash};
+use crate::{
+    ids::{Owner, SessionHash},
+    lock::lock,
+    wait_until::wait_until,
+};
 
 /// Sends the sessions that were relinquished, and knows which of them are not closed yet.
 pub(crate) struct RelinquishedSessions {
@@ -79,15 +80,8 @@ impl RelinquishedSessions {
 
     /// Returns when nothing is left of a session that was relinquished. What comes back before would be closed with that.
     pub(crate) async fn until_closed(&self, session: SessionHash) {
-        loop {
-            let mut closed = pin!(self.closed.notified());
-            // Listens before it looks.
-            closed.as_mut().enable();
-            if !self.closing().contains_key(&session) {
-                return;
-            }
-            closed.await;
-        }
+        let is_closed = || !self.closing().contains_key(&session);
+        wait_until(&self.closed, is_closed).await;
     }
 
     fn closing(&self) -> MutexGuard<'_, HashMap<SessionHash, usize>> {

@@ -23,6 +23,7 @@ use crate::{
     ids::{Epoch, Incarnation, Owner, SessionHash},
     lock::lock,
     ttl_cache::TtlCache,
+    wait_until::wait_until,
 };
 
 /// Over how many locks the sessions are spread: 64.
@@ -306,15 +307,7 @@ impl Sessions {
 
     /// Returns when something is so, which is looked at whenever something was written or lost, and after each heartbeat.
     pub(crate) async fn until(&self, is_so: impl Fn() -> bool) {
-        loop {
-            let mut written = std::pin::pin!(self.written.notified());
-            // Listens before it looks.
-            written.as_mut().enable();
-            if is_so() {
-                return;
-            }
-            written.await;
-        }
+        wait_until(&self.written, is_so).await;
     }
 
     /// A session is another's now.
