@@ -14,11 +14,12 @@ use std::{
     time::Duration,
 };
 
-use crate::lock::lock;
-
 use tokio::{sync, time::Instant};
 
-use crate::{ids::SessionHash, ttl_cache::TtlCache};
+use crate::{
+    lock::lock,
+    {ids::SessionHash, ttl_cache::TtlCache},
+};
 
 /// For how long it is remembered that a client aborted the restore: 1 s. rmcp forgets it as soon as a task of its own was run.
 const ABORTED_TTL: Duration = Duration::from_secs(1);

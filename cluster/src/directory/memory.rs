@@ -7,8 +7,6 @@ use std::{
     time::Duration,
 };
 
-use crate::lock::lock;
-
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -17,7 +15,10 @@ use super::{
     BackendRunId, Claim, Directory, DirectoryError, Entry, HeartbeatReply, LEASE_TTL, Lease,
     Leases, Look, RECORD_TTL, Registration, Status,
 };
-use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
+use crate::{
+    ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
+    lock::lock,
+};
 
 /// How many bytes of answers are kept: 64 MiB. Beyond that the oldest go.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;

@@ -10,9 +10,10 @@ use std::{
     },
 };
 
-use crate::lock::lock;
-
-use crate::drain_gate::{DrainGate, InFlightGuard};
+use crate::{
+    drain_gate::{DrainGate, InFlightGuard},
+    lock::lock,
+};
 
 /// Over how many locks the ids are spread: 64.
 const SHARDS: usize = 64;

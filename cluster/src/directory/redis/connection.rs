@@ -6,8 +6,6 @@ use std::{
     time::Duration,
 };
 
-use crate::lock::lock;
-
 use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared},
@@ -19,7 +17,10 @@ use redis::{
 use tokio::{task::JoinHandle, time::sleep};
 
 use super::source::{CONNECT_TIMEOUT, Sentinels, Source};
-use crate::directory::{ANSWERS_TIMEOUT, DIRECTORY_TIMEOUT};
+use crate::{
+    directory::{ANSWERS_TIMEOUT, DIRECTORY_TIMEOUT},
+    lock::lock,
+};
 
 /// How long the backend is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
 const MAX_DELAY: Duration = Duration::from_millis(500);
