@@ -16,10 +16,7 @@ use std::{
 
 use tokio::{sync, time::Instant};
 
-use crate::{
-    lock::lock,
-    {ids::SessionHash, ttl_cache::TtlCache},
-};
+use crate::{ids::SessionHash, lock::lock, ttl_cache::TtlCache};
 
 /// For how long it is remembered that a client aborted the restore: 1 s. rmcp forgets it as soon as a task of its own was run.
 const ABORTED_TTL: Duration = Duration::from_secs(1);
