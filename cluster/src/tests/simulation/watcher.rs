@@ -139,13 +139,22 @@ pub(super) struct Failure {
     pub(super) what: String,
 }
 
+/// The rejections of a client, by a call.
+#[derive(Debug, Clone, Copy)]
+struct TurnedAway {
+    by: HostId,
+    /// The first one since its client disconnected.
+    first: Ms,
+    last: Ms,
+}
+
 #[derive(Debug)]
 struct Call {
     session: String,
     client: Client,
     begun: Option<(HostId, Ms)>,
     ended: Option<(End, Ms)>,
-    turned_away: Option<(HostId, Ms)>,
+    turned_away: Option<TurnedAway>,
     answer: Option<Answer>,
     /// By which instance its client was attached last.
     by: Option<HostId>,
@@ -467,7 +476,16 @@ impl Watcher {
         let mut log = self.log();
         log.last_refusal = Some(now);
         if let Some(call) = log.calls.get_mut(label) {
-            call.turned_away = Some((by, now));
+            let away = match call.client {
+                Client::Resumes { away, .. } => away,
+                _ => now,
+            };
+            let first = call.turned_away.map(|before| before.first);
+            call.turned_away = Some(TurnedAway {
+                by,
+                first: first.filter(|first| *first >= away).unwrap_or(now),
+                last: now,
+            });
         }
     }
 
@@ -737,14 +755,14 @@ impl Log {
             }
             _ => {}
         }
-        let (by, at) = call.turned_away?;
+        let TurnedAway { by, first, last } = call.turned_away?;
         // What an instance that stood still did later is in no heartbeat yet.
         if let Client::Resumes { away, .. } = call.client
-            && at <= away + GRACE
-            && now - at < GRACE
+            && (away..=away + GRACE).contains(&first)
+            && now - last < GRACE
             && self.is_alive(by)
         {
-            let why = format!("its client was turned away by {by} at {at}");
+            let why = format!("its client was turned away by {by} from {first} to {last}");
             return Some((Check::TurnedAway, why));
         }
         None
