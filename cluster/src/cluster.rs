@@ -91,7 +91,7 @@ impl Cluster {
         ClusterLayer::new(self.shared.router.clone())
     }
 
-    /// Adds a session manager to the cluster: this instance owns its sessions, and its event ids name this instance.
+    /// Adds a session manager. This instance owns its sessions, and its event ids name this instance.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -204,7 +204,7 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the membership at once: calls in flight end, and other instances claim the sessions of this one.
+    /// Dropping the future ends the membership at once. Calls in flight end, and other instances claim the sessions.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

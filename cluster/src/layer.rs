@@ -26,7 +26,7 @@ use crate::{
     wire::{self, FromPeer},
 };
 
-/// Relays each request to the instance that owns its session. Created by [`Cluster::layer`](crate::Cluster::layer).
+/// Relays each request to the owner of its session. Created by [`Cluster::layer`](crate::Cluster::layer).
 ///
 /// It must be the outermost layer, so that inner layers process a relayed request only once, on the instance that serves it:
 ///

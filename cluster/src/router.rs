@@ -58,7 +58,9 @@ pub(crate) struct Router {
 // === impl Router ===
 
 impl Router {
-    /// Returns the action for a client's new request, which has entered the gate of its session if that is local.
+    /// Returns the action for a client's new request.
+    ///
+    /// The request enters the gate of its session, if the session is here.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
         // A session that is being restored is not local until that is done. One that another instance may have claimed is looked up.
@@ -85,7 +87,7 @@ impl Router {
         (incoming.action(), presence.unwrap_or_default())
     }
 
-    /// Returns the local presence of a session for a peer's request, `None` if the peer must claim it.
+    /// Returns the local presence of a session. `None` if a peer must claim the session.
     ///
     /// A session that is being restored is present. So is a session that its client has ended, until the directory has its tombstone.
     fn presence(&self, id: &str) -> Option<Presence> {
@@ -122,7 +124,7 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Returns `true` if a session that is open here may serve new requests, now or within [`DIRECTORY_TIMEOUT`].
+    /// Returns `true` if a local session may serve new requests within [`DIRECTORY_TIMEOUT`].
     ///
     /// After this process stalled, sessions are written again first.
     pub(crate) async fn is_verified(&self, id: &str) -> bool {
@@ -189,7 +191,7 @@ impl Router {
         }
     }
 
-    /// Returns `true` if the directory has a session as this instance's, so that a peer can claim it.
+    /// Returns `true` if a peer can claim a session, because its record names this instance.
     ///
     /// A session that is open here but missing in the directory is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
@@ -207,7 +209,7 @@ impl Router {
         is_there
     }
 
-    /// Rewrites the event id of a request that is served here into the form that the session manager knows.
+    /// Rewrites the event id of a request into the form that the local session manager knows.
     pub(crate) fn rewrite_event_id(&self, request: &mut Request<Body>) -> RewriteOutcome {
         if request.method() != Method::GET {
             return RewriteOutcome::Unchanged;
@@ -219,7 +221,7 @@ impl Router {
         resume::rewrite_event_id(request.headers_mut(), generation)
     }
 
-    /// Passes a response on, or replaces it if the session that it opens cannot be given to the client.
+    /// Returns a response unchanged, or 503 if its new session cannot be given to the client.
     pub(crate) fn admit_new_session(&self, response: Response<Body>) -> Response<Body> {
         let opened = response.headers().get(&SESSION_ID);
         let opened = opened.and_then(|id| id.to_str().ok());
@@ -318,8 +320,7 @@ impl Router {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));
                     return served(waiting, Routed::local(replayable, Some(restore)));
                 }
-                // The directory has no record. A session that is open here anyway was either claimed and ended elsewhere, or is written
-                // again.
+                // The directory has no record. A session that is open here anyway is no longer this instance's, or is written again.
                 Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
                     Action::Refuse(Refusal::Again)
