@@ -46,8 +46,9 @@ pub(crate) const LEASE_TTL: Duration = Duration::from_secs(6);
 /// How long the directory keeps a record that its owner does not write again: 1 h.
 pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// How long an answer is kept after the end of its call: 10 minutes. Chosen because clients that resume do so within minutes, and
-/// answers are the largest part of what the directory holds.
+/// How long an answer is kept after the end of its call: 10 min.
+///
+/// Chosen because clients that resume do so within minutes, and answers are the largest part of the directory.
 pub(crate) const KEPT_ANSWER: Duration = Duration::from_secs(10 * 60);
 
 /// Maximum length of a kept answer: 1 MiB.
@@ -180,7 +181,7 @@ pub(crate) struct Lease {
 /// The status that an instance writes with its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// In which run of the backend all its sessions are written.
+    /// The run of the backend in which all its sessions are written.
     pub(crate) written_in: Option<BackendRunId>,
     /// As in [`Lease`].
     pub(crate) is_settled: bool,
@@ -228,7 +229,7 @@ impl Leases {
         all.find(|lease| lease.incarnation == incarnation)
     }
 
-    /// Returns `true` if each living instance but `asker` has written all its sessions in this run.
+    /// Returns `true` if all living instances but `asker` have written their sessions in this run.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
         let others = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
