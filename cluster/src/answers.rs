@@ -1,15 +1,18 @@
 //! Answers of calls that ended without their client, kept in the directory so that they survive this instance.
 //!
-//! 1. A call becomes pending when a stream of it ends without the answer, and is not pending any more once its client is back. When it ends, its
-//!    answer is kept as a client would get it here that comes back for this very stream.
-//! 2. It is marked pending first, and then looked for: one that has ended meanwhile is found by the thread that takes it, and only one does.
-//! 3. A stream that ends late, after its client is back on another one, marks its call pending too: then an answer is kept that nobody
-//!    misses. One that has brought its answer, and goes before anybody saw that it ended, may not have been read: its answer is
-//!    kept, too. What a client's connection took is not kept, except by an instance that leaves: its memory goes with it.
-//! 4. An answer is kept under the generation of its session and the number of its call. Request ids are used again.
-//! 5. As many are pending as may have no client in the library by default. What is beyond is left to this instance's own memory.
-//! 6. The answer of a call that has ended is in the [`queue`], whatever becomes of its session. The [`writer`] writes it, and writes
-//!    it again after the directory lost what it knew.
+//! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
+//!    ends, its answer is kept as it would be sent to a client that resumes this stream.
+//! 2. A call is marked pending first, and then looked up. A call that has ended meanwhile is kept by the thread that takes it, and only one
+//!    thread can.
+//! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
+//!    client needs. A stream that has sent its answer, and is dropped before its end was polled, may not have been read: its answer is
+//!    kept, too. An answer that a client's connection has taken is not kept, except by an instance that leaves, because its memory is lost
+//!    with it.
+//! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
+//! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only
+//!    in the memory of this instance.
+//! 6. The answer of an ended call is in the [`queue`], regardless of its session. The [`writer`] writes it, and writes it again after the
+//!    directory has lost data.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -54,30 +57,30 @@ pub(crate) struct Call {
 /// A call whose client has disconnected.
 pub(crate) struct DetachedCall {
     pub(crate) call: Call,
-    /// The generation of its session in which it runs.
+    /// The generation of its session in which the call runs.
     pub(crate) generation: Incarnation,
-    /// An event of its stream, by which its client can come back, as the session manager names it.
+    /// The last event of its stream that a client can resume, with the id of the session manager.
     pub(crate) event: String,
     pub(crate) source: Weak<dyn AnswerSource>,
 }
 
-/// What knows the answers of calls that have ended: the session manager.
+/// The source of answers of ended calls: the session manager.
 pub(crate) trait AnswerSource: Send + Sync {
-    /// The answer for a client that comes back with this event.
+    /// Returns the answer for a client that resumes with this event.
     fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
-/// The calls whose clients have disconnected, and what becomes of their answers.
+/// The calls whose clients have disconnected, and the answers of those that have ended.
 pub(crate) struct Answers {
     writer: Arc<AnswerWriter>,
     pending: Mutex<HashMap<CallId, DetachedCall>>,
-    /// Of the layers, which say whether a call goes on.
+    /// The calls of all layers, to check whether a call is still in flight.
     calls: Mutex<Vec<Calls>>,
-    /// How many are pending: nearly always none, and then nobody takes the lock.
+    /// Number of pending calls. Nearly always zero, and then no thread takes the lock.
     count: AtomicUsize,
     /// The number of the next call.
     next: AtomicU64,
-    /// Whether also what was read is kept, because the instance leaves.
+    /// Whether answers that were read are kept as well, because the instance leaves.
     retains_all: AtomicBool,
 }
 
@@ -92,13 +95,13 @@ impl Call {
         }
     }
 
-    /// Reads a call as an event id names it. `None` if it is none.
+    /// Reads a call from an event id. Returns `None` if the id names no call.
     pub(crate) fn read(session: SessionId, named: &NamedCall) -> Option<Self> {
         let request: NumberOrString = serde_json::from_str(named.request.as_deref()?).ok()?;
         Some(Self::new(session, &request, named.number))
     }
 
-    /// As an event id names it.
+    /// Returns the form in which an event id names the call.
     fn named(&self) -> NamedCall {
         let request = match &self.request {
             RequestId::Number(number) => number.to_string(),
@@ -110,7 +113,7 @@ impl Call {
         }
     }
 
-    /// Its number and the id of its request, if that is a number that needs no encoding.
+    /// Returns its number and its request id, `None` if the id needs an encoding.
     fn numbers(&self) -> Option<(CallNumber, u64)> {
         match self.request {
             RequestId::Number(request) => Some((self.number, request.try_into().ok()?)),
@@ -118,7 +121,7 @@ impl Call {
         }
     }
 
-    /// Whether a message is its answer.
+    /// Returns `true` if a message is the answer of the call.
     pub(crate) fn is_answered(&self, message: &ServerJsonRpcMessage) -> bool {
         let answered = match message {
             ServerJsonRpcMessage::Response(response) => Some(&response.id),
@@ -147,27 +150,27 @@ impl Answers {
         })
     }
 
-    /// Writes answers to the directory for as long as it is polled. It is to be run once.
+    /// Writes answers to the directory while it is polled. Must be run only once.
     pub(crate) fn write(&self) -> impl Future<Output = ()> + Send + use<> {
         self.writer.clone().run()
     }
 
-    /// The directory may have lost what was written there.
+    /// Called when the directory may have lost written answers.
     pub(crate) fn write_again(&self) {
         self.writer.write_again();
     }
 
-    /// Whether answers are still to be written that the directory has refused, or may have lost.
+    /// Returns `true` if the directory has refused answers, or may have lost them.
     pub(crate) fn are_late(&self) -> bool {
         self.writer.is_late()
     }
 
-    /// A number for a new call.
+    /// Returns the number of a new call.
     pub(crate) fn next_number(&self) -> CallNumber {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The suffix of the ids of the events of a stream: of which generation of its session it is, and of which call.
+    /// Returns the suffix of a stream's event ids: the generation of its session, and its call.
     pub(crate) fn event_suffix(generation: Incarnation, call: Option<&Call>) -> String {
         match call.map(|call| (call.numbers(), call)) {
             None => ClusterEventId::suffix(generation, None),
@@ -178,12 +181,12 @@ impl Answers {
         }
     }
 
-    /// Asks these whether a call goes on.
+    /// Adds the calls of a layer, to check whether a call is still in flight.
     pub(crate) fn watch(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
 
-    /// A stream of a call has ended, and its client may not have read the answer.
+    /// Called when a stream of a call has ended, and its client may not have read the answer.
     pub(crate) fn on_detached(&self, detached: DetachedCall) {
         let Some(id) = self.in_flight(&detached.call) else {
             return enqueue(detached, self.writer.reserve());
@@ -192,11 +195,11 @@ impl Answers {
         if let Some(rejected) = self.mark_pending(id, detached) {
             enqueue(rejected, self.writer.reserve());
         }
-        // It may have ended before it was marked pending. Otherwise it is told when it does.
+        // The call may have ended before it was marked pending. Otherwise `on_call_ended` takes it.
         self.enqueue_if_ended(id, &call);
     }
 
-    /// Keeps the answers of the calls that have ended and were not told of yet. Those that have not stay pending.
+    /// Keeps the answers of pending calls that have ended unnoticed. Calls in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {
         let pending: Vec<_> = {
             let pending = self.pending();
@@ -218,7 +221,7 @@ impl Answers {
         }
     }
 
-    /// The client of a call is back.
+    /// Called when the client of a call has resumed.
     pub(crate) fn on_resumed(&self, call: &Call) {
         if self.has_pending()
             && let Some(id) = self.in_flight(call)
@@ -227,7 +230,7 @@ impl Answers {
         }
     }
 
-    /// A call has ended.
+    /// Called when a call has ended.
     pub(crate) fn on_call_ended(&self, call: &CallInfo) {
         if self.has_pending()
             && let Some((detached, place)) = self.take_pending(call.id(), None)
@@ -236,7 +239,7 @@ impl Answers {
         }
     }
 
-    /// The call in flight that has the session and the request id of this one.
+    /// Returns the id of the call in flight with the session and request id of this one.
     fn in_flight(&self, call: &Call) -> Option<CallId> {
         let layers = lock(&self.calls).clone();
         let mut found = layers
@@ -245,7 +248,7 @@ impl Answers {
         found.next()
     }
 
-    /// A session has closed. Of its calls only those have answers that have ended.
+    /// Called when a session has closed. Only those of its calls that have ended have answers.
     pub(crate) fn on_session_closed(&self, session: &str) {
         if self.has_pending() {
             let mut pending = self.pending();
@@ -254,23 +257,26 @@ impl Answers {
         }
     }
 
-    /// From now on every answer is kept.
+    /// Keeps every answer from now on.
     pub(crate) fn retain_all(&self) {
         self.retains_all.store(true, Ordering::Release);
     }
 
-    /// Whether also the answers are kept that clients have read.
+    /// Returns `true` if answers that clients have read are kept as well.
     pub(crate) fn retains_all(&self) -> bool {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Returns when the answers of all calls that have ended are written, or at `until`, and whether they are.
+    /// Waits until the answers of all ended calls are written, or `until`. Returns `true` if they are.
     pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
         self.enqueue_ended();
         self.writer.flush(until).await
     }
 
-    /// Marks a call pending. Of two that had one request id the later is in flight: the other is returned, or this one if there is no room.
+    /// Marks a call pending. Returns the call that is not pending as a result, if any.
+    ///
+    /// Of two calls with one id, the one with the higher number stays pending, because that one is in flight. Without room, the new call is
+    /// returned.
     fn mark_pending(&self, id: CallId, detached: DetachedCall) -> Option<DetachedCall> {
         let mut pending = self.pending();
         let has_room = pending.len() < MAX_PENDING;
@@ -288,7 +294,7 @@ impl Answers {
         rejected
     }
 
-    /// Takes a pending call: this one, or whichever is pending.
+    /// Takes a pending call, if it has this number. `None` takes any.
     fn take_pending(
         &self,
         id: CallId,
@@ -299,7 +305,7 @@ impl Answers {
         let is_it = number.is_none_or(|number| its == Some(number));
         let detached = is_it.then(|| pending.remove(&id)).flatten();
         self.count.store(pending.len(), Ordering::Release);
-        // Under the lock of `pending`, so that `flush` finds a call pending, or its place reserved.
+        // Reserved under the lock of `pending`, so that `flush` finds either the pending call or its place.
         detached.map(|detached| (detached, self.writer.reserve()))
     }
 
@@ -325,7 +331,7 @@ impl fmt::Debug for Answers {
     }
 }
 
-/// Keeps the answer of a call that has ended, if it has one.
+/// Queues the answer of a call that has ended, if it has one.
 fn enqueue(detached: DetachedCall, place: ReservedPlace) {
     let DetachedCall {
         call,

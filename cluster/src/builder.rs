@@ -1,4 +1,4 @@
-//! The builder of a membership.
+//! The builder of a [`Cluster`].
 
 use std::{
     error::Error,
@@ -15,7 +15,7 @@ use crate::{
     wire::{InvalidSecret, Secret},
 };
 
-/// What an instance needs to be a member. [`Cluster::redis`] begins one.
+/// Configuration of an instance that becomes a member. [`Cluster::redis`] creates it.
 #[derive(Clone)]
 #[must_use = "nothing happens before `connect`"]
 pub struct ClusterBuilder {
@@ -34,7 +34,7 @@ enum Backend {
     Redis(RedisAddress),
 }
 
-/// Why an instance cannot be a member.
+/// The reason why an instance cannot become a member.
 #[derive(Debug)]
 pub struct ConnectError {
     kind: ConnectErrorKind,
@@ -52,15 +52,15 @@ enum ConnectErrorKind {
 // === impl Cluster ===
 
 impl Cluster {
-    /// A cluster whose directory is in a Redis or a Valkey, at a URL such as `redis://cache:6379`. All instances have the same one.
+    /// Returns the builder of a cluster with a Redis or Valkey directory.
     ///
-    /// `rediss://` is TLS and needs the feature `tls`. Behind Sentinels the host is the name of the primary, see
-    /// [`sentinels`](ClusterBuilder::sentinels).
+    /// `url` is for example `redis://cache:6379`, the same on all instances. `rediss://` enables TLS and needs the feature `tls`. Behind
+    /// Sentinels the host is the name of the primary, see [`sentinels`](ClusterBuilder::sentinels).
     pub fn redis(url: impl Into<String>) -> ClusterBuilder {
         ClusterBuilder::new(Backend::Redis(RedisAddress::new(url.into())))
     }
 
-    /// A cluster whose instances are all in this process.
+    /// Returns the builder of a cluster whose instances are all in this process.
     pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
         ClusterBuilder::new(Backend::Memory(directory.clone()))
     }
@@ -69,7 +69,7 @@ impl Cluster {
 // === impl ClusterBuilder ===
 
 impl fmt::Debug for ClusterBuilder {
-    /// Without the secret, and without the URL, which may have a password.
+    /// Omits the secret, and the URL, which may have a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterBuilder")
             .field("advertised", &self.advertised)
@@ -90,13 +90,14 @@ impl ClusterBuilder {
         }
     }
 
-    /// Sets the Sentinels that know the primary of the directory, each by a URL such as `redis://sentinel-1:26379`.
+    /// Sets the Sentinels that monitor the primary of the directory.
     ///
-    /// The host of the directory's own URL is then the name by which they know the primary, and its port does not count. That URL has
-    /// the user and the password of the primary. Those of the first Sentinel's URL are used for all Sentinels. The Sentinels are asked for the
-    /// primary when a heartbeat is refused or not answered, and one of them each second whether it is still the same.
+    /// Each URL is for example `redis://sentinel-1:26379`. The host of the directory's own URL is then the name of the primary, and the
+    /// port is ignored. The directory's URL has the user and the password of the primary. The credentials in the first Sentinel's URL are
+    /// used for all Sentinels. The Sentinels are asked for the primary when a heartbeat is refused or not answered. Each second one of them
+    /// is asked whether the primary is still the same.
     ///
-    /// A directory in memory has no Sentinels, and this changes nothing.
+    /// With a directory in memory this has no effect.
     ///
     /// ```no_run
     /// use mcp_cancel_cluster::Cluster;
@@ -117,13 +118,13 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the certificate authorities that may have signed the directory's certificate, as PEM. Without it those of the system are
-    /// trusted.
+    /// Sets the certificate authorities (PEM) that may sign the directory's certificate.
     ///
-    /// It is for `rediss://`, also of Sentinels. The URL's host must be a name or an address in the certificate. Behind Sentinels that is
-    /// the primary's address as they have it.
+    /// Without this, the certificate authorities of the system are trusted. This applies to `rediss://` URLs, also to those of Sentinels.
+    /// The URL's host must be a name or an address in the certificate. Behind Sentinels that is the address of the primary as the Sentinels
+    /// report it.
     ///
-    /// A directory in memory needs no certificate, and this changes nothing.
+    /// With a directory in memory this has no effect.
     ///
     /// ```no_run
     /// use mcp_cancel_cluster::Cluster;
@@ -145,23 +146,24 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the address at which the other instances reach the listener for peers: an IP address and a port.
+    /// Sets the IP address and port at which other instances reach the listener for peers.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         self.advertised = Some(address.into());
         self
     }
 
-    /// Sets a secret that all instances share. Without it, everybody who reaches the listener for peers from an address that
-    /// [`peers_filter`](Self::peers_filter) admits counts as one. It is sent in clear, as the requests are.
-    /// [`also_accept`](Self::also_accept) changes it without a gap.
+    /// Sets a secret that all instances share.
+    ///
+    /// Without a secret, every client at an address that [`peers_filter`](Self::peers_filter) admits counts as a peer. The secret is sent
+    /// in clear, like the relayed requests. [`also_accept`](Self::also_accept) changes it without a gap.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
     }
 
-    /// Accepts a second secret beside [`secret`](Self::secret), which is the one that this instance sends.
+    /// Accepts a second secret. This instance still sends [`secret`](Self::secret).
     ///
-    /// A secret is changed by three rolling restarts, during which every instance accepts what every other instance sends:
+    /// Three rolling restarts change a secret. During each, every instance accepts what every other instance sends:
     ///
     /// | restart | `secret` | `also_accept` |
     /// |---|---|---|
@@ -170,7 +172,7 @@ impl ClusterBuilder {
     /// | second | the new one | the old one |
     /// | third | the new one | |
     ///
-    /// A cluster that has no secret does not get one so: until all of its instances have it, some relays are refused, and their
+    /// This does not introduce a secret into a cluster without one. Until all instances have the secret, some relays are refused, and their
     /// clients get 503.
     ///
     /// ```
@@ -220,16 +222,18 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets which addresses may be peers', those that connect and those that the directory names. By default they are those of
-    /// private networks (RFC 1918, RFC 4193) and of this machine.
+    /// Sets which addresses peers may have, both connecting and advertised in the directory.
+    ///
+    /// By default these are the addresses of private networks (RFC 1918, RFC 4193) and of this machine.
     pub fn peers_filter(mut self, admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
         self.filter = PeersFilter::new(admits);
         self
     }
 
-    /// Sets the longest time that a client which got 503 waits before its next try. While an instance has turned a client away in that
-    /// time, no instance cancels an abandoned call: the client may be the one that the call waits for. By default 40 s, more than
-    /// the official SDKs wait.
+    /// Sets the longest time that a client waits to retry after a 503.
+    ///
+    /// While any instance has turned a client away within that time, no instance cancels an abandoned call.
+    /// That client may be the one of the call. The default is 40 s, more than the official SDKs wait.
     ///
     /// ```
     /// use std::time::Duration;
@@ -260,14 +264,16 @@ impl ClusterBuilder {
         self
     }
 
-    /// Becomes a member.
+    /// Becomes a member of the cluster.
     ///
-    /// It does not need the directory to be there: until it is, sessions of other instances are not found.
+    /// The directory does not have to be reachable. Until it is, sessions of other instances are not found.
     ///
     /// # Errors
     ///
-    /// The URL of the directory cannot be read, or needs a feature that is not enabled; the directory answers, and is a Redis Cluster; there is no address to advertise, it is none, or
-    /// [`peers_filter`](Self::peers_filter) does not admit it; or a secret has characters that a header field cannot have.
+    /// - The URL of the directory cannot be read, or needs a feature that is not enabled.
+    /// - The directory answers, and is a Redis Cluster.
+    /// - There is no address to advertise, it is not an address, or [`peers_filter`](Self::peers_filter) does not admit it.
+    /// - A secret has characters that a header field cannot have.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -325,7 +331,7 @@ impl ClusterBuilder {
         if address.port() == 0 || address.ip().is_unspecified() {
             return Err(ConnectErrorKind::NotAnAddress(text.to_owned()));
         }
-        // The others, which have the same filter, would never come.
+        // The other instances have the same filter, and would never connect.
         if !self.filter.admits(address.ip()) {
             return Err(ConnectErrorKind::NotAdmitted(address.ip()));
         }

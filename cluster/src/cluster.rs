@@ -1,4 +1,4 @@
-//! An instance's membership of a cluster, and how it is set up.
+//! The membership of an instance in a cluster, and its setup.
 
 use std::{
     fmt,
@@ -46,10 +46,10 @@ use crate::{
     wire::Secret,
 };
 
-/// An instance's membership of a cluster. Clones are the same membership.
+/// The membership of an instance in a cluster. All clones share one membership.
 ///
-/// Several services may share one. What lives in one of them is not found by another; but when an instance is gone, a session is
-/// restored by whichever service is first asked for it by its id.
+/// Several services may share one membership. A service does not find the open sessions of another service. When an instance has died, the
+/// first service that receives a request with the id of one of its sessions restores that session.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -80,19 +80,19 @@ struct Shared {
     closing: JoinHandle<()>,
     /// Writes answers, also after the instance has left.
     writing: JoinHandle<()>,
-    /// Until the instance leaves.
+    /// `None` once the instance has left.
     heartbeat_task: Mutex<Option<JoinHandle<()>>>,
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// The layer for the application, the outermost of all.
+    /// Returns the layer for the application. It must be the outermost layer.
     pub fn layer(&self) -> ClusterLayer {
         ClusterLayer::new(self.shared.router.clone())
     }
 
-    /// Has a session manager take part: its sessions are this instance's, and its event ids say so.
+    /// Adds a session manager. This instance owns its sessions, and its event ids name this instance.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -125,8 +125,9 @@ impl Cluster {
         manager
     }
 
-    /// Has a layer cancel abandoned calls of sessions only with proof that their clients cannot have come back to another
-    /// instance. It takes the place of the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
+    /// Cancels abandoned calls only with proof that their clients have not resumed elsewhere.
+    ///
+    /// The calls are those of sessions on `layer`. This replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -146,7 +147,7 @@ impl Cluster {
         router.shutdown.watch(layer.calls());
         let observing = router.clone();
         let observed = layer.observe_fn(move |event| {
-            // Also if it has completed: its answer came by, be it before it was noted.
+            // Completed calls too: the answer may have passed before the call was marked pending.
             if let Event::Ended { call, .. } = event {
                 answers.on_call_ended(call);
                 observing.shutdown.on_call_ended(call.session());
@@ -161,17 +162,20 @@ impl Cluster {
             async move {
                 match session {
                     Some(session) => orphan_confirmation::confirm(&router, session, wait).await,
-                    // A call without a session is here or nowhere.
+                    // A call without a session exists on this instance only.
                     None => Confirmation::Cancel,
                 }
             }
         })
     }
 
-    /// Serves the application to the other instances, on a listener at the address that is advertised. The application is
-    /// the one that clients are served, with [`layer`](Self::layer) around it.
+    /// Serves the application to the other instances, on a listener at the advertised address.
     ///
-    /// It returns after [`leave`](Self::leave). Dropped, it closes all connections of peers at once.
+    /// `app` is the application that clients are served, with [`layer`](Self::layer) around it. Returns after [`leave`](Self::leave).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes all connections of peers at once.
     pub async fn serve_peers<S>(&self, listener: TcpListener, app: S)
     where
         S: Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>
@@ -185,21 +189,23 @@ impl Cluster {
         peers::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
-    /// Leaves the cluster, and loses no call that is shorter than `limit`. Call it when the public listener closes, and take the
-    /// instance out of the load balancer before.
+    /// Leaves the cluster without losing a call shorter than `limit`. Returns the number of cancelled calls.
     ///
-    /// Calls in flight go on, with all that belongs to them. A new call that another instance relays waits until no call of its
-    /// session is in flight; then that instance takes the session over. After `limit`, calls of the layers that this
-    /// [protects](Self::protect) are cancelled as a [drain](mcp_cancel_on_disconnect::Calls::drain) does it, which also closes all
-    /// event streams. Last the listener for peers closes, and [`serve_peers`](Self::serve_peers) returns.
+    /// Remove the instance from the load balancer first. Call this when the public listener closes.
     ///
-    /// It takes a second at least, or `limit` if that is shorter, for requests on connections that are open. While the directory does not
-    /// take the answers of calls that have ended, it waits for that until `limit`, and 2 s for those of calls that it has cancelled. It
-    /// returns how many calls were cancelled.
+    /// Calls in flight continue, with their resumes, cancels and answers. A new call that another instance relays waits until no call of
+    /// its session is in flight. Then that instance claims the session. After `limit`, calls of the [protected](Self::protect) layers are
+    /// cancelled as by a [drain](mcp_cancel_on_disconnect::Calls::drain), which also closes all event streams. At the end the listener for
+    /// peers closes, and [`serve_peers`](Self::serve_peers) returns.
+    ///
+    /// # Timing
+    ///
+    /// Leaving takes at least min(1 s, `limit`), for requests on open connections. While the directory does not accept the answers of calls
+    /// that have ended, this waits for the directory until `limit`. The answers of calls that it has cancelled get 2 s more.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it ends the membership at once: calls in flight end, and others claim the sessions of this instance.
+    /// Dropping the future ends the membership at once. Calls in flight end, and other instances claim the sessions.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -225,7 +231,7 @@ impl Cluster {
     pub async fn leave(&self, limit: Duration) -> usize {
         let router = &self.shared.router;
         let until = Instant::now().checked_add(limit);
-        // Also if this is dropped.
+        // Stops the heartbeat also if this future is dropped.
         let heartbeat_stop = HeartbeatStop(&router.heartbeat);
         let leaving = router.shutdown.begin();
         leaving.transfer_sessions(limit, until).await;
@@ -233,7 +239,7 @@ impl Cluster {
         let cancelled = leaving.drain(until).await;
         drop(heartbeat_stop);
         if let Some(heartbeat_task) = self.shared.heartbeat_task() {
-            // It ends when the lease is given up. If it panicked, the lease ends by itself.
+            // The task ends when the lease is released. If the task panicked, the lease lapses.
             let _ended = heartbeat_task.await;
         }
         leaving.close().await;

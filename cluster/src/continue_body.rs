@@ -1,5 +1,7 @@
-//! The body of a relayed call, which is sent once the peer has asked for it (`Expect: 100-continue`). A peer who has not asked has
-//! not begun the call, whatever became of the connection: it can be sent again, however long it is.
+//! The body of a relayed call, sent once the peer asks for it (`Expect: 100-continue`).
+//!
+//! A peer that has not asked has not begun the call, even if the connection broke. The call can then be sent again, regardless of its
+//! length.
 
 use std::{
     pin::Pin,
@@ -17,21 +19,21 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body::{Body as _, Frame, SizeHint};
 
-/// Whether a body was asked for. It is a handle: clones are the same.
+/// Whether a body was asked for. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct ContinueSignal(Arc<Deferred>);
 
 struct Deferred {
     is_signalled: AtomicBool,
     waker: AtomicWaker,
-    /// Until it is sent or taken back.
+    /// The body, until it is sent or taken back.
     body: Mutex<Option<Body>>,
 }
 
-/// The body, as it is sent.
+/// The deferred body, in the form that is sent.
 struct ContinueBody {
     signal: ContinueSignal,
-    /// Its length, if that is known.
+    /// The length of the body, if known.
     length: Option<u64>,
     body: Option<Body>,
 }
@@ -39,7 +41,7 @@ struct ContinueBody {
 // === impl ContinueSignal ===
 
 impl ContinueSignal {
-    /// Has a body wait. The second is what is to be sent.
+    /// Defers a body. Returns the signal, and the body to send.
     pub(crate) fn defer(body: Body) -> (Self, Body) {
         let length = body.size_hint().exact();
         let signal = Self(Arc::new(Deferred {
@@ -55,7 +57,7 @@ impl ContinueSignal {
         (signal, Body::new(body))
     }
 
-    /// The peer asks for it.
+    /// Called when the peer asks for the body.
     pub(crate) fn send(&self) {
         self.0.is_signalled.store(true, Ordering::Release);
         self.0.waker.wake();

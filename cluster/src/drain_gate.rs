@@ -1,9 +1,9 @@
-//! The drain gate of a session: how many requests are in flight, and whether it is closed, in one state.
+//! The drain gate of a session: the number of requests in flight, and whether it is closed, in one atomic.
 //!
-//! 1. A request enters before it is served, and leaves when it has an answer. None enters once the gate is closed.
-//! 2. It is closed when idle only if no request entered since it was seen to be idle: what is looked at in between, such as the
-//!    calls whose clients have gone, cannot have changed unseen.
-//! 3. It stays closed. A session that comes back gets a gate of its own.
+//! 1. A request enters before it is served, and exits when it has an answer. No request enters once the gate is closed.
+//! 2. The gate is closed when idle only if no request has entered since it was seen to be idle. Conditions that are checked in between,
+//!    such as the calls whose clients have disconnected, cannot have changed unnoticed.
+//! 3. The gate stays closed. A session that is restored gets a new gate.
 
 use std::{
     fmt,
@@ -17,13 +17,13 @@ use tokio::sync::Notify;
 
 use crate::wait_until::wait_until;
 
-/// It is closed.
+/// Set when the gate is closed.
 const CLOSED: u64 = 1 << 63;
 
-/// Some task waits for it to be closed, and is woken by each request that leaves.
+/// Set when a task waits for the gate. Each request that exits then wakes the task.
 const WATCHED: u64 = 1 << 62;
 
-/// One request in flight. The bits below count how many requests have entered, and may wrap around.
+/// One request in flight. The lower bits count the requests that have entered, and may wrap around.
 const ONE: u64 = 1 << 32;
 
 const ENTRIES: u64 = ONE - 1;
@@ -34,13 +34,13 @@ pub(crate) struct DrainGate {
     changed: Notify,
 }
 
-/// A request is in flight until this is dropped.
+/// Keeps a request in flight until dropped.
 pub(crate) struct InFlightGuard(Arc<DrainGate>);
 
 // === impl DrainGate ===
 
 impl DrainGate {
-    /// Enters, unless it is closed.
+    /// Enters the gate. Returns `None` if it is closed.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<InFlightGuard> {
         let enters = |state: u64| {
             let entries = (state + 1) & ENTRIES;
@@ -56,7 +56,9 @@ impl DrainGate {
         is_closed(self.state.load(Ordering::Acquire))
     }
 
-    /// Closes it if no request is in flight, `is_idle` says so as well, and none entered meanwhile. Says whether it is closed.
+    /// Closes the gate if no request is in flight, and `is_idle` returns `true`.
+    ///
+    /// Does not close it if a request entered meanwhile. Returns `true` if the gate is closed.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let seen = self.watch();
         if is_closed(seen) {
@@ -72,12 +74,12 @@ impl DrainGate {
         closed.is_ok()
     }
 
-    /// Returns when it is closed, be it because it was idle or by another task.
+    /// Returns when the gate is closed, by this task because it was idle, or by another one.
     pub(crate) async fn close_when_idle(&self, is_idle: impl Fn() -> bool) {
         self.until(|| self.close_if_idle(&is_idle)).await;
     }
 
-    /// Returns when it is closed, or no request is in flight and `is_idle` says so as well. It stays as it is.
+    /// Returns when the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
     pub(crate) async fn until_idle(&self, is_idle: impl Fn() -> bool) {
         let is_over = || {
             let seen = self.watch();
@@ -90,18 +92,18 @@ impl DrainGate {
         wait_until(&self.changed, is_so).await;
     }
 
-    /// How it is, from now on watched.
+    /// Returns the state, and marks the gate as watched.
     fn watch(&self) -> u64 {
         self.state.fetch_or(WATCHED, Ordering::AcqRel) | WATCHED
     }
 
-    /// Closes it, whatever is in flight.
+    /// Closes the gate, also with requests in flight.
     pub(crate) fn close(&self) {
         self.state.fetch_or(CLOSED, Ordering::AcqRel);
         self.changed();
     }
 
-    /// Something has changed for the tasks that wait for it to be closed.
+    /// Wakes the tasks that wait for the gate, because what they check may have changed.
     pub(crate) fn changed(&self) {
         self.changed.notify_waiters();
     }
@@ -118,7 +120,7 @@ fn is_empty(state: u64) -> bool {
 // === impl InFlightGuard ===
 
 impl InFlightGuard {
-    /// Whether the gate is closed, for example because the session is relinquished.
+    /// Returns `true` if the gate is closed, for example because the session is relinquished.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
     }

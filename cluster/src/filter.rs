@@ -1,9 +1,10 @@
-//! A filter of peers' addresses, on both sides: who may connect here, and where relays may go. The directory says where owners
-//! are; whoever could write into it would otherwise choose where requests, and what their heads prove, are sent.
+//! A filter of the addresses of peers, for incoming connections and for relays.
+//!
+//! Without it, a writer to the directory could choose the addresses to which requests and their credentials are relayed.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
-/// A test of addresses. Clones share it.
+/// A predicate on addresses. Clones share it.
 #[derive(Clone)]
 pub(crate) struct PeersFilter(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
 
@@ -14,13 +15,13 @@ impl PeersFilter {
         Self(Arc::new(admits))
     }
 
-    /// IPv4 addresses inside of IPv6 ones are asked about as what they are.
+    /// Returns `true` if an address may be a peer's. IPv4-mapped IPv6 addresses are tested as IPv4.
     pub(crate) fn admits(&self, address: IpAddr) -> bool {
         (self.0)(address.to_canonical())
     }
 }
 
-/// Private networks (RFC 1918, RFC 4193) and this machine. Not what is link-local: there clouds hand out credentials.
+/// Private networks (RFC 1918, RFC 4193) and this machine. Link-local addresses are excluded, because clouds serve credentials on them.
 impl Default for PeersFilter {
     fn default() -> Self {
         Self::new(|address| match address {

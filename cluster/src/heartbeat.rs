@@ -1,15 +1,16 @@
-//! The heartbeat of an instance: it keeps the lease, knows whether the directory is consistent, and writes what lives here.
+//! Heartbeats: keep the lease, track whether the directory is consistent, and write the local sessions.
 //!
-//! 1. It is the only task that writes sessions, deletes them and holds the lease. Sessions are written in several batches at once,
-//!    and heartbeats do not wait for them. What is written of one session needs no order, because its records have one ([`Record`](crate::ids::Record)).
-//! 2. It sends a heartbeat every [`HEARTBEAT_INTERVAL`], also while much is to be written; every [`RETRY_INTERVAL`] while the directory does
-//!    not answer.
-//! 3. What is found lost (another run of the backend, a lease that lapsed) is no longer consistent before the lease is made anew.
-//!    So an instance that reads its own lease, and then finds the directory consistent, knows that nothing was lost in between.
-//! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the backend, whether answers of its calls are
-//!    late, and how long ago this instance turned a client away. "Unknown" proves something once all instances have written ([`Heartbeat::proves`]).
-//! 5. A session of which the directory has a record with a higher epoch is *contested*. It serves nothing new. If the owner
-//!    there has its lease, the session is relinquished; if it provably has none, it is claimed back.
+//! 1. One task writes sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do not
+//!    wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
+//! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], also while many sessions are waiting to be written. While the directory does
+//!    not answer, the interval is [`RETRY_INTERVAL`].
+//! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
+//!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
+//! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the backend and whether answers of its calls
+//!    are late. It also carries how long ago this instance turned a client away. "Unknown" proves something once all instances have written
+//!    ([`Heartbeat::proves`]).
+//! 5. A session is *contested* if its record in the directory has a higher epoch and another owner. A contested session serves nothing new.
+//!    If that owner has its lease, the session is relinquished. If that owner provably has no lease, the session is claimed back.
 
 use std::{
     convert::Infallible,
@@ -44,25 +45,25 @@ use crate::{
 mod health;
 mod lane;
 
-/// How often the lease is renewed: every 2 s, so that it outlives two heartbeats that get lost.
+/// Interval of heartbeats: 2 s. Chosen so that the lease outlives two lost heartbeats.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often a directory that does not answer is tried: every 500 ms.
+/// Interval of attempts while the directory does not answer: 500 ms.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often sessions are looked for that were written a while ago, to be written again: every 10 s.
+/// Interval of scans for sessions that were written a while ago, to write them again: 10 s.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of batches of sessions on their way to the directory at once: 8. A directory 300 ms away then takes 3,000 sessions a second.
+/// Maximum number of concurrent batches of sessions: 8. Chosen because a directory 300 ms away then takes 3,000 sessions a second.
 const MAX_WRITES: usize = 8;
 
-/// Maximum number of batches of deletions on their way to the directory at once: 4.
+/// Maximum number of concurrent batches of deletions: 4.
 const MAX_DELETIONS: usize = 4;
 
-/// How many contested sessions are claimed back at once: 64.
+/// Maximum number of contested sessions that are claimed back concurrently: 64.
 const MAX_CLAIMS_AT_ONCE: usize = 64;
 
-/// Keeps the lease, and writes what lives here.
+/// Keeps the lease, and writes the local sessions.
 pub(crate) struct Heartbeat {
     me: Owner,
     directory: Limited,
@@ -73,9 +74,9 @@ pub(crate) struct Heartbeat {
     unreachable: RateLimitedWarning,
     unwritten: RateLimitedWarning,
     stop: Notify,
-    /// A heartbeat is due at once.
+    /// Wakes the task to send a heartbeat at once.
     heartbeat_due: Notify,
-    /// The directory answers again.
+    /// Notified when the directory answers again.
     answers_again: Notify,
 }
 
@@ -105,12 +106,12 @@ impl Heartbeat {
         })
     }
 
-    /// Since when the directory is consistent, if it is.
+    /// Returns the time since which the directory is consistent. Returns `None` if it is not.
     pub(crate) fn consistent_since(&self) -> Option<Instant> {
         self.health().consistent_since(Instant::now())
     }
 
-    /// Whether what the directory did not have, in the look that also found these leases, does not exist.
+    /// Returns `true` if a record missing in the look that found `leases` does not exist.
     pub(crate) fn proves(&self, leases: &Leases) -> bool {
         let now = Instant::now();
         let is_settled = {
@@ -120,31 +121,35 @@ impl Heartbeat {
         is_settled && leases.of(self.me.incarnation).is_some() && self.all_have_written(leases)
     }
 
-    /// Whether the directory has lost nothing that is not written again, as far as that is known here: if it has an owner of a
-    /// session, no later owner is forgotten.
+    /// Returns `true` if all that the directory may have lost is written again.
+    ///
+    /// Then the owner in a record is the last owner, as far as this instance knows.
     pub(crate) async fn is_up_to_date(&self) -> bool {
         self.proven_leases().await.is_some()
     }
 
-    /// Whether an answer that the directory did not have before this does not exist: it has lost none that is not written again.
+    /// Returns `true` if an answer that the directory did not have before this does not exist.
+    ///
+    /// Every answer that the directory has lost is then written again.
     pub(crate) async fn has_all_answers(&self) -> bool {
         let leases = self.proven_leases().await;
         leases.is_some_and(|leases| !leases.have_late_answers()) && !self.answers.are_late()
     }
 
-    /// The leases, if they prove something.
+    /// Returns the leases, or `None` if they prove nothing.
     async fn proven_leases(&self) -> Option<Leases> {
         let leases = self.directory.leases().await.ok()?;
         self.proves(&leases).then_some(leases)
     }
 
-    /// Whether all instances have written all of their sessions in this run of the backend.
+    /// Returns `true` if all instances have written all their sessions in this run of the backend.
     fn all_have_written(&self, leases: &Leases) -> bool {
         self.health().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
     }
 
-    /// Whether a session that is open here may serve something new. If not, another instance may have it by now: its record is
-    /// to be read first.
+    /// Returns `true` if a session that is open here may serve new requests.
+    ///
+    /// Otherwise another instance may have claimed the session: its record must be read first.
     pub(crate) fn may_serve(&self, id: &str) -> bool {
         let lapse = self.health().lapse(Instant::now());
         if lapse.is_none() && !self.sessions.has_contested() {
@@ -153,7 +158,7 @@ impl Heartbeat {
         self.sessions.is_verified(SessionHash::of(id), lapse)
     }
 
-    /// Returns when a session that is open here may serve something new, or is closed.
+    /// Returns when a session that is open here may serve new requests, or is closed.
     pub(crate) async fn until_decided(&self, id: &str) {
         let session = SessionHash::of(id);
         let is_decided = || self.may_serve(id) || !self.sessions.is_local(session);
@@ -161,10 +166,10 @@ impl Heartbeat {
         self.sessions.relinquished.until_closed(session).await;
     }
 
-    /// Sends heartbeats and writes until the instance leaves. It is to be run once.
+    /// Sends heartbeats and writes sessions until the instance leaves. Must be run only once.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the lease to lapse, and nothing is written any more.
+    /// If the future is dropped, the lease lapses, and nothing more is written.
     pub(crate) async fn run(self: Arc<Self>) {
         select! {
             biased;
@@ -172,9 +177,9 @@ impl Heartbeat {
             never = self.run_writes() => match never {},
             never = self.run_contested() => match never {},
         }
-        // What was opened last is claimed as everything else is, if the directory knows it.
+        // Sessions that were opened last must be in the directory, so that other instances can claim them.
         let _not_written = timeout(DIRECTORY_TIMEOUT, self.write_all()).await;
-        // With when this instance turned a client away.
+        // This status carries when this instance last turned a client away.
         let _last = self.directory.heartbeat(self.me, &self.status()).await;
         self.health().on_heartbeat_failed();
         metrics::directory_consistent(false);
@@ -183,7 +188,7 @@ impl Heartbeat {
         }
     }
 
-    /// Ends [`run`](Self::run): the lease is given up, so that others claim what lives here without delay.
+    /// Ends [`run`](Self::run). The lease is released, so that other instances claim the sessions without delay.
     pub(crate) fn stop(&self) {
         self.stop.notify_one();
     }
@@ -231,7 +236,7 @@ impl Heartbeat {
         if !reply.was_alive {
             self.health().on_lease_missing();
             let mut status = self.status();
-            // A new instance holds up no proof of another.
+            // A new instance has no sessions, so it must not delay what others prove.
             status.written_in = (self.sessions.len() == 0).then(|| reply.run.clone());
             self.directory.acquire_lease(self.me, &status).await?;
         }
@@ -249,8 +254,10 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Whether this instance, whose lease was lost, may take later epochs than the directory has: not while a claim of another may be
-    /// lost, which a new epoch would outdo. Then none claims either.
+    /// Returns `true` if this instance may take higher epochs than the directory has.
+    ///
+    /// Called after its lease was lost. It may not while a claim of another instance may be lost, because a new epoch would supersede that
+    /// claim. No instance claims during that time.
     async fn may_renew_epochs(&self, run: &BackendRunId) -> Result<bool, DirectoryError> {
         match self.health().renewal_due() {
             None => return Ok(false),
@@ -274,10 +281,10 @@ impl Heartbeat {
         }
     }
 
-    /// Writes what there is to be written, for ever.
+    /// Writes all queued sessions and deletions, forever.
     async fn run_writes(&self) -> Infallible {
         let mut entries = Lane::new(MAX_WRITES, RETRY_INTERVAL);
-        // A deletion that fails or takes long holds up no session.
+        // A separate lane, so that a slow or failing deletion delays no session.
         let mut deletions = Lane::new(MAX_DELETIONS, RETRY_INTERVAL);
         loop {
             if !self.health().is_unreachable() {
@@ -304,7 +311,7 @@ impl Heartbeat {
         }
     }
 
-    /// Writes what there is to be written now.
+    /// Writes what is queued now.
     async fn write_all(&self) {
         let next = || {
             self.sessions
@@ -318,7 +325,7 @@ impl Heartbeat {
         }
     }
 
-    /// Returns whether the directory took it.
+    /// Returns `true` if the directory accepted the write.
     async fn write(&self, work: Work) -> bool {
         let written = match work {
             Work::Delete(batch) => {
@@ -355,7 +362,7 @@ impl Heartbeat {
         self.health().on_all_written(Instant::now());
         let is_consistent = self.consistent_since().is_some();
         if is_consistent && !was_consistent {
-            // Other instances wait to learn that all is written.
+            // Other instances wait for the status that all is written.
             self.heartbeat_due.notify_one();
         }
         if is_consistent && self.unreachable.clear() {
@@ -367,7 +374,7 @@ impl Heartbeat {
         }
     }
 
-    /// Decides whose the contested sessions are, for ever.
+    /// Decides who owns the contested sessions, forever.
     async fn run_contested(&self) -> Infallible {
         loop {
             self.resolve_contested().await;
@@ -375,7 +382,7 @@ impl Heartbeat {
         }
     }
 
-    /// Decides whose the contested sessions are, as far as that is known.
+    /// Decides who owns the contested sessions, where that is known.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {
@@ -410,7 +417,7 @@ impl Heartbeat {
             }
             Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // The next heartbeat tries it again.
+            // The next heartbeat retries.
             Err(_) => {}
         }
     }

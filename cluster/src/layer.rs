@@ -1,7 +1,7 @@
-//! The layer, outermost around an application: what is for a session that lives elsewhere goes there.
+//! The outermost layer of an application. It relays requests of sessions that another instance owns.
 //!
-//! A request that is served here pays for one pass over its head and one look-up in memory. Everything else may allocate: it is
-//! on its way to another machine.
+//! A request that is served here costs one pass over its head and one look-up in memory. Every other request may allocate, because it is
+//! sent to another machine.
 
 use std::{
     fmt,
@@ -26,9 +26,9 @@ use crate::{
     wire::{self, FromPeer},
 };
 
-/// Takes requests to the instance on which their session lives. [`Cluster::layer`](crate::Cluster::layer) makes it.
+/// Relays each request to the owner of its session. Created by [`Cluster::layer`](crate::Cluster::layer).
 ///
-/// It belongs outside of everything else, so that what it relays is looked at where it is served, and once:
+/// It must be the outermost layer, so that inner layers process a relayed request only once, on the instance that serves it:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -55,7 +55,7 @@ pub struct ClusterLayer {
     router: Arc<Router>,
 }
 
-/// The service that [`ClusterLayer`] makes.
+/// The service of a [`ClusterLayer`].
 #[derive(Clone)]
 pub struct ClusterService<S> {
     inner: S,
@@ -74,7 +74,7 @@ pin_project! {
     #[project = KindProjected]
     enum Kind<F, E> {
         Local { #[pin] future: F, guard: Option<InFlightGuard>, router: Arc<Router> },
-        /// What comes of it may be a new session.
+        /// The response may open a session.
         Opening { #[pin] future: F, router: Arc<Router> },
         Remote { future: RemoteFuture<E> },
     }

@@ -1,9 +1,11 @@
-//! Several instances of one MCP server behind a load balancer that does not stick: a session is found wherever its client
-//! lands, and no abandoned call is cancelled without proof.
+//! Runs several instances of one MCP server behind a load balancer without sticky sessions.
 //!
-//! A session lives on one instance, its owner. A request that lands elsewhere is relayed there by plain HTTP; Redis or Valkey
-//! is only the directory of owners. So a resume, a cancel and an answer to the server's own question arrive where the call
-//! runs, and [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) there sees what the client does.
+//! A request reaches its session on whichever instance it arrives. No abandoned call is cancelled without proof that its client cannot have
+//! resumed on another instance.
+//!
+//! Each session is open on one instance, its owner. Other instances relay its requests to the owner by plain HTTP. Redis or Valkey is only
+//! the directory of owners. A resume, a cancel and an answer to the server's own question therefore reach the instance on which the call
+//! runs. There [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) observes what the client does.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

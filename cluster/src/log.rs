@@ -1,8 +1,8 @@
-//! Log lines of background tasks, which run once.
+//! Log lines of background tasks, each of which runs only once per instance.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Logs a line. A subscriber that panics, say, because its stderr is closed, ends no task.
+/// Logs a line. A subscriber that panics, for example on a closed stderr, ends no task.
 pub(crate) fn log(line: impl FnOnce()) {
     let _panicked = catch_unwind(AssertUnwindSafe(line));
 }

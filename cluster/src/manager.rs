@@ -1,8 +1,9 @@
-//! The session manager that says whose events are: the outermost, around the one that knows the calls.
+//! The session manager that tags event ids with their origin. It wraps the manager that tracks calls.
 //!
-//! 1. An event id leaves as `<plain>~<generation of the session>~<number of the call>~<request id>`, and the layer has cut it back before
-//!    anything inside reads it. So two instances never mean different events by the same id, nor two calls by the same request id.
-//! 2. What it changes of an event is its id alone.
+//! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer cuts it back to
+//!    `<plain>` before any inner service reads it. Two instances therefore never use one id for different events, and a reused request id
+//!    never names two calls.
+//! 2. Of an event only its id is changed.
 
 use std::{
     fmt, mem,
@@ -45,28 +46,29 @@ use crate::{
     sessions::Sessions,
 };
 
-/// A session manager whose events say which instance they are of. [`Cluster::sessions`](crate::Cluster::sessions) makes it, and
-/// has an example.
+/// A session manager that tags events with their instance.
+///
+/// [`Cluster::sessions`](crate::Cluster::sessions) creates it, and has an example.
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     recorder: Arc<AnswerRecorder>,
     generations: Arc<Generations>,
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
-    /// Whether its service was seen to have a session store, or said to have none.
+    /// Whether the session store of its service was checked, and a missing one was logged.
     is_checked: AtomicBool,
 }
 
-/// What the streams of a session manager need to have answers kept.
+/// State shared by the streams of a session manager, for keeping answers.
 struct AnswerRecorder {
     answers: Arc<Answers>,
     source: Weak<dyn AnswerSource>,
 }
 
-/// What can close a session that does not live here any more.
+/// Closes sessions that are no longer local.
 #[async_trait]
 pub(crate) trait CloseSession: Send + Sync {
-    /// Whether it has the session.
+    /// Returns `true` if the manager has the session.
     async fn has(&self, session: &str) -> bool;
 
     async fn close(&self, session: &str);
@@ -76,12 +78,13 @@ pub(crate) trait CloseSession: Send + Sync {
 pub(crate) const NOT_BEGUN: &str =
     "the call has not begun: the server does not know whether it still has the session; try again";
 
-/// How long a call whose body arrived may wait until it is known whether its session is still here: 10 s. Chosen because it is known in
-/// less once the directory answers.
+/// Maximum time that a call waits until it is known whether its session is still here: 10 s.
+///
+/// Chosen because this is decided sooner once the directory answers. The body of the call has arrived by then.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {
-    /// A stream of which the events say whose they are.
+    /// A stream whose event ids are tagged with their origin.
     struct TaggedStream<S> {
         #[pin]
         events: S,
@@ -89,26 +92,26 @@ pin_project! {
     }
 }
 
-/// A stream, and what it has brought. Dropped before its end or without the answer of its call, its client may not have that.
+/// Tracks what a stream has sent. If it is dropped early, the client may not have the answer.
 struct TrackedStream {
     recorder: Arc<AnswerRecorder>,
-    /// The one of its session.
+    /// The generation of its session.
     generation: Incarnation,
     call: Option<Call>,
-    /// The suffix of the ids of its events.
+    /// The suffix of its event ids.
     event_suffix: String,
-    /// The last event before the answer, as the manager inside names it. Without one nobody can come back.
+    /// The plain id of the last event before the answer. A client cannot resume without one.
     event: String,
     is_answered: bool,
     has_ended: bool,
-    /// As long as a stream of a call is open, the gate of its session counts it as in flight.
+    /// Keeps the call in flight in the gate of its session while one of its streams is open.
     _guard: Option<InFlightGuard>,
 }
 
 // === impl ClusterSessionManager ===
 
 impl<M: SessionManager> ClusterSessionManager<M> {
-    /// Has `sessions` know of all sessions of `manager`. Also returns what closes those that are relinquished.
+    /// Connects all sessions of `manager` to `sessions`. Also returns the closer of relinquished ones.
     pub(crate) fn new(
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
@@ -148,7 +151,9 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         )
     }
 
-    /// Says so if the service of this manager has no session store: when a session has its first call, its parameters were stored.
+    /// Logs a warning if the service of this manager has no session store.
+    ///
+    /// When a session has its first call, a store has already received its parameters.
     #[cold]
     fn check_store(&self, session: &str) {
         if let Some(has_params) = self.sessions.has_params(session)
@@ -159,7 +164,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         }
     }
 
-    /// `event` is the one that its client has seen last.
+    /// Tags a stream. `event` is the last event that its client has seen.
     fn tag<S>(
         &self,
         events: S,
@@ -232,7 +237,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             let number = self.recorder.answers.next_number();
             Call::new(id.clone(), request, number)
         });
-        // This process may have stood still while rmcp read the body.
+        // This process may have stalled while rmcp read the body.
         let created = if self.heartbeat.may_serve(id) {
             let created = self.inner.create_stream(id, message);
             Either::Left(created.map_ok(Either::Left))
@@ -359,7 +364,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for TaggedStream<S> {
 // === impl TrackedStream ===
 
 impl TrackedStream {
-    /// An event comes by with the id that the manager inside gave it, and goes on with the one that clients see.
+    /// Replaces the plain id of an event by the tagged one, and tracks whether the answer was sent.
     fn tag(&mut self, event: &mut ServerSseMessage) {
         if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
             self.is_answered |= call.is_answered(message);

@@ -41,14 +41,14 @@ pub(crate) trait Listener: Send + 'static {
 
 /// A connection that a [`Listener`] accepted.
 pub(crate) trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Returns what the kernel knows of the peer. `None` if there is no kernel.
+    /// Returns what the kernel knows of the peer. Returns `None` if there is no kernel.
     fn peer(&self) -> Option<Peer>;
 }
 
 // === impl Network ===
 
 impl Network {
-    /// Opens a connection. The caller limits its time.
+    /// Opens a connection. The caller applies a timeout.
     pub(crate) async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
         match self {
             Self::Tcp => connect(address).await.map(Stream::Tcp),
@@ -60,13 +60,13 @@ impl Network {
 
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
-    // On one machine a port without a listener can be connected to itself.
+    // On one machine a connection to a port without a listener can connect to itself.
     if stream.local_addr().is_ok_and(|own| own == address) {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
-    // Without it, an answer would wait 40 ms for an acknowledgement.
+    // Without this, an answer would wait 40 ms for an acknowledgement.
     let _best_effort = stream.set_nodelay(true);
-    // Options that the kernel does not know are left out.
+    // Options that the kernel does not know are skipped.
     let _best_effort = DeadPeer::new().apply(&stream);
     Ok(stream)
 }
@@ -144,7 +144,7 @@ impl Listener for WatchedListener {
 
     async fn accept(&self) -> (WatchedStream, SocketAddr) {
         let (stream, address) = self.accept().await;
-        // Events are small, and are not to wait for one another.
+        // Events are small, and must not wait for each other.
         let _best_effort = stream.tcp().set_nodelay(true);
         (stream, address)
     }
@@ -156,7 +156,7 @@ impl Accepted for WatchedStream {
     }
 }
 
-/// What the simulated network implements.
+/// The interface that the simulated network implements.
 #[cfg(test)]
 pub(crate) mod simulated {
     use std::fmt::Debug;

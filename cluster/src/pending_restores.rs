@@ -1,9 +1,9 @@
-//! Sessions that are about to be restored here: this instance is their owner, and the request that restores them is being served.
+//! Sessions that are about to be restored here: this instance owns them, and serves a request that restores them.
 //!
-//! 1. To a peer they are here already. If they were not, it would claim a session that was claimed a moment ago, and two instances
+//! 1. For a peer such a session is already here. Otherwise the peer would claim a session that was claimed a moment ago, and two instances
 //!    would restore it.
-//! 2. One request at a time restores a session. rmcp says "no such session" to all that wait for one whose client hangs up, and for a
-//!    moment after that to everybody. So it is remembered which restores were aborted.
+//! 2. One request at a time restores a session. When the client of that request hangs up, rmcp answers "no such session" to all requests
+//!    that wait for it, and for a moment to later ones. Aborted restores are therefore recorded.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -18,33 +18,33 @@ use tokio::{sync, time::Instant};
 
 use crate::{ids::SessionHash, lock::lock, ttl_cache::TtlCache};
 
-/// For how long it is remembered that a client aborted the restore: 1 s. rmcp forgets it as soon as a task of its own was run.
+/// How long an aborted restore is recorded: 1 s. rmcp forgets it once a task of its own has run.
 const ABORTED_TTL: Duration = Duration::from_secs(1);
 
-/// Of how many sessions that is remembered: 4,096.
+/// Maximum number of sessions with a recorded aborted restore: 4,096.
 const MAX_ABORTED: usize = 4 * 1024;
 
-/// The restores that are pending. It is a handle: clones are the same.
+/// The pending restores. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PendingRestores(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     restoring: Mutex<HashMap<SessionHash, RestoreStatus>>,
-    /// Sessions whose client hung up while they were restored.
+    /// Sessions whose client hung up during the restore.
     aborted: Mutex<TtlCache<()>>,
-    /// How many sessions are about to be restored: nearly always none, and then nobody takes the lock.
+    /// Number of sessions with a pending restore. Nearly always zero, and then no thread takes the lock.
     count: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct RestoreStatus {
-    /// How many requests wait for it.
+    /// Number of requests that wait for the restore.
     requests: usize,
     turn: Arc<sync::Mutex<()>>,
 }
 
-/// The restore of a session is pending until this is dropped.
+/// Keeps the restore of a session pending until dropped.
 #[derive(Debug)]
 pub(crate) struct PendingRestore {
     pending_restores: PendingRestores,
@@ -52,16 +52,16 @@ pub(crate) struct PendingRestore {
     turn: Arc<sync::Mutex<()>>,
 }
 
-/// As long as this exists, no other request restores the session.
+/// While this exists, no other request restores the session.
 pub(crate) type RestoreTurn = sync::OwnedMutexGuard<()>;
 
-/// A session is being restored. Dropped before [`complete`](Self::complete), its client has hung up.
+/// A running restore. If dropped before [`complete`](Self::complete), its client has hung up.
 pub(crate) struct RestoreGuard<'a>(Option<&'a PendingRestore>);
 
 // === impl PendingRestores ===
 
 impl PendingRestores {
-    /// A session is about to be restored.
+    /// Marks a session as about to be restored.
     pub(crate) fn add(&self, session: SessionHash) -> PendingRestore {
         let mut restoring = self.restoring();
         let restore = self.count_request(session, restoring.entry(session).or_default());
@@ -69,7 +69,7 @@ impl PendingRestores {
         restore
     }
 
-    /// The same, if it is already.
+    /// Joins a restore that is pending. Returns `None` if there is none.
     pub(crate) fn join(&self, session: SessionHash) -> Option<PendingRestore> {
         let mut restoring = self.restoring();
         let its = restoring.get_mut(&session)?;
@@ -85,7 +85,7 @@ impl PendingRestores {
         }
     }
 
-    /// Does something unless the restore of a session is pending, and before it can be.
+    /// Calls `act` if no restore of a session is pending. None can begin meanwhile, under the lock.
     pub(crate) fn unless_restoring(&self, session: SessionHash, act: impl FnOnce()) {
         let restoring = self.restoring();
         if !restoring.contains_key(&session) {
@@ -97,13 +97,13 @@ impl PendingRestores {
         self.restoring().contains_key(&session)
     }
 
-    /// How many requests wait for a session.
+    /// Returns the number of requests that wait for a session.
     #[cfg(test)]
     pub(crate) fn requests(&self, session: SessionHash) -> usize {
         self.restoring().get(&session).map_or(0, |its| its.requests)
     }
 
-    /// Whether no restore is pending.
+    /// Returns `true` if no restore is pending.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.count.load(Ordering::Acquire) == 0
     }
@@ -137,12 +137,12 @@ impl PendingRestore {
         self.turn.clone().lock_owned().await
     }
 
-    /// The request whose turn it is restores the session from here on.
+    /// Begins the restore by the request whose turn it is.
     pub(crate) fn begin_attempt(&self) -> RestoreGuard<'_> {
         RestoreGuard(Some(self))
     }
 
-    /// Whether a client aborted the restore in the last moment.
+    /// Returns `true` if a client has aborted the restore within [`ABORTED_TTL`].
     pub(crate) fn was_aborted(&self) -> bool {
         let aborted = self.pending_restores.aborted();
         aborted.get(self.session, Instant::now()).is_some()
@@ -168,7 +168,7 @@ impl Drop for PendingRestore {
 // === impl RestoreGuard ===
 
 impl RestoreGuard<'_> {
-    /// It is restored, or cannot be, and its client was there.
+    /// Ends the restore, successful or not, with its client still connected.
     pub(crate) fn complete(mut self) {
         self.0 = None;
     }

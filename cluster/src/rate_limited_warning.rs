@@ -1,4 +1,4 @@
-//! Warnings that say once a minute what goes on all the time.
+//! Warnings about continuing conditions, logged at most once a minute.
 
 use std::{
     fmt::Display,
@@ -11,17 +11,17 @@ use tokio::time::Instant;
 
 use crate::{lock::lock, log::log};
 
-/// How often one warning is logged: once a minute.
+/// Interval in which one warning is logged: once a minute.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// One warning, and when it was last logged.
+/// One warning, and the time at which it was last logged.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimitedWarning(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     logged: Option<Instant>,
-    /// It was logged, and nobody said since that it is over.
+    /// The warning was logged, and not cleared since.
     is_active: bool,
 }
 
@@ -35,14 +35,14 @@ impl RateLimitedWarning {
         }
     }
 
-    /// Logs it as an error, and as rarely.
+    /// Logs it as an error, with the same limit.
     pub(crate) fn error(&self, what: &dyn Display) {
         if self.is_due(Instant::now()) {
             log(|| tracing::error!(target: "mcp_cancel_cluster", "{what}"));
         }
     }
 
-    /// What was warned of is over. Says whether it was warned of since the last time.
+    /// Ends the condition. Returns `true` if it was logged since the last call.
     pub(crate) fn clear(&self) -> bool {
         mem::take(&mut self.state().is_active)
     }

@@ -1,4 +1,4 @@
-//! What clients get in the place of what the application says.
+//! Responses that clients get in place of the application's.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -6,13 +6,15 @@ use serde_json::json;
 
 use crate::routing_plan::Refusal;
 
-/// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
+/// `Retry-After` of temporary refusals: 1 s, as long as a session is cached as unowned.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
-/// The code of the error to whoever opens a session: the first of those that are left to servers.
+/// The error code of an `initialize` that cannot be served: the first server-defined code.
 const RETRY_LATER: i32 = -32000;
 
-/// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
+/// Answers that a session does not begin.
+///
+/// The id of the opening request is not known, because the layer does not read bodies.
 pub(crate) fn not_begun() -> Response<Body> {
     let error = json!({
         "jsonrpc": "2.0",
@@ -28,7 +30,7 @@ pub(crate) fn not_begun() -> Response<Body> {
     response
 }
 
-/// The response to a request of a session that does not exist, as rmcp has it.
+/// The response to a request of a session that does not exist, identical to rmcp's.
 pub(crate) fn no_session() -> Response<Body> {
     refused(StatusCode::NOT_FOUND, "Not Found: Session not found")
 }

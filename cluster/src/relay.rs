@@ -1,13 +1,13 @@
-//! One hop: a request goes to the owner of its session over a connection of its own, and the response comes back on it.
+//! One hop: sends a request to the owner of its session on a new connection, and returns the response.
 //!
-//! 1. The hop lives in the response and in nothing else. Where that is dropped, the connection is closed, and the owner sees that
-//!    the client has hung up.
-//! 2. Frames pass as they come. Nothing reads ahead: a client that does not read is felt by the owner.
-//! 3. A connection is used once, and the body of a POST is sent once the peer asks for it. So no call begins twice, and a call whose
-//!    body was not asked for is known not to have begun.
-//! 4. The head of a response is waited for for [`HEAD_TIMEOUT`]. A POST whose body was asked for may have begun a call, which may
-//!    take as long as it likes: the kernel finds dead peers.
-//! 5. An answer that is none of a peer's is none.
+//! 1. The hop is owned by the response alone. When the response is dropped, the connection is closed, and the owner observes that the
+//!    client has hung up.
+//! 2. Frames are passed on as they arrive, without reading ahead. Backpressure of a slow client therefore reaches the owner.
+//! 3. A connection is used once, and the body of a POST is sent once the peer asks for it. Therefore no call begins twice, and a call whose
+//!    body was not asked for has not begun.
+//! 4. The head of a response must arrive within [`HEAD_TIMEOUT`]. A POST whose body was asked for may have begun a call, which has no time
+//!    limit, because the kernel detects dead peers.
+//! 5. A response that does not identify its sender as a peer is discarded.
 
 use std::{
     future::poll_fn,
@@ -51,14 +51,15 @@ use crate::{
     wire::{Responder, Secret},
 };
 
-/// How long a connection to a peer may take: 1 s.
+/// Timeout for a connection to a peer: 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the head of a response may take, unless the body of a POST was asked for: 10 s.
+/// Timeout for the head of a response, unless the body of a POST was asked for: 10 s.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After this time a relay that has neither failed nor answered may have begun a call: 12 s. Chosen because a connection and a head
-/// have their limits before.
+/// Time after which an unanswered relay may have begun a call: 12 s.
+///
+/// Chosen because the timeouts of the connection and the head are over before.
 pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
     .saturating_add(HEAD_TIMEOUT)
     .saturating_add(Duration::from_secs(1));
@@ -66,7 +67,7 @@ pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
 /// Maximum number of fields that a relay adds to a head.
 const MAX_ADDED: usize = 8;
 
-/// Fields of one connection, beside those that `Connection` names. `Expect` was met here.
+/// Fields of one connection, in addition to those named by `Connection`. `Expect` is fulfilled here.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     header::EXPECT,
@@ -79,7 +80,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Fields that are meant for whatever serves the request, so that no client can have them removed. [`is_end_to_end`] has more.
+/// Fields for the server of the request, which no client can have removed. [`is_end_to_end`] has more.
 const END_TO_END: [HeaderName; 17] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,
@@ -100,7 +101,7 @@ const END_TO_END: [HeaderName; 17] = [
     HeaderName::from_static("x-real-ip"),
 ];
 
-/// What all relays of an instance have in common.
+/// The state that all relays of an instance share.
 #[derive(Debug)]
 pub(crate) struct Relay {
     network: Network,
@@ -110,9 +111,9 @@ pub(crate) struct Relay {
     untrusted_answer: RateLimitedWarning,
 }
 
-/// The body of a response, with the connection that it comes on.
+/// The body of a response, with the connection on which it arrives.
 struct HopBody {
-    /// The connection first: it is closed before anything else goes.
+    /// Dropped first, so that the connection is closed before anything else is dropped.
     connection: Option<HopConnection>,
     incoming: Incoming,
     disconnect: Option<ClientDisconnect>,
@@ -120,7 +121,7 @@ struct HopBody {
 
 type HopConnection = Connection<TokioIo<Stream>, Body>;
 
-/// The end of the client's connection, as the kernel knows it.
+/// Completes when the client's connection has ended, as the kernel reports it.
 type ClientDisconnect = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 // === impl Relay ===
@@ -136,7 +137,7 @@ impl Relay {
         }
     }
 
-    /// Reads the body if it can be kept.
+    /// Reads the body if it is short enough to be kept.
     ///
     /// # Errors
     ///
@@ -148,7 +149,7 @@ impl Relay {
         replayable.read().await
     }
 
-    /// Sends a request to an owner. After a failure `replayable` knows whether the request is still whole.
+    /// Sends a request to an owner. After a failure `replayable` knows if the request is still whole.
     pub(crate) async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -203,7 +204,7 @@ impl Relay {
         }
     }
 
-    /// The answer of a peer, if one gives it.
+    /// Returns the response of the owner, or the reason why there is none.
     async fn answered(
         &self,
         stream: Stream,
@@ -241,7 +242,7 @@ impl Relay {
         Ok(response.map(Body::new))
     }
 
-    /// The request as it goes to a peer.
+    /// Returns the request in the form in which it is sent to a peer.
     fn peer_request(&self, head: &Parts, body: Body) -> Request<Body> {
         let mut request = Request::new(body);
         *request.method_mut() = head.method.clone();
@@ -249,10 +250,10 @@ impl Relay {
         let headers = request.headers_mut();
         headers.clone_from(&head.headers);
         remove_hop_by_hop(headers);
-        // hyper announces the body that is sent, whatever the client said of it.
+        // hyper announces the length of the body that is sent, regardless of the client's field.
         headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        // HTTP/2 has it in the URI. The server checks it, as it would here.
+        // An HTTP/2 request has the host in its URI. The peer's server checks the host as it would here.
         let authority = head.uri.authority();
         if !headers.contains_key(header::HOST)
             && let Some(host) = authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok())
@@ -268,7 +269,7 @@ impl Relay {
     }
 }
 
-/// Has the body of a request wait until the peer asks for it.
+/// Defers the body of a request until the peer asks for it.
 fn expect_continue(request: &mut Request<Body>) -> ContinueSignal {
     let (signal, body) = ContinueSignal::defer(std::mem::take(request.body_mut()));
     *request.body_mut() = body;
@@ -314,12 +315,12 @@ async fn exchange(
                 Failure::Broken
             })
         }
-        // Nobody reads what follows from it.
+        // The client has disconnected, so the result is not used.
         None => Err(Failure::Broken),
     }
 }
 
-/// Moves bytes on a connection, as long as it is open.
+/// Drives a connection while it is open.
 fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
     if let Some(open) = connection
         && let Poll::Ready(ended) = Pin::new(open).poll(cx)
@@ -331,7 +332,7 @@ fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
     }
 }
 
-/// Whether the client has gone, where a listener lets that be known although hyper does not read.
+/// Returns `true` if the client has disconnected. The listener reports this although hyper does not read.
 fn is_disconnected(disconnect: &mut Option<ClientDisconnect>, cx: &mut Context<'_>) -> bool {
     let is_disconnected = disconnect
         .as_mut()
@@ -347,13 +348,13 @@ fn client_disconnect(extensions: &Extensions) -> Option<ClientDisconnect> {
     Some(Box::pin(async move { peer.closed().await }))
 }
 
-/// The connection that a request came on, if the listener lets it be known.
+/// Returns the client's connection, `None` if the listener does not provide it.
 fn peer(extensions: &Extensions) -> Option<&Peer> {
     let connect_info: Option<&ConnectInfo<Peer>> = extensions.get();
     extensions.get().or(connect_info.map(|info| &info.0))
 }
 
-/// The address of the client, if the server lets it be known.
+/// Returns the address of the client, `None` if the server does not provide it.
 fn client(extensions: &Extensions) -> Option<SocketAddr> {
     let connect_info: Option<&ConnectInfo<SocketAddr>> = extensions.get();
     connect_info
@@ -361,7 +362,7 @@ fn client(extensions: &Extensions) -> Option<SocketAddr> {
         .or_else(|| Some(peer(extensions)?.addr()))
 }
 
-/// What a proxy adds to `Forwarded` (RFC 7239, section 4).
+/// Returns the element that a proxy appends to `Forwarded` (RFC 7239, section 4).
 fn forwarded(client: SocketAddr) -> HeaderValue {
     let value = match client.ip().to_canonical() {
         IpAddr::V4(ip) => format!("for={ip}"),
@@ -370,7 +371,7 @@ fn forwarded(client: SocketAddr) -> HeaderValue {
     HeaderValue::try_from(value).unwrap_or(HeaderValue::from_static("for=unknown"))
 }
 
-/// What was asked for, as it was before a router cut a prefix off.
+/// Returns the URI in origin form, as it was before a router removed a prefix.
 fn origin_form(head: &Parts) -> Uri {
     let original: Option<&OriginalUri> = head.extensions.get();
     let uri = original.map_or(&head.uri, |original| &original.0);
@@ -378,8 +379,9 @@ fn origin_form(head: &Parts) -> Uri {
     Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes the fields of one connection: the known ones, and those that `Connection` names, except fields that are meant for all
-/// recipients and must not be named there (RFC 9110, section 7.6.1).
+/// Removes the known hop-by-hop fields, and those named by `Connection`.
+///
+/// Fields that are meant for all recipients remain: they must not be named there (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

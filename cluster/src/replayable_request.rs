@@ -1,9 +1,9 @@
-//! A request that is kept until an instance has taken it, and can be sent again until then.
+//! A request that is kept until an instance has accepted it, and can be sent again until then.
 //!
-//! 1. Nothing of the body is read before it is to be sent.
-//! 2. Then a body of at most [`MAX_REPLAY`] is read whole, and can be sent again as it came. Of a longer body only the beginning is read.
-//!    A longer body is sent once, frame by frame.
-//! 3. A request that was not sent is whole, whatever its length.
+//! 1. The body is not read before it is sent.
+//! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. Of a longer body only the beginning is
+//!    read. A longer body is sent once, frame by frame.
+//! 3. A request that was not sent is whole, regardless of its length.
 //! 4. A body that stalls fails ([`limit_idle`]), also while it is sent.
 
 use axum::body::Body;
@@ -18,7 +18,9 @@ use crate::{
     routing_plan::Refusal,
 };
 
-/// Maximum length of a body that can be sent again: 64 KiB. What clients send in a session is far shorter, but for large arguments.
+/// Maximum length of a body that can be sent again: 64 KiB.
+///
+/// Chosen because messages of a session are far shorter, except for large arguments.
 const MAX_REPLAY: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -31,9 +33,9 @@ pub(crate) struct ReplayableRequest {
 enum ReplayableBody {
     Unread(Body),
     Whole(Bytes),
-    /// It is too long to be kept.
+    /// A body that is too long to be kept.
     Long(Body),
-    /// A long one, which is being sent.
+    /// A long body that is being sent.
     Sent,
 }
 
@@ -46,11 +48,11 @@ impl ReplayableRequest {
         Self { head, body }
     }
 
-    /// Reads the body if it can be kept, unless that was done.
+    /// Reads the body if it is short enough to be kept, unless that was done.
     ///
     /// # Errors
     ///
-    /// The client broke off in the middle of its request, or stalled.
+    /// The client disconnected in the middle of its request, or stalled.
     pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
@@ -64,7 +66,7 @@ impl ReplayableRequest {
     ///
     /// # Errors
     ///
-    /// The client broke off in the middle of its request, or stalled.
+    /// The client disconnected in the middle of its request, or stalled.
     pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {
@@ -75,12 +77,12 @@ impl ReplayableRequest {
         Ok(())
     }
 
-    /// Whether the request can still be sent, or served here, as it came.
+    /// Returns `true` if the request can still be sent, or served here, unchanged.
     pub(crate) fn is_whole(&self) -> bool {
         !matches!(self.body, ReplayableBody::Sent)
     }
 
-    /// The body, if it was read and can be sent again.
+    /// Returns the body, `None` if it was not read or cannot be sent again.
     pub(crate) fn bytes(&self) -> Option<&Bytes> {
         match &self.body {
             ReplayableBody::Whole(bytes) => Some(bytes),
@@ -88,7 +90,7 @@ impl ReplayableRequest {
         }
     }
 
-    /// The body, to be sent; nothing if it has been sent and could not be kept.
+    /// Returns the body to send. Returns `None` if it was sent and could not be kept.
     pub(crate) fn body_for_attempt(&mut self) -> Option<Body> {
         match &mut self.body {
             ReplayableBody::Whole(bytes) => Some(Body::from(bytes.clone())),
@@ -99,14 +101,14 @@ impl ReplayableRequest {
         }
     }
 
-    /// Puts a body back of which nothing was sent.
+    /// Restores a body of which nothing was sent.
     pub(crate) fn restore_body(&mut self, body: Body) {
         if !self.is_whole() {
             self.body = ReplayableBody::Long(body);
         }
     }
 
-    /// The request as it came.
+    /// Returns the request unchanged. Returns `None` if its body was sent and could not be kept.
     pub(crate) fn into_request(mut self) -> Option<Request<Body>> {
         let body = self.body_for_attempt()?;
         Some(Request::from_parts(self.head, body))
@@ -120,7 +122,7 @@ impl ReplayableBody {
         let mut first = Bytes::new();
         let mut more = BytesMut::new();
         while let Some(frame) = body.frame().await {
-            // Trailers mean nothing to MCP.
+            // MCP does not use trailers.
             let Ok(data) = frame.map_err(|error| unread(&error))?.into_data() else {
                 continue;
             };
@@ -149,7 +151,7 @@ impl ReplayableBody {
     }
 }
 
-/// Why a request is refused whose body cannot be read.
+/// Returns the reason to refuse a request whose body cannot be read.
 fn unread(error: &axum::Error) -> Refusal {
     if is_stalled(error) {
         Refusal::Stalled
@@ -163,7 +165,7 @@ fn is_long(body: &Body) -> bool {
     usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > MAX_REPLAY)
 }
 
-/// A body that begins with what has been read of it.
+/// Returns a body that begins with the part that was already read.
 fn chained(read: Bytes, rest: Body) -> Body {
     let read = stream::once(async move { Ok(read) });
     Body::from_stream(read.chain(rest.into_data_stream()))

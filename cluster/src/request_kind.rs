@@ -1,4 +1,4 @@
-//! What a peer's request is for, as an instance that leaves has to know it.
+//! The purpose of a peer's request, as far as an instance that leaves needs it.
 
 use axum::body::Bytes;
 use http::{HeaderMap, Method};
@@ -16,19 +16,20 @@ pub(crate) enum RequestKind {
     Call,
     /// The stream of a session that belongs to no call.
     Stream,
-    /// Nothing that the session would outlive: a resume, a notification, an answer to the server's question, a ping, the end
-    /// of the session. Or a call that is too long to be sent again.
+    /// A request that does not outlive the session, or a call too long to be sent again.
+    ///
+    /// The former are a resume, a notification, an answer to the server's question, a ping, and the end of the session.
     Other,
 }
 
 // === impl RequestKind ===
 
 impl RequestKind {
-    /// Reads what a request is for.
+    /// Reads the purpose of a request.
     ///
     /// # Errors
     ///
-    /// The client broke off in the middle of its request, or stalled.
+    /// The client disconnected in the middle of its request, or stalled.
     pub(crate) async fn of(replayable: &mut ReplayableRequest) -> Result<Self, Refusal> {
         match replayable.head.method {
             Method::GET => Ok(Self::of_get(&replayable.head.headers)),

@@ -1,10 +1,10 @@
-//! Resumes: the client names an event of this incarnation, or of one whose calls ended with it.
+//! Resumes: the client names an event of this incarnation, or of a former one whose calls have ended.
 //!
-//! 1. An event of the present generation of a session is named to everything inside by the id that the session manager gave it.
-//! 2. One of another generation (of another incarnation, or from before it was restored here) is named to nobody: to the session manager it could look like an event of another call. Its
-//!    client gets the answer that was kept, or the error that its server is gone, and the stream ends. It does so only once the
-//!    application has accepted the request: what it asks of clients it asks of these, too.
-//! 3. What no instance named passes as it is.
+//! 1. An event of the current generation of a session is passed on under the id that the session manager gave it.
+//! 2. An event of another generation (of another incarnation, or from before the session was restored here) is not passed on, because the
+//!    session manager could mistake it for an event of another call. The client gets the kept answer, or the error that its server no
+//!    longer runs, and the stream ends. This requires that the application has accepted the request, so that its checks of clients apply.
+//! 3. An event id that no instance created is passed on unchanged.
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -16,16 +16,16 @@ use crate::{
     ids::{CallNumber, ClusterEventId, Incarnation, NamedCall, SessionHash},
 };
 
-/// The field that names the event that a client has seen last.
+/// The header field with the id of the last event that a client has seen.
 pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The name of no event, whoever gives names.
+/// An event id that no session manager uses.
 const NO_EVENT: &str = "~";
 
-/// The code of the error to calls whose server is gone: JSON-RPC's internal error.
+/// The JSON-RPC error code (internal error) for calls whose server no longer runs.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// What a client hears that comes back for a call of which nothing is left, not even its id.
+/// The response to a resume of a call of which nothing is left, not even its request id.
 const NO_ANSWER: &str =
     "Last-Event-ID names an event of a server that is gone, and has left no answer\n";
 
@@ -37,22 +37,24 @@ pub(crate) struct LostCall {
     pub(crate) number: CallNumber,
     /// The id of its request, as JSON text. Without it no error can be addressed to the call.
     request: Option<String>,
-    /// The event, as the client named it.
+    /// The event id, as the client sent it.
     named: HeaderValue,
 }
 
-/// What a client comes back for.
+/// The event that a resume names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// Nothing that an instance named.
+    /// The event id was not created by an instance.
     Unchanged,
-    /// An event of this incarnation, on the stream of this call if it is one's.
+    /// An event of this incarnation. The call is `None` if the event belongs to no call.
     Local(Option<NamedCall>),
-    /// A call that ended with another incarnation.
+    /// An event of a call that ended with another incarnation.
     LostCall(LostCall),
 }
 
-/// Rewrites the event id of a head so that this instance understands it. `generation` is that of its session, if that lives here.
+/// Rewrites the event id of a head into the form that the local session manager knows.
+///
+/// `generation` is that of its session, if the session is open here.
 pub(crate) fn rewrite_event_id(
     headers: &mut HeaderMap,
     generation: Option<Incarnation>,
@@ -74,7 +76,7 @@ fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<Rewr
         return Some(RewriteOutcome::Local(event.call));
     }
     let Some(call) = event.call else {
-        // An event of the stream that belongs to no call. There is a new one here.
+        // An event of the stream that belongs to no call. A new stream is opened here instead.
         headers.remove(&LAST_EVENT_ID);
         return None;
     };
@@ -88,13 +90,13 @@ fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<Rewr
     }))
 }
 
-/// Whether a text that a client may have made up is a request id, and has its place in a line.
+/// Returns `true` if a text that a client may have forged is a request id on one line.
 fn is_request_id(text: &str) -> bool {
     let value = serde_json::from_str(text);
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Whether the application has accepted a resume.
+/// Returns `true` if the application has accepted a resume.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
@@ -104,7 +106,7 @@ pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
 // === impl LostCall ===
 
 impl LostCall {
-    /// Puts the answer, or the error, in the place of what the application had to say.
+    /// Replaces the body of the accepted response by the kept answer, or by the error.
     pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
         let Some(events) = self.events(kept) else {
             let mut response = Response::new(Body::from(NO_ANSWER));
@@ -118,10 +120,10 @@ impl LostCall {
         response
     }
 
-    /// `None` if there is nothing that could be addressed to the call.
+    /// Returns the events of the response, `None` if nothing can be addressed to the call.
     fn events(&self, kept: Option<&Bytes>) -> Option<Vec<u8>> {
         let Some(answer) = kept else {
-            // Alone, without an id: with one, the TypeScript client would come again for ever.
+            // Without an event id, because with one the TypeScript client would retry forever.
             let error = json!({
                 "code": INTERNAL_ERROR,
                 "message": "the server that this call ran on is gone, and has left no answer",
@@ -131,7 +133,7 @@ impl LostCall {
                 format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n");
             return Some(event.into_bytes());
         };
-        // The id that the client named stays what it names, should it be cut off in the answer.
+        // Repeats the event id of the client, so that a client whose answer is cut off can resume with it.
         let mut events = [b"id: ", self.named.as_bytes(), b"\ndata:\n\n"].concat();
         for line in answer.split(|byte| *byte == b'\n') {
             events.extend_from_slice(b"data: ");

@@ -1,4 +1,4 @@
-//! What comes of routing a request.
+//! The results of routing.
 
 use axum::body::Body;
 use http::{Request, Response};
@@ -8,35 +8,35 @@ use crate::{
     replayable_request::ReplayableRequest, routing_plan::Refusal, turned_away::Waiting,
 };
 
-/// Where a request came to.
+/// The result of routing a request.
 pub(crate) enum Routed {
-    /// It is to be served here. The restore of the session is pending until that has begun.
+    /// The request must be served here. The restore of its session is pending until the request is being served.
     Local(Request<Body>, Option<PendingRestore>),
     Answered(Response<Body>),
 }
 
-/// What becomes of a peer's request while sessions are transferred.
+/// The result of a peer's request while sessions are transferred.
 pub(crate) enum TransferOutcome {
-    /// It is served here.
+    /// The request is served here.
     ServedHere(Request<Body>, Presence),
-    /// The peer is to claim the session.
+    /// The peer must claim the session.
     Moved(Request<Body>),
     Answered(Response<Body>),
 }
 
-/// What a peer's request finds of its session.
+/// The local presence of the session of a peer's request.
 #[derive(Default)]
 pub(crate) struct Presence {
-    /// It is about to be restored here, and the request takes part in that.
+    /// The session is about to be restored here, and the request takes part in the restore.
     pub(crate) restore: Option<PendingRestore>,
-    /// It is here, and the request has entered its gate.
+    /// The session is open here, and the request has entered its gate.
     pub(crate) guard: Option<InFlightGuard>,
 }
 
-/// Whether a session of this instance can be restored here.
+/// The result of reclaiming a session of this instance before its restore.
 pub(crate) enum Reclaimed {
     Local,
-    /// It is another's by now.
+    /// Another instance owns the session by now.
     Moved,
     Refused(Refusal),
 }
@@ -47,13 +47,13 @@ impl Routed {
     pub(crate) fn local(replayable: ReplayableRequest, restore: Option<PendingRestore>) -> Self {
         match replayable.into_request() {
             Some(request) => Self::Local(request, restore),
-            // `RoutingPlan` does not serve a request here that is not whole.
+            // `RoutingPlan` serves only whole requests here.
             None => Self::Answered(Refusal::Again.into()),
         }
     }
 }
 
-/// Its client does not wait for an owner any more.
+/// Records that the client no longer waits for an owner.
 pub(crate) fn served(waiting: Option<Waiting>, routed: Routed) -> Routed {
     if let Some(waiting) = waiting {
         waiting.served();

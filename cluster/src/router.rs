@@ -1,4 +1,4 @@
-//! Takes a request to where its session lives: it asks [`RoutingPlan`] what to do, does it, and tells it what came of that.
+//! Brings a request to its session: executes the actions of [`RoutingPlan`], and reports their results to it.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -31,16 +31,16 @@ use crate::{
     turned_away::{SLOW_RELAY_THRESHOLD, TurnedAway},
 };
 
-/// How long after a look-up the next is, for who claims what this instance relinquished: 50 ms.
+/// Delay between look-ups while another instance claims what this one relinquished: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
-/// How often it is asked whether a session is still the owner's that has not answered to a call: every 10 s.
+/// Interval of checks whether a silent owner still owns the session of a call: 10 s.
 pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum number of attempts to reclaim a session that another instance claims at the same time: 3.
 const MAX_RECLAIMS: usize = 3;
 
-/// What of an instance takes part in routing.
+/// The parts of an instance that take part in routing.
 #[derive(Debug)]
 pub(crate) struct Router {
     pub(crate) me: Owner,
@@ -58,10 +58,12 @@ pub(crate) struct Router {
 // === impl Router ===
 
 impl Router {
-    /// What is to be done with a client's request that has just arrived. It has entered the gate of its session, if that is here.
+    /// Returns the action for a client's new request.
+    ///
+    /// The request enters the gate of its session, if the session is here.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
-        // One that is being restored is not here before that is done. One that another instance may have claimed is looked up.
+        // A session that is being restored is not local until that is done. One that another instance may have claimed is looked up.
         let is_local =
             |id| guard.is_some() && !self.is_being_restored(id) && self.heartbeat.may_serve(id);
         let incoming = IncomingRequest {
@@ -73,7 +75,7 @@ impl Router {
         (incoming.action(), guard)
     }
 
-    /// What is to be done with a peer's request, and what of its session is here.
+    /// Returns the action for a peer's request, and the local presence of its session.
     pub(crate) fn classify_from_peer(&self, session: Option<&str>) -> (Action, Presence) {
         let presence = session.and_then(|id| self.presence(id));
         let incoming = IncomingRequest {
@@ -85,10 +87,11 @@ impl Router {
         (incoming.action(), presence.unwrap_or_default())
     }
 
-    /// What is here of a session that a peer asks for. `None` if the peer is to claim it: not one that is being restored, and not one that its
-    /// client has ended.
+    /// Returns the local presence of a session. `None` if a peer must claim the session.
+    ///
+    /// A session that is being restored is present. So is a session that its client has ended, until the directory has its tombstone.
     fn presence(&self, id: &str) -> Option<Presence> {
-        // First: one that has come since is found below.
+        // The restore is checked first: a session that is opened after this check is found below.
         let restore = self.join_restore(id);
         let guard = self.sessions.enter(id);
         let is_local =
@@ -96,33 +99,34 @@ impl Router {
         is_local.then_some(Presence { restore, guard })
     }
 
-    /// Whether a session is about to be restored here.
+    /// Returns `true` if a session is about to be restored here.
     fn is_being_restored(&self, id: &str) -> bool {
         !self.restores.is_empty() && self.restores.contains(SessionHash::of(id))
     }
 
-    /// The restore that a request of a peer takes part in, if its session is about to be restored here.
+    /// Joins a peer's request to the restore of its session. Returns `None` if the session is not about to be restored here.
     fn join_restore(&self, id: &str) -> Option<PendingRestore> {
         let is_possible = !self.restores.is_empty();
         is_possible.then(|| self.restores.join(SessionHash::of(id)))?
     }
 
-    /// A request does not restore its session any more.
+    /// Ends the part of a request in the restore of its session.
     pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
-        // What was loaded for it and not restored is restored by the next as if it had not been.
+        // Parameters that were loaded for this request but not restored are discarded, as if they had not been loaded.
         self.restores
             .unless_restoring(session, || self.sessions.discard_unopened(session));
         self.shutdown.on_call_ended(Some(id));
     }
 
-    /// Whether a session lives here. One that is being restored may, or not yet.
+    /// Returns `true` if a session is open here. One that is being restored may not be open yet.
     pub(crate) fn is_open_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Whether a session that is open here may serve something new, by now or in a moment: after this process stood still, sessions are
-    /// written again first.
+    /// Returns `true` if a local session may serve new requests within [`DIRECTORY_TIMEOUT`].
+    ///
+    /// After this process stalled, sessions are written again first.
     pub(crate) async fn is_verified(&self, id: &str) -> bool {
         if self.heartbeat.may_serve(id) {
             return true;
@@ -131,7 +135,7 @@ impl Router {
         decided.is_ok() && self.sessions.is_local(SessionHash::of(id))
     }
 
-    /// Rejects a request: its client is asked to come again.
+    /// Rejects a request. If the refusal is temporary, the client counts as turned away.
     pub(crate) fn reject(&self, refusal: Refusal) -> Response<Body> {
         if refusal.is_temporary() {
             self.turned_away.record();
@@ -139,8 +143,10 @@ impl Router {
         refusal.into()
     }
 
-    /// What is answered when a session of this instance could not be restored: that its client should come again, or, after a few tries
-    /// that did not fail for the directory, that there is none, so that its client opens a new one.
+    /// Returns the response for a session of this instance that could not be restored.
+    ///
+    /// It asks the client to retry. After a few attempts that failed for another reason than the directory, it is 404, so that the client
+    /// opens a new session.
     pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
         if !self.sessions.is_unrestorable(id) {
             return self.reject(Refusal::NotSound);
@@ -151,7 +157,7 @@ impl Router {
         refusals::no_session()
     }
 
-    /// Returns when nothing is left of a session that this instance has relinquished.
+    /// Returns when a session that this instance has relinquished is closed completely.
     pub(crate) async fn until_closed(&self, id: &str) {
         let session = SessionHash::of(id);
         self.sessions.relinquished.until_closed(session).await;
@@ -185,8 +191,9 @@ impl Router {
         }
     }
 
-    /// Whether the directory has a session as this instance's, so that a peer can claim it once it is relinquished. If it has lost an open one,
-    /// that is written again.
+    /// Returns `true` if a peer can claim a session, because its record names this instance.
+    ///
+    /// A session that is open here but missing in the directory is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
@@ -202,7 +209,7 @@ impl Router {
         is_there
     }
 
-    /// Rewrites the event id of a request that is served here so that this instance understands it.
+    /// Rewrites the event id of a request into the form that the local session manager knows.
     pub(crate) fn rewrite_event_id(&self, request: &mut Request<Body>) -> RewriteOutcome {
         if request.method() != Method::GET {
             return RewriteOutcome::Unchanged;
@@ -214,7 +221,7 @@ impl Router {
         resume::rewrite_event_id(request.headers_mut(), generation)
     }
 
-    /// Gives a client the session that it has opened, if the response is one that does.
+    /// Returns a response unchanged, or 503 if its new session cannot be given to the client.
     pub(crate) fn admit_new_session(&self, response: Response<Body>) -> Response<Body> {
         let opened = response.headers().get(&SESSION_ID);
         let opened = opened.and_then(|id| id.to_str().ok());
@@ -225,7 +232,7 @@ impl Router {
         }
     }
 
-    /// Answers for a call that ended with its instance, in the place of what the application says.
+    /// Answers for a call that ended with its instance. Replaces the response of the application.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let (directory, session) = (&self.directory, lost.session);
         let find = || directory.answer(session, lost.incarnation, lost.number);
@@ -234,7 +241,7 @@ impl Router {
             if !self.heartbeat.has_all_answers().await {
                 return self.reject(Refusal::NotSound);
             }
-            // Its instance may have written it before it renewed the lease that was just read.
+            // The former instance may have written the answer before it renewed the lease that was just read.
             kept = find().await;
         }
         match kept {
@@ -243,7 +250,7 @@ impl Router {
         }
     }
 
-    /// Routes a request whose session does not live here.
+    /// Routes a request whose session is not known to be open here.
     pub(crate) async fn route(&self, request: Request<Body>) -> Routed {
         let Some(id) = Fields::of(request.headers()).session.map(str::to_owned) else {
             return Routed::Local(request, None);
@@ -253,7 +260,7 @@ impl Router {
         let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
         let mut action = Action::LookUp;
-        // From before it is claimed: peers may learn of the new owner before that one does.
+        // Registered before the claim, because peers may learn of the new owner before the owner itself does.
         let (mut restore, mut waiting) = (None, None);
         loop {
             action = match action {
@@ -273,7 +280,7 @@ impl Router {
                     sleep(RECHECK_DELAY).await;
                     Action::LookUp
                 }
-                // Nothing is restored on an instance that has stopped.
+                // No session is restored on an instance that has stopped.
                 Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
                     Action::Refuse(Refusal::Again)
                 }
@@ -289,13 +296,13 @@ impl Router {
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
                             self.owners.invalidate(session, is);
-                            // What follows takes time, and its client may hang up meanwhile.
+                            // The next steps take time, and the client may hang up meanwhile.
                             waiting = waiting.or_else(|| Some(self.turned_away.wait()));
                             plan.on_relay_failure(is, failure)
                         }
                     }
                 }
-                // Its owner's word may be older than a claim that the directory has lost.
+                // The owner's answer may be older than a claim that the directory has lost.
                 Action::Claim(_, Cause::Relinquished) if !self.heartbeat.is_up_to_date().await => {
                     Action::Refuse(Refusal::NotSound)
                 }
@@ -313,7 +320,7 @@ impl Router {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));
                     return served(waiting, Routed::local(replayable, Some(restore)));
                 }
-                // The directory has none. What is open here all the same is not this instance's any more, or is written again.
+                // The directory has no record. A session that is open here anyway is no longer this instance's, or is written again.
                 Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
                     Action::Refuse(Refusal::Again)
@@ -330,8 +337,10 @@ impl Router {
         }
     }
 
-    /// Sends a request to the owner of its session. The client of one that takes long, and is no call, counts as turned away meanwhile.
-    /// A call waits for as long as the session is the owner's. One that has not begun fails before that is looked up.
+    /// Sends a request to the owner of its session.
+    ///
+    /// The client of a slow request that is not a call counts as turned away while it waits. A call waits until the session has another
+    /// owner. A call that has not begun fails before the owner is first checked.
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -351,7 +360,7 @@ impl Router {
                 let is_its = |look: &Look| match look.record {
                     Some(Record::Owned(is)) => is.owner == owner,
                     Some(Record::Deleted(_)) => false,
-                    // An owner that lives writes it again.
+                    // A living owner writes its record again.
                     None => look.leases.of(owner.incarnation).is_some() || !self.is_proof(look),
                 };
                 if look.is_ok_and(|look| !is_its(&look)) {
@@ -370,7 +379,7 @@ impl Router {
         sent
     }
 
-    /// Asks for the owner. Also says whether the session does not exist beyond doubt, if nobody has it.
+    /// Looks up the owner. The `bool` is `true` if the look proves that the session does not exist.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(is)) => (Known::Owner(is), false),
@@ -379,7 +388,7 @@ impl Router {
         }
     }
 
-    /// Whether a look that found no owner proves that there is none.
+    /// Returns `true` if a look that found no owner proves that there is none.
     pub(crate) fn is_proof(&self, look: &Look) -> bool {
         matches!(look.record, Some(Record::Deleted(_))) || self.heartbeat.proves(&look.leases)
     }
@@ -392,11 +401,12 @@ impl Router {
         }
     }
 
-    /// Reclaims a session of this instance before it is restored: a peer that was told before that it is not here claims it
-    /// in vain from now on.
+    /// Reclaims a session of this instance before it is restored.
+    ///
+    /// A peer that received 421 for this session earlier can no longer claim it on the record that it read.
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
         if !self.heartbeat.is_up_to_date().await {
-            // A new epoch would outdo a later claim that the directory has lost.
+            // A new epoch would supersede a later claim that the directory has lost.
             return Reclaimed::Refused(Refusal::NotSound);
         }
         let (mut known, mut is_consistent) = self.look_up(session).await;
@@ -404,7 +414,7 @@ impl Router {
             let mine = match known {
                 Known::Owner(is) if is.owner == self.me => is,
                 Known::Owner(_) => return Reclaimed::Moved,
-                // The application says that there is no such session.
+                // There is no such session. The application answers so.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
                 Known::Unowned | Known::NoAnswer => return Reclaimed::Refused(Refusal::NotSound),
             };
@@ -419,7 +429,7 @@ impl Router {
         Reclaimed::Refused(Refusal::Again)
     }
 
-    /// Claims a session. Also says whether it does not exist beyond doubt, if nobody has it.
+    /// Claims a session. The `bool` is `true` if the session provably does not exist.
     async fn claim(&self, session: SessionHash, former: Ownership) -> (Claimed, bool) {
         let wanted = former.claimed_by(self.me);
         match self.directory.claim(session, former, wanted).await {
@@ -435,7 +445,7 @@ impl Router {
             }
             Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Unowned, true),
             Ok(Claim::Unknown) => match self.look_up(session).await {
-                // An instance has registered it in between.
+                // An instance has registered the session meanwhile.
                 (Known::Owner(is), _) => (Claimed::Lost(is), false),
                 (Known::Unowned, is_consistent) => (Claimed::Unowned, is_consistent),
                 (Known::NoAnswer, _) => (Claimed::NoAnswer, false),

@@ -1,14 +1,14 @@
-//! The decision where a request is served, without input or output: what was learned goes in, what to do next comes out.
+//! Decides where a request is served. The plan does no I/O: it receives results, and returns the next action.
 //!
-//! 1. A request without a session, and one whose session lives here, is served here. Nothing is asked.
-//! 2. What came from a peer is served here or refused as moved. It is never relayed: there is one hop.
-//! 3. Everything else is relayed to the owner of its session. A session is claimed only if the lease of its owner is over, or if its
-//!    owner answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a
-//!    claim relays to the winner. The winner may be on its way out as well, so there are [`MAX_CLAIMS`].
-//! 4. "No such session" is only said here if the directory was consistent for long enough. In every other doubt the client is asked
-//!    to come again.
-//! 5. An instance that shuts down does not reclaim what it has relinquished: it waits for the instance that claims that.
-//! 6. Nothing is served here whose body has gone to a peer already, and no call is sent twice.
+//! 1. A request without a session, and a request whose session is open here, is served here without a look-up.
+//! 2. A request from a peer is served here or refused as moved. It is never relayed, because there is only one hop.
+//! 3. Every other request is relayed to the owner of its session. A session is claimed only if the lease of its owner is over, or if its
+//!    owner answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
+//!    relays to the winner. The winner may be shutting down as well, so there are up to [`MAX_CLAIMS`] claims.
+//! 4. "No such session" is answered here only if the directory was consistent for long enough. In every other doubt the client is asked to
+//!    retry.
+//! 5. An instance that shuts down does not reclaim what it has relinquished: it waits for the instance that claims the session.
+//! 6. A request whose body was already sent to a peer is not served here, and no call is sent twice.
 
 use std::fmt;
 
@@ -17,50 +17,50 @@ use crate::{
     shutdown::ShutdownStage,
 };
 
-/// How many claims are made for a request: 3.
+/// Maximum number of claims for one request: 3.
 const MAX_CLAIMS: u8 = 3;
 
-/// Maximum number of look-ups of the instance that has claimed what this one relinquished: 20.
+/// Maximum number of look-ups of the instance that claims what this one relinquished: 20.
 const MAX_LOOKUP_RETRIES: u8 = 20;
 
 /// What is known of a request when its head has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IncomingRequest {
-    /// It names one session that can be read.
+    /// The request names exactly one readable session.
     pub(crate) has_session: bool,
-    /// That session lives here.
+    /// The session is open here.
     pub(crate) is_local: bool,
-    /// It came over the listener for peers.
+    /// The request arrived on the listener for peers.
     pub(crate) is_from_peer: bool,
-    /// How far the shutdown of this instance is.
+    /// The shutdown stage of this instance.
     pub(crate) stage: ShutdownStage,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Serve it here.
+    /// Serve the request here.
     Serve,
-    /// Serve it here although its session does not live here yet: it is this instance's, and is restored for this request if this instance
-    /// can reclaim it.
+    /// Serve the request here once its session is restored here. The directory has the session as this instance's, which must reclaim it
+    /// first.
     Reclaim,
-    /// Serve it here, or transfer its session.
+    /// Serve the request here, or transfer its session.
     Transfer,
-    /// Tell the peer that the session is not here.
+    /// Answer the peer that the session is not here.
     Moved,
-    /// Ask for the owner.
+    /// Look up the owner.
     LookUp,
-    /// The same after a while.
+    /// Look up the owner after a delay.
     LookUpLater,
     Relay(Ownership),
-    /// Ask whether this owner is alive.
+    /// Check whether this owner has a lease.
     CheckLease(Ownership),
     /// Claim the session from this owner.
     Claim(Ownership, Cause),
     Refuse(Refusal),
 }
 
-/// Why a session may be claimed from its owner.
+/// The reason why a session may be claimed from its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The lease of the owner is over.
@@ -69,26 +69,26 @@ pub(crate) enum Cause {
     Relinquished,
 }
 
-/// Why a request is not served.
+/// The reason why a request is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The directory did not answer, or what it says is not to be relied on yet.
+    /// The directory did not answer, or its content proves nothing yet.
     NotSound,
-    /// The owner, who is not known to be gone, could not be reached.
+    /// The owner could not be reached, and may still be alive.
     OwnerAway,
-    /// The session has come to this instance or another while the request was under way. It can be sent again.
+    /// The session has moved to this or another instance during the request. The request can be sent again.
     Again,
-    /// The owner broke off before it answered. Whether it had begun is not known, so it is not for this instance to send it again.
+    /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
     Broken,
-    /// The head of the request has more fields than a peer takes.
+    /// The head of the request has more fields than a peer accepts.
     TooManyFields,
-    /// The client broke off in the middle of its request.
+    /// The client disconnected in the middle of its request.
     BrokeOff,
-    /// The client sent a part of its request, and nothing more.
+    /// The client sent a part of its request, and then stalled.
     Stalled,
 }
 
-/// What came of a [`Action::LookUp`].
+/// The result of an [`Action::LookUp`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
     Owner(Ownership),
@@ -96,18 +96,18 @@ pub(crate) enum Known {
     NoAnswer,
 }
 
-/// Why a [`Action::Relay`] came to nothing.
+/// The reason why an [`Action::Relay`] failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// The connection was refused. Nothing was sent. The owner may be alive behind a firewall that rejects.
     Refused,
     /// The owner answered that it relinquished the session.
     Moved,
-    /// Another instance than the owner answered at its address, and it does not have the session.
+    /// Another instance answered at the owner's address, and does not have the session.
     Misdirected,
-    /// No connection came about, or none to a peer, or it ended before the body of a call was asked for.
+    /// There was no connection to a peer, or it ended before the body of a call was asked for.
     Unreachable,
-    /// No head came in time, and no call can have begun.
+    /// No head arrived in time, and no call can have begun.
     Silent,
     /// The connection ended before the head. A call may have begun.
     Broken,
@@ -115,7 +115,7 @@ pub(crate) enum Failure {
     Stalled,
 }
 
-/// What came of a [`Action::CheckLease`].
+/// The result of an [`Action::CheckLease`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeaseState {
     Alive,
@@ -123,12 +123,12 @@ pub(crate) enum LeaseState {
     NoAnswer,
 }
 
-/// What came of a [`Action::Claim`].
+/// The result of an [`Action::Claim`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claimed {
     Won,
     Lost(Ownership),
-    /// The directory does not know the session any more.
+    /// The directory no longer knows the session.
     Unowned,
     NoAnswer,
 }
@@ -137,7 +137,7 @@ pub(crate) enum Claimed {
 #[derive(Debug)]
 pub(crate) struct RoutingPlan {
     me: Incarnation,
-    /// The request is a POST: it may have an effect that must not happen twice.
+    /// The request is a POST, which may have an effect that must not happen twice.
     is_call: bool,
     claims: u8,
     lookup_retries: u8,
@@ -165,7 +165,7 @@ impl IncomingRequest {
 // === impl Refusal ===
 
 impl Refusal {
-    /// Whether the client is asked to come again.
+    /// Returns `true` if the client is asked to retry.
     pub(crate) fn is_temporary(self) -> bool {
         matches!(self, Self::NotSound | Self::OwnerAway | Self::Again)
     }
@@ -183,7 +183,9 @@ impl RoutingPlan {
         }
     }
 
-    /// What follows from a look-up. `is_consistent`: the directory was consistent for long enough that what it does not know does not exist.
+    /// Returns the action after a look-up.
+    ///
+    /// `is_consistent`: the directory was consistent for long enough that a session without a record does not exist.
     pub(crate) fn on_lookup(&self, known: Known, is_consistent: bool) -> Action {
         match known {
             Known::Owner(is) if is.owner.incarnation == self.me => Action::Reclaim,
@@ -193,7 +195,7 @@ impl RoutingPlan {
         }
     }
 
-    /// What follows from a look-up that finds a session this instance's, which has relinquished it.
+    /// Returns the action for a session that this instance has relinquished, but still owns in the directory.
     pub(crate) fn on_relinquished(&mut self) -> Action {
         if self.lookup_retries == MAX_LOOKUP_RETRIES {
             return Action::Refuse(Refusal::Again);
@@ -202,12 +204,12 @@ impl RoutingPlan {
         Action::LookUpLater
     }
 
-    /// What follows from a relay that came to nothing.
+    /// Returns the action after a failed relay.
     pub(crate) fn on_relay_failure(&self, owner: Ownership, failure: Failure) -> Action {
         match failure {
             Failure::Broken if self.is_call => Action::Refuse(Refusal::Broken),
             Failure::Stalled => Action::Refuse(Refusal::Stalled),
-            // Whoever goes on from here could go in circles.
+            // Another attempt could relay in circles.
             _ if self.claims == MAX_CLAIMS => Action::Refuse(Refusal::OwnerAway),
             Failure::Moved => Action::Claim(owner, Cause::Relinquished),
             Failure::Refused
@@ -218,7 +220,7 @@ impl RoutingPlan {
         }
     }
 
-    /// What follows from the lease of an owner who could not be reached.
+    /// Returns the action after a check of the lease of an unreachable owner.
     pub(crate) fn on_lease(&self, owner: Ownership, lease: LeaseState) -> Action {
         match lease {
             LeaseState::Expired => Action::Claim(owner, Cause::LeaseOver),
@@ -227,7 +229,7 @@ impl RoutingPlan {
         }
     }
 
-    /// What follows from a claim. `is_whole`: the request can still be sent or served as it came.
+    /// Returns the action after a claim. `is_whole`: the request can still be sent or served unchanged.
     pub(crate) fn on_claim(
         &mut self,
         claimed: Claimed,

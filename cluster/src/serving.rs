@@ -1,4 +1,4 @@
-//! Serves what is not served at once: what peers relay, and sessions that live elsewhere or are restored first.
+//! Serves requests that are not served at once: relayed by peers, for remote sessions, or after a restore.
 
 use std::future::poll_fn;
 
@@ -21,14 +21,15 @@ use crate::{
     wire,
 };
 
-/// Maximum number of times that a request is routed, if its session is another's as soon as it was found to be this instance's: 3.
+/// Maximum number of routings of one request: 3. Chosen because ownership may change in between.
 const MAX_ROUTINGS: usize = 3;
 
-/// Maximum length of a body that is read before its request takes the turn to restore its session: one byte more than rmcp takes by
-/// default (4 MiB). rmcp reads the body first, and restores then.
+/// Maximum length of a body that is read before the restore: rmcp's default of 4 MiB, and 1 byte.
+///
+/// rmcp reads the body first, and then restores the session.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
 
-/// The service inside, for what is not served at once.
+/// The inner service, for requests that are not served at once.
 pub(crate) trait Inner:
     Service<Request<Body>, Response: IntoResponse, Future: Send> + Send
 {
@@ -36,7 +37,7 @@ pub(crate) trait Inner:
 
 impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
 
-/// Serves a request that another instance relays, or says that its session is not here.
+/// Serves a request that another instance relays, or answers that its session is not here.
 pub(crate) async fn serve_peer<S: Inner>(
     router: &Router,
     inner: &mut S,
@@ -55,7 +56,7 @@ pub(crate) async fn serve_peer<S: Inner>(
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
-            // It is not in flight while it waits for those that are.
+            // The request is not in flight while it waits for those that are.
             drop(presence);
             (request, presence) = match router.transfer(request).await {
                 TransferOutcome::ServedHere(request, presence) => (request, presence),
@@ -90,8 +91,10 @@ fn session_of(request: &Request<Body>) -> Option<String> {
     Fields::of(request.headers()).session.map(str::to_owned)
 }
 
-/// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it, and
-/// loses if this instance has taken it since.
+/// Answers a peer that a session is not here.
+///
+/// If the session is here by now, the client is asked to retry instead. A peer that received the first answer claims the session, and loses
+/// if this instance has claimed it meanwhile.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let session = session_of(&request);
     let moved = misdirected(router, request).await;
@@ -101,7 +104,7 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     }
 }
 
-/// Says that a session is not here, whoever else waits for it.
+/// Answers a peer that a session is not here, once the answers of its calls are written.
 async fn misdirected(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let moved = peers::moved(&head.headers, body, router.me.incarnation).await;
@@ -111,14 +114,14 @@ async fn misdirected(router: &Router, request: Request<Body>) -> Response<Body> 
     retry_later(router)
 }
 
-/// Says to a peer that its client should come again.
+/// Answers a peer that its client is asked to retry.
 fn retry_later(router: &Router) -> Response<Body> {
     let mut retry_later = router.reject(Refusal::Again);
     wire::mark(retry_later.headers_mut(), router.me.incarnation);
     retry_later
 }
 
-/// Takes a request to its session, which is not known to live here.
+/// Serves a request whose session is not known to be open here.
 pub(crate) async fn serve_remote<S: Inner>(
     router: &Router,
     inner: &mut S,
@@ -160,7 +163,7 @@ async fn restore_and_serve<S: Inner>(
     restore: PendingRestore,
 ) -> Result<Restored, S::Error> {
     let session = session_of(&request);
-    // Before the turn is taken: no other request waits for a body that stalls.
+    // Read before the turn is taken, so that no other request waits for a body that stalls.
     let mut replayable = ReplayableRequest::new(request);
     if let Err(refusal) = replayable.read_up_to(MAX_RESTORE_BODY).await {
         return Ok(Restored::Served(refusal.into()));
@@ -186,7 +189,7 @@ async fn restore_and_serve<S: Inner>(
             Reclaimed::Refused(refusal) => return Ok(Restored::Served(router.reject(refusal))),
         }
     }
-    // Nothing begins on an instance that has stopped meanwhile.
+    // No call begins on an instance that has stopped meanwhile.
     if router.shutdown.has_stopped() {
         return Ok(Restored::Moved(request));
     }
@@ -198,7 +201,7 @@ async fn restore_and_serve<S: Inner>(
     }
     let has_failed = match served.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
-        // rmcp goes by the one before, whose client has hung up.
+        // rmcp reuses the result of the previous restore, whose client has hung up.
         StatusCode::NOT_FOUND => restore.was_aborted(),
         _ => false,
     };
@@ -216,8 +219,9 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response))
 }
 
-/// A response, or that its client is to come again if rmcp failed to restore its session, say, because the directory did not
-/// answer.
+/// Returns the response, or asks the client to retry if rmcp failed to restore its session.
+///
+/// The restore fails, for example, if the directory does not answer.
 fn unless_failed(
     router: &Router,
     session: Option<&str>,
@@ -230,15 +234,16 @@ fn unless_failed(
     }
 }
 
-/// What became of a request that was to restore its session.
+/// The result of a request that had to restore its session.
 enum Restored {
     Served(Response<Body>),
-    /// The session is another instance's by now, or soon: this one is gone.
+    /// The session is another instance's by now, or this instance has stopped.
     Moved(Request<Body>),
 }
 
-/// When this is dropped, a request does not restore its session any more, also if the client hung up before. What waits for that is
-/// woken.
+/// When dropped, the request no longer restores its session, also if its client hung up.
+///
+/// Tasks that wait for this are woken.
 struct CompletionGuard<'a>(&'a Router, Option<&'a str>);
 
 impl Drop for CompletionGuard<'_> {
@@ -249,7 +254,9 @@ impl Drop for CompletionGuard<'_> {
     }
 }
 
-/// Serves a request here, and answers for a call that is not any more. It is in flight in its session until it has a head.
+/// Serves a request here, and answers for a call that no longer exists.
+///
+/// Until the response has a head, the request is in flight in its session.
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
@@ -276,7 +283,9 @@ pub(crate) async fn serve<S: Inner>(
     }
 }
 
-/// A response, or 503 with `Retry-After` if rmcp failed to begin a call because its session was relinquished meanwhile.
+/// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.
+///
+/// rmcp answers 500 to a call that it could not begin for this reason.
 pub(crate) fn unless_relinquished(
     router: &Router,
     response: Response<Body>,

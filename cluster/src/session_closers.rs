@@ -1,4 +1,4 @@
-//! Closes the sessions that do not live here any more: another instance has them, or is about to, or no client was given them.
+//! Closes sessions that are no longer local: relinquished to another instance, or given to no client.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -18,7 +18,7 @@ use crate::{
     sessions::{Relinquished, RelinquishedTo, Sessions},
 };
 
-/// How long a session manager may take to close a session: 5 s. Others wait for it, and requests of the session, if it comes back.
+/// Timeout for closing a session: 5 s. Other closes wait for it, and requests that restore it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The session managers of an instance.
@@ -33,7 +33,7 @@ impl SessionClosers {
         all.push(closer);
     }
 
-    /// Whether one of them has a session.
+    /// Returns `true` if one of the managers has a session.
     pub(crate) async fn has_session(&self, session: &str) -> bool {
         for closer in self.all().iter().filter_map(Weak::upgrade) {
             if closer.has(session).await {
@@ -43,7 +43,7 @@ impl SessionClosers {
         false
     }
 
-    /// Closes what is relinquished, one session after the other.
+    /// Closes relinquished sessions, one after the other.
     pub(crate) async fn run(
         self,
         mut relinquished: mpsc::UnboundedReceiver<Relinquished>,
@@ -64,7 +64,7 @@ impl SessionClosers {
     }
 }
 
-/// Says which session is closed here, and why.
+/// Logs which session is closed here, and why.
 fn log_reason(relinquished: &Relinquished) {
     let session = relinquished.session;
     log(|| match relinquished.to {
@@ -86,7 +86,7 @@ fn log_reason(relinquished: &Relinquished) {
     });
 }
 
-/// Closes a session at one of the managers, which may have it.
+/// Closes a session at one of the managers, which may not have it.
 async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     let closed = AssertUnwindSafe(closer.close(&relinquished.id)).catch_unwind();
     let session = relinquished.session;

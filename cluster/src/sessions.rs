@@ -1,13 +1,13 @@
-//! The sessions that live here, and what of them is still to be written to the directory.
+//! The local sessions, and what of them is still to be written to the directory.
 //!
-//! 1. A session lives here from when it is opened, or loaded to be restored, until it is closed, deleted or relinquished.
-//! 2. It is written by one task only, that of the heartbeat, under the epoch at which this instance owns it. A record that the directory has
-//!    with a higher epoch makes it *contested*.
-//! 3. A session that was deleted leaves a tombstone in the directory, and is restored by no instance: until the directory has
-//!    the tombstone, this instance says that there is none.
-//! 4. One that is only closed stays in the directory for its time: its client may come back, and it is restored.
-//! 5. What was relinquished, to another owner or to any claimer, is sent once, to be closed.
-//! 6. No client gets a session of which the directory was not told: whoever looks for it elsewhere would be told that there is none.
+//! 1. A session is local from when it is opened, or loaded to be restored, until it is closed, deleted or relinquished.
+//! 2. Only the heartbeat task writes it, under the epoch at which this instance owns it. A record with a higher epoch in the directory
+//!    makes it *contested*.
+//! 3. A deleted session has a tombstone in the directory, and is restored by no instance. Until the directory has the tombstone, this
+//!    instance answers that the session does not exist.
+//! 4. A session that is only closed stays in the directory until its record expires. If its client returns, it is restored.
+//! 5. A session that was relinquished, to another owner or to any claimer, is sent once, to be closed.
+//! 6. No client is given a session that is missing in the directory, because other instances would answer that it does not exist.
 
 mod contest;
 mod contested;

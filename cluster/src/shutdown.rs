@@ -1,17 +1,18 @@
-//! The shutdown of an instance: its sessions are transferred one by one, as their calls end.
+//! The shutdown of an instance: transfers its sessions one by one, as their calls end.
 //!
 //! | stage | a peer's new call | everything else |
 //! |---|---|---|
 //! | running | is served | is served |
 //! | transferring | waits until no call of its session is in flight; then the session is relinquished, and the peer claims it | is served until the session is relinquished |
-//! | stopped | the peer is told to claim | the peer is told to claim |
-//! | closed | nobody listens | nobody listens |
+//! | stopped | the peer is asked to claim the session | the peer is asked to claim the session |
+//! | closed | the listener is closed | the listener is closed |
 //!
-//! 1. A stage is followed by the next only.
-//! 2. A session is relinquished by its [`DrainGate`] being closed, when no request has entered it and no call of it is in flight.
-//!    So nothing is begun in a session that a peer was told to claim.
-//! 3. Until somebody asks for it, a session stays where it is: a client who is late for an answer still finds it here.
-//! 4. Whoever is told to claim a session looks for its answers in the directory. They are there by then.
+//! 1. The stages follow each other in this order, and never go back.
+//! 2. A session is relinquished by closing its [`DrainGate`], when no request has entered the gate and no call of the session is in flight.
+//!    Therefore no call begins in a session that a peer was asked to claim.
+//! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
+//! 4. An instance that was asked to claim a session looks for its answers in the directory. The answers are written before the peer is
+//!    asked.
 
 use std::{
     collections::HashSet,
@@ -35,15 +36,19 @@ use crate::{
     pending_restores::PendingRestores, sessions::Sessions,
 };
 
-/// For how long at least sessions are transferred: 1 s. As long may a request be on its way on a connection that was open when
-/// the public listener closed, and a client for an answer that it has not read.
+/// Minimum duration of the transfer of sessions: 1 s.
+///
+/// Chosen because a request may still arrive on a connection that was open when the public listener closed, and a client may still return
+/// for an answer that it has not read.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
-/// How long at most a peer that is to claim a session waits for the answers of ended calls: 2 s. As long waits an instance at the end of
-/// its shutdown for those of the calls that it has cancelled, and for the tombstones of the sessions that have ended.
+/// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.
+///
+/// At the end of its shutdown an instance waits as long for the answers of the calls that it has cancelled, and for the tombstones of
+/// sessions that have ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How far a shutdown is.
+/// The stage of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ShutdownStage {
     Running,
@@ -52,21 +57,21 @@ pub(crate) enum ShutdownStage {
     Closed,
 }
 
-/// How an instance shuts down.
+/// The shutdown of an instance.
 pub(crate) struct Shutdown {
     stage: watch::Sender<ShutdownStage>,
-    /// Whether it has begun, for those who ask with every call.
+    /// Whether the shutdown has begun. Read with every call, without a lock.
     has_begun: AtomicBool,
     sessions: Arc<Sessions>,
     pending_restores: PendingRestores,
     answers: Arc<Answers>,
-    /// Of all layers.
+    /// The calls of all layers.
     calls: Mutex<Vec<Calls>>,
-    /// What peers were told to claim.
+    /// The sessions that peers were asked to claim.
     relinquished: Mutex<HashSet<SessionHash>>,
 }
 
-/// The shutdown of an instance is over when this is dropped.
+/// The shutdown of an instance, which is over when this is dropped.
 pub(crate) struct ShutdownGuard<'a>(&'a Shutdown);
 
 // === impl Shutdown ===
@@ -88,7 +93,7 @@ impl Shutdown {
         }
     }
 
-    /// Has the calls of a layer end before the instance has stopped.
+    /// Adds the calls of a layer, which must end before the instance has stopped.
     pub(crate) fn watch(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
@@ -97,17 +102,17 @@ impl Shutdown {
         *self.stage.borrow()
     }
 
-    /// Whether the instance has stopped.
+    /// Returns `true` if the instance has stopped.
     pub(crate) fn has_stopped(&self) -> bool {
         self.stage() >= ShutdownStage::Stopped
     }
 
-    /// Follows the stage.
+    /// Subscribes to the stage.
     pub(crate) fn follow(&self) -> watch::Receiver<ShutdownStage> {
         self.stage.subscribe()
     }
 
-    /// A call has ended, or no request restores a session any more.
+    /// Called when a call has ended, or when no request restores a session any more.
     pub(crate) fn on_call_ended(&self, session: Option<&str>) {
         if self.has_begun.load(Ordering::Acquire)
             && let Some(gate) = session.and_then(|id| self.sessions.gate(id))
@@ -116,14 +121,14 @@ impl Shutdown {
         }
     }
 
-    /// Whether a session was relinquished here, and is for the next instance that asks for it.
+    /// Returns `true` if a session was relinquished here, for the next instance that asks for it.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
-        // In the order in which it is relinquished.
+        // Checked in the order in which a session is relinquished.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
         is_closed || self.has_stopped() || lock(&self.relinquished).contains(&SessionHash::of(id))
     }
 
-    /// A session is this instance's again: what was to be claimed of it was claimed.
+    /// Called when this instance has claimed a session again.
     pub(crate) fn on_reclaimed(&self, session: SessionHash) {
         if self.has_begun.load(Ordering::Acquire) {
             lock(&self.relinquished).remove(&session);
@@ -137,7 +142,7 @@ impl Shutdown {
         }
     }
 
-    /// Waits until no call of a session is in flight, and relinquishes it.
+    /// Waits until no call of a session is in flight, and relinquishes the session.
     pub(crate) async fn transfer(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
             gate.close_when_idle(|| self.is_idle(id)).await;
@@ -145,8 +150,9 @@ impl Shutdown {
         }
     }
 
-    /// Waits until the answers are in the directory that the next owner of a session may look for there, for [`FLUSH_TIMEOUT`]
-    /// at most. Returns whether they are, or the instance has stopped.
+    /// Waits until answers of ended calls are in the directory, at most [`FLUSH_TIMEOUT`].
+    ///
+    /// The next owner of a session may look for them there. Returns `true` if they are written, or the instance has not begun to leave.
     pub(crate) async fn flush_answers(&self) -> bool {
         if self.stage() == ShutdownStage::Running {
             return true;
@@ -164,18 +170,18 @@ impl Shutdown {
         }
     }
 
-    /// What becomes of a session whose gate is closed.
+    /// Relinquishes a session whose gate is closed.
     fn relinquish(&self, session: SessionHash) {
-        // Of an instance that has stopped the last calls are cancelled.
+        // An instance that has stopped cancels the last calls instead.
         if self.stage() == ShutdownStage::Transferring {
-            // What it has not given to the directory is gone when it is closed.
+            // Answers that are not queued by now are lost when the session is closed.
             self.answers.enqueue_ended();
             lock(&self.relinquished).insert(session);
             self.sessions.relinquish(session);
         }
     }
 
-    /// Whether no call of a session is in flight, beside the requests that have entered its gate.
+    /// Returns `true` if no call of a session is in flight, apart from requests in its gate.
     fn is_idle(&self, id: &str) -> bool {
         let calls = lock(&self.calls).clone();
         calls.iter().all(|calls| calls.in_session(id) == 0)
@@ -216,8 +222,9 @@ impl fmt::Debug for Shutdown {
 // === impl ShutdownGuard ===
 
 impl ShutdownGuard<'_> {
-    /// Returns when no call of any session is in flight, no session takes any more, and all answers are in the directory; or when it is
-    /// time.
+    /// Transfers sessions until none has a call in flight, or until `until`.
+    ///
+    /// When it returns before `until`, all gates are closed and all answers are in the directory.
     pub(crate) async fn transfer_sessions(&self, limit: Duration, until: Option<Instant>) {
         let all = async {
             sleep(SHUTDOWN_LINGER.min(limit)).await;
@@ -235,20 +242,20 @@ impl ShutdownGuard<'_> {
             }
         };
         match until {
-            // What is not over by then is cancelled.
+            // Calls that run longer are cancelled.
             Some(until) => drop(timeout_at(until, all).await),
             None => all.await,
         }
         self.0.answers.flush(until).await;
     }
 
-    /// Nothing is begun here any more.
+    /// Stops serving: no new request is served here.
     pub(crate) fn stop_serving(&self) {
         self.0.advance(ShutdownStage::Stopped);
         self.0.sessions.close_gates();
     }
 
-    /// Waits for the calls that are left, and cancels the rest when it is time. Returns how many those were.
+    /// Waits for the remaining calls until `until`, and cancels the rest. Returns their number.
     pub(crate) async fn drain(&self, until: Option<Instant>) -> usize {
         let mut cancelled = 0;
         let calls = lock(&self.0.calls).clone();
@@ -256,7 +263,7 @@ impl ShutdownGuard<'_> {
             let left = until.map_or(Duration::MAX, |until| until - Instant::now());
             cancelled += calls.drain(left).await.cancelled;
         }
-        // Answers of calls that have ended since. Those that were cancelled at the limit have theirs after it.
+        // Flushes the answers of calls that have ended since. Those of calls cancelled at the limit are written after the limit.
         let at_least = Instant::now() + FLUSH_TIMEOUT;
         let until = until.map(|until| until.max(at_least));
         self.0.answers.flush(until).await;
@@ -268,7 +275,7 @@ impl ShutdownGuard<'_> {
         cancelled
     }
 
-    /// Closes the listener for peers, and returns when that is done.
+    /// Closes the listener for peers. Returns when it is closed.
     pub(crate) async fn close(self) {
         let shutdown = self.0;
         drop(self);

@@ -9,13 +9,13 @@ use tokio::time::Instant;
 
 use crate::ids::SessionHash;
 
-/// Entries that are all kept for the same time. When there is no room the oldest goes.
+/// Entries with one lifetime. When the cache is full, the oldest entry is evicted.
 #[derive(Debug)]
 pub(crate) struct TtlCache<V> {
     capacity: usize,
     ttl: Duration,
     entries: HashMap<SessionHash, CacheEntry<V>>,
-    /// The numbers under which entries were made, the oldest first. Those of entries that are gone may be among them.
+    /// The numbers of the entries, the oldest first. May contain numbers of removed entries.
     order: VecDeque<(u64, SessionHash)>,
     next: u64,
 }
@@ -63,7 +63,7 @@ impl<V> TtlCache<V> {
                 Some(entry) if entry.number == number => {
                     entry.expires <= now || self.entries.len() > self.capacity
                 }
-                // It is gone, or another one stands further behind.
+                // The entry was removed, or has a later number.
                 _ => {
                     self.order.pop_front();
                     continue;

@@ -1,9 +1,9 @@
-//! Whether this instance turns clients away: it answers 503, or has a client wait for an owner that does not answer.
+//! Tracks whether this instance turns clients away: with 503, or by letting a client wait for an unresponsive owner.
 //!
-//! Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)). The directory has the last time for all
-//! instances, also for those that are gone. An owner then cancels no call: the client
-//! that was turned away may be the one that it waits for. Which session that client asked for is not said. A client that
-//! cannot be routed may be of any session, and the mark costs no command of its own.
+//! Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)). The directory has the last time of all instances,
+//! also of those that no longer run. Owners cancel no call meanwhile, because the client that was turned away may be the one of that call.
+//! The mark does not name the session of the request. A client that cannot be routed may be of any session, and the mark costs no command
+//! of its own.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -14,21 +14,26 @@ use tokio::time::Instant;
 
 use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 
-/// For how long a client that was turned away counts as on its way, if no other time is set: 40 s. It is to come again after 1 s; SDKs
-/// that keep their own time wait 30 s at most before their next try.
+/// How long a client that was turned away counts as returning, by default: 40 s.
+///
+/// Chosen because the client is asked to retry after 1 s, and SDKs with their own delays wait 30 s at most.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
-/// How long a resume may take to the owner before its client counts as turned away: 250 ms. Its call's grace may end meanwhile.
+/// Time after which the client of a relayed resume counts as turned away: 250 ms.
+///
+/// Chosen because the grace of its call may end meanwhile.
 pub(crate) const SLOW_RELAY_THRESHOLD: Duration = Duration::from_millis(250);
 
-/// How long after its arrival a client that is not served counts as turned away: 750 ms, a look-up and [`SLOW_RELAY_THRESHOLD`].
+/// Maximum time until an unserved client counts as turned away: 750 ms.
+///
+/// This is one look-up and [`SLOW_RELAY_THRESHOLD`].
 pub(crate) const MAX_RECORD_DELAY: Duration =
     DIRECTORY_TIMEOUT.saturating_add(SLOW_RELAY_THRESHOLD);
 
-/// When clients were turned away last.
+/// The last time that a client was turned away.
 #[derive(Debug)]
 pub(crate) struct TurnedAway {
-    /// For how long such a client counts as on its way.
+    /// How long such a client counts as returning.
     pub(crate) backoff: Duration,
     state: Mutex<State>,
 }
@@ -36,11 +41,11 @@ pub(crate) struct TurnedAway {
 #[derive(Debug, Default)]
 struct State {
     last: Option<Instant>,
-    /// How many clients wait.
+    /// Number of clients that wait.
     waiting: usize,
 }
 
-/// A client waits until this is dropped. If it was not [served](Self::served), it counts as turned away.
+/// A client that waits until this is dropped. Counts as turned away unless [served](Self::served).
 #[derive(Debug)]
 pub(crate) struct Waiting {
     turned_away: Arc<TurnedAway>,
@@ -55,12 +60,12 @@ impl TurnedAway {
         Self { backoff, state }
     }
 
-    /// A client is asked to come again later.
+    /// Records that a client is asked to retry later.
     pub(crate) fn record(&self) {
         self.state().last = Some(Instant::now());
     }
 
-    /// A client waits for an owner that may not answer.
+    /// Records that a client waits for an owner that may not answer.
     pub(crate) fn wait(self: &Arc<Self>) -> Waiting {
         self.state().waiting += 1;
         Waiting {
@@ -69,7 +74,7 @@ impl TurnedAway {
         }
     }
 
-    /// How long ago a client was turned away last; zero while one waits. `None` if none was.
+    /// Returns how long ago a client was last turned away, zero while one waits, `None` if never.
     pub(crate) fn age(&self, now: Instant) -> Option<Duration> {
         let state = self.state();
         let since = if state.waiting > 0 {
@@ -88,7 +93,7 @@ impl TurnedAway {
 // === impl Waiting ===
 
 impl Waiting {
-    /// The owner answered.
+    /// Records that the owner answered.
     pub(crate) fn served(mut self) {
         self.is_served = true;
     }

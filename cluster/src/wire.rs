@@ -1,9 +1,10 @@
-//! The header fields in which instances talk to one another, beside the request that is relayed. Clients neither see nor can
-//! send them:
+//! The internal header fields that instances add to relayed requests and responses.
 //!
-//! 1. The public side removes these fields from every request before anything reads it, and from every response of a peer.
-//! 2. What came from a peer is marked by an extension, which no bytes on a connection can make.
-//! 3. A response that lacks the field is none of a peer's, whatever it says: an address may have become somebody else's.
+//! Clients neither see nor can send these fields:
+//!
+//! 1. The public side removes these fields from every request before any other code reads it, and from every response of a peer.
+//! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
+//! 3. A response without the field is not a peer's, regardless of its status, because an address may have been reassigned.
 
 use std::{fmt, net::SocketAddr};
 
@@ -12,52 +13,54 @@ use subtle::{Choice, ConstantTimeEq as _};
 
 use crate::ids::Incarnation;
 
-/// In a request: the secret that the instances share. In a response: the incarnation that served it, behind [`MOVED`] if it does not
-/// have the session.
+/// In a request, the shared secret. In a response, the incarnation that served it.
+///
+/// The incarnation is preceded by [`MOVED`] if it does not have the session.
 static CLUSTER: HeaderName = HeaderName::from_static("mcp-cluster");
 
 /// The address of the client whose request is relayed.
 static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
 
-/// What the incarnation is preceded by in the response of an instance that does not have the session. A status alone could be the
-/// application's.
+/// Prefix of the incarnation in the response of an instance that does not have the session.
+///
+/// The status alone could be the application's.
 const MOVED: &str = "moved ";
 
-/// What is said where no secret is set, so that a request which is no relay is told from one.
+/// The value if no secret is set, so that a relay can be distinguished from another request.
 const NO_SECRET: &str = "relay";
 
-/// Marks a request that came over the listener for peers.
+/// Marks a request that arrived on the listener for peers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FromPeer;
 
-/// The bearer secret that the instances share, and another one that is accepted too while it is changed.
+/// The shared bearer secret, and another one that is accepted while the secret is changed.
 #[derive(Clone)]
 pub(crate) struct Secret {
     sent: HeaderValue,
     also_accepted: Option<HeaderValue>,
 }
 
-/// The secret has characters that a header field cannot have, or none.
+/// The secret has characters that a header field cannot have, or is empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InvalidSecret;
 
-/// Who answered a relay.
+/// The sender of the response to a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Responder {
-    /// An instance, which served it.
+    /// An instance that served the request.
     Peer(Incarnation),
-    /// An instance that does not have the session. It is the owner's own word only if it is the owner's incarnation.
+    /// An instance that does not have the session. It is the owner only if the incarnation is the owner's.
     Moved(Incarnation),
-    /// Nobody of this cluster.
+    /// Not an instance of this cluster.
     UnknownPeer,
 }
 
-/// Whether a field is one of these, for those who look through a head anyway: its name behind `mcp-`.
+/// Returns `true` if `name`, without its prefix `mcp-`, is one of these fields.
 pub(crate) fn is_internal(name: &str) -> bool {
     name == "cluster" || name == "cluster-client"
 }
 
-/// Removes what only peers may say.
+/// Removes the internal fields, which only peers may set.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     headers.remove(&CLUSTER);
     headers.remove(&CLIENT);
@@ -74,7 +77,7 @@ impl Secret {
         })
     }
 
-    /// Accepts another secret, too.
+    /// Accepts another secret as well.
     pub(crate) fn also_accept(self, other: &str) -> Result<Self, InvalidSecret> {
         let also_accepted = Some(field_value(other)?);
         Ok(Self {
@@ -83,7 +86,7 @@ impl Secret {
         })
     }
 
-    /// Writes it into a request, with the address of the client if that is known.
+    /// Writes the secret into a request, with the address of the client if known.
     pub(crate) fn attach(&self, headers: &mut HeaderMap, client: Option<SocketAddr>) {
         strip(headers);
         headers.insert(&CLUSTER, self.sent.clone());
@@ -116,7 +119,7 @@ impl Default for Secret {
 
 fn field_value(secret: &str) -> Result<HeaderValue, InvalidSecret> {
     let mut value = HeaderValue::from_str(secret).map_err(|_| InvalidSecret)?;
-    // A field loses the spaces around it on its way.
+    // A field value loses its surrounding spaces in transit.
     if secret.is_empty() || secret.trim() != secret {
         return Err(InvalidSecret);
     }
@@ -130,12 +133,12 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The address of the client, as the peer that relays it has it.
+/// Returns the client's address as the relaying peer reports it. `None` if it does not.
 pub(crate) fn client(headers: &HeaderMap) -> Option<SocketAddr> {
     headers.get(&CLIENT)?.to_str().ok()?.parse().ok()
 }
 
-/// Marks a response as one of this instance.
+/// Marks a response as sent by this instance.
 pub(crate) fn mark(headers: &mut HeaderMap, me: Incarnation) {
     strip(headers);
     if let Ok(value) = HeaderValue::try_from(me.to_string()) {
@@ -143,7 +146,7 @@ pub(crate) fn mark(headers: &mut HeaderMap, me: Incarnation) {
     }
 }
 
-/// Marks a response as the word of this instance that the session is not here.
+/// Marks a response as the answer of this instance that the session is not here.
 pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
     if let Ok(value) = HeaderValue::try_from(format!("{MOVED}{me}")) {
         headers.insert(&CLUSTER, value);
@@ -153,7 +156,7 @@ pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
 // === impl Responder ===
 
 impl Responder {
-    /// Reads who answered, and removes it from the head.
+    /// Reads the sender of a response, and removes the internal fields.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         let value = headers.remove(&CLUSTER);
         strip(headers);

@@ -1,12 +1,14 @@
-//! The answers of ended calls: what is to be written to the directory, and what was written there.
+//! The answers of ended calls: those that are waiting to be written, and those that were written.
 //!
-//! 1. A place is reserved when a call has ended, and orders the queue. An answer keeps its place until [`KEPT_ANSWER`] after the
-//!    end of its call, whether it is written or not. No number of failed writes ends that.
-//! 2. What was or may have been written counts in the bounds, as what waits does: they bound the directory and this memory.
-//! 3. Beyond a bound the oldest answers are evicted. One that may have been written is removed from the directory. Removals
-//!    precede writes, so the directory does not exceed the bounds by more than what is in flight.
+//! 1. A place is reserved when a call has ended, and orders the queue. An answer keeps its place until [`KEPT_ANSWER`] after the end of its
+//!    call, written or not, and regardless of failed writes.
+//! 2. Answers that were or may have been written count towards the bounds like those that wait. The bounds limit both the directory and
+//!    this memory.
+//! 3. Beyond a bound the oldest answers are evicted. One that may have been written is removed from the directory. Removals precede writes,
+//!    so the directory does not exceed the bounds by more than what is in flight.
 //! 4. A failure pauses the queue for [`RETRY_DELAY`].
-//! 5. A written answer stays in memory: a directory that lost what it knew is given all of them again ([`AnswerQueue::write_again`]).
+//! 5. A written answer stays in memory, because all answers are written again after the directory has lost data
+//!    ([`AnswerQueue::write_again`]).
 //!
 //! The queue only decides. [`AnswerWriter`](super::writer::AnswerWriter) writes and removes.
 
@@ -24,55 +26,59 @@ use crate::{
     ids::{CallNumber, Incarnation, SessionHash},
 };
 
-/// Maximum number of bytes of the answers of a session: 1 MiB. It is also what the library retains of a session by default.
+/// Maximum size of the answers of one session: 1 MiB. Equal to what the library retains by default.
 pub(super) const MAX_OF_SESSION: usize = 1024 * 1024;
 
-/// Maximum number of bytes of all answers of an instance: 64 MiB.
+/// Maximum size of all answers of an instance: 64 MiB.
 pub(super) const MAX_IN_ALL: usize = 64 * 1024 * 1024;
 
-/// What an answer counts beside its bytes: 256. It is about the cost of a key in the directory, and bounds the number of answers.
+/// Size that an answer counts in addition to its bytes: 256.
+///
+/// Chosen because a key in the directory costs about as much. It also bounds the number of answers.
 pub(super) const OVERHEAD: usize = 256;
 
-/// Maximum number of bytes on the way to the directory: 4 MiB. Chosen because an instance that leaves may have 64 MiB to write, in
-/// 16 round trips then.
+/// Maximum number of bytes in flight to the directory: 4 MiB.
+///
+/// Chosen because an instance that leaves may have 64 MiB to write, which then takes 16 round trips.
 pub(super) const MAX_BYTES_IN_FLIGHT: usize = 4 * 1024 * 1024;
 
-/// Maximum number of operations on the way to the directory: 256. They share a connection, which carries them one behind the other.
+/// Maximum number of operations in flight: 256. They are serialized on one connection.
 pub(super) const MAX_IN_FLIGHT: usize = 256;
 
-/// How long after a failure the directory is tried again: 500 ms.
+/// Delay after a failure before the directory is tried again: 500 ms.
 pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// For how long after the end of its call an answer may be unwritten before it is late: 1 s. Chosen because a write that succeeds
-/// takes less, and so that an instance whose directory takes answers is never late.
+/// Time after the end of its call after which an unwritten answer is late: 1 s.
+///
+/// Chosen because a write that succeeds takes less, so an instance whose directory accepts answers is never late.
 const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
 /// The answers of one instance, from the ends of their calls until they expire or are evicted.
 #[derive(Debug, Default)]
 pub(super) struct AnswerQueue {
-    /// Everything that counts in the bounds, the oldest first.
+    /// Everything that counts towards the bounds, the oldest first.
     answers: BTreeMap<u64, QueuedAnswer>,
-    /// What was evicted and may be in the directory. Nothing of it is in flight.
+    /// Evicted answers that may be in the directory, and are not in flight.
     removals: BTreeMap<u64, Removal>,
-    /// Of `answers`, what is neither written nor in flight.
+    /// The places in `answers` that are neither written nor in flight.
     waiting: BTreeSet<u64>,
-    /// Reserved places, and of `answers` what is not written.
+    /// Reserved places, and the places in `answers` that are not written.
     unwritten: BTreeSet<u64>,
-    /// The place of each key. A key is also here while it is in flight or in `removals`.
+    /// The place of each key. A key also has one while it is in flight or in `removals`.
     places: HashMap<AnswerKey, u64>,
     sessions: HashMap<SessionHash, OfSession>,
-    /// Of all of `answers`.
+    /// The total size of `answers`.
     size: usize,
     in_flight: usize,
     bytes_in_flight: usize,
-    /// How often all was to be written again.
+    /// How often all answers had to be written again.
     losses: u64,
     next_place: u64,
-    /// After a failure, when the directory is tried again.
+    /// When the directory is tried again after a failure.
     paused_until: Option<Instant>,
 }
 
-/// Names an answer in the directory.
+/// The key of an answer in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct AnswerKey {
     pub(super) session: SessionHash,
@@ -88,7 +94,7 @@ pub(super) struct Place {
     expires: Instant,
 }
 
-/// A bound, because of which an answer was evicted.
+/// The bound that caused an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
     /// [`MAX_OF_SESSION`].
@@ -103,12 +109,12 @@ pub(super) enum Bound {
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) key: AnswerKey,
-    /// What is to be written, or `None` if the answer is to be removed.
+    /// The answer to write, or `None` to remove it.
     pub(super) text: Option<Bytes>,
-    /// For how long the answer is still kept.
+    /// The remaining time for which the answer is kept.
     pub(super) time: Duration,
     place: Place,
-    /// How often all was to be written again before it began.
+    /// The value of `losses` when the operation began.
     losses: u64,
 }
 
@@ -126,7 +132,7 @@ enum State {
     /// No write has begun.
     New,
     InFlight,
-    /// A write failed and may have been carried out, or what was written may be lost.
+    /// A write failed and may have been executed, or the written answer may be lost.
     Failed,
     Written,
 }
@@ -194,7 +200,7 @@ impl AnswerQueue {
         self.enforce_bounds(key.session)
     }
 
-    /// Forgets what has expired. Returns `true` if something of it was never written.
+    /// Removes expired answers. Returns `true` if one of them was never written.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let mut has_unwritten = false;
         while let Some((&number, queued)) = self.answers.first_key_value()
@@ -213,7 +219,7 @@ impl AnswerQueue {
         has_unwritten
     }
 
-    /// Returns what the directory is to do next, and counts it as in flight until [`complete`](Self::complete).
+    /// Returns the next operation, and counts it as in flight until [`complete`](Self::complete).
     pub(super) fn next_operation(&mut self, now: Instant) -> Option<Operation> {
         self.paused_until = self.paused_until.filter(|until| now < *until);
         if self.paused_until.is_some() || self.in_flight >= MAX_IN_FLIGHT {
@@ -255,7 +261,7 @@ impl AnswerQueue {
         })
     }
 
-    /// Has everything that was written, or is in flight, written again.
+    /// Queues everything again that was written, or is in flight.
     pub(super) fn write_again(&mut self) {
         self.losses += 1;
         for (number, queued) in &mut self.answers {
@@ -267,7 +273,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Notes the end of an operation.
+    /// Records the end of an operation.
     pub(super) fn complete(&mut self, operation: Operation, is_done: bool, now: Instant) {
         self.in_flight -= 1;
         self.bytes_in_flight -= operation.bytes();
@@ -301,7 +307,7 @@ impl AnswerQueue {
         }
     }
 
-    /// When there is something to do, if nothing else happens before.
+    /// Returns the time of the next work, if nothing else happens before.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let queued = self
             .answers
@@ -312,7 +318,7 @@ impl AnswerQueue {
         expires.chain(self.paused_until).min()
     }
 
-    /// The place after all that are reserved by now.
+    /// Returns the place after all that are reserved by now.
     pub(super) fn end(&self) -> u64 {
         self.next_place
     }
@@ -322,7 +328,7 @@ impl AnswerQueue {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
 
-    /// Returns `true` if an answer is not written that should be by now: the directory refuses it, or has lost it.
+    /// Returns `true` if an answer is late: the directory refuses it, or has lost it.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));
@@ -361,7 +367,7 @@ impl AnswerQueue {
         } = queued;
         match state {
             State::New => self.free(key, number),
-            // It is removed after its write.
+            // Removed once its write has ended.
             State::InFlight => {}
             State::Failed | State::Written => {
                 self.removals.insert(number, Removal { key, expires });
@@ -369,7 +375,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Takes an answer out of all that counts it. Its key is not free yet.
+    /// Removes an answer from all collections and counts. Its key is not free yet.
     fn take_queued(&mut self, number: u64) -> Option<QueuedAnswer> {
         let queued = self.answers.remove(&number)?;
         self.waiting.remove(&number);

@@ -34,7 +34,7 @@ pub(super) struct AnswerWriter {
     failing: RateLimitedWarning,
 }
 
-/// A reserved place for the answer of a call that has ended. Dropped, it is free.
+/// A reserved place for the answer of a call that has ended. Freed when dropped.
 #[derive(Debug)]
 pub(super) struct ReservedPlace {
     writer: Arc<AnswerWriter>,
@@ -63,11 +63,11 @@ impl AnswerWriter {
         }
     }
 
-    /// Writes for as long as it is polled. It is to be run once.
+    /// Writes while it is polled. Must be run only once.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it leaves in the queue what is not written.
+    /// If the future is dropped, unwritten answers stay in the queue.
     pub(super) async fn run(self: Arc<Self>) {
         let mut in_flight = FuturesUnordered::new();
         loop {
@@ -86,12 +86,12 @@ impl AnswerWriter {
         }
     }
 
-    /// Returns when all that is in the queue at this time is written or evicted, or at `until`, and whether it is.
+    /// Waits until all answers queued by now are written or evicted, or `until`. `true` if they are.
     pub(super) async fn flush(&self, until: Option<Instant>) -> bool {
         let end = self.queue().end();
         let all = wait_until(&self.progress, || self.queue().is_written_until(end));
         match until {
-            // What takes longer is left to the task.
+            // The rest is left to the task.
             Some(until) => timeout_at(until, all).await.is_ok(),
             None => {
                 all.await;
@@ -100,18 +100,18 @@ impl AnswerWriter {
         }
     }
 
-    /// Returns `true` if an answer is not written that should be by now.
+    /// Returns `true` if an answer is late.
     pub(super) fn is_late(&self) -> bool {
         self.queue().is_late(Instant::now())
     }
 
-    /// Has everything that was written written again.
+    /// Queues everything again that was written.
     pub(super) fn write_again(&self) {
         self.queue().write_again();
         self.has_work.notify_one();
     }
 
-    /// Starts what may be in flight. Returns when there is more to do.
+    /// Starts operations up to the limits. Returns the time of the next work.
     fn start(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
         let now = Instant::now();
         let mut queue = self.queue();
@@ -185,7 +185,7 @@ impl ReservedPlace {
         let Ok(text) = serde_json::to_vec(answer) else {
             return;
         };
-        // Without the room that it has grown into.
+        // A boxed slice has no spare capacity.
         let text = text.into_boxed_slice().into();
         let exceeded = self.writer.queue().put(self.place, key, text);
         self.writer.has_work.notify_one();

@@ -1,20 +1,20 @@
-//! The directory: who owns which session, and which instances live.
+//! The directory of sessions and their owners, and of the instances that are alive.
 //!
-//! 1. **Epochs.** A session has one record, and the record with the higher epoch is the truth ([`Record::yields_to`]).
-//!    [`register`](Directory::register) overwrites an older record, as a directory has it that was restored from a snapshot. A higher epoch
-//!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if there is another by then; or
-//!    with `register`, over the record of the same owner only ([`Registration::renewed`]).
+//! 1. **Epochs.** A session has one record, and the record with the higher epoch is authoritative ([`Record::yields_to`]).
+//!    [`register`](Directory::register) overwrites an older record, which a directory restored from a snapshot may have. A higher epoch
+//!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if the record has changed. It may also
+//!    begin with `register`, over the record of the same owner only ([`Registration::renewed`]).
 //! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner registers it again.
-//! 3. What is compared and set is one key, and the backend does both at once. Nothing relies on two keys together.
-//! 4. That the directory does not know something proves little: it may have come back empty a moment ago. So each look has
-//!    the leases of that moment with it ([`Leases`]), each with "all of mine is written, in this run of the directory".
+//! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
+//! 4. A missing record proves little, because the directory may have returned empty a moment ago. Each look therefore includes the leases
+//!    of that moment ([`Leases`]), each with "all of mine is written, in this run of the directory".
 //!    [`Heartbeat`](crate::heartbeat::Heartbeat) decides whether that proves anything.
-//! 5. An instance first has its lease, then registers sessions. A lease that lapsed is not renewed but made anew, after the
-//!    instance took note of the gap: so an instance that finds its own lease knows that nothing was lost since it last looked.
-//! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
-//!    written and removed within [`ANSWERS_TIMEOUT`], apart from all else, so that they delay nothing.
+//! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
+//!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last look.
+//! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer, because all use a directory through [`Limited`]. Answers of calls
+//!    are written and removed within [`ANSWERS_TIMEOUT`], on a separate path, so that they delay nothing else.
 //!
-//! The backend is what answers: a Redis, a Valkey, or the memory of this process.
+//! The backend is the store behind the directory: a Redis, a Valkey, or the memory of this process.
 
 #[cfg(test)]
 pub(crate) mod contract;
@@ -40,20 +40,21 @@ use crate::ids::{
     CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
 };
 
-/// How long a lease lasts: 6 s, three heartbeats.
+/// Lifetime of a lease: 6 s, three heartbeats.
 pub(crate) const LEASE_TTL: Duration = Duration::from_secs(6);
 
 /// How long the directory keeps a record that its owner does not write again: 1 h.
 pub(crate) const RECORD_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// How long an answer is kept after the end of its call: 10 minutes. Chosen because clients that resume do so within minutes, and
-/// answers are the largest part of what the directory holds.
+/// How long an answer is kept after the end of its call: 10 min.
+///
+/// Chosen because clients that resume do so within minutes, and answers are the largest part of the directory.
 pub(crate) const KEPT_ANSWER: Duration = Duration::from_secs(10 * 60);
 
-/// How large an answer may be that is kept: 1 MiB.
+/// Maximum length of a kept answer: 1 MiB.
 pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
 
-/// Who owns which session.
+/// The directory of sessions and their owners.
 #[async_trait]
 pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads the record of a session, and then, in the same look, all leases.
@@ -62,19 +63,22 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads all leases.
     async fn leases(&self) -> Result<Leases, DirectoryError>;
 
-    /// Reads what is needed to restore a session. `None` if it has no owner.
+    /// Reads what is needed to restore a session. Returns `None` if it has no owner.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
-    /// Writes sessions of this owner, each unless its record has a higher epoch than the owner knows of. Returns the records that it
-    /// left as they are. Each record that was written is kept for [`RECORD_TTL`] from now.
+    /// Writes sessions of this owner. Returns the records that it left unchanged.
+    ///
+    /// A record is left unchanged if it has a higher epoch than the owner knows of. Each written record is kept for [`RECORD_TTL`] from
+    /// now.
     async fn register(
         &self,
         owner: Owner,
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError>;
 
-    /// Replaces an ownership by another one, if the record of the session is still that ownership. An owner claims its own
-    /// session so before it restores it: then no other claim on what was read before can succeed any more.
+    /// Replaces an ownership by another one, if the session's record is still that ownership.
+    ///
+    /// An owner claims its own session before it restores the session. After that, no claim on a record that was read before can succeed.
     async fn claim(
         &self,
         session: SessionHash,
@@ -82,24 +86,25 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError>;
 
-    /// Replaces the record of a session by a tombstone, unless another owner has it at a higher epoch. The tombstone is kept
-    /// for [`RECORD_TTL`].
+    /// Replaces a session's record by a tombstone, unless another owner has a higher epoch.
+    ///
+    /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
-    /// Renews the lease if it has not lapsed. It makes none.
+    /// Renews the lease if it has not lapsed. Never acquires one.
     async fn heartbeat(
         &self,
         owner: Owner,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError>;
 
-    /// Makes the lease, or renews it.
+    /// Acquires or renews the lease.
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
 
-    /// Gives up the lease.
+    /// Releases the lease.
     async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError>;
 
-    /// Keeps the answer of a call of that incarnation for `time`. An answer of more than [`MAX_ANSWER`] is an error.
+    /// Keeps the answer of a call of `incarnation` for `time`. Fails if it is longer than [`MAX_ANSWER`].
     async fn keep_answer(
         &self,
         session: SessionHash,
@@ -117,7 +122,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         call: CallNumber,
     ) -> Result<(), DirectoryError>;
 
-    /// An answer that was kept.
+    /// Returns a kept answer, `None` if there is none.
     async fn answer(
         &self,
         session: SessionHash,
@@ -132,57 +137,61 @@ pub(crate) struct Registration {
     pub(crate) session: SessionHash,
     /// The epoch at which the owner has it.
     pub(crate) epoch: Epoch,
-    /// A later one that it takes with this, if it had no lease for a while: no claim on what was read before is won any more. It is
-    /// only taken over a record of this owner. Where there is none, a later claim may have been lost.
+    /// A higher epoch that the owner takes with this write, if it had no lease for a while.
+    ///
+    /// No claim on a record from before can then succeed. The epoch is only taken over a record of this owner. Where there is no record, a
+    /// later claim may have been lost.
     pub(crate) renewed: Option<Epoch>,
     /// The `initialize` parameters, as JSON.
     pub(crate) params: Arc<[u8]>,
 }
 
-/// The record of a session, and the leases of that moment.
+/// The record of a session, and the leases of the same moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Look {
     pub(crate) record: Option<Record>,
     pub(crate) leases: Leases,
 }
 
-/// The instances that have a lease, as the directory has them at one moment.
+/// The instances that have a lease in the directory at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Leases {
     pub(crate) run: BackendRunId,
     pub(crate) all: Vec<Lease>,
-    /// How long ago any instance last turned a client away, also one that has no lease any more.
+    /// How long ago any instance last turned a client away. Includes instances that no longer have a lease.
     pub(crate) turned_away: Option<Duration>,
 }
 
-/// A lease, and what its instance wrote with it.
+/// A lease, and the status that its instance wrote with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
-    /// How long ago it was renewed.
+    /// How long ago the lease was renewed.
     pub(crate) age: Duration,
-    /// In which run of the backend all sessions of the instance are written.
+    /// The run of the backend in which all sessions of the instance are written.
     pub(crate) written_in: Option<BackendRunId>,
-    /// In that run the directory was consistent for the instance for a lease's time: an instance that has not written since has no lease.
+    /// In that run the directory was consistent for the instance for [`LEASE_TTL`].
+    ///
+    /// An instance that has not written since then has no lease any more.
     pub(crate) is_settled: bool,
-    /// Answers of its calls are to be written once more, because that failed or because the backend lost them.
+    /// Answers of its calls are late: their write failed, or the backend lost them.
     pub(crate) has_late_answers: bool,
 }
 
-/// What an instance writes with its lease.
+/// The status that an instance writes with its lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
-    /// In which run of the backend all its sessions are written.
+    /// The run of the backend in which all its sessions are written.
     pub(crate) written_in: Option<BackendRunId>,
     /// As in [`Lease`].
     pub(crate) is_settled: bool,
     /// As in [`Lease`].
     pub(crate) has_late_answers: bool,
-    /// How long ago it last turned a client away, if it did.
+    /// How long ago the instance last turned a client away, if ever.
     pub(crate) turned_away: Option<Duration>,
 }
 
-/// One start of a backend. Another one may have lost what this one knew.
+/// The id of one start of a backend. Another start may have lost the data of this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BackendRunId(Arc<str>);
 
@@ -194,21 +203,21 @@ pub(crate) struct Entry {
     pub(crate) params: Bytes,
 }
 
-/// What became of a claim.
+/// The result of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
     Won,
-    /// The record is another one by now.
+    /// The record has changed since.
     Lost(Record),
     /// The directory does not know the session.
     Unknown,
 }
 
-/// A heartbeat that was answered.
+/// The reply to a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
-    /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the backend lost what it knew.
+    /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the backend lost its data.
     pub(crate) was_alive: bool,
 }
 
@@ -220,19 +229,21 @@ impl Leases {
         all.find(|lease| lease.incarnation == incarnation)
     }
 
-    /// Whether each living instance but `asker` has written all its sessions in this run of the backend.
+    /// Returns `true` if all living instances but `asker` have written their sessions in this run.
     pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
         let others = |lease: &&Lease| lease.incarnation != asker;
         let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
         self.all.iter().filter(others).all(has_written)
     }
 
-    /// Whether a living instance has answers to write that the directory may have lost, or has refused.
+    /// Returns `true` if a living instance has late answers: refused by the directory, or lost.
     pub(crate) fn have_late_answers(&self) -> bool {
         self.all.iter().any(|lease| lease.has_late_answers)
     }
 
-    /// Whether an instance has settled in this run of the backend: an instance that has not written in it has no lease.
+    /// Returns `true` if an instance has settled in this run of the backend.
+    ///
+    /// An instance that has not written in this run then has no lease.
     pub(crate) fn has_settled(&self) -> bool {
         let is_settled =
             |lease: &Lease| lease.is_settled && lease.written_in.as_ref() == Some(&self.run);
@@ -243,7 +254,7 @@ impl Leases {
 // === impl Registration ===
 
 impl Registration {
-    /// What the directory has once it is written.
+    /// Returns the ownership that the directory has once this is written.
     pub(crate) fn ownership(&self, owner: Owner) -> Ownership {
         let epoch = self.renewed.unwrap_or(self.epoch);
         Ownership { owner, epoch }
@@ -265,7 +276,7 @@ impl BackendRunId {
 // === impl Entry ===
 
 impl Debug for Entry {
-    /// Without the parameters, which are the client's.
+    /// Omits the parameters, which are the client's.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Entry")
             .field("ownership", &self.ownership)

@@ -1,7 +1,7 @@
-//! Contested sessions: those of which the directory has a record with a higher epoch, of another owner.
+//! Contested sessions: the directory has a record of another owner with a higher epoch.
 //!
-//! A contested session serves nothing new, and its calls go on, until the heartbeat task has decided whose it is: the session is relinquished if that
-//! owner has its lease, and claimed back if it provably has none.
+//! A contested session serves nothing new, and its calls continue, until the heartbeat task decides. The session is relinquished if that
+//! owner has its lease, and claimed back if that owner provably has none.
 
 use std::sync::atomic::Ordering;
 
@@ -16,14 +16,14 @@ use crate::{
 // === impl Sessions ===
 
 impl Sessions {
-    /// This instance claimed a session. If it is open here, it is this instance's again.
+    /// Called when this instance claimed a session. If it is open here, it is not contested any more.
     pub(crate) fn on_claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.on_written(Instant::now(), Some(epoch));
         }
     }
 
-    /// The directory has this record of a session.
+    /// Called with the record of a session that the directory has.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(is) if is.owner.incarnation == self.me => {
@@ -40,8 +40,8 @@ impl Sessions {
                         // An earlier write took this epoch, and its response was lost. The next write takes another one.
                         local.renews = Some(since);
                     } else {
-                        // There was no record, so the session was written as it was. A claim on what was read before the loss must fail,
-                        // and a claim that was lost with the record must not.
+                        // There was no record, so the session was written at its old epoch. A claim on what was read before the loss must
+                        // fail. A claim that was lost with the record must not.
                         local.epoch = local.epoch.after_loss();
                     }
                     true
@@ -61,12 +61,12 @@ impl Sessions {
         }
     }
 
-    /// Whether a session is contested.
+    /// Returns `true` if any session is contested.
     pub(crate) fn has_contested(&self) -> bool {
         self.contested.load(Ordering::Acquire) > 0
     }
 
-    /// The contested sessions, and who owns each as the directory has it.
+    /// Returns the contested sessions, each with its ownership in the directory.
     pub(crate) fn contested(&self) -> Vec<(SessionHash, Ownership)> {
         if !self.has_contested() {
             return Vec::new();
@@ -86,7 +86,9 @@ impl Sessions {
         self.contest.notified().await;
     }
 
-    /// Whether no other instance has a session since that lapse, and it is not contested. One that is not here is not to be verified.
+    /// Returns `true` if a session is uncontested, and not claimed elsewhere since `lapse`.
+    ///
+    /// A session that is not local needs no verification.
     pub(crate) fn is_verified(&self, session: SessionHash, lapse: Option<Lapse>) -> bool {
         let shard = self.shard(session);
         shard

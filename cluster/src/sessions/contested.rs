@@ -1,4 +1,4 @@
-//! Sessions that count for as long as they are contested, or are to be written again.
+//! Guards that count the sessions that are contested, or must be written again.
 
 use std::sync::{
     Arc,
@@ -9,14 +9,14 @@ use tokio::time::Instant;
 
 use crate::ids::Ownership;
 
-/// A session is contested until this is dropped.
+/// Counts a session as contested until dropped.
 #[derive(Debug)]
 pub(super) struct Contested {
     pub(super) by: Ownership,
     _counted: Counted,
 }
 
-/// The directory may have lost a session, or another instance may have claimed it, until this is dropped.
+/// Marks a session as possibly lost or claimed elsewhere, until dropped.
 #[derive(Debug)]
 pub(super) struct Unconfirmed {
     pub(super) since: Instant,

@@ -1,13 +1,13 @@
-//! A time in which this instance may have had no lease, and others may have claimed its sessions.
+//! A period in which this instance may have had no lease, so that other instances may have claimed its sessions.
 
 use tokio::time::Instant;
 
-/// Each session is verified before it serves anything new.
+/// The last lapse. Each session must be verified before it serves anything new.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lapse {
-    /// It is verified since then.
+    /// A session is verified if it was confirmed since then.
     pub(crate) since: Instant,
-    /// This process stood still. So a write does not verify a session, but only a new epoch.
+    /// This process stalled. A write then does not verify a session, only a new epoch does.
     pub(crate) by_stall: bool,
 }
 
@@ -19,7 +19,7 @@ impl Lapse {
         Self { since, by_stall }
     }
 
-    /// Heartbeats were made, and not answered.
+    /// The lapse of an instance that sent heartbeats which were not answered.
     pub(crate) fn by_failures(since: Instant) -> Self {
         let by_stall = false;
         Self { since, by_stall }

@@ -1,4 +1,4 @@
-//! A session that lives here, and how far the directory knows it.
+//! A local session, and what the directory has of it.
 
 use std::sync::Arc;
 
@@ -15,23 +15,23 @@ use crate::ids::{Epoch, SessionHash};
 pub(super) struct LocalSession {
     pub(super) id: Arc<str>,
     _index_guard: IndexGuard,
-    /// The epoch at which this instance owns it.
+    /// The epoch at which this instance owns the session.
     pub(super) epoch: Epoch,
-    /// What the directory has of it, if that has a higher epoch.
+    /// The ownership in the directory, if it has a higher epoch.
     pub(super) contested: Option<Contested>,
-    /// It is to be written again before the directory counts as consistent.
+    /// Set while the session must be written again before the directory counts as consistent.
     pub(super) unconfirmed: Option<Unconfirmed>,
-    /// The `initialize` parameters, as JSON. Without them there is nothing to be written yet.
+    /// The `initialize` parameters, as JSON. Until they are known, there is nothing to write.
     pub(super) params: Option<Arc<[u8]>>,
-    /// Since when it is loaded. `None` once it is open.
+    /// When the session was loaded. `None` once it is open.
     pub(super) loaded: Option<Instant>,
     pub(super) written: Option<Instant>,
-    /// When an epoch was taken for it last: no claim on what others read before is won any more.
+    /// When the session last took an epoch. No claim on a record from before that can succeed any more.
     pub(super) renewed: Instant,
-    /// Since when it is to take another one.
+    /// Since when the session is to take another epoch.
     pub(super) renews: Option<Instant>,
     pub(super) is_queued: bool,
-    /// The directory was asked to know it.
+    /// The session was sent to the directory.
     pub(super) is_sent: bool,
 }
 
@@ -56,7 +56,7 @@ impl LocalSession {
         }
     }
 
-    /// One that is about to be restored.
+    /// Creates a session that is about to be restored.
     pub(super) fn loaded(id: &str, epoch: Epoch, session_index: &Arc<SessionIndex>) -> Self {
         Self {
             epoch,
@@ -65,7 +65,7 @@ impl LocalSession {
         }
     }
 
-    /// It does not live here any more.
+    /// Converts a session that is no longer local.
     pub(super) fn into_relinquished(
         self,
         session: SessionHash,
@@ -75,7 +75,9 @@ impl LocalSession {
         Relinquished { id, session, to }
     }
 
-    /// Whether no other instance has it since that lapse. One without parameters is in no directory, so none can have claimed it.
+    /// Returns `true` if no other instance has claimed the session since `lapse`.
+    ///
+    /// A session without parameters is not in the directory, so no instance can have claimed it.
     pub(super) fn is_verified(&self, lapse: Option<Lapse>) -> bool {
         let is_verified = |lapse: Lapse| {
             let is_written = self.written.is_some_and(|at| at >= lapse.since) && !lapse.by_stall;
@@ -85,7 +87,7 @@ impl LocalSession {
         self.contested.is_none() && lapse.is_none_or(is_verified)
     }
 
-    /// The directory has it since then, at an epoch that was taken with that, if any was.
+    /// Records that the directory has the session since `at`, at the epoch `renewed` if any.
     pub(super) fn on_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
         self.contested = None;
@@ -97,7 +99,7 @@ impl LocalSession {
         }
     }
 
-    /// Whether the directory is to know it, and does not.
+    /// Returns `true` if the directory must have the session, and does not.
     pub(super) fn is_unknown(&self) -> bool {
         self.params.is_some() && self.written.is_none()
     }

@@ -1,4 +1,4 @@
-//! The queues of what is to be written to the directory.
+//! The queues of sessions and tombstones that are to be written to the directory.
 
 use std::collections::VecDeque;
 
@@ -9,37 +9,41 @@ use crate::{
     ids::{Epoch, SessionHash, Tombstone},
 };
 
-/// How many deleted sessions are remembered while the directory is away: 4,096. Beyond that the oldest are left to the
-/// directory, which forgets them in an hour.
+/// Maximum number of deleted sessions that are remembered: 4,096.
+///
+/// Beyond this the oldest are left to the directory, which removes their records within an hour.
 pub(super) const MAX_DELETED: usize = 4 * 1024;
 
-/// What is to be written at once. A batch must come back, by [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue), and each deletion
-/// by [`on_deletion_result`](super::Sessions::on_deletion_result).
+/// Writes that are sent together.
+///
+/// A batch must be returned by [`on_written`](super::Sessions::on_written) or [`requeue`](super::Sessions::requeue). Each deletion must be
+/// completed by [`on_deletion_result`](super::Sessions::on_deletion_result).
 pub(crate) enum Work {
     Delete(Vec<(SessionHash, Tombstone)>),
     Register(Batch),
 }
 
-/// Sessions to be written at once.
+/// Sessions that are written together.
 pub(crate) struct Batch {
     pub(crate) sessions: Vec<Registration>,
-    /// When they were taken to be written.
+    /// When the batch was taken from the queues.
     pub(super) begun: Instant,
-    /// The directory may have known them.
+    /// The directory may have had these sessions already.
     pub(super) is_again: bool,
 }
 
-/// What is to be written.
+/// Everything that is to be written.
 #[derive(Default)]
 pub(super) struct Queues {
-    /// Sessions that the directory has never known. They come first: a client waits.
+    /// Sessions that the directory has never had. They are written first, because a client waits.
     pub(super) fresh: VecDeque<SessionHash>,
-    /// All others.
+    /// All other sessions.
     pub(super) again: VecDeque<SessionHash>,
-    /// Deleted sessions of which the directory has no tombstone yet.
+    /// Deleted sessions whose tombstones are not written yet.
     pub(super) deleted: VecDeque<Deleted>,
-    /// Deleted sessions of which the directory has a tombstone, the oldest first, and since when. A directory that returns with older
-    /// data is given them again. Not more than [`MAX_DELETED`].
+    /// Deleted sessions whose tombstones are written, and since when, the oldest first.
+    ///
+    /// A directory that returns with older data is sent them again. At most [`MAX_DELETED`].
     tombstones: VecDeque<(Instant, SessionHash, Epoch)>,
 }
 
@@ -63,7 +67,7 @@ impl Queues {
         queue.pop_front()
     }
 
-    /// The directory has a tombstone of a session, however often that was deleted.
+    /// Records that the directory has the tombstone of a session. Covers all its deletions.
     pub(super) fn confirm_tombstone(&mut self, session: SessionHash) {
         let is_its = |deleted: &Deleted| deleted.session == session;
         let its = self.deleted.iter().filter(|deleted| is_its(deleted));
@@ -80,7 +84,7 @@ impl Queues {
         }
     }
 
-    /// The directory may have lost all tombstones.
+    /// Queues all tombstones again, because the directory may have lost them.
     pub(super) fn requeue_tombstones(&mut self) {
         let lost = self
             .tombstones
@@ -94,7 +98,7 @@ impl Queues {
         self.deleted.extend(lost);
     }
 
-    /// Whether a tombstone that the directory has had, and may have lost, is not written again yet.
+    /// Returns `true` if a tombstone that the directory may have lost is not written again yet.
     pub(super) fn has_lost_tombstones(&self) -> bool {
         self.deleted.iter().any(|deleted| deleted.is_again)
     }

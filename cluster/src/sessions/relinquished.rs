@@ -1,4 +1,4 @@
-//! Sessions that do not live here any more, to be closed.
+//! Sessions that were relinquished, and are to be closed.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -14,16 +14,16 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Sends the sessions that were relinquished, and knows which of them are not closed yet.
+/// Sends relinquished sessions, and tracks which of them are not closed yet.
 pub(crate) struct RelinquishedSessions {
     sender: mpsc::UnboundedSender<Relinquished>,
-    /// How often each was sent that is not closed yet.
+    /// How often each session was sent that is not closed yet.
     closing: Mutex<HashMap<SessionHash, usize>>,
-    /// Something was closed.
+    /// Notified when a session was closed.
     closed: Notify,
 }
 
-/// A session that does not live here any more, although it is open.
+/// A session that is still open here, but was relinquished.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Relinquished {
     /// The session's id, to close it by.
@@ -32,26 +32,26 @@ pub(crate) struct Relinquished {
     pub(crate) to: RelinquishedTo,
 }
 
-/// Whose a session is that was relinquished.
+/// The new owner of a relinquished session, or the reason why it has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RelinquishedTo {
     Owner(Owner),
-    /// The next instance that asks for it claims it.
+    /// The next instance that asks for the session claims it.
     AnyClaimer,
-    /// It was restored in vain: the next request restores it again.
+    /// The restore failed. The next request restores the session again.
     RestoreRetry,
-    /// It has not begun: no client was given it.
+    /// The session has not begun, because it was given to no client.
     NoClient,
-    /// Its client ended it, through another instance.
+    /// Its client ended the session through another instance.
     Ended,
 }
 
 // === impl RelinquishedSessions ===
 
 impl RelinquishedSessions {
-    /// None yet, and where they are received.
+    /// Returns an empty set, and the receiver of relinquished sessions.
     pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Relinquished>) {
-        // It holds at most what lived here.
+        // Bounded by the number of local sessions.
         let (sender, receiver) = mpsc::unbounded_channel();
         let sessions = Self {
             sender,
@@ -63,11 +63,11 @@ impl RelinquishedSessions {
 
     pub(crate) fn notify(&self, session: Relinquished) {
         *self.closing().entry(session.session).or_default() += 1;
-        // If there is no receiver, sessions are not closed any more.
+        // Without a receiver, sessions are not closed any more.
         let _sent = self.sender.send(session);
     }
 
-    /// A session that was sent is closed.
+    /// Called when a session that was sent is closed.
     pub(crate) fn on_closed(&self, session: &Relinquished) {
         if let Entry::Occupied(mut count) = self.closing().entry(session.session) {
             match count.get().checked_sub(1) {
@@ -78,7 +78,9 @@ impl RelinquishedSessions {
         self.closed.notify_waiters();
     }
 
-    /// Returns when nothing is left of a session that was relinquished. What comes back before would be closed with that.
+    /// Returns when nothing is left of a session that was relinquished.
+    ///
+    /// A session that is restored before this returns would be closed as well.
     pub(crate) async fn until_closed(&self, session: SessionHash) {
         let is_closed = || !self.closing().contains_key(&session);
         wait_until(&self.closed, is_closed).await;
@@ -92,7 +94,7 @@ impl RelinquishedSessions {
 // === impl Relinquished ===
 
 impl Debug for Relinquished {
-    /// Without the id, which is a secret.
+    /// Omits the id, which is a secret.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let fields = (self.session, self.to);
         f.debug_tuple("Relinquished")

@@ -1,5 +1,6 @@
-//! The ids of the sessions that live here, and their drain gates. Every request asks for its own: the hash that the directory knows it
-//! by would cost ten times as much as this.
+//! The ids of the local sessions, and their drain gates.
+//!
+//! Every request looks up its own session here. Hashing the id as the directory does would cost ten times the look-up.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -15,12 +16,12 @@ use crate::{
     lock::lock,
 };
 
-/// Over how many locks the ids are spread: 64.
+/// Number of locks over which the ids are spread: 64.
 const SHARDS: usize = 64;
 
 pub(super) struct SessionIndex {
     shards: Box<[Mutex<Shard>]>,
-    /// Whether all gates are closed, also of what is inserted later.
+    /// Whether all gates are closed, also those of sessions that are inserted later.
     is_closed: AtomicBool,
 }
 
@@ -33,11 +34,11 @@ struct SessionRow {
     gate: Arc<DrainGate>,
 }
 
-/// Mixes eight bytes at a time. What is in the index was given out here: no client can choose ids that meet there.
+/// Mixes eight bytes at a time. Ids in the index were generated here, so no client can choose colliding ids.
 #[derive(Default)]
 struct IdHasher(u64);
 
-/// An id is in the index until this is dropped.
+/// Keeps an id in the index until dropped.
 pub(super) struct IndexGuard {
     index: Arc<SessionIndex>,
     id: Arc<str>,
@@ -53,7 +54,7 @@ impl SessionIndex {
         })
     }
 
-    /// Enters the gate of a session. `None` if it is not here, or closed.
+    /// Enters the gate of a session. `None` if the session is not local, or the gate is closed.
     pub(super) fn enter(&self, id: &str) -> Option<InFlightGuard> {
         self.shard(id).get(id)?.gate.enter()
     }
@@ -77,9 +78,9 @@ impl SessionIndex {
         }
     }
 
-    /// Closes all gates, whatever is in flight, also those of sessions that come yet.
+    /// Closes all gates regardless of requests in flight, also those of later sessions.
     pub(super) fn close_all(&self) {
-        // First: what is inserted meanwhile is seen below, or sees this.
+        // Stored first: a concurrent `insert` either sees this flag, or its gate is closed below.
         self.is_closed.store(true, Ordering::Release);
         for shard in &self.shards {
             for row in lock(shard).values() {
@@ -88,7 +89,7 @@ impl SessionIndex {
         }
     }
 
-    /// Returns the row of an id that is not in the index any more.
+    /// Removes an id. Returns its row if the id is not in the index any more.
     fn remove(&self, id: &Arc<str>) -> Option<SessionRow> {
         match self.shard(id).entry(id.clone()) {
             Entry::Occupied(mut row) => match row.get().count.checked_sub(1) {
@@ -103,7 +104,7 @@ impl SessionIndex {
     }
 
     fn shard(&self, id: &str) -> MutexGuard<'_, Shard> {
-        // The end of an id differs most. A client that makes up ids that meet only waits for itself.
+        // The end of an id varies most. A client that makes up colliding ids only contends with itself.
         let end = id.as_bytes().iter().rev().take(2);
         let at = end.fold(0, |at, byte| at * 31 + usize::from(*byte)) % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "there are so many")]
@@ -131,7 +132,7 @@ impl Hasher for IdHasher {
         self.mix(rest);
     }
 
-    /// What ends a text. There is nothing after it here.
+    /// Ignores the terminator of a `str`, because nothing follows it.
     fn write_u8(&mut self, _: u8) {}
 
     fn finish(&self) -> u64 {
@@ -144,7 +145,7 @@ impl Hasher for IdHasher {
 impl Drop for IndexGuard {
     fn drop(&mut self) {
         if let Some(row) = self.index.remove(&self.id) {
-            // A task that waits for it to be closed does not wait for a session that is gone.
+            // A task that waits for the gate to close must not wait for a removed session.
             row.gate.close();
         }
     }

@@ -1,4 +1,4 @@
-//! The sessions that live here, from their beginning to their end.
+//! The local sessions, from the first to the last event of each.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -26,36 +26,36 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Over how many locks the sessions are spread: 64.
+/// Number of locks over which the sessions are spread: 64.
 const SHARDS: usize = 64;
 
-/// How long a session may be loaded and not open: 60 s. Then its restoring has failed.
+/// How long a session may be loaded without being open: 60 s. After that the restore has failed.
 pub(super) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum number of times that a session is restored in vain: 3. Then it counts as one that cannot be.
+/// Maximum number of failed restores of a session: 3. After that it counts as unrestorable.
 const RESTORE_ATTEMPTS: u32 = 3;
 
-/// Of how many sessions it is remembered how often they were to be restored, and for how long: 4,096, 10 min.
+/// Maximum number of sessions whose restore attempts are counted: 4,096, each for 10 min.
 const MAX_RESTORES: usize = 4 * 1024;
 const RESTORES_TTL: Duration = Duration::from_secs(10 * 60);
 
-/// The sessions that live here.
+/// The local sessions.
 pub(crate) struct Sessions {
     pub(super) session_index: Arc<SessionIndex>,
     pub(super) shards: Box<[Mutex<HashMap<SessionHash, LocalSession>>]>,
     pub(super) me: Incarnation,
-    /// How often sessions were to be restored that are not.
+    /// Number of restore attempts of sessions that are not restored.
     restores: Mutex<TtlCache<u32>>,
     pub(super) work: Mutex<Queues>,
-    /// How many sessions are contested: nearly always none.
+    /// Number of contested sessions: nearly always zero.
     pub(super) contested: Arc<AtomicUsize>,
-    /// How many sessions are to be written again before the directory counts as consistent.
+    /// Number of sessions that must be written again before the directory counts as consistent.
     pub(super) unconfirmed: Arc<AtomicUsize>,
-    /// There is something to be written.
+    /// Notified when there may be something to write.
     pub(super) wake: Notify,
-    /// Something was written.
+    /// Notified when something was written.
     pub(super) written: Notify,
-    /// A session became contested.
+    /// Notified when a session became contested.
     pub(super) contest: Notify,
     pub(crate) relinquished: RelinquishedSessions,
 }
@@ -63,7 +63,7 @@ pub(crate) struct Sessions {
 // === impl Sessions ===
 
 impl Sessions {
-    /// None yet, and where those are received that are relinquished.
+    /// Returns an empty set, and the receiver of relinquished sessions.
     pub(crate) fn new(me: Incarnation) -> (Arc<Self>, mpsc::UnboundedReceiver<Relinquished>) {
         let (relinquished, receiver) = RelinquishedSessions::new();
         let sessions = Self {
@@ -86,7 +86,7 @@ impl Sessions {
         self.shard(session).contains_key(&session)
     }
 
-    /// Whether a session lives here, and is not only loaded to be restored.
+    /// Returns `true` if a session is local, and not only loaded to be restored.
     pub(crate) fn is_open(&self, session: SessionHash) -> bool {
         let shard = self.shard(session);
         shard
@@ -94,14 +94,16 @@ impl Sessions {
             .is_some_and(|local| local.loaded.is_none())
     }
 
-    /// Whether the parameters of a session that is open here are known. Without them the directory never knows it.
+    /// Returns whether the parameters of a local session are known. Returns `None` if it is not local.
+    ///
+    /// A session without parameters is not written to the directory.
     pub(crate) fn has_params(&self, id: &str) -> Option<bool> {
         let session = SessionHash::of(id);
         let shard = self.shard(session);
         shard.get(&session).map(|local| local.params.is_some())
     }
 
-    /// Enters the gate of a session that lives here: every request does. `None` if none does, or if its gate is closed.
+    /// Enters the gate of a local session, as every request must. `None` if not local, or the gate is closed.
     pub(crate) fn enter(&self, id: &str) -> Option<InFlightGuard> {
         self.session_index.enter(id)
     }
@@ -110,17 +112,17 @@ impl Sessions {
         self.session_index.gate(id)
     }
 
-    /// Closes all gates, also those of sessions that come yet.
+    /// Closes all gates, also those of sessions that are opened later.
     pub(crate) fn close_gates(&self) {
         self.session_index.close_all();
     }
 
-    /// Whether a session lives here, and its gate is not closed.
+    /// Returns `true` if a session is local, and its gate is open.
     pub(crate) fn has(&self, id: &str) -> bool {
         self.gate(id).is_some_and(|gate| !gate.is_closed())
     }
 
-    /// All ids.
+    /// Returns the ids of all local sessions.
     pub(crate) fn ids(&self) -> Vec<Arc<str>> {
         let shards = self.shards.iter().map(lock);
         let ids =
@@ -132,7 +134,7 @@ impl Sessions {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// A session was opened or restored.
+    /// Called when a session was opened or restored.
     pub(crate) fn on_opened(&self, id: &str) {
         let session = SessionHash::of(id);
         {
@@ -145,8 +147,9 @@ impl Sessions {
         self.write_if_new(session);
     }
 
-    /// The client's parameters are known, as JSON, and the directory is to know the session. A session that has closed
-    /// meanwhile, because the handler refused it, is not known.
+    /// Records the client's parameters (JSON), and queues the session to be written.
+    ///
+    /// Does nothing if the session was closed meanwhile, for example because the handler refused it.
     pub(crate) fn on_initialized(&self, id: &str, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {
@@ -156,7 +159,7 @@ impl Sessions {
         self.write_if_new(session);
     }
 
-    /// Has a session written that the directory is to know, and that was not written.
+    /// Queues a session that the directory must know, and that was not written yet.
     fn write_if_new(&self, session: SessionHash) {
         let is_new = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.is_unknown() && !std::mem::replace(&mut local.is_queued, true)
@@ -167,15 +170,16 @@ impl Sessions {
         }
     }
 
-    /// A session was opened, and its client's parameters are known.
+    /// Opens a session with known parameters.
     #[cfg(test)]
     pub(crate) fn begin(&self, id: &str, params: Arc<[u8]>) {
         self.on_opened(id);
         self.on_initialized(id, params);
     }
 
-    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its gate
-    /// is not closed. If not, it is relinquished, to be closed.
+    /// Returns `true` if a session that was just opened may be given to its client.
+    ///
+    /// Its gate must be open. The directory must have its record, unless it has no parameters. Otherwise it is relinquished, to be closed.
     pub(crate) fn admit_new_session(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let is_closed = self.gate(id).is_some_and(|gate| gate.is_closed());
@@ -185,7 +189,7 @@ impl Sessions {
         };
         self.work().fresh.retain(|fresh| *fresh != session);
         if local.is_sent {
-            // It may become known yet.
+            // A write in flight may still succeed.
             self.delete_later(session, local.epoch);
         }
         self.relinquished
@@ -193,26 +197,28 @@ impl Sessions {
         false
     }
 
-    /// A session of this instance was found in the directory, and is to be restored.
+    /// Counts an attempt to restore a session of this instance that was found in the directory.
     pub(crate) fn record_restore_attempt(&self, session: SessionHash) {
         let (now, mut restores) = (Instant::now(), lock(&self.restores));
         let attempts = restores.get(session, now).copied().unwrap_or_default();
         restores.insert(session, attempts + 1, now);
     }
 
-    /// A request of a session that was restored was served.
+    /// Called when a request of a restored session was served.
     pub(crate) fn clear_restore_attempts(&self, id: &str) {
         lock(&self.restores).remove(SessionHash::of(id));
     }
 
-    /// Whether it was tried so often to restore a session that it cannot be.
+    /// Returns `true` if restoring a session has failed too often.
     pub(crate) fn is_unrestorable(&self, id: &str) -> bool {
         let restores = lock(&self.restores);
         let attempts = restores.get(SessionHash::of(id), Instant::now());
         attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
     }
 
-    /// A session was opened to be restored, and has no handler that serves it. It is closed unless another request is in flight.
+    /// Called when a session was opened by a restore, and no handler serves it.
+    ///
+    /// The session is closed unless another request is in flight.
     pub(crate) fn on_restore_failed(&self, id: &str) {
         let is_closed = |gate: Arc<DrainGate>| gate.close_if_idle(|| true);
         if self.gate(id).is_some_and(is_closed) {
@@ -220,7 +226,7 @@ impl Sessions {
         }
     }
 
-    /// The parameters of a session were read, and it is about to be restored here.
+    /// Called when the parameters of a session were read, and it is about to be restored here.
     pub(crate) fn on_loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
@@ -231,7 +237,7 @@ impl Sessions {
         local.params.get_or_insert(params);
     }
 
-    /// A session that was loaded and is not open is not about to be restored any more.
+    /// Removes a session that was loaded, and is not open, because it is not restored.
     pub(crate) fn discard_unopened(&self, session: SessionHash) {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && local.get().loaded.is_some()
@@ -240,27 +246,28 @@ impl Sessions {
         }
     }
 
-    /// A session was closed. The directory knows it as long as it knows one of which it hears nothing more.
+    /// Called when a session was closed. The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last
+    /// write.
     pub(crate) fn on_closed(&self, id: &str) {
         self.remove(SessionHash::of(id));
     }
 
-    /// Nothing of a session is here any more.
+    /// Removes a session from the local ones.
     fn remove(&self, session: SessionHash) -> Option<LocalSession> {
         self.shard(session).remove(&session)
     }
 
-    /// The client ended its session. Nobody is to find it any more.
+    /// Called when the client ended its session. The session must not be found any more.
     pub(crate) fn on_deleted(&self, id: &str) {
         let session = SessionHash::of(id);
-        // Where it has closed already, the record itself has the epoch that ends.
+        // If the session is closed already, its record has the epoch that ends.
         let epoch = self
             .remove(session)
             .map_or_else(Epoch::now, |local| local.epoch);
         self.delete_later(session, epoch);
     }
 
-    /// The directory is to have a tombstone of a session.
+    /// Queues a tombstone of a session.
     fn delete_later(&self, session: SessionHash, epoch: Epoch) {
         {
             let mut work = self.work();
@@ -277,7 +284,7 @@ impl Sessions {
         self.wake.notify_one();
     }
 
-    /// Returns when the directory knows a session, or does not live here any more.
+    /// Returns when the directory has a session, or the session is no longer local.
     pub(crate) async fn until_written(&self, session: SessionHash) {
         self.until(|| {
             self.shard(session)
@@ -287,7 +294,7 @@ impl Sessions {
         .await;
     }
 
-    /// Whether a session was deleted of which the directory is still to be told so.
+    /// Returns `true` if a tombstone of a session is still to be written.
     pub(crate) fn is_deleted(&self, session: SessionHash) -> bool {
         let work = self.work();
         work.deleted
@@ -295,34 +302,34 @@ impl Sessions {
             .any(|deleted| deleted.session == session)
     }
 
-    /// Returns when the directory is not to be told any more that a session was deleted.
+    /// Returns when no tombstone of a session is still to be written.
     pub(crate) async fn until_removed(&self, session: SessionHash) {
         self.until(|| !self.is_deleted(session)).await;
     }
 
-    /// Returns when the directory has a tombstone of each session that was deleted.
+    /// Returns when the directory has the tombstones of all deleted sessions.
     pub(crate) async fn until_all_removed(&self) {
         self.until(|| self.work().deleted.is_empty()).await;
     }
 
-    /// Returns when something is so, which is looked at whenever something was written or lost, and after each heartbeat.
+    /// Returns when `is_so` returns `true`. It is called after each write or loss, and after each heartbeat.
     pub(crate) async fn until(&self, is_so: impl Fn() -> bool) {
         wait_until(&self.written, is_so).await;
     }
 
-    /// A session is another's now.
+    /// Relinquishes a session that another instance owns now.
     pub(crate) fn relinquish_to_owner(&self, session: SessionHash, owner: Owner) {
         self.relinquish_to(session, RelinquishedTo::Owner(owner));
     }
 
-    /// A session whose gate is closed is relinquished: the next instance that asks for it claims it.
+    /// Relinquishes a session whose gate is closed. The next instance that asks for it claims it.
     pub(crate) fn relinquish(&self, session: SessionHash) {
         let id = self
             .shard(session)
             .get(&session)
             .map(|local| local.id.clone());
         let gate = id.and_then(|id| self.gate(&id));
-        // One that has come back has another.
+        // A session that was restored meanwhile has another gate.
         if gate.is_some_and(|gate| gate.is_closed()) {
             self.relinquish_to(session, RelinquishedTo::AnyClaimer);
         }
@@ -331,14 +338,14 @@ impl Sessions {
     pub(super) fn relinquish_to(&self, session: SessionHash, to: RelinquishedTo) {
         let mut shard = self.shard(session);
         if let Some(local) = shard.remove(&session) {
-            // Under the lock: a request that does not find it here any more finds that it is being closed.
+            // Under the lock: a request that no longer finds the session here finds that it is being closed.
             self.relinquished
                 .notify(local.into_relinquished(session, to));
             self.changed();
         }
     }
 
-    /// Has those look again who wait [`until`](Self::until) something is so.
+    /// Wakes the tasks that wait in [`until`](Self::until).
     pub(crate) fn changed(&self) {
         self.written.notify_waiters();
     }

@@ -1,4 +1,4 @@
-//! What of the sessions is still to be written to the directory.
+//! The writes of sessions and tombstones to the directory.
 
 use std::{collections::HashMap, sync::atomic::Ordering, time::Duration};
 
@@ -16,22 +16,22 @@ use crate::{
     lock::lock,
 };
 
-/// How many sessions are written or deleted at once: 128, and not many more than 256 KiB.
+/// Maximum number of sessions in one batch: 128, and not much more than 256 KiB.
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
-/// How long after it was written a session is written again: 1 min. So a record that the backend evicted is missing for 70 s at most.
+/// Age at which a written session is written again: 1 min. A record that the backend evicted is missing for 70 s at most.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(60);
 
 // === impl Sessions ===
 
 impl Sessions {
-    /// Returns when there may be something to be written.
+    /// Returns when there may be something to write.
     pub(crate) async fn until_work(&self) {
         self.wake.notified().await;
     }
 
-    /// Everything is to be written again.
+    /// Queues all sessions and tombstones, because the directory may have lost them.
     pub(crate) fn write_all_again(&self) {
         self.work().requeue_tombstones();
         let now = Instant::now();
@@ -45,7 +45,7 @@ impl Sessions {
         self.queue_again(|_| true);
     }
 
-    /// Everything is to be written again, each session at a new epoch: others may have seen this instance without a lease.
+    /// Queues every session at a new epoch. Others may have seen this instance without a lease.
     pub(crate) fn renew_all(&self) {
         let now = Instant::now();
         for shard in &self.shards {
@@ -56,7 +56,7 @@ impl Sessions {
         self.write_all_again();
     }
 
-    /// The directory does not know a session that it should.
+    /// Queues a session that is missing in the directory.
     pub(crate) fn write_again(&self, session: SessionHash) {
         let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.written = None;
@@ -68,7 +68,7 @@ impl Sessions {
         }
     }
 
-    /// What was written long ago is to be written again. What was to be restored and was not is forgotten.
+    /// Queues sessions that were written long ago, and removes those whose restore has timed out.
     pub(crate) fn refresh(&self) {
         let now = Instant::now();
         for shard in &self.shards {
@@ -94,18 +94,18 @@ impl Sessions {
         }
     }
 
-    /// Whether something is not written yet that the directory may have lost, or another instance may have claimed.
+    /// Returns `true` if a session or tombstone that needs confirmation is not written again yet.
     pub(crate) fn has_unconfirmed(&self) -> bool {
         self.unconfirmed.load(Ordering::Acquire) > 0 || self.work().has_lost_tombstones()
     }
 
-    /// The sessions that are to be written next: new ones, then those that are written again.
+    /// Returns the next sessions to write: first new ones, then those that are written again.
     pub(crate) fn next_entries(&self) -> Option<Work> {
         let batch = self.take_batch(false).or_else(|| self.take_batch(true));
         batch.map(Work::Register)
     }
 
-    /// The deletions that are to be written next.
+    /// Returns the next deletions to write.
     pub(crate) fn next_deletions(&self) -> Option<Work> {
         let deleted = self.take_deleted();
         (!deleted.is_empty()).then_some(Work::Delete(deleted))
@@ -154,7 +154,7 @@ impl Sessions {
         })
     }
 
-    /// The directory knows these now, but for those whose records it left as they were.
+    /// Records a written batch. The directory left the records in `unchanged` as they were.
     pub(crate) fn on_written(&self, batch: Batch, unchanged: &[(SessionHash, Record)]) {
         let unchanged: HashMap<SessionHash, Record> = unchanged.iter().copied().collect();
         for Registration {
@@ -173,7 +173,7 @@ impl Sessions {
         self.written.notify_waiters();
     }
 
-    /// Whether the directory knows these now is not known.
+    /// Queues a batch again, of which it is unknown whether it was written.
     pub(crate) fn requeue(&self, batch: Batch) {
         let mut again = Vec::new();
         for Registration { session, .. } in &batch.sessions {
@@ -195,7 +195,7 @@ impl Sessions {
         }
     }
 
-    /// The directory has the tombstone of a session, or did not take it.
+    /// Records whether the directory took the tombstone of a session.
     pub(crate) fn on_deletion_result(&self, session: SessionHash, is_there: bool) {
         {
             let mut work = self.work();
