@@ -79,7 +79,7 @@ pub(crate) struct Answers {
     count: AtomicUsize,
     /// The number of the next call.
     next: AtomicU64,
-    /// Whether answers that were read are kept as well, because the instance leaves.
+    /// Whether answers that were read are kept as well, because the instance is shutting down.
     retains_all: AtomicBool,
 }
 
@@ -266,7 +266,7 @@ impl Answers {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Waits until the answers of all ended calls are written, or `until`. Returns `true` if they are.
+    /// Waits until the answers of all ended calls are written, or `until`. `true` if they are.
     pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
         self.enqueue_ended();
         self.writer.flush(until).await

@@ -233,7 +233,6 @@ impl ClusterBuilder {
     /// Sets the longest time that a client waits to retry after a 503.
     ///
     /// While any instance has turned a client away within that time, no instance cancels an abandoned call.
-    /// That client may be the one of the call. The default is 40 s, more than the official SDKs wait.
     ///
     /// ```
     /// use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The purpose of a peer's request, as far as an instance that leaves needs it.
+//! The purpose of a peer's request, as far as an instance that shuts down needs it.
 
 use axum::body::Bytes;
 use http::{HeaderMap, Method};

@@ -86,7 +86,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError>;
 
-    /// Replaces a session's record by a tombstone, unless another owner has a higher epoch.
+    /// Replaces a session's record by a tombstone, unless another owner's epoch is not lower.
     ///
     /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
