@@ -6,7 +6,7 @@
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `nobody`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
 //! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, for want of proof from the directory |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims of sessions whose owner's lease is over, or that were relinquished |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims of sessions, relinquished or with a lapsed lease |
 
 use crate::routing_plan::{Claimed, Failure, Known};
 

@@ -6,7 +6,7 @@
 //! | has lost the lease of this instance, and what others wrote with theirs | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | has no heartbeat of a living instance that was sent after the grace ended | waits for one |
-//! | has a mark that an instance, this one included, turned a client away while the call had none | waits until that client has returned or given up |
+//! | has a mark that any instance turned a client away while the call had none | waits until that client has returned or given up |
 //! | has its session as this instance's | is cancelled |
 //! | does not know its session, provably, and the session is not local | is cancelled |
 //! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides its owner |

@@ -175,7 +175,7 @@ async fn connection(stream: impl Accepted, app: impl App, peer_auth: Arc<PeerAut
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_headers(MAX_FIELDS);
-    // Without keep-alive no idle connections need to be closed, and none is closed that a request is just arriving on.
+    // Without keep-alive there are no idle connections to close, and no connection is closed while a request arrives on it.
     let connection = builder
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);

@@ -44,8 +44,7 @@ const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
 /// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.
 ///
-/// At the end of its shutdown an instance waits as long for the answers of the calls that it has cancelled. It also waits for the
-/// tombstones of sessions that have ended.
+/// Also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The stage of a shutdown.

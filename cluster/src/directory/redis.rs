@@ -6,9 +6,10 @@
 //! | `mcp:i` | hash: a field an instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
-//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <turned away> <run> <address>`. The first two are times of the backend
-//! in milliseconds (`-` if it turned no client away). The third is the run in which all sessions of the instance are written, or `-`. A
-//! lease lasts for 6 s. All leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
+//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is a time of the backend in
+//! milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are `settled` and `owes-answers`,
+//! separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease: it has the time at which any instance last
+//! turned a client away. All leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
 //!
 //! Each compare-and-set is a script on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
 //! +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
