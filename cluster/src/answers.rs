@@ -6,7 +6,7 @@
 //!    thread can.
 //! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
 //!    client needs. A stream that has sent its answer, and is dropped before its end was polled, may not have been read: its answer is
-//!    kept, too. An answer that a client's connection has taken is not kept, except by an instance that leaves, because its memory is lost
+//!    kept, too. An answer that a client's connection has taken is only kept by an instance that shuts down, because its memory is lost
 //!    with it.
 //! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
 //! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only

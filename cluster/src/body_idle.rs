@@ -39,7 +39,7 @@ pub(crate) fn limit_idle(body: Body) -> Body {
     Body::new(IdleLimited { body, pause: None })
 }
 
-/// Returns `true` if an error comes from a body that stalled.
+/// Returns `true` if an error was caused by a body that stalled.
 pub(crate) fn is_stalled(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -55,7 +55,7 @@ pub struct ClusterSessionManager<M> {
     generations: Arc<Generations>,
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
-    /// Whether the session store of its service was checked, and a missing one was logged.
+    /// Whether the session store of its service was checked. A missing store is logged once.
     is_checked: AtomicBool,
 }
 

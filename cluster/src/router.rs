@@ -37,7 +37,7 @@ const RECHECK_DELAY: Duration = Duration::from_millis(50);
 /// Interval of checks whether a silent owner still owns the session of a call: 10 s.
 pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of attempts to reclaim a session that another instance claims at the same time: 3.
+/// Maximum number of attempts to reclaim a session that another instance also claims: 3.
 const MAX_RECLAIMS: usize = 3;
 
 /// The parts of an instance that take part in routing.
@@ -107,7 +107,7 @@ impl Router {
         is_possible.then(|| self.restores.join(SessionHash::of(id)))?
     }
 
-    /// Ends the part of a request in the restore of its session.
+    /// Called when a request no longer takes part in the restore of its session.
     pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
         // Parameters that were loaded for this request but not restored are discarded, as if they had not been loaded.
@@ -404,7 +404,7 @@ impl Router {
             let mine = match known {
                 Known::Owner(is) if is.owner == self.me => is,
                 Known::Owner(_) => return Reclaimed::Moved,
-                // There is no such session. The application answers so.
+                // The session does not exist, and the application answers accordingly.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
                 Known::Unowned | Known::NoAnswer => return Reclaimed::Refused(Refusal::NotSound),
             };
