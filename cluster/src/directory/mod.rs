@@ -5,6 +5,8 @@
 //!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if the record has changed. It may also
 //!    begin with `register`, over the record of the same owner only ([`Registration::renewed`]).
 //! 2. **Tombstones.** A session that its client ended keeps a record, so that no former owner registers it again.
+//! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
+//! 4. A missing record proves little, because the directory may have returned empty a moment ago. Each look therefore includes the leases
 //!    of that moment ([`Leases`]), each with "all of mine is written, in this run of the directory".
 //!    [`Heartbeat`](crate::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
