@@ -6,7 +6,7 @@
 //!    thread can.
 //! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
 //!    client needs. A stream that has sent its answer, and is dropped before its end was polled, may not have been read: its answer is
-//!    kept, too. An answer that a client's connection has taken is not kept, except by an instance that leaves, because its memory is lost
+//!    kept, too. An answer that a client's connection has taken is only kept by an instance that shuts down, because its memory is lost
 //!    with it.
 //! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
 //! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only
@@ -80,7 +80,7 @@ pub(crate) struct Answers {
     count: AtomicUsize,
     /// The number of the next call.
     next: AtomicU64,
-    /// Whether answers that were read are kept as well, because the instance leaves.
+    /// Whether answers that were read are kept as well, because the instance is shutting down.
     retains_all: AtomicBool,
 }
 
@@ -267,7 +267,7 @@ impl Answers {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Waits until the answers of all ended calls are written, or `until`. Returns `true` if they are.
+    /// Waits until the answers of all ended calls are written, or `until`. `true` if they are.
     pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
         self.enqueue_ended();
         self.writer.flush(until).await

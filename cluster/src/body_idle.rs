@@ -1,5 +1,6 @@
-//! A limit on how long a request body may pause. A client that sends half a body and stays connected would otherwise hold whatever
-//! waits for that body.
+//! A limit on pauses of a request body.
+//!
+//! A client that sends half a body and stays connected would otherwise block every task that waits for the body.
 
 use std::{
     error::Error,
@@ -14,8 +15,9 @@ use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 
-/// How long a request body may take to its next byte while it is read: 30 s. Longer than a lost packet is sent again on any link
-/// that still works.
+/// Maximum pause of a request body while it is read: 30 s.
+///
+/// Chosen because a lost packet is retransmitted sooner on any working link.
 pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// No byte of a request body arrived for [`BODY_IDLE_TIMEOUT`].
@@ -37,7 +39,7 @@ pub(crate) fn limit_idle(body: Body) -> Body {
     Body::new(IdleLimited { body, pause: None })
 }
 
-/// Returns `true` if an error comes from a body that stalled.
+/// Returns `true` if an error was caused by a body that stalled.
 pub(crate) fn is_stalled(error: &(dyn Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -232,8 +232,8 @@ impl ClusterBuilder {
 
     /// Sets the longest time that a client waits to retry after a 503.
     ///
-    /// While any instance has turned a client away within that time, no instance cancels an abandoned call.
-    /// That client may be the one of the call. The default is 40 s, more than the official SDKs wait.
+    /// While any instance has turned a client away within that time, no instance cancels an abandoned call. The client may be the one of
+    /// that call. The default is 40 s, more than the official SDKs wait.
     ///
     /// ```
     /// use std::time::Duration;

@@ -267,23 +267,25 @@ impl Cluster {
         &self.shared.answers
     }
 
-    /// Of how many calls the answers are to be kept.
+    /// Returns the number of calls whose answers are to be kept.
     pub(crate) fn pending_answers(&self) -> usize {
         self.shared.answers.count()
     }
 
-    /// As when the process ends, but that the lease stays until it lapses.
+    /// Stops as at the end of the process, but the lease lapses by itself.
     pub(crate) fn stop_heartbeat(&self) {
         self.shared.stop_heartbeat();
         self.shared.writing.abort();
     }
 }
 
-/// What a session needs to go on elsewhere is in the directory: give rmcp's service a clone as its `session_store`.
+/// The session store of the cluster. Give rmcp's service a clone as its `session_store`.
+///
+/// It keeps in the directory what another instance needs to restore a session.
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
-        // Whoever asks does not have it. If another service of this instance does, it must not be restored twice.
+        // The calling service does not have the session. If another service of this instance does, the session must not be restored twice.
         if self.shared.session_closers.has_session(session_id).await {
             return Ok(None);
         }
@@ -307,7 +309,7 @@ impl fmt::Debug for Cluster {
     }
 }
 
-/// Dropped, it has the lease given up.
+/// Stops the heartbeat when dropped, which releases the lease.
 struct HeartbeatStop<'a>(&'a Heartbeat);
 
 impl Drop for HeartbeatStop<'_> {
@@ -339,7 +341,7 @@ impl Drop for Shared {
     }
 }
 
-/// What the operator of an instance may set.
+/// The options of an instance.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
     /// See [`ClusterBuilder::client_backoff`](crate::ClusterBuilder::client_backoff).
@@ -357,7 +359,7 @@ impl Default for Options {
     }
 }
 
-/// Everything that an instance is, over any directory.
+/// Creates an instance over any directory.
 pub(crate) fn join(
     me: Owner,
     directory: impl Directory,
@@ -368,7 +370,7 @@ pub(crate) fn join(
     join_over(Network::Tcp, me, directory, filter, secret, options)
 }
 
-/// [`join`] over any network.
+/// Like [`join`], over any network.
 #[allow(
     clippy::disallowed_methods,
     reason = "the heartbeat is a task of its own"

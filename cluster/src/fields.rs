@@ -1,20 +1,20 @@
-//! The fields of a head that say where a request goes, read in one pass: a look-up for each would cost more.
+//! The fields of a head that decide its routing, read in one pass, because one look-up for each would cost more.
 
 use http::{HeaderMap, HeaderName};
 
 use crate::wire;
 
-/// The field that names the session.
+/// The header field that names the session.
 pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// The same behind what all of these begin with.
+/// The same name without the prefix of all these fields.
 const OF_SESSION: &str = "session-id";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
-    /// The id of the session, if the request names one and it can be read. Of several the first counts, as it does for rmcp.
+    /// The readable session id of the request. Of several the first is used, as in rmcp.
     pub(crate) session: Option<&'a str>,
-    /// There are fields that only peers may have.
+    /// Whether there are fields that only peers may set.
     pub(crate) has_internal: bool,
 }
 
@@ -25,7 +25,7 @@ impl<'a> Fields<'a> {
         let mut has_internal = false;
         let mut found = None;
         for (name, value) in headers {
-            // One comparison for nearly all names.
+            // A single comparison excludes nearly all names.
             let Some(name) = name.as_str().strip_prefix("mcp-") else {
                 continue;
             };

@@ -1,5 +1,7 @@
-//! The generations of sessions. A session that is restored counts its events from 0 again, also in the same process, so an event is
-//! named by the generation that it is of: this incarnation's, or one of its own for what was restored here.
+//! The generations of sessions, which name the events of a session.
+//!
+//! A restored session numbers its events from 0 again, also in the same process. Its events are therefore named by a generation of its own.
+//! Those of other sessions are named by this incarnation.
 
 use std::{
     collections::HashMap,
@@ -8,11 +10,11 @@ use std::{
 
 use crate::ids::Incarnation;
 
-/// Which generation each session is in.
+/// Map from session to its generation.
 #[derive(Debug)]
 pub(crate) struct Generations {
     me: Incarnation,
-    /// Of the sessions that were restored here.
+    /// The generations of the sessions that were restored here.
     restored: RwLock<HashMap<Box<str>, Incarnation>>,
 }
 
@@ -26,19 +28,19 @@ impl Generations {
         }
     }
 
-    /// A session was opened.
+    /// Called when a session was opened.
     pub(crate) fn begin(&self, session: &str, is_restored: bool) {
         if is_restored {
             self.write().insert(session.into(), Incarnation::random());
         }
     }
 
-    /// A session was closed.
+    /// Called when a session was closed.
     pub(crate) fn end(&self, session: &str) {
         self.write().remove(session);
     }
 
-    /// The generation of a session that is open.
+    /// Returns the generation of an open session.
     pub(crate) fn of(&self, session: &str) -> Incarnation {
         self.read().get(session).copied().unwrap_or(self.me)
     }

@@ -166,7 +166,7 @@ impl Heartbeat {
         self.sessions.relinquished.until_closed(session).await;
     }
 
-    /// Sends heartbeats and writes sessions until the instance leaves. Must be run only once.
+    /// Sends heartbeats and writes sessions until [`stop`](Self::stop). Must be run only once.
     ///
     /// # Cancel safety
     /// If the future is dropped, the lease lapses, and nothing more is written.

@@ -1,8 +1,7 @@
-//! Names: of an instance, of a session where its id must not be seen, of an owner, and of events that say where they are
-//! from.
+//! Identifiers of instances, sessions (where the id must not be visible), owners, and events with their origin.
 //!
-//! 1. A session id is a secret: who knows it has the session. Only its hash leaves the process.
-//! 2. Every name has one text, which is what stands in the directory, and reads back as the same name or not at all.
+//! 1. A session id is a secret, because its holder has access to the session. Only its hash is sent outside the process.
+//! 2. Every identifier has exactly one text, which is stored in the directory. A text is read back as the same identifier or not at all.
 
 use std::{
     array,
@@ -19,67 +18,67 @@ pub(crate) use self::ownership::{Epoch, Owner, Ownership, Record, Tombstone};
 
 mod ownership;
 
-/// How long a request id may be, as JSON, to stand in an event id: 256 bytes. Event ids come back in a header.
+/// Maximum length of a request id in an event id, as JSON: 256 bytes. Chosen because clients send event ids in a header.
 const MAX_REQUEST_ID: usize = 256;
 
-/// How many digits a number has at most: 20.
+/// Maximum number of digits of a number: 20.
 const MAX_DIGITS: usize = 20;
 
-/// Maximum length of the suffix of a plain id, if the id of the request is a number: 59 bytes.
+/// Maximum length of the suffix of a plain id, if the request id is a number: 59 bytes.
 const MAX_SUFFIX: usize = 3 + 16 + 2 * MAX_DIGITS;
 
-/// Those of hexadecimal numbers.
+/// The digits of hexadecimal numbers.
 const DIGITS: [u8; 16] = *b"0123456789abcdef";
 
-/// What stands between the parts of an event id.
+/// Separates the parts of an event id.
 const SEPARATOR: char = '~';
 
-/// One start of a process: a random number, and 16 hexadecimal digits as text.
+/// One start of a process: a random number, as text 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
-/// 128 bits of the SHA-256 of a session id: 32 hexadecimal digits as text.
+/// 128 bits of the SHA-256 of a session id, as text 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionHash([u8; 16]);
 
-/// The number of a call: no two of one incarnation have the same, whatever the ids of their requests. A decimal number as text.
+/// The number of a call, unique within its incarnation. As text a decimal number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallNumber(u64);
 
-/// A call as an event id names it.
+/// A call in the form in which an event id names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,
-    /// The id of its request, as JSON text. `None` if that is too long.
+    /// The request id, as JSON text. `None` if it is too long.
     pub(crate) request: Option<String>,
 }
 
-/// The id of an event as clients see it: `<plain>~<incarnation>~<number of the call>~<request id>`.
+/// The id of an event as clients see it.
 ///
-/// The request id is JSON text (so `7` and `"7"` differ), percent-encoded. It is left out where it would be too long. An event
-/// of no call has neither.
+/// Its text is `<plain>~<incarnation>~<number of the call>~<request id>`. The request id is JSON text (so `7` and `"7"` differ),
+/// percent-encoded. It is omitted if it would be too long. An event of no call has neither number nor request id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ClusterEventId<'a> {
-    /// The id that the session manager inside gave.
+    /// The id that the inner session manager assigned.
     pub(crate) plain: &'a str,
     pub(crate) incarnation: Incarnation,
     /// The call whose stream the event is on.
     pub(crate) call: Option<NamedCall>,
 }
 
-/// A text is no id of the kind that was read.
+/// A text is not an identifier of the expected kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParseIdError;
 
 // === impl Incarnation ===
 
 impl Incarnation {
-    /// Another one than any other start of any instance has, as far as 64 random bits say.
+    /// Returns a random incarnation. 64 random bits make it unique among all starts.
     pub(crate) fn random() -> Self {
         Self(random())
     }
 
-    /// Its text, without what `Display` can do besides.
+    /// Returns its text, without the cost of `Display`.
     fn digits(self) -> [u8; 16] {
         array::from_fn(|at| {
             let digit = (self.0 >> (60 - 4 * at)) as usize & 0xf;
@@ -109,7 +108,7 @@ impl FromStr for Incarnation {
 }
 
 fn random() -> u64 {
-    // std takes the keys of its hash from the system's random numbers.
+    // std takes the keys of its hasher from the system's random numbers.
     RandomState::new().hash_one(0)
 }
 
@@ -119,7 +118,7 @@ fn read_digits(text: &str) -> Result<u64, ParseIdError> {
     number.ok_or(ParseIdError)
 }
 
-/// As [`Display`] writes them: `from_str_radix` would take capitals and signs, too.
+/// Accepts what [`Display`] writes. `from_str_radix` would also accept capitals and signs.
 fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
@@ -131,7 +130,7 @@ impl SessionHash {
         Self(hash(session_id))
     }
 
-    /// A number by which sessions are spread evenly: 0 to 255.
+    /// Returns a number from 0 to 255 that is evenly distributed over sessions.
     pub(crate) fn spread(self) -> usize {
         let [first, ..] = self.0;
         first.into()
@@ -174,7 +173,7 @@ impl FromStr for CallNumber {
 
 fn read_number(text: &str) -> Result<u64, ParseIdError> {
     let number: u64 = text.parse().map_err(|_| ParseIdError)?;
-    // `parse` would take a sign, and zeros in front.
+    // `parse` would accept a sign and leading zeros.
     (number.to_string() == text)
         .then_some(number)
         .ok_or(ParseIdError)
@@ -206,9 +205,10 @@ impl<'a> ClusterEventId<'a> {
         }
     }
 
-    /// The suffix of the plain ids of all events on the stream of a call whose request id is a number, or of no call.
+    /// Returns the suffix of the plain event ids of one stream.
     ///
-    /// The same as [`Display`] has it, at a tenth of the price: every call pays it.
+    /// The request id of its call must be a number, or the stream belongs to no call. The text equals that of [`Display`] at a tenth of the
+    /// cost, which every call pays.
     pub(crate) fn suffix(incarnation: Incarnation, call: Option<(CallNumber, u64)>) -> String {
         let mut text = Vec::with_capacity(MAX_SUFFIX);
         text.push(SEPARATOR as u8);
@@ -224,9 +224,9 @@ impl<'a> ClusterEventId<'a> {
         String::from_utf8(text).unwrap_or_default()
     }
 
-    /// Reads what a client sent: `None` if no instance gave such an id. Clients can forge any.
+    /// Reads an event id from a client, which may be forged. `None` if no instance creates such ids.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
-        // From the right: the plain id is anybody's, and may have separators in it.
+        // From the right, because the plain id is arbitrary, and may contain separators.
         let mut parts = text.rsplitn(4, SEPARATOR);
         let request = parts.next()?;
         let number = parts.next()?;
@@ -247,7 +247,7 @@ impl<'a> ClusterEventId<'a> {
     }
 }
 
-/// As its `Display` has it, without what that can do besides.
+/// Appends the same text as `Display`, without its cost.
 fn push_number(text: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0; MAX_DIGITS];
     let mut unused = MAX_DIGITS;

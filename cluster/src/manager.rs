@@ -55,7 +55,7 @@ pub struct ClusterSessionManager<M> {
     generations: Arc<Generations>,
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
-    /// Whether the session store of its service was checked, and a missing one was logged.
+    /// Whether the session store of its service was checked. A missing store is logged once.
     is_checked: AtomicBool,
 }
 
@@ -364,7 +364,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for TaggedStream<S> {
 // === impl TrackedStream ===
 
 impl TrackedStream {
-    /// Replaces the plain id of an event by the tagged one, and tracks whether the answer was sent.
+    /// Replaces the plain id of an event by the tagged one, and records whether it is the answer.
     fn tag(&mut self, event: &mut ServerSseMessage) {
         if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
             self.is_answered |= call.is_answered(message);

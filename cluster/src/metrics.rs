@@ -1,12 +1,12 @@
-//! Counts, through the `metrics` facade (feature `metrics`). Without the feature there are none.
+//! Metrics through the `metrics` facade (feature `metrics`). Without the feature nothing is recorded.
 //!
 //! | name | kind | label `outcome` | what |
 //! |---|---|---|---|
 //! | `mcp_cluster_sound` | gauge | | 1 while the directory answers every heartbeat, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `nobody`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, because the directory could not say that they may be |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims of sessions whose lease is over or that were given up |
+//! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, for want of proof from the directory |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims of sessions, relinquished or with a lapsed lease |
 
 use crate::routing_plan::{Claimed, Failure, Known};
 
@@ -62,7 +62,7 @@ pub(crate) fn looked_up(known: Known) {
     );
 }
 
-/// Counts a relay: answered, or why not.
+/// Counts a relay by its outcome.
 pub(crate) fn relayed(failure: Option<Failure>) {
     count(
         "mcp_cluster_relays_total",

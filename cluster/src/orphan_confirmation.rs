@@ -1,4 +1,4 @@
-//! The proof before an orphan is cancelled: that its client cannot have come back to another instance.
+//! The proof before an orphan is cancelled: its client cannot have resumed on another instance.
 //!
 //! | the directory | the orphan |
 //! |---|---|
@@ -6,9 +6,10 @@
 //! | has lost the lease of this instance, and what others wrote with theirs | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | has no heartbeat of a living instance that was sent after the grace ended | waits for one |
-//! | has that an instance, this one included, turned a client away while the call had none | waits until that client is back or gives up |
+//! | has a mark that any instance turned a client away while the call had none | waits until that client has returned or given up |
 //! | has its session as this instance's | is cancelled |
-//! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides whose it is |
+//! | does not know its session, provably, and the session is not local | is cancelled |
+//! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides its owner |
 //! | has its tombstone | ends as its session closed |
 
 use std::time::Duration;
@@ -25,20 +26,21 @@ use crate::{
     turned_away::MAX_RECORD_DELAY,
 };
 
-/// A heartbeat may lack clients that arrived in this time before it was written: 1.25 s. It was composed for its way to the directory, and
-/// may have been [`DIRECTORY_TIMEOUT`] on it.
+/// Time before a heartbeat was written whose clients it may lack: 1.25 s.
+///
+/// The heartbeat was composed before it was sent, and may have taken [`DIRECTORY_TIMEOUT`] to arrive.
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(DIRECTORY_TIMEOUT);
 
-/// How long after a heartbeat is due it is looked for: 100 ms.
+/// Delay after a heartbeat is due before it is checked: 100 ms.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
 
 /// How long a call has waited for its client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OrphanWait {
     grace: Duration,
-    /// Since its last stream ended.
+    /// Time since its last stream ended.
     lasted: Duration,
-    /// For how long a client that was turned away counts as on its way.
+    /// How long a client that was turned away counts as returning.
     backoff: Duration,
 }
 
@@ -53,7 +55,7 @@ impl OrphanWait {
         }
     }
 
-    /// For how much longer the call must wait, because of what is in the leases. `None` if not.
+    /// Returns how much longer the call must wait because of the leases. `None` if it need not.
     fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
         let others = leases.all.iter().filter(|lease| lease.incarnation != me);
         let heartbeats = others.filter_map(|lease| self.remaining_for(lease)).max();
@@ -64,7 +66,9 @@ impl OrphanWait {
         )
     }
 
-    /// The same, until an instance has sent a heartbeat that lacks no client which arrived before the grace ended.
+    /// Returns the remaining wait for a heartbeat of one instance, `None` if there is no wait.
+    ///
+    /// The heartbeat must include all clients that arrived before the grace ended.
     fn remaining_for(self, lease: &Lease) -> Option<Duration> {
         let since_grace = self.lasted.saturating_sub(self.grace);
         let is_early = lease.age + UNRECORDED_WINDOW > since_grace;
@@ -76,9 +80,9 @@ impl OrphanWait {
         is_early.then_some(next + HEARTBEAT_MARGIN)
     }
 
-    /// The same, because an instance turned a client away so long ago.
+    /// Returns the remaining wait because a client was turned away, `away` ago.
     fn remaining_since(self, away: Duration) -> Option<Duration> {
-        // Also before this call lost its client: that may have been noticed late. The next heartbeat may carry a later time.
+        // Includes clients from before this call lost its own, which may have been noticed late. The next heartbeat may carry a later time.
         let backoff = self
             .backoff
             .saturating_add(HEARTBEAT_INTERVAL + UNRECORDED_WINDOW);
@@ -87,7 +91,7 @@ impl OrphanWait {
     }
 }
 
-/// Whether a call of a session may be cancelled that waited for its client for a grace.
+/// Decides whether a call may be cancelled that has waited for its client for a grace.
 pub(crate) async fn confirm(
     router: &Router,
     session: SessionHash,
@@ -111,7 +115,7 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
     if !missing.is_zero() {
         return Confirmation::Postpone(missing);
     }
-    // Not what was learned lately: that may be older than a claim.
+    // Not from the cache, which may be older than a claim.
     let look = router.directory.look(session).await;
     if router.heartbeat.consistent_since() != Some(since) {
         return Confirmation::Postpone(grace);
@@ -130,7 +134,7 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
             router.sessions.write_again(session);
             Confirmation::SessionClosed
         }
-        // It is not one of the cluster's, so it can be no other instance's.
+        // The session is not one of the cluster's, so no other instance can have it.
         None if !router.sessions.is_local(session) && router.heartbeat.proves(&look.leases) => {
             Confirmation::Cancel
         }

@@ -1,11 +1,11 @@
-//! The owners of sessions that do not live here: what was learned lately, and look-ups of the rest.
+//! The owners of remote sessions: cached ones, and look-ups of the rest.
 //!
-//! 1. What is kept is bounded, and what nobody owns is kept apart: ids that somebody makes up push no owner out.
-//! 2. A session is looked up once at a time, for all who ask. At most [`MAX_LOOKUPS`] are, and none for longer than [`DIRECTORY_TIMEOUT`], in
-//!    which the wait for a permit counts.
-//! 3. That a session is this instance's is not kept: what lives here is known without asking, and of what does not, another may
-//!    be the owner by now.
-//! 4. A look-up lives as long as somebody waits for it. What it finds is kept only if nothing newer was learned meanwhile.
+//! 1. The cache is bounded, and unowned sessions are cached separately. Made-up ids therefore evict no owner.
+//! 2. Concurrent requests share one look-up per session. At most [`MAX_LOOKUPS`] run concurrently, and none takes longer than
+//!    [`DIRECTORY_TIMEOUT`], including the wait for a permit.
+//! 3. Sessions of this instance are not cached. Local sessions are known without a look-up, and a session that is no longer local may have
+//!    another owner by now.
+//! 4. A look-up is dropped when no request waits for it. Its result is cached only if nothing newer was learned meanwhile.
 
 use std::{
     collections::{HashMap, hash_map::Entry as Slot},
@@ -30,23 +30,25 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// How many owners are known at most: 16,384.
+/// Maximum number of cached owners: 16,384.
 const MAX_OWNERS: usize = 16 * 1024;
 
-/// How long an owner is known: 60 s.
+/// How long an owner is cached: 60 s.
 const OWNER_TTL: Duration = Duration::from_secs(60);
 
-/// How many sessions are known to have no owner at most: 4,096.
+/// Maximum number of sessions that are cached as unowned: 4,096.
 const MAX_UNOWNED: usize = 4 * 1024;
 
-/// How long a session is known to have no owner: 1 s.
+/// How long a session is cached as unowned: 1 s.
 const UNOWNED_TTL: Duration = Duration::from_secs(1);
 
-/// Maximum number of look-ups at once: 1,024. They share one connection, on which none waits for another. A directory 300 ms away
-/// then tells hundreds of clients that return at once in time.
+/// Maximum number of concurrent look-ups: 1,024.
+///
+/// They are pipelined on one connection. Chosen because a directory 300 ms away then answers in time when hundreds of clients return at
+/// once.
 const MAX_LOOKUPS: usize = 1024;
 
-/// Who owns which session, as far as it was learned. It is a handle: clones are the same.
+/// Cache of session owners. Clones share it.
 #[derive(Clone)]
 pub(crate) struct OwnerCache(Arc<Inner>);
 
@@ -59,7 +61,7 @@ struct Inner {
 
 struct CacheState {
     owners: TtlCache<Ownership>,
-    /// Sessions that no instance owns, and the look that said so.
+    /// Sessions without an owner, each with the look that found none.
     unowned: TtlCache<Look>,
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
     next: u64,
@@ -67,15 +69,15 @@ struct CacheState {
 
 type Lookup = BoxFuture<'static, Result<Look, Arc<DirectoryError>>>;
 
-/// What is known of a session.
+/// The result of a look-up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
     Owner(Ownership),
-    /// No instance owns it, as this look has it.
+    /// No instance owns the session, according to this look.
     Unowned(Look),
 }
 
-/// A look-up that is in progress, until it is dropped.
+/// A look-up in progress, until dropped.
 struct PendingLookup {
     cache: Arc<Inner>,
     session: SessionHash,
@@ -99,7 +101,7 @@ impl OwnerCache {
         }))
     }
 
-    /// Who owns a session. What was learned lately is not asked again.
+    /// Returns the owner of a session, from the cache or by a look-up.
     ///
     /// # Errors
     /// The directory did not answer in time.
@@ -114,21 +116,21 @@ impl OwnerCache {
         lookup.await.map(Found::from)
     }
 
-    /// This is who owns a session now.
+    /// Records the current owner of a session.
     pub(crate) fn insert(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
         state.store(session, Found::Owner(ownership), self.0.me);
     }
 
-    /// This instance owns a session now.
+    /// Records that this instance owns a session now.
     pub(crate) fn mark_own(&self, session: SessionHash) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
         state.remove(session);
     }
 
-    /// This is not who owns a session, or not any more.
+    /// Removes this owner of a session, which is wrong or outdated.
     pub(crate) fn invalidate(&self, session: SessionHash, ownership: Ownership) {
         let mut state = self.0.state();
         state.lookups.remove(&session);
@@ -137,7 +139,7 @@ impl OwnerCache {
         }
     }
 
-    /// The look-up of a session that is under way, or a new one.
+    /// Returns the look-up of a session in progress, or a new one.
     fn join(&self, state: &mut CacheState, session: SessionHash) -> Shared<Lookup> {
         if let Some(lookup) = state
             .lookups

@@ -1,10 +1,10 @@
-//! The listener for peers. What comes here was relayed by another instance, and is served here or sent back.
+//! The listener for peers. Requests that other instances relay are served here or answered with 421.
 //!
-//! 1. Only addresses that may be peers' are accepted, and only requests with the secret of the cluster are looked at.
-//! 2. A request is marked as a peer's by an extension. What its head said to this instance alone is gone before anything reads it.
-//!    If the peer names the address of the client, the request has both kinds of `ConnectInfo`, with that address.
-//! 3. It stays open while calls end and sessions are handed over. When it closes, whoever has connected by then is answered, and
-//!    connections may end what they are at, for 5 s at most. Each has one request.
+//! 1. Only connections from admitted addresses are accepted, and only requests with the secret of the cluster are processed.
+//! 2. A request is marked as a peer's by an extension. The internal fields of its head are removed before any other code reads it. If the
+//!    peer reports the address of the client, the request has both kinds of `ConnectInfo`, with that address.
+//! 3. The listener stays open while calls end and sessions are transferred. When it closes, connections that were established by then are
+//!    served, and may complete within 5 s. Each connection has one request.
 
 use std::{
     convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
@@ -29,23 +29,27 @@ use crate::{
     wire::{self, FromPeer, Secret},
 };
 
-/// How long the head of a request may take to come: 10 s.
+/// Timeout for the head of a request: 10 s.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum number of fields of a head: 512. By default hyper takes 100 of a client over HTTP/1.1, and over HTTP/2 as many as fit into
-/// 16 KiB, which counts 32 bytes for each field beside its name and value.
+/// Maximum number of fields of a head: 512.
+///
+/// By default hyper accepts 100 from a client over HTTP/1.1. Over HTTP/2 it accepts 16 KiB, counting 32 bytes for each field in addition to
+/// its name and value.
 pub(crate) const MAX_FIELDS: usize = 512;
 
-/// How long connections may take to end what they are at when the instance leaves: 5 s.
+/// Maximum time for open connections to complete at a shutdown: 5 s.
 const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How much of a request that is sent back is read: 64 KiB. A connection that is closed on unread bytes may lose its answer.
+/// Maximum number of bytes that are read of a refused request: 64 KiB.
+///
+/// Chosen because closing a connection with unread bytes may lose the response.
 const MAX_DRAINED: usize = 64 * 1024;
 
-/// How long that may take: 1 s.
+/// Timeout for reading them: 1 s.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Which connections and requests are accepted.
+/// Decides which connections and requests are accepted.
 #[derive(Debug)]
 pub(crate) struct PeerAuth {
     filter: PeersFilter,
@@ -54,7 +58,7 @@ pub(crate) struct PeerAuth {
     untrusted_request: RateLimitedWarning,
 }
 
-/// The application, as it is served to peers.
+/// The application that is served to peers.
 pub(crate) trait App:
     Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
     + Clone
@@ -114,7 +118,7 @@ pub(crate) fn watched(listener: TcpListener) -> WatchedListener {
     WatchedListener::new(listener)
 }
 
-/// Serves peers until `shutdown` says so or is dropped.
+/// Serves peers until `shutdown` is [`ShutdownStage::Closed`], or is dropped.
 pub(crate) async fn serve(
     listener: impl Listener,
     app: impl App,
@@ -125,7 +129,7 @@ pub(crate) async fn serve(
     let mut closed = pin!(shutdown.wait_for(|stage| *stage == ShutdownStage::Closed));
     loop {
         tokio::select! {
-            // First: who has connected before it closes is answered.
+            // Accepting has priority: connections that were established before the listener closes are served.
             biased;
             (stream, address) = listener.accept() => {
                 if peer_auth.admits(address) {
@@ -133,7 +137,7 @@ pub(crate) async fn serve(
                 }
             }
             Some(_ended) = connections.join_next() => {}
-            // An error says that nobody is there any more who could leave.
+            // An error means that the sender was dropped, so no shutdown can follow.
             _closed = &mut closed => break,
         }
     }
@@ -144,8 +148,9 @@ pub(crate) async fn serve(
     }
 }
 
-/// Says that a session is not here. That is known from the head alone; a body that does not wait to be asked for is only taken
-/// off the connection.
+/// Answers that a session is not here, as decided from the head alone.
+///
+/// A body that was sent without waiting to be asked for is read and discarded.
 pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, MAX_DRAINED).collect();
@@ -170,7 +175,7 @@ async fn connection(stream: impl Accepted, app: impl App, peer_auth: Arc<PeerAut
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_headers(MAX_FIELDS);
-    // Without keep-alive there is no need to end idle ones, and none is ended on which a request is on its way.
+    // Without keep-alive there are no idle connections to close, and no connection is closed while a request arrives on it.
     let connection = builder
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
@@ -195,7 +200,7 @@ async fn answer(
     extensions.insert(FromPeer);
     if let Some(client) = client {
         extensions.insert(ConnectInfo(client));
-        // It still watches the connection of the peer, which ends with that of the client.
+        // The `Peer` still watches the connection of the peer, which ends with that of the client.
         if let Some(peer) = extensions.remove::<Peer>() {
             let peer = peer.with_addr(client);
             extensions.insert(peer.clone());

@@ -18,7 +18,9 @@ use tokio::{sync, time::Instant};
 
 use crate::{ids::SessionHash, lock::lock, ttl_cache::TtlCache};
 
-/// How long an aborted restore is recorded: 1 s. rmcp forgets it once a task of its own has run.
+/// How long an aborted restore is recorded: 1 s.
+///
+/// Chosen because rmcp forgets it once a task of its own has run.
 const ABORTED_TTL: Duration = Duration::from_secs(1);
 
 /// Maximum number of sessions with a recorded aborted restore: 4,096.

@@ -1,4 +1,4 @@
-//! The purpose of a peer's request, as far as an instance that leaves needs it.
+//! The purpose of a peer's request, as far as an instance that shuts down needs it.
 
 use axum::body::Bytes;
 use http::{HeaderMap, Method};
@@ -9,7 +9,7 @@ use crate::{
     routing_plan::Refusal,
 };
 
-/// What a request begins.
+/// The kind of a request, by what it begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     /// A call. The peer has kept its request, and can send it again.

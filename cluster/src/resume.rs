@@ -1,9 +1,9 @@
 //! Resumes: the client names an event of this incarnation, or of a former one whose calls have ended.
 //!
 //! 1. An event of the current generation of a session is passed on under the id that the session manager gave it.
-//! 2. An event of another generation (of another incarnation, or from before the session was restored here) is not passed on, because the
-//!    session manager could mistake it for an event of another call. The client gets the kept answer, or the error that its server no
-//!    longer runs, and the stream ends. This requires that the application has accepted the request, so that its checks of clients apply.
+//! 2. An event of another generation (of another incarnation, or from before the session was restored here) is not passed on. The session
+//!    manager could mistake it for an event of another call. The client gets the kept answer, or the error that its server no longer runs,
+//!    and the stream ends. This requires that the application has accepted the request, so that its checks of clients apply.
 //! 3. An event id that no instance created is passed on unchanged.
 
 use axum::body::Body;

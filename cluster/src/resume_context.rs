@@ -1,7 +1,6 @@
-//! The call that a resume is for, handed from the layer to the session manager.
+//! The call of a resume, passed from the layer to the session manager.
 //!
-//! rmcp hands the session manager the event id alone, which the layer has cut back to what the manager knows. Both run in
-//! one task.
+//! rmcp passes only the event id to the session manager, and the layer has already cut the id back to its plain form. Both run in one task.
 
 use tokio::task_local;
 
@@ -16,8 +15,9 @@ pub(crate) async fn with_resumed_call<F: Future>(call: Option<NamedCall>, served
     CALL.scope(call, served).await
 }
 
-/// The call that the resume which is served now is for. `None` if it is for none, or if something between the layer and the
-/// session manager moves requests to tasks of their own.
+/// Returns the call of the resume that this task serves. `None` if there is none.
+///
+/// Also `None` if a layer in between moves requests to other tasks.
 pub(crate) fn resumed_call() -> Option<NamedCall> {
     CALL.try_with(Clone::clone).ok().flatten()
 }

@@ -37,7 +37,7 @@ const RECHECK_DELAY: Duration = Duration::from_millis(50);
 /// Interval of checks whether a silent owner still owns the session of a call: 10 s.
 pub(crate) const OWNER_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of attempts to reclaim a session that another instance claims at the same time: 3.
+/// Maximum number of attempts to reclaim a session that another instance also claims: 3.
 const MAX_RECLAIMS: usize = 3;
 
 /// The parts of an instance that take part in routing.
@@ -58,8 +58,7 @@ pub(crate) struct Router {
 // === impl Router ===
 
 impl Router {
-    /// Returns the action for a client's new request.
-    /// The request enters the gate of its session, if the session is here.
+    /// Returns the action for a client's new request. The request enters the gate of its session, if the session is here.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
         // A session that is being restored is not local until that is done. One that another instance may have claimed is looked up.
@@ -86,8 +85,8 @@ impl Router {
         (incoming.action(), presence.unwrap_or_default())
     }
 
-    /// Returns the local presence of a session. `None` if a peer must claim the session.
-    /// A session that is being restored is present. So is a session that its client has ended, until the directory has its tombstone.
+    /// Returns the local presence of a session. `None` if a peer must claim the session. A session that is being restored is present. So is
+    /// a session that its client has ended, until the directory has its tombstone.
     fn presence(&self, id: &str) -> Option<Presence> {
         // The restore is checked first: a session that is opened after this check is found below.
         let restore = self.join_restore(id);
@@ -108,7 +107,7 @@ impl Router {
         is_possible.then(|| self.restores.join(SessionHash::of(id)))?
     }
 
-    /// Ends the part of a request in the restore of its session.
+    /// Called when a request no longer takes part in the restore of its session.
     pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
         // Parameters that were loaded for this request but not restored are discarded, as if they had not been loaded.
@@ -122,8 +121,8 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Returns `true` if a local session may serve new requests within [`DIRECTORY_TIMEOUT`].
-    /// After this process stalled, sessions are written again first.
+    /// Returns `true` if a local session may serve new requests within [`DIRECTORY_TIMEOUT`]. After this process stalled, sessions are
+    /// written again first.
     pub(crate) async fn is_verified(&self, id: &str) -> bool {
         if self.heartbeat.may_serve(id) {
             return true;
@@ -140,9 +139,8 @@ impl Router {
         refusal.into()
     }
 
-    /// Returns the response for a session of this instance that could not be restored.
-    /// It asks the client to retry. After a few attempts that failed for another reason than the directory, it is 404, so that the client
-    /// opens a new session.
+    /// Returns the response for a session of this instance that could not be restored. It asks the client to retry. After a few attempts
+    /// that failed for another reason than the directory, it is 404, so that the client opens a new session.
     pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
         if !self.sessions.is_unrestorable(id) {
             return self.reject(Refusal::NotSound);
@@ -187,8 +185,8 @@ impl Router {
         }
     }
 
-    /// Returns `true` if a peer can claim a session, because its record names this instance.
-    /// A session that is open here but missing in the directory is written again.
+    /// Returns `true` if a peer can claim a session, because its record names this instance. A session that is open here but missing in the
+    /// directory is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
@@ -332,9 +330,8 @@ impl Router {
         }
     }
 
-    /// Sends a request to the owner of its session.
-    /// The client of a slow request that is not a call counts as turned away while it waits. A call waits until the session has another
-    /// owner. A call that has not begun fails before the owner is first checked.
+    /// Sends a request to the owner of its session. The client of a slow request that is not a call counts as turned away while it waits. A
+    /// call waits until the session has another owner. A call that has not begun fails before the owner is first checked.
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -395,8 +392,8 @@ impl Router {
         }
     }
 
-    /// Reclaims a session of this instance before it is restored.
-    /// A peer that received 421 for this session earlier can no longer claim it on the record that it read.
+    /// Reclaims a session of this instance before it is restored. A peer that received 421 for this session earlier can no longer claim it
+    /// on the record that it read.
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
         if !self.heartbeat.is_up_to_date().await {
             // A new epoch would supersede a later claim that the directory has lost.
@@ -407,7 +404,7 @@ impl Router {
             let mine = match known {
                 Known::Owner(is) if is.owner == self.me => is,
                 Known::Owner(_) => return Reclaimed::Moved,
-                // There is no such session. The application answers so.
+                // The session does not exist, and the application answers accordingly.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
                 Known::Unowned | Known::NoAnswer => return Reclaimed::Refused(Refusal::NotSound),
             };

@@ -23,7 +23,7 @@ const MAX_CLAIMS: u8 = 3;
 /// Maximum number of look-ups of the instance that claims what this one relinquished: 20.
 const MAX_LOOKUP_RETRIES: u8 = 20;
 
-/// What is known of a request when its head has arrived.
+/// The facts about a request when its head has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IncomingRequest {
     /// The request names exactly one readable session.
@@ -195,7 +195,7 @@ impl RoutingPlan {
         }
     }
 
-    /// Returns the action for a session that this instance has relinquished, but still owns in the directory.
+    /// Returns the action for a session that this instance has relinquished, but still owns.
     pub(crate) fn on_relinquished(&mut self) -> Action {
         if self.lookup_retries == MAX_LOOKUP_RETRIES {
             return Action::Refuse(Refusal::Again);

@@ -24,7 +24,7 @@ use crate::{
 /// Maximum number of routings of one request: 3. Chosen because ownership may change in between.
 const MAX_ROUTINGS: usize = 3;
 
-/// Maximum length of a body that is read before the restore: rmcp's default of 4 MiB, and 1 byte.
+/// Maximum length of a body that is read before a restore: 4 MiB (rmcp's default) and 1 byte.
 ///
 /// rmcp reads the body first, and then restores the session.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;

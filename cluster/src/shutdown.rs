@@ -38,14 +38,13 @@ use crate::{
 
 /// Minimum duration of the transfer of sessions: 1 s.
 ///
-/// Chosen because a request may still arrive on a connection that was open when the public listener closed, and a client may still return
-/// for an answer that it has not read.
+/// Chosen because a request may still arrive on a connection that was open when the public listener closed.
+/// A client may also still return for an answer that it has not read.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
 /// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.
 ///
-/// At the end of its shutdown an instance waits as long for the answers of the calls that it has cancelled, and for the tombstones of
-/// sessions that have ended.
+/// Also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The stage of a shutdown.
@@ -152,7 +151,8 @@ impl Shutdown {
 
     /// Waits until answers of ended calls are in the directory, at most [`FLUSH_TIMEOUT`].
     ///
-    /// The next owner of a session may look for them there. Returns `true` if they are written, or the instance has not begun to leave.
+    /// The next owner of a session may look for them there. Returns `true` if they are written, the shutdown has not begun, or the instance
+    /// has stopped.
     pub(crate) async fn flush_answers(&self) -> bool {
         if self.stage() == ShutdownStage::Running {
             return true;

@@ -1,8 +1,8 @@
-//! rmcp's session store, in the directory: what a session needs to be restored on another instance.
+//! rmcp's session store, in the directory: the data to restore a session on another instance.
 //!
-//! 1. A session that the directory does not know within [`OPEN_TIMEOUT`] does not begin ([`Sessions::admit_new_session`]); one that has ended
-//!    is deleted when it answers again.
-//! 2. Only its owner restores a session. Whoever wants to must have claimed it.
+//! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not begin ([`Sessions::admit_new_session`]). A session that has
+//!    ended gets its tombstone once the directory answers again.
+//! 2. Only its owner restores a session. Another instance must claim it first.
 //! 3. Errors and log lines name no session by its id.
 
 use std::{io, sync::Arc, time::Duration};
@@ -20,14 +20,17 @@ use crate::{
     sessions::Sessions,
 };
 
-/// How large the parameters of a session may be, as JSON: 64 KiB. A session with larger ones is found by its clients, and is
-/// not restored when its instance is gone.
+/// Maximum length of the parameters of a session, as JSON: 64 KiB.
+///
+/// A session with longer parameters is reachable by its clients, but is not restored after its instance has died.
 const MAX_PARAMS: usize = 64 * 1024;
 
-/// How long a new session may wait until the directory has it: 2 s, so that a second try of [`DIRECTORY_TIMEOUT`] each has its time.
+/// Maximum wait of a new session for its record: 2 s.
+///
+/// Chosen so that a second attempt fits in, with [`DIRECTORY_TIMEOUT`] each.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Keeps in the directory what a session needs to be restored.
+/// Stores in the directory what a session needs to be restored.
 #[derive(Debug)]
 pub(crate) struct ClusterStore {
     me: Incarnation,
@@ -59,7 +62,7 @@ impl SessionStore for ClusterStore {
         let Some(entry) = self.directory.load(session).await? else {
             return Ok(None);
         };
-        // Also while it was loaded.
+        // Checked again, because the session may have been deleted during the load.
         if self.sessions.is_deleted(session) {
             return Ok(None);
         }

@@ -39,7 +39,7 @@ pub(super) const OVERHEAD: usize = 256;
 
 /// Maximum number of bytes in flight to the directory: 4 MiB.
 ///
-/// Chosen because an instance that leaves may have 64 MiB to write, which then takes 16 round trips.
+/// Chosen because an instance that shuts down may have 64 MiB to write, which then takes 16 round trips.
 pub(super) const MAX_BYTES_IN_FLIGHT: usize = 4 * 1024 * 1024;
 
 /// Maximum number of operations in flight: 256. They are serialized on one connection.

@@ -1,11 +1,11 @@
-//! Why a directory did not answer.
+//! Errors of a directory.
 
 use std::{
     error::Error,
     fmt::{self, Display, Formatter},
 };
 
-/// The directory did not answer, or what it said cannot be read.
+/// The directory did not answer, or its answer cannot be read.
 #[derive(Debug)]
 pub(crate) struct DirectoryError {
     what: &'static str,
@@ -23,7 +23,7 @@ impl DirectoryError {
         }
     }
 
-    /// This cannot be a directory, or cannot be reached as it is set up.
+    /// The backend cannot be a directory, or cannot be reached with this configuration.
     pub(crate) fn unusable(what: &'static str) -> Self {
         Self { what, source: None }
     }
@@ -36,7 +36,7 @@ impl DirectoryError {
         }
     }
 
-    /// The answer of a call is larger than what is kept.
+    /// The answer of a call is larger than [`MAX_ANSWER`](super::MAX_ANSWER).
     pub(crate) fn too_large() -> Self {
         Self {
             what: "the answer is too large to be kept",
@@ -44,7 +44,7 @@ impl DirectoryError {
         }
     }
 
-    /// There was an answer that no instance can have written.
+    /// The directory holds a value that no instance can have written.
     pub(crate) fn unreadable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
             what: "the directory holds what no instance wrote",

@@ -1,5 +1,6 @@
-//! A directory that always answers in time, be it with an error. An answer that waited because this process stood still is none: it may
-//! be out of date.
+//! A directory that always answers in time, if only with an error.
+//!
+//! An answer that waited while this process stalled is discarded, because it may be out of date.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,14 +14,17 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
+/// Timeout of all requests but those for [`ANSWERS_TIMEOUT`]: 500 ms. They may still be executed later.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Timeout of a write or a removal of an answer: 5 s. Chosen because no request waits for it, and a directory that is 2 s away must
-/// be able to confirm 1 MiB.
+/// Timeout for writing or removing an answer: 5 s.
+///
+/// Chosen because no request waits for it, and a directory that is 2 s away must be able to confirm 1 MiB.
 pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A directory of which every answer, or an error, is there within [`DIRECTORY_TIMEOUT`], or [`ANSWERS_TIMEOUT`]. It is a handle: clones are the same directory.
+/// A directory that answers or fails within a timeout. Clones are the same directory.
+///
+/// The timeout is [`DIRECTORY_TIMEOUT`], or [`ANSWERS_TIMEOUT`].
 #[derive(Debug, Clone)]
 pub(crate) struct Limited(Arc<dyn Directory>);
 

@@ -1,4 +1,4 @@
-//! A directory in the memory of a process, for instances that are all in it.
+//! A directory in memory, for instances that are all in one process.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,17 +20,16 @@ use crate::{
     lock::lock,
 };
 
-/// How many bytes of answers are kept: 64 MiB. Beyond that the oldest go.
+/// Maximum size of the kept answers: 64 MiB. Beyond that the oldest are removed.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
-/// What an answer costs beside its bytes.
+/// Size that an answer counts in addition to its bytes.
 const ANSWER_OVERHEAD: usize = 256;
 
-/// A directory of owners in memory, for several instances in one process: tests, demonstrations, a server with one runtime a
-/// core. Clones are the same directory.
+/// A directory in memory, for several instances in one process. Clones are the same directory.
 ///
-/// It knows a session for an hour after its owner last registered it, and an answer for ten minutes after its call ended, as the real
-/// one does.
+/// It is for tests, demonstrations, and servers with one runtime per core. Like the real directory, it keeps a session for an hour after
+/// its owner last registered it. It keeps an answer for ten minutes after its call ended.
 ///
 /// ```
 /// use mcp_cancel_cluster::MemoryDirectory;
@@ -45,14 +44,14 @@ pub struct MemoryDirectory(Arc<Mutex<State>>);
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
 struct State {
-    /// How often it was started again.
+    /// Number of restarts.
     starts: u64,
     sessions: HashMap<SessionHash, Known>,
     leases: HashMap<Incarnation, StoredLease>,
     /// When an instance last turned a client away.
     turned_away: Option<Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
-    /// Their keys, the oldest first.
+    /// The keys of `answers`, the oldest first.
     oldest: VecDeque<AnswerKey>,
     answer_bytes: usize,
 }
@@ -64,7 +63,7 @@ struct Known {
     until: Instant,
 }
 
-/// A lease, and what its instance wrote with it.
+/// A lease, and the status that its instance wrote with it.
 #[cfg_attr(test, derive(Clone))]
 struct StoredLease {
     renewed: Instant,
@@ -78,7 +77,7 @@ type AnswerKey = (SessionHash, Incarnation, CallNumber);
 // === impl MemoryDirectory ===
 
 impl MemoryDirectory {
-    /// How many sessions have an owner.
+    /// Returns the number of sessions that have an owner.
     pub fn sessions(&self) -> usize {
         let mut state = self.state();
         state.sweep(Instant::now());
@@ -88,7 +87,7 @@ impl MemoryDirectory {
             .count()
     }
 
-    /// Comes back empty, as a backend does that keeps nothing on a disk.
+    /// Restarts empty, like a backend without persistence.
     #[cfg(test)]
     pub(crate) fn restart(&self) {
         let mut state = self.state();
@@ -98,7 +97,7 @@ impl MemoryDirectory {
         };
     }
 
-    /// Loses all that it knows, and runs on.
+    /// Loses all its data, and keeps running.
     #[cfg(test)]
     pub(crate) fn flush(&self) {
         let mut state = self.state();
@@ -347,7 +346,7 @@ impl State {
         }
     }
 
-    /// Forgets what is over. Every heartbeat of every instance comes here.
+    /// Removes what has expired. Called by every heartbeat.
     fn sweep(&mut self, now: Instant) {
         self.leases.retain(|_, lease| lease.lasts(now));
         self.sessions.retain(|_, known| known.until > now);

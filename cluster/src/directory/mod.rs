@@ -4,7 +4,7 @@
 //!    [`register`](Directory::register) overwrites an older record, which a directory restored from a snapshot may have. A higher epoch
 //!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if the record has changed. It may also
 //!    begin with `register`, over the record of the same owner only ([`Registration::renewed`]).
-//! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner registers it again.
+//! 2. **Tombstones.** A session that its client ended keeps a record, so that no former owner registers it again.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
 //! 4. A missing record proves little, because the directory may have returned empty a moment ago. Each look therefore includes the leases
 //!    of that moment ([`Leases`]), each with "all of mine is written, in this run of the directory".
@@ -86,7 +86,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         wanted: Ownership,
     ) -> Result<Claim, DirectoryError>;
 
-    /// Replaces a session's record by a tombstone, unless another owner has a higher epoch.
+    /// Replaces a session's record by a tombstone, unless another owner's epoch is not lower.
     ///
     /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
@@ -195,7 +195,7 @@ pub(crate) struct Status {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BackendRunId(Arc<str>);
 
-/// What is needed to restore a session.
+/// The data to restore a session.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) ownership: Ownership,

@@ -6,12 +6,13 @@
 //! | `mcp:i` | hash: a field an instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
-//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <turned away> <run> <address>`: two times of the backend in
-//! milliseconds (`-` if it turned no client away), and the run in which all sessions of the instance are written, or `-`. It
-//! lasts for 6 s. All leases are in one key, so whatever loses one loses all, and each instance sees that at its next heartbeat.
+//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is a time of the backend in
+//! milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are `settled` and `owes-answers`,
+//! separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease: it has the time at which any instance last
+//! turned a client away. All leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
 //!
-//! What is compared and set is done by scripts of one key each. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset
-//! +hdel +hgetall +pexpire +set +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
+//! Each compare-and-set is a script on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
+//! +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -55,11 +56,12 @@ mod reply;
 mod scripts;
 mod source;
 
-/// How long the leases are kept that no heartbeat renews: a day. Long, so that a backend that evicts by remaining time takes
-/// them last.
+/// How long the leases are kept that no heartbeat renews: one day.
+///
+/// Chosen to be long, so that a backend that evicts by remaining time removes them last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A Redis or a Valkey, on two connections, which are made again when they break.
+/// A Redis or a Valkey, on two connections, which are reestablished when they break.
 pub(crate) struct RedisDirectory {
     connections: Connections,
     inspection: Inspection,
@@ -73,7 +75,7 @@ impl RedisDirectory {
     /// Returns the directory at an address. It connects with the first command.
     ///
     /// # Errors
-    /// The address cannot be read, or cannot be used as this crate is built.
+    /// The address cannot be read, or cannot be used with the features of this build.
     pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
         Ok(Self {
             connections: Connections::new(address.source()?),
@@ -83,7 +85,9 @@ impl RedisDirectory {
         })
     }
 
-    /// Inspects the backend, if it answers within [`DIRECTORY_TIMEOUT`]. Otherwise the first heartbeat that is answered does.
+    /// Inspects the backend, if it answers within [`DIRECTORY_TIMEOUT`].
+    ///
+    /// Otherwise the first heartbeat that is answered inspects it.
     ///
     /// # Errors
     /// The backend cannot be a directory.
@@ -94,7 +98,7 @@ impl RedisDirectory {
         };
         match timeout(DIRECTORY_TIMEOUT, kind).await {
             Ok(Ok(kind)) => self.inspection.evaluate(kind),
-            // Heartbeats try again, and see only that no answer was in time.
+            // Heartbeats retry, and observe only a timeout.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
                 Ok(())
@@ -138,7 +142,7 @@ impl RedisDirectory {
         pipeline.cmd("INFO").arg("server");
         let answer = pipeline.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
-            // It may have become a replica, and another backend has its name. Or it refuses the connection, which does not try again then.
+            // The backend may have become a replica, and another one has its name. Or it refuses the connection, which is not retried then.
             if !error.is_io_error() {
                 self.connections.renew();
             }
@@ -150,12 +154,12 @@ impl RedisDirectory {
         })
     }
 
-    /// Writes or removes an answer. A failure is not the heartbeat's.
+    /// Writes or removes an answer. A failure does not affect heartbeats.
     async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
         let mut connection = self.connections.for_answers().await?;
         let done = command.exec_async(&mut connection).await;
         Ok(done.inspect_err(|error| {
-            // What else the backend refuses, such as a write when its memory is full, it refuses on every connection.
+            // Other refusals, such as writes when the memory is full, would occur on every connection.
             if matches!(
                 error.kind(),
                 ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed
@@ -167,7 +171,7 @@ impl RedisDirectory {
 }
 
 impl Debug for RedisDirectory {
-    /// Without the address, in which a password may be.
+    /// Omits the address, which may contain a password.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisDirectory").finish_non_exhaustive()
     }
@@ -219,7 +223,7 @@ impl Directory for RedisDirectory {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
-        // A backend that was started again does not know it any more.
+        // A restarted backend does not have the script any more.
         write.load_script(&self.scripts.register).ignore();
         for registered in sessions {
             let mut register = self.scripts.register.key(session_key(registered.session));
@@ -242,7 +246,7 @@ impl Directory for RedisDirectory {
             match read_record(registered.session, &text) {
                 Ok(record) if record == Record::Owned(registered.ownership(owner)) => {}
                 Ok(record) => unchanged.push((registered.session, record)),
-                // One such record does not keep the others waiting.
+                // One such record must not block the others.
                 Err(error) => self.unreadable.warn(&format_args!("{error}")),
             }
         }
@@ -344,7 +348,7 @@ impl Directory for RedisDirectory {
     }
 }
 
-/// The leases, and what is needed to read them.
+/// Appends the commands that read the leases.
 fn ask_for_leases(look: &mut Pipeline) {
     look.cmd("HGETALL").arg(LEASES);
     look.cmd("TIME");

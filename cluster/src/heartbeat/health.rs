@@ -1,16 +1,16 @@
-//! Whether the directory is consistent, decided from heartbeats, without clock and without input or output.
+//! Decides from heartbeats whether the directory is consistent. Reads no clock, and does no I/O.
 //!
-//! 1. It is consistent from when an answered heartbeat found everything as it was left, and all sessions of this instance were
-//!    written, until a heartbeat is not answered, or finds another start of the backend or no lease.
-//! 2. After each of these everything is written again before it is consistent again. What was written meanwhile counts, unless
-//!    there is a new reason: a backend that answers every second time comes to an end with it.
-//! 3. If the lease was lost, each session is written at a new epoch, after the lease was made anew: an instance that saw that there
-//!    was none, and claims a session only then, claims it in vain. That waits while a later claim of another instance may be lost:
-//!    then no instance proves anything, and none claims.
-//! 4. Where no heartbeat is sent any more it is not consistent: an answer counts for as long as the lease that it renewed.
-//! 5. While the lease lasts no other instance claims a session. If it may have lapsed, because this process stood still or
-//!    because heartbeats were not answered, each session is verified before it serves anything new ([`Lapse`]). While
-//!    heartbeats are made and fail, sessions are served: there availability has precedence, unless the lease is required.
+//! 1. The directory becomes consistent when an answered heartbeat found everything as it was left, and all sessions of this instance are
+//!    written. It stops being consistent when a heartbeat is not answered, or finds another start of the backend or no lease.
+//! 2. After each of these events everything is written again before the directory is consistent again. Sessions that were written meanwhile
+//!    count, unless there is a new reason. Writing therefore completes even with a backend that answers only every second request.
+//! 3. If the lease was lost, each session is written at a new epoch, after the lease was acquired again. An instance that saw no lease, and
+//!    claims a session only after that, then loses the claim. New epochs wait while a later claim of another instance may be lost.
+//!    Meanwhile no instance proves anything, and none claims.
+//! 4. If heartbeats stop, the directory is not consistent: an answer counts only for the lifetime of the lease that it renewed.
+//! 5. While the lease lasts, no other instance claims a session. The lease may have lapsed because this process stalled or because
+//!    heartbeats were not answered. Each session is then verified before it serves anything new ([`Lapse`]). While heartbeats are sent and
+//!    fail, sessions are served, because availability has precedence there, unless the lease is required.
 
 use std::time::Duration;
 
@@ -21,31 +21,34 @@ use crate::{
     sessions::Lapse,
 };
 
-/// For how long no heartbeat may begin before the lease counts as lapsed: 5 s. Less than the lease, which a heartbeat renews on
-/// its way to the directory. More than a heartbeat that is answered late, and the time to the next.
+/// Maximum time without a heartbeat before the lease counts as lapsed: 5 s.
+///
+/// Chosen to be less than the lease's lifetime, because a heartbeat renews the lease only when it reaches the directory. It is more than
+/// the time of a late answer and the interval to the next heartbeat.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
-/// For how long the directory must have been consistent for what it does not know to be unknown to all instances: a lease's time. Each
-/// instance that had its lease then has renewed it since, or has lost it.
+/// Time of consistency after which an unknown record is unknown to all instances: 6 s.
+///
+/// Chosen as the lifetime of a lease. Each instance that had a lease has renewed it since, or has lost it.
 pub(crate) const SETTLE_PERIOD: Duration = LEASE_TTL;
 
-/// What heartbeats found of the directory.
+/// The state of the directory, as heartbeats found it.
 #[derive(Debug)]
 pub(super) struct DirectoryHealth {
     phase: Phase,
-    /// Which backend answered last.
+    /// The run of the backend that answered last.
     run: Option<BackendRunId>,
-    /// When the last heartbeat began that was answered.
+    /// The start of the last heartbeat that was answered.
     last_heartbeat: Option<Instant>,
-    /// A heartbeat found no lease, and none was answered since one was made.
+    /// A heartbeat found no lease, and none was answered since the lease was acquired again.
     has_no_lease: bool,
-    /// Each session is to take a new epoch, because others may have seen that there was no lease. The run of the backend before that.
+    /// Set if each session must take a new epoch, because others may have seen no lease. The run of the backend before that.
     renewal_due: Option<BackendRunId>,
-    /// When the next heartbeat is so late that the lease may have lapsed. `None` before the first.
+    /// Time from which the next heartbeat is so late that the lease may have lapsed. `None` before the first.
     late_from: Option<Instant>,
     /// `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
-    /// Nothing new is served while the lease may have lapsed, also if heartbeats are made.
+    /// Nothing new is served while the lease may have lapsed, also while heartbeats are sent.
     requires_lease: bool,
 }
 
@@ -55,19 +58,19 @@ enum Phase {
     Unreachable {
         must_write_all: bool,
     },
-    /// It was, and sessions are being written.
+    /// The last heartbeat was answered, and sessions are being written.
     Writing,
     Consistent {
         since: Instant,
     },
 }
 
-/// What an answered heartbeat asks for.
+/// The work that an answered heartbeat requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RequiredWork {
-    /// All sessions are to be written again.
+    /// All sessions must be written again.
     pub(super) write_all: bool,
-    /// Something was lost, be it the lease.
+    /// Data was lost, or the lease.
     pub(super) was_lost: bool,
 }
 
@@ -89,7 +92,7 @@ impl DirectoryHealth {
         }
     }
 
-    /// A heartbeat begins.
+    /// Called when a heartbeat begins.
     pub(super) fn on_heartbeat_begun(&mut self, now: Instant) {
         if self.has_stalled(now) {
             self.lapse = Some(Lapse::by_stall(now));
@@ -99,7 +102,7 @@ impl DirectoryHealth {
         self.late_from = Some(now + STALL_THRESHOLD);
     }
 
-    /// For which lapse a session is verified before it serves anything new here. `None` if for none.
+    /// Returns the lapse for which sessions must be verified. Returns `None` if there is none.
     pub(super) fn lapse(&self, now: Instant) -> Option<Lapse> {
         if self.has_stalled(now) {
             return Some(Lapse::by_stall(now));
@@ -110,12 +113,12 @@ impl DirectoryHealth {
         self.lapse
     }
 
-    /// Whether heartbeats were due and not made for so long that the lease may have lapsed.
+    /// Returns `true` if the next heartbeat is so late that the lease may have lapsed.
     fn has_stalled(&self, now: Instant) -> bool {
         self.late_from.is_some_and(|late| now > late)
     }
 
-    /// A heartbeat found no lease. One is about to be made.
+    /// Called when a heartbeat found no lease, before the lease is acquired again.
     pub(super) fn on_lease_missing(&mut self) {
         self.phase = Phase::Unreachable {
             must_write_all: true,
@@ -124,22 +127,22 @@ impl DirectoryHealth {
         self.require_epoch_renewal();
     }
 
-    /// Each session is to take a new epoch. Before the first heartbeat there was nothing to claim.
+    /// Requires a new epoch for each session. Does nothing before the first heartbeat, because there was nothing to claim.
     fn require_epoch_renewal(&mut self) {
         self.renewal_due = self.renewal_due.take().or_else(|| self.run.clone());
     }
 
-    /// The run of the backend since which each session is to take a new epoch, if it is to.
+    /// Returns the run of the backend before new epochs became due, `None` if they are not due.
     pub(super) fn renewal_due(&self) -> Option<&BackendRunId> {
         self.renewal_due.as_ref()
     }
 
-    /// The sessions take new epochs.
+    /// Called when the sessions take new epochs.
     pub(super) fn on_epochs_renewed(&mut self) {
         self.renewal_due = None;
     }
 
-    /// A heartbeat that began then was answered, and there is a lease.
+    /// Called when the heartbeat that began at `begun` was answered, and there is a lease.
     pub(super) fn on_heartbeat_answered(
         &mut self,
         begun: Instant,
@@ -150,7 +153,7 @@ impl DirectoryHealth {
         let was_alive = !std::mem::take(&mut self.has_no_lease);
         let was_lost = !is_same_run || !is_in_time || !was_alive;
         if is_same_run && was_alive {
-            // Whatever this side could tell since the last answer: the lease never lapsed.
+            // The lease never lapsed, so a lapse that was assumed since the last answer did not happen.
             let was_known = |lapse: &Lapse| {
                 self.last_heartbeat
                     .is_some_and(|last_heartbeat| lapse.since <= last_heartbeat)
@@ -177,7 +180,7 @@ impl DirectoryHealth {
         }
     }
 
-    /// A heartbeat was not answered, or the lease could not be made.
+    /// Called when a heartbeat was not answered, or the lease could not be acquired.
     pub(super) fn on_heartbeat_failed(&mut self) {
         self.phase = match self.phase {
             Phase::Consistent { .. } => Phase::Unreachable {
@@ -190,7 +193,7 @@ impl DirectoryHealth {
         };
     }
 
-    /// Nothing is left that must be written again.
+    /// Called when everything that had to be written again is written.
     pub(super) fn on_all_written(&mut self, now: Instant) {
         if self.phase == Phase::Writing {
             self.phase = Phase::Consistent { since: now };
@@ -214,19 +217,21 @@ impl DirectoryHealth {
         self.run.as_ref()
     }
 
-    /// In which run of the backend all sessions of this instance are written.
+    /// Returns the run of the backend in which all sessions of this instance are written.
     pub(super) fn written_in(&self, now: Instant) -> Option<&BackendRunId> {
         self.consistent_since(now)?;
         self.run()
     }
 
-    /// Whether each instance that had a lease, and has not renewed it since the directory is consistent, has none any more.
+    /// Returns `true` if the directory has been consistent for [`SETTLE_PERIOD`].
+    ///
+    /// Each instance that has not renewed its lease since then has none any more.
     pub(super) fn is_settled(&self, now: Instant) -> bool {
         let since = self.consistent_since(now);
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)
     }
 
-    /// Whether the lease that was renewed last lasts, as far as this side can tell.
+    /// Returns `true` if the lease that was renewed last still lasts, by this instance's clock.
     fn is_fresh(&self, now: Instant) -> bool {
         self.last_heartbeat
             .is_some_and(|last_heartbeat| now.saturating_duration_since(last_heartbeat) < LEASE_TTL)

@@ -1,4 +1,4 @@
-//! The batches of one kind that are on their way to the directory.
+//! The concurrent writes of one kind to the directory.
 
 use std::{future::pending, time::Duration};
 
@@ -8,13 +8,13 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Writes that end with whether the directory took them. A failure pauses the lane.
+/// Writes that return whether the directory accepted them. A failure pauses the lane.
 pub(super) struct Lane<F> {
     max: usize,
     in_flight: FuturesUnordered<F>,
-    /// After a failure, when the next one may begin.
+    /// When the next write may begin after a failure.
     resumes_at: Option<Instant>,
-    /// How long after a failure that is.
+    /// Length of the pause after a failure.
     pause: Duration,
 }
 
@@ -39,7 +39,9 @@ impl<F: Future<Output = bool>> Lane<F> {
         self.in_flight.push(write);
     }
 
-    /// Returns when there may be room again: a write has ended, or the pause after a failure. Never, if there is nothing of the kind.
+    /// Returns when there may be room again: after the end of a write, or of the pause.
+    ///
+    /// Never returns if neither is pending.
     pub(super) async fn next_change(&mut self) {
         let now = Instant::now();
         let resumes_at = self.resumes_at.filter(|at| now < *at);

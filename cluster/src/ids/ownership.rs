@@ -1,6 +1,6 @@
-//! Who owns a session, since which claim, and what the directory has of that.
+//! Owners of sessions, the epochs of their claims, and the records in the directory.
 //!
-//! Every value has one text, which is what stands in the directory, and reads back as the same value or not at all.
+//! Every value has exactly one text, which is stored in the directory. A text is read back as the same value or not at all.
 
 use std::{
     cmp::Ordering,
@@ -11,42 +11,47 @@ use std::{
 
 use super::{Incarnation, ParseIdError, read_number};
 
-/// The instance on which a session lives: where its peers reach it, and which start of it. As text `<address> <incarnation>`.
+/// The instance on which a session is open, by its address for peers and its incarnation.
+///
+/// As text `<address> <incarnation>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Owner {
     pub(crate) address: SocketAddr,
     pub(crate) incarnation: Incarnation,
 }
 
-/// By how much the epoch of a claim exceeds the former one at least: 1,000. In between are those of an owner whose record was lost that
-/// often.
+/// Minimum difference between the epoch of a claim and the former one: 1,000.
+///
+/// The epochs in between are for an owner whose record was lost that often.
 const CLAIM_STEP: u64 = 1_000;
 
-/// The number of an ownership. It grows with every claim, a re-claim by the owner included, so of two records of a session the
-/// one with the lower epoch is older. A decimal number as text.
+/// The number of an ownership. As text a decimal number.
 ///
-/// It is at least the time of the claim in milliseconds since 1970. So it also exceeds the epochs that a directory has lost.
+/// It grows with every claim, including a re-claim by the owner. Of two records of a session, the one with the lower epoch is therefore
+/// older. An epoch is at least the time of the claim in milliseconds since 1970, so it also exceeds epochs that a directory has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 
-/// Who owns a session, since which claim. A claim names the ownership that it replaces, and fails once the directory has another.
-/// As text `<address> <incarnation> <epoch>`.
+/// The owner of a session, and the epoch of its claim.
+///
+/// A claim names the ownership that it replaces, and fails once the directory has another. As text `<address> <incarnation> <epoch>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ownership {
     pub(crate) owner: Owner,
     pub(crate) epoch: Epoch,
 }
 
-/// What the directory has of a session.
+/// The record of a session in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Record {
     Owned(Ownership),
-    /// Its client ended it. The record outlives the session, so that no former owner can register it again. As text
-    /// `- <incarnation> <epoch>`.
+    /// The client ended the session. As text `- <incarnation> <epoch>`.
+    ///
+    /// The record outlives the session, so that no former owner can register it again.
     Deleted(Tombstone),
 }
 
-/// Which instance deleted a session, and the epoch that this ended.
+/// The instance that deleted a session, and the epoch that the deletion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Tombstone {
     pub(crate) by: Incarnation,
@@ -76,31 +81,31 @@ impl FromStr for Owner {
 // === impl Epoch ===
 
 impl Epoch {
-    /// That of a session which begins now.
+    /// Returns the epoch of a session that begins now.
     pub(crate) fn now() -> Self {
         Self(wall_clock())
     }
 
-    /// That of a claim which is made now and replaces this one.
+    /// Returns the epoch of a claim that is made now, and replaces this one.
     pub(crate) fn next(self) -> Self {
         Self(wall_clock().max(self.0.saturating_add(CLAIM_STEP)))
     }
 
-    /// That of the same owner after the directory has lost its record. Less than that of any claim.
+    /// Returns the owner's epoch after the directory has lost its record. Less than that of any claim.
     pub(crate) fn after_loss(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 }
 
-/// Milliseconds since 1970.
+/// Returns the milliseconds since 1970.
 #[cfg(not(test))]
 fn wall_clock() -> u64 {
     let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // A clock before 1970 counts as 0: the epoch of a claim exceeds the former one all the same.
+    // A clock before 1970 counts as 0. The epoch of a claim still exceeds the former one.
     since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-/// That of the simulation, or as the clock of tokio has it, which tests pause.
+/// Returns the time of the simulation, or of tokio's clock, which tests pause.
 #[cfg(test)]
 fn wall_clock() -> u64 {
     if let Some(simulated) = crate::tests::simulated_clock() {
@@ -130,14 +135,14 @@ impl FromStr for Epoch {
 // === impl Ownership ===
 
 impl Ownership {
-    /// Of a session that begins now.
+    /// Returns the ownership of a session that begins now.
     #[cfg(test)]
     pub(crate) fn begin(owner: Owner) -> Self {
         let epoch = Epoch::now();
         Self { owner, epoch }
     }
 
-    /// The one that a claim of `owner` puts in the place of this one.
+    /// Returns the ownership that a claim of `owner` replaces this one with.
     pub(crate) fn claimed_by(self, owner: Owner) -> Self {
         let epoch = self.epoch.next();
         Self { owner, epoch }
@@ -165,7 +170,9 @@ impl FromStr for Ownership {
 // === impl Record ===
 
 impl Record {
-    /// Whether an ownership may be written in its place: not if this is a later one, or the end of the same.
+    /// Returns `true` if `ownership` may replace this record.
+    ///
+    /// It may not if this record is later, or is the end of the same ownership.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
             Self::Owned(is) => (is.epoch, is.owner.incarnation),
@@ -181,8 +188,9 @@ impl Record {
 }
 
 impl Tombstone {
-    /// What is written if this is to end a session of which the directory has that record. `None` if another owner has it at
-    /// a higher epoch. The instance that deletes a session ends its own epoch, also if it does not know that any more.
+    /// Returns the tombstone that replaces `record`, `None` if another owner's epoch is not lower.
+    ///
+    /// The instance that deletes a session ends its own epoch, even if it no longer knows that epoch.
     pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
         let (its, epoch) = match record {
             None => return Some(self),

@@ -1,4 +1,4 @@
-//! Where the backend is, and how it is trusted.
+//! The address of the backend, and the certificates that it is trusted by.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,15 +13,16 @@ use redis::{
 use super::source::{Sentinels, Source};
 use crate::directory::DirectoryError;
 
-/// How long what was sent may be on its way before the connection counts as dead: 2 s. After a silent network TCP itself waits
-/// about as long again as it was silent.
+/// How long sent data may be unacknowledged before the connection counts as dead: 2 s.
+///
+/// After a silent period of the network, TCP itself waits about as long again.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
-/// Where a Redis or a Valkey is, as the application names it.
+/// The address of a Redis or a Valkey, as the application configures it.
 #[derive(Clone, Default)]
 pub(crate) struct RedisAddress {
     pub(crate) url: String,
-    /// URLs of Sentinels. If there are any, the host of `url` is the name by which they know the primary.
+    /// URLs of Sentinels. If there are any, the host of `url` is the name of the primary.
     pub(crate) sentinels: Vec<String>,
     /// The only certificate authorities that are trusted, as PEM. `None` trusts those of the system.
     #[cfg(feature = "tls")]
@@ -38,10 +39,10 @@ impl RedisAddress {
         }
     }
 
-    /// Returns where connections begin.
+    /// Returns the source of connections.
     ///
     /// # Errors
-    /// A URL cannot be read, or cannot be used as this crate is built.
+    /// A URL cannot be read, or cannot be used with the features of this build.
     pub(super) fn source(&self) -> Result<Source, DirectoryError> {
         let primary = self.read(&self.url)?;
         self.check_trust(&primary)?;
@@ -71,7 +72,7 @@ impl RedisAddress {
         if let Some(password) = primary.redis_settings().password() {
             builder = builder.set_client_to_redis_password(password);
         }
-        // The Sentinels of one primary have one configuration.
+        // All Sentinels of one primary have one configuration.
         if let Some(first) = sentinels.first() {
             if let Some(user) = first.redis_settings().username() {
                 builder = builder.set_client_to_sentinel_username(user);
@@ -138,7 +139,7 @@ impl RedisAddress {
         Ok(())
     }
 
-    /// Returns an error if a root certificate was given that cannot be what it should be for.
+    /// Returns an error if there is a root certificate that is not PEM, or that cannot apply.
     #[cfg(feature = "tls")]
     fn check_trust(&self, primary: &ConnectionInfo) -> Result<(), DirectoryError> {
         use rustls::pki_types::{CertificateDer, pem::PemObject as _};
@@ -149,7 +150,7 @@ impl RedisAddress {
         if !matches!(primary.addr(), ConnectionAddr::TcpTls { .. }) {
             return Err(DirectoryError::unusable(CERTIFICATE_WITHOUT_TLS));
         }
-        // Nothing that is no certificate is an error to redis, and then no connection is ever trusted.
+        // redis reports no error for an invalid certificate, and then no connection is ever trusted.
         let mut certificates = CertificateDer::pem_slice_iter(pem);
         let first = certificates.next();
         first
@@ -178,8 +179,9 @@ const CERTIFICATE_WITHOUT_TLS: &str =
 #[cfg(feature = "tls")]
 const NO_CERTIFICATE: &str = "the root certificate of the directory has no certificate in PEM";
 
-/// Chooses ring, unless the program has chosen another provider of cryptography. rustls panics if several are compiled in and none
-/// is chosen.
+/// Chooses ring, unless the program has chosen another cryptography provider.
+///
+/// rustls panics if several providers are compiled in and none is chosen.
 #[cfg(feature = "tls")]
 fn choose_provider() {
     use rustls::crypto::{CryptoProvider, ring};

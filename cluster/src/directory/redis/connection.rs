@@ -1,4 +1,4 @@
-//! The connections to the backend, which are made again when they break.
+//! The connections to the backend, which are reestablished when they break.
 
 use std::{
     mem,
@@ -22,17 +22,20 @@ use crate::{
     lock::lock,
 };
 
-/// How long the backend is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
+/// Maximum delay between attempts to connect: 500 ms. Chosen because the default delay is up to 5 s.
 const MAX_DELAY: Duration = Duration::from_millis(500);
 
-/// How often a connection to a known address is tried in a row.
+/// Maximum number of consecutive attempts to connect to a known address.
 const MAX_RETRIES: usize = 6;
 
-/// How often a Sentinel is asked which backend is the primary: every second. Chosen because a former primary answers for up to 10 s
-/// after an orderly failover, and on the new one the lease lapses after 6 s.
+/// Interval in which a Sentinel is asked for the primary: 1 s.
+///
+/// Chosen because a former primary answers for up to 10 s after an orderly failover. On the new one the lease lapses after 6 s.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Two connections to the backend: one for answers of calls, so that megabytes of them delay no heartbeat, and one for all else.
+/// Two connections to the backend: one for answers of calls, and one for everything else.
+///
+/// Megabytes of answers therefore delay no heartbeat.
 pub(super) struct Connections {
     shared: Arc<SharedConnections>,
     /// Follows the primary, if there are Sentinels.
@@ -44,14 +47,14 @@ struct SharedConnections {
     current: Mutex<Current>,
 }
 
-/// The connections of now.
+/// The current connections.
 struct Current {
     connecting: Connecting,
     /// A heartbeat began on these connections, and none was answered since.
     is_unanswered: bool,
 }
 
-/// Connections that exist, or are about to. All who need them wait for the same ones.
+/// Connections that exist, or are being established. All commands wait for the same ones.
 type Connecting = Shared<BoxFuture<'static, Result<Pair, RedisError>>>;
 
 #[derive(Clone)]
@@ -64,7 +67,7 @@ struct Pair {
 // === impl Connections ===
 
 impl Connections {
-    /// Connections that begin with the first command.
+    /// Creates connections that are established by the first command.
     pub(super) fn new(source: Source) -> Self {
         let shared = Arc::new(SharedConnections {
             current: Mutex::new(Current::new(&source)),
@@ -89,15 +92,15 @@ impl Connections {
         Ok(self.shared.pair().await?.answers)
     }
 
-    /// Has the next commands begin new connections, unless that is already so.
+    /// Lets the next commands establish new connections, unless that is already so.
     pub(super) fn renew(&self) {
         self.shared.renew();
     }
 
-    /// A heartbeat begins. If the connections cannot be used, new ones are begun.
+    /// Called when a heartbeat begins. Renews connections that cannot be used.
     ///
-    /// A connection to a fixed address is made again by itself. Behind Sentinels the primary may be another one by now: it is asked for
-    /// when a heartbeat that had connections was not answered, for whatever reason.
+    /// A connection to a fixed address is reestablished automatically. Behind Sentinels the primary may have changed. The Sentinels are
+    /// asked for it when a heartbeat on existing connections was not answered, for any reason.
     pub(super) fn heartbeat_begins(&self) {
         let mut current = self.shared.current();
         let is_unusable = match (current.connecting.peek(), &self.shared.source) {
@@ -138,7 +141,7 @@ impl SharedConnections {
         }
     }
 
-    /// Leaves a primary that is none any more, although it answers.
+    /// Drops the connections to a former primary, even if it still answers.
     async fn watch(self: Arc<Self>, sentinels: Arc<Sentinels>) {
         loop {
             sleep(WATCH_INTERVAL).await;
@@ -154,7 +157,7 @@ impl SharedConnections {
             };
             if found.get_connection_info().addr() != used.client.get_connection_info().addr() {
                 self.renew();
-                // Begins them, so that the next heartbeat has them. If that fails, the heartbeat sees it.
+                // Established now, so that the next heartbeat can use them. If this fails, the heartbeat reports it.
                 let _begun = self.pair().await;
             }
         }
@@ -180,7 +183,7 @@ async fn connect(source: Source) -> Result<Pair, RedisError> {
     let client = source.client().await?;
     let retries = match &source {
         Source::Fixed(_) => MAX_RETRIES,
-        // If the address does not answer, it is asked for again.
+        // If the address does not answer, the Sentinels are asked for it again.
         Source::Sentinels(_) => 0,
     };
     let config = |limit| {
@@ -191,7 +194,7 @@ async fn connect(source: Source) -> Result<Pair, RedisError> {
             .set_response_timeout(Some(limit))
     };
     let all_else = match &source {
-        // The first command begins it, and tries again by itself.
+        // The first command establishes the connection, and retries automatically.
         Source::Fixed(_) => {
             ConnectionManager::new_lazy_with_config(client.clone(), config(DIRECTORY_TIMEOUT))
         }

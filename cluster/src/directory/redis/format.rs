@@ -1,4 +1,4 @@
-//! The keys, and what all parts of the directory know of their values.
+//! The keys, and the parts of their values that several modules use.
 
 use std::time::Duration;
 
@@ -7,19 +7,21 @@ use crate::ids::{CallNumber, Incarnation, SessionHash};
 /// The key of the leases.
 pub(super) const LEASES: &str = "mcp:i";
 
-/// The field of the leases that is none: when an instance last turned a client away.
+/// A field of the leases that is no lease: when an instance last turned a client away.
 pub(super) const TURNED_AWAY: &str = "turned-away";
 
-/// What a lease has where there is no time, or no run.
+/// The value in a lease for no time, or no run.
 pub(super) const NONE: &str = "-";
 
-/// What the lease of a settled instance has among its marks.
+/// The mark in the lease of a settled instance.
 pub(super) const SETTLED: &str = "settled";
 
-/// What the lease of an instance that owes answers has among its marks.
+/// The mark in the lease of an instance that has late answers.
 pub(super) const LATE_ANSWERS: &str = "owes-answers";
 
-/// How far ahead of the backend's clock a lease may be: 1 s. One that is further ahead is from a backend with another clock.
+/// Maximum time that a lease may be ahead of the backend's clock: 1 s.
+///
+/// A lease that is further ahead is from a backend with another clock.
 pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(1);
 
 pub(super) fn session_key(session: SessionHash) -> String {
@@ -34,7 +36,7 @@ pub(super) fn answer_key(
     format!("mcp:a:{session}:{incarnation}:{call}")
 }
 
-/// The backend's unit of time.
+/// Returns a duration in the backend's unit of time.
 pub(super) fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! What a backend is: whether it can be a directory at all, and whether it keeps what it is given.
+//! Inspects the backend: whether it can be a directory, and whether it evicts keys.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -13,7 +13,7 @@ use crate::{
     rate_limited_warning::RateLimitedWarning,
 };
 
-/// Any node of a Redis Cluster answers for a part of the keys only.
+/// Any node of a Redis Cluster serves only a part of the keys.
 const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
 
 /// Inspects each backend once.
@@ -24,7 +24,7 @@ pub(super) struct Inspection {
     cluster: RateLimitedWarning,
 }
 
-/// What a backend answers about itself.
+/// The properties that a backend reports.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     run: BackendRunId,
@@ -36,10 +36,12 @@ pub(super) struct Kind {
 // === impl Inspection ===
 
 impl Inspection {
-    /// Inspects the backend on this connection, unless it was found usable. Logs an error once a minute if it is not.
+    /// Inspects the backend on this connection, unless it was found usable.
+    ///
+    /// Logs an error once a minute if it is unusable.
     ///
     /// # Errors
-    /// It cannot be a directory. A backend that does not answer is not evaluated.
+    /// The backend cannot be a directory. A backend that does not answer is not evaluated.
     pub(super) async fn inspect(
         &self,
         connection: &mut impl ConnectionLike,
@@ -56,7 +58,7 @@ impl Inspection {
         }
     }
 
-    /// Decides whether a backend can be a directory, and warns if it may lose what it is given.
+    /// Decides whether a backend can be a directory. Warns if it may lose data.
     pub(super) fn evaluate(&self, kind: Kind) -> Result<(), DirectoryError> {
         if kind.is_cluster {
             return Err(DirectoryError::unusable(IS_A_CLUSTER));
@@ -73,7 +75,7 @@ impl Inspection {
         Ok(())
     }
 
-    /// This backend answers. If it is another one than was inspected, the next heartbeat inspects it.
+    /// Records which backend answered. If it is not the inspected one, the next heartbeat inspects it.
     pub(super) fn answered(&self, run: &BackendRunId) {
         let mut usable = self.usable();
         if usable.as_ref() != Some(run) {

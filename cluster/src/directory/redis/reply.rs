@@ -1,4 +1,4 @@
-//! What the backend answers, as the directory has it.
+//! Converts the replies of the backend.
 
 use std::{fmt::Display, str, time::Duration};
 
@@ -14,7 +14,7 @@ pub(super) fn read_leases(
     info: &str,
 ) -> Result<Leases, DirectoryError> {
     let now = Duration::from_secs(seconds) + Duration::from_micros(micros);
-    // What cannot be read is the lease of no instance of this version.
+    // An unreadable lease is not of an instance of this version.
     let all = fields
         .iter()
         .filter_map(|(incarnation, text)| read_lease(incarnation, text, now));
@@ -27,7 +27,7 @@ pub(super) fn read_leases(
     })
 }
 
-/// Reads a lease. `None` if it has lapsed, or cannot be read.
+/// Reads a lease. Returns `None` if it has lapsed, or cannot be read.
 fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let mut parts = text.split(' ');
     let renewed = Duration::from_millis(parts.next()?.parse().ok()?);
@@ -55,7 +55,7 @@ pub(super) fn read_record(session: SessionHash, text: &[u8]) -> Result<Record, D
     })
 }
 
-/// The number of the backend's start, from what it says of itself.
+/// Reads the id of the backend's run from its own report.
 pub(super) fn read_run(info: &str) -> Result<BackendRunId, DirectoryError> {
     let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
     let run = run.map(str::trim).filter(|run| !run.is_empty());

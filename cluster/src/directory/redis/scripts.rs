@@ -1,9 +1,11 @@
-//! The scripts of the directory. Each compares and sets one key, in the language of the backend (Lua).
+//! The Lua scripts of the directory. Each compares and sets one key.
 
 use redis::Script;
 
-/// Writes the record of a session, unless the one that is there does not yield to the epoch at which its owner has it. Returns the record
-/// that is there then. What cannot be read as a record is returned as it is.
+/// Writes the record of a session. Returns the record that is stored afterwards.
+///
+/// The present record must yield to the epoch at which its owner has the session. Otherwise it is left unchanged. A value that cannot be
+/// read as a record is returned unchanged.
 const REGISTER: &str = "
 local is = redis.pcall('HGET', KEYS[1], 'o')
 if type(is) == 'table' then return '' end
@@ -22,7 +24,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[5])
 return entered
 ";
 
-/// Puts the second ownership in the place of the first. Returns the record that is there then, if any.
+/// Replaces the first ownership by the second. Returns the record that is stored afterwards, if any.
 const CLAIM: &str = "
 local is = redis.call('HGET', KEYS[1], 'o')
 if is == ARGV[1] then
@@ -33,7 +35,9 @@ end
 return is
 ";
 
-/// Puts a tombstone in the place of a record, unless another owner has it at a higher epoch. What is no record is left.
+/// Replaces a record by a tombstone, unless it is another owner's and its epoch is not lower.
+///
+/// A value that is not a record is left unchanged.
 const DELETE: &str = "
 local is, epoch = redis.pcall('HGET', KEYS[1], 'o'), ARGV[2]
 if type(is) == 'table' then return 0 end
@@ -49,8 +53,10 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or makes it if that is asked for, and removes those that have lapsed. Notes when a client was turned away, unless
-/// that is known of a later one. A time ahead of the clock, which was set back, becomes now. Returns whether there was a lease to renew.
+/// Renews a lease, or creates it if requested. Returns whether there was a lease to renew.
+///
+/// Also removes lapsed leases. Records when a client was turned away, unless a later time is known. A time ahead of the clock, which was
+/// set back, becomes now.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -79,7 +85,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[9])
 return was_alive
 ";
 
-/// The scripts, each with its hash, by which the backend knows it.
+/// The scripts, each with the hash by which the backend knows it.
 pub(super) struct Scripts {
     pub(super) register: Script,
     pub(super) claim: Script,

@@ -1,4 +1,4 @@
-//! Where connections begin: at a fixed address, or at the primary that Sentinels know.
+//! The source of connections: a fixed address, or the primary that Sentinels report.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -10,11 +10,12 @@ use tokio::sync::Mutex;
 
 use crate::directory::DIRECTORY_TIMEOUT;
 
-/// Timeout of a new connection: 1 s. Chosen because TLS takes four round trips, to a backend that is 200 ms away. Commands do not wait
-/// longer than their own limit.
+/// Timeout of a new connection: 1 s. Commands do not wait longer than their own limit.
+///
+/// Chosen because TLS takes four round trips, to a backend that is 200 ms away.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Where connections begin.
+/// The source of connections.
 #[derive(Clone)]
 pub(super) enum Source {
     Fixed(Box<Client>),
@@ -25,7 +26,7 @@ pub(super) enum Source {
 pub(super) struct Sentinels {
     name: String,
     client: Mutex<SentinelClient>,
-    /// A connection to one that answered last.
+    /// A connection to the Sentinel that answered last.
     asked: Mutex<Option<MultiplexedConnection>>,
 }
 
@@ -56,7 +57,7 @@ impl Sentinels {
         })
     }
 
-    /// Returns whether a Sentinel has this client's address as the primary's.
+    /// Returns `true` if a Sentinel reports this client's address as the primary's.
     ///
     /// # Errors
     /// No Sentinel answers, or the one that does has no primary of this name.
@@ -72,7 +73,7 @@ impl Sentinels {
         let mut ask = cmd("SENTINEL");
         ask.arg("MASTER").arg(&self.name);
         let primary: HashMap<String, String> = ask.query_async(&mut connection).await?;
-        // After an error another one may be asked.
+        // After an error another Sentinel may be asked.
         *asked = Some(connection);
         let field = |name| primary.get(name).map(String::as_str);
         match (
