@@ -127,6 +127,9 @@ impl<M: SessionManager> ClusterSessionManager<M> {
             } => {
                 observed_generations.begin(session, *restored);
                 observed_sessions.on_opened(session);
+                if *restored {
+                    observed_sessions.on_restore_begun(session);
+                }
             }
             SessionEvent::Closed { session, .. } => {
                 observed_sessions.on_closed(session);
@@ -202,7 +205,12 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
-        self.inner.initialize_session(id, message)
+        let initialized = self.inner.initialize_session(id, message);
+        initialized.inspect_ok(|answer| {
+            if matches!(answer, ServerJsonRpcMessage::Response(_)) {
+                self.sessions.on_initialize_accepted(id);
+            }
+        })
     }
 
     fn has_session(

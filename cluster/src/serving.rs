@@ -195,7 +195,11 @@ async fn restore_and_serve<S: Inner>(
     }
     let rewritten = router.rewrite_event_id(&mut request);
     let attempt = turn.as_ref().map(|_| restore.begin_attempt());
+    let closes = turn
+        .as_ref()
+        .map(|_| CloseUnlessRestored(router, session.as_deref()));
     let served = serve(router, inner, request, rewritten, None).await?;
+    drop(closes);
     if let Some(attempt) = attempt {
         attempt.complete();
     }
@@ -206,17 +210,19 @@ async fn restore_and_serve<S: Inner>(
         _ => false,
     };
     let has_failed = turn.is_some() && has_failed;
-    if turn.is_some()
-        && let Some(id) = &session
-    {
-        if served.status().is_success() {
-            router.sessions.clear_restore_attempts(id);
-        } else if has_failed {
-            router.sessions.on_restore_failed(id);
-        }
-    }
     let response = unless_failed(router, session.as_deref(), served, has_failed);
     Ok(Restored::Served(response))
+}
+
+/// Closes a session that a request was to restore, unless its handler accepted it. Also if the client hangs up, or the handler panics.
+struct CloseUnlessRestored<'a>(&'a Router, Option<&'a str>);
+
+impl Drop for CloseUnlessRestored<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.1 {
+            self.0.sessions.on_restore_ended(id);
+        }
+    }
 }
 
 /// Returns the response, or asks the client to retry if rmcp failed to restore its session.

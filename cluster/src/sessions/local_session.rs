@@ -33,6 +33,8 @@ pub(super) struct LocalSession {
     pub(super) is_queued: bool,
     /// The session was sent to the directory.
     pub(super) is_sent: bool,
+    /// It was opened to be restored, and its handler has not accepted the replayed `initialize` yet. So it has no call.
+    pub(super) is_restoring: bool,
 }
 
 // === impl LocalSession ===
@@ -53,6 +55,7 @@ impl LocalSession {
             renews: None,
             is_queued: false,
             is_sent: false,
+            is_restoring: false,
         }
     }
 

@@ -204,9 +204,21 @@ impl Sessions {
         restores.insert(session, attempts + 1, now);
     }
 
-    /// Called when a request of a restored session was served.
-    pub(crate) fn clear_restore_attempts(&self, id: &str) {
-        lock(&self.restores).remove(SessionHash::of(id));
+    /// Called when a session was opened to be restored.
+    pub(crate) fn on_restore_begun(&self, id: &str) {
+        let session = SessionHash::of(id);
+        if let Some(local) = self.shard(session).get_mut(&session) {
+            local.is_restoring = true;
+        }
+    }
+
+    /// Called when the handler of a session has accepted its `initialize`.
+    pub(crate) fn on_initialize_accepted(&self, id: &str) {
+        let session = SessionHash::of(id);
+        if let Some(local) = self.shard(session).get_mut(&session) {
+            local.is_restoring = false;
+        }
+        lock(&self.restores).remove(session);
     }
 
     /// Returns `true` if restoring a session has failed too often.
@@ -216,13 +228,14 @@ impl Sessions {
         attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
     }
 
-    /// Called when a session was opened by a restore, and no handler serves it.
-    ///
-    /// The session is closed unless another request is in flight.
-    pub(crate) fn on_restore_failed(&self, id: &str) {
-        let is_closed = |gate: Arc<DrainGate>| gate.close_if_idle(|| true);
-        if self.gate(id).is_some_and(is_closed) {
-            self.relinquish_to(SessionHash::of(id), RelinquishedTo::RestoreRetry);
+    /// Called when the restore of a session has ended. A session whose handler has not accepted `initialize` is closed, so that the next
+    /// request restores it again.
+    pub(crate) fn on_restore_ended(&self, id: &str) {
+        let session = SessionHash::of(id);
+        let is_restoring = |local: &LocalSession| local.is_restoring;
+        let has_failed = self.shard(session).get(&session).is_some_and(is_restoring);
+        if has_failed {
+            self.relinquish_to(session, RelinquishedTo::RestoreRetry);
         }
     }
 
