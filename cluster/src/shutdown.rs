@@ -32,7 +32,7 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    answers::Answers, drain_gate::DrainGate, ids::SessionHash, lock::lock,
+    answers::Answers, drain_gate::DrainGate, ids::SessionHash, lock::lock, log::log,
     pending_restores::PendingRestores, sessions::Sessions,
 };
 
@@ -192,7 +192,7 @@ impl Shutdown {
         self.answers.retain_all();
         self.has_begun.store(true, Ordering::Release);
         self.advance(ShutdownStage::Transferring);
-        info!(target: "mcp_cancel_cluster", "this instance hands its sessions over");
+        log(|| info!(target: "mcp_cancel_cluster", "this instance hands its sessions over"));
         ShutdownGuard(self)
     }
 
@@ -280,7 +280,7 @@ impl ShutdownGuard<'_> {
         let shutdown = self.0;
         drop(self);
         shutdown.stage.closed().await;
-        info!(target: "mcp_cancel_cluster", "this instance has left");
+        log(|| info!(target: "mcp_cancel_cluster", "this instance has left"));
     }
 }
 

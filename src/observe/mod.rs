@@ -53,7 +53,8 @@ impl Observers {
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
         // Also without a subscriber: `tracing` may then pass its lines on to a logger of the `log` crate.
-        log::log(event, self.session_ids);
+        // A subscriber that panics affects neither the call nor an observer.
+        catch_panic(|| log::log(event, self.session_ids));
         for observer in &self.added {
             // A panic affects neither the call nor another observer.
             catch_panic(|| observer.on_event(event));
@@ -62,7 +63,7 @@ impl Observers {
 
     /// Logs that a stream without a call was closed, because its client did not read it.
     pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
-        log::log_stalled(session, self.session_ids);
+        catch_panic(|| log::log_stalled(session, self.session_ids));
     }
 }
 

@@ -6,3 +6,4 @@ mod keep_alive;
 mod limits;
 mod observe;
 mod stall_timeout;
+mod subscriber;
