@@ -2,11 +2,20 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
+use axum::{
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::IntoResponse as _,
+};
 use futures_util::{FutureExt as _, future::join};
+use http::StatusCode;
 use mcp_cancel_on_disconnect::CancellableSessionManager;
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -372,6 +381,7 @@ async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
 enum Trouble {
     /// No handler is made for it.
     Factory,
+    FactoryPanics,
     Refused,
     Panic,
 }
@@ -409,7 +419,9 @@ impl ServerHandler for Troubled {
 }
 
 /// What the requests of a session are answered, after it was closed here and has these troubles when it is restored.
-async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
+///
+/// A layer inside the cluster's answers 500 in place of the first responses, as often as `errors`. A connection that breaks is 0.
+async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
     let directory = directory();
     let secret = Secret::new(SECRET).unwrap();
     let (filter, options) = (PeersFilter::default(), Options::default());
@@ -425,17 +437,35 @@ async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
     config.session_store = Some(Arc::new(cluster.clone()));
     let handler = Troubled::default();
     let made = handler.clone();
-    let make = move || match made.takes(|trouble| matches!(trouble, Trouble::Factory)) {
+    let is_of_factory = |trouble| matches!(trouble, Trouble::Factory | Trouble::FactoryPanics);
+    let make = move || match made.takes(is_of_factory) {
+        Some(Trouble::FactoryPanics) => panic!("on purpose"),
         Some(_) => Err(io::Error::other("not now")),
         None => Ok(made.clone()),
     };
     let service = StreamableHttpService::new(make, sessions, config);
-    let app = axum::Router::new().nest_service(PATH, service);
+    let fails = Arc::new(AtomicUsize::new(0));
+    let left = fails.clone();
+    let unlucky = from_fn(move |request: Request, next: Next| {
+        let left = left.clone();
+        async move {
+            let response = next.run(request).await;
+            let fewer = |left: usize| left.checked_sub(1);
+            match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer) {
+                Ok(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                Err(_) => response,
+            }
+        }
+    });
+    let app = axum::Router::new()
+        .nest_service(PATH, service)
+        .layer(unlucky);
     let served = serve(app.layer(cluster.layer())).await;
     pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
     let mcp = Mcp::session(served.addr, PATH).await;
 
     handler.0.lock().unwrap().extend(troubles);
+    fails.store(errors, Ordering::SeqCst);
     let router = cluster.router();
     router
         .sessions
@@ -445,7 +475,8 @@ async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
     let mut answered = [0; 4];
     for (id, answered) in (1..).zip(&mut answered) {
         let mut listed = mcp.request(id, "tools/list", json!({})).await;
-        *answered = within("a head", listed.head()).await.status;
+        let head = within("a head", listed.try_head()).await;
+        *answered = head.map_or(0, |head| head.status);
         if *answered == 200 {
             let answer = within("an answer", listed.answer()).await;
             assert!(answer.unwrap().get("result").is_some());
@@ -457,13 +488,23 @@ async fn answered_after(troubles: &[Trouble]) -> [u16; 4] {
 #[tokio::test]
 async fn a_session_that_its_handler_refuses_is_none_after_a_few_tries() {
     for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
-        assert_eq!(answered_after(&[trouble; 3]).await, [503, 503, 404, 404]);
+        let answered = answered_after(&[trouble; 3], 0).await;
+        assert_eq!(answered, [503, 503, 404, 404]);
     }
 }
 
 #[tokio::test]
 async fn a_session_that_is_restored_in_vain_is_restored_by_the_next_request() {
     for trouble in [Trouble::Factory, Trouble::Refused, Trouble::Panic] {
-        assert_eq!(answered_after(&[trouble]).await, [503, 200, 200, 200]);
+        let answered = answered_after(&[trouble], 0).await;
+        assert_eq!(answered, [503, 200, 200, 200]);
     }
+    let answered = answered_after(&[Trouble::FactoryPanics], 0).await;
+    assert_eq!(answered, [0, 200, 200, 200]);
+}
+
+/// Its call may have begun, so its client is not asked to send it again, and its session is not closed.
+#[tokio::test]
+async fn a_500_of_a_restored_session_is_its_response() {
+    assert_eq!(answered_after(&[], 3).await, [500, 500, 500, 200]);
 }
