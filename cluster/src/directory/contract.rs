@@ -179,7 +179,7 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     assert_eq!(
         unchanged.unwrap(),
         [(mine.session, Record::Owned(now))],
-        "it is told of an epoch that it took and has not heard of"
+        "the reply has the epoch that the owner took without knowing"
     );
 }
 
@@ -210,7 +210,7 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     assert_eq!(
         unchanged,
         [(claimed.session, Record::Owned(now))],
-        "the former owner is told when it comes back"
+        "the former owner learns of the claim when it returns"
     );
 }
 
@@ -231,7 +231,7 @@ async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Di
     assert_eq!(
         ownership(directory, taken.session).await,
         Some(read),
-        "an instance that writes it takes nothing"
+        "a second write takes no new epoch"
     );
     let now = read.claimed_by(owner);
     let claimed = directory.claim(taken.session, read, now).await.unwrap();

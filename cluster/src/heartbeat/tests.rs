@@ -112,7 +112,7 @@ async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
     one.task.abort();
     sleep(LEASE_TTL).await;
     assert!(!is_alive(&memory, one.me).await);
-    assert!(!one.is_consistent(), "nobody asks any more whether it is");
+    assert!(!one.is_consistent(), "no heartbeat checks it any more");
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,7 +250,7 @@ async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_a
         assert!(!one.is_consistent());
         assert!(
             one.sessions.is_local(session("a").session),
-            "what lives here goes on"
+            "its session stays open"
         );
         one.link.set(Fault::None);
         timeout(2 * SECOND, one.until_consistent()).await.unwrap();
@@ -476,7 +476,7 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
     let begun = Instant::now();
     one.until_not_consistent().await;
     while !one.is_consistent() {
-        assert!(begun.elapsed() < 120 * SECOND, "it never comes to an end");
+        assert!(begun.elapsed() < 120 * SECOND, "it never ends");
         sleep(100 * Duration::from_millis(1)).await;
         assert!(begun.elapsed() < 3 * SECOND || is_alive(&memory, one.me).await);
     }

@@ -1,4 +1,4 @@
-//! A session that its own instance claims again, while requests arrive for it, clients hang up, or the instance leaves.
+//! A session that its own instance claims again, while requests arrive for it, clients hang up, or the instance shuts down.
 
 use std::{
     io,
@@ -366,7 +366,7 @@ async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
     assert_eq!(owner_of(&directory.memory, hash).await, None);
 }
 
-/// What goes wrong with an `initialize`.
+/// How an `initialize` fails.
 #[derive(Clone, Copy)]
 enum Trouble {
     /// The factory makes no handler.

@@ -101,7 +101,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     assert_eq!(b.witness.starts("late"), 0, "{head}");
 }
 
-/// The directory returns empty, or has evicted a record, while the owner leaves.
+/// The directory returns empty, or has evicted a record, while the owner shuts down.
 #[tokio::test]
 async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost() {
     let mut said = Vec::new();

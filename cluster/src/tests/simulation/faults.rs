@@ -19,10 +19,10 @@ pub(super) enum Fault {
     /// A machine loses its power, and regains it later.
     Vanish,
     Stop,
-    /// A new instance starts at the address of a living one, which leaves.
+    /// A new instance starts at the address of a living one, which then shuts down.
     TwoAtOne,
     Leave,
-    /// One instance after the other leaves and is restarted.
+    /// Each instance in turn shuts down and is restarted.
     RollingRestart,
     Refused,
     Reset,
@@ -38,7 +38,7 @@ pub(super) enum Fault {
     DirectoryEmpty,
     DirectorySnapshot,
     DirectoryFailover,
-    /// An instance is killed or leaves after a snapshot, with which the directory returns.
+    /// An instance is killed or shuts down after a snapshot, with which the directory returns.
     MovedAndSnapshot,
     /// An instance is stopped while the directory returns empty.
     StopAndEmpty,
@@ -59,7 +59,7 @@ pub(super) enum Fault {
     BurstAndKill,
     /// A call ends while the directory is away, and its instance is killed after the outage.
     AwayAndKill,
-    /// An instance leaves while the directory is away.
+    /// An instance shuts down while the directory is away.
     AwayAndLeave,
     /// An instance is killed, and then the first request of each session is half a body.
     KillAndHalfBodies,
@@ -124,7 +124,7 @@ pub(super) enum Event {
     StartBeside(Machine),
     Stop(Machine),
     Continue(Machine),
-    /// The oldest instance of a machine leaves. The balancer notices it `noticed` later.
+    /// The oldest instance of a machine shuts down. The balancer notices it `noticed` later.
     Leave {
         machine: Machine,
         noticed: Ms,

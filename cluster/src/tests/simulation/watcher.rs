@@ -737,7 +737,7 @@ impl Log {
             _ => {}
         }
         let (by, at) = call.turned_away?;
-        // No heartbeat has yet what an instance did after it was stopped.
+        // A stopped instance may not have sent its mark in a heartbeat yet.
         if let Client::Resumes { away, .. } = call.client
             && at <= away + GRACE
             && now - at < GRACE

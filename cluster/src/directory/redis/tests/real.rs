@@ -173,7 +173,7 @@ async fn a_redis_that_comes_back_empty_is_not_consistent_before_all_is_written_a
         Ok(look) => look.record.is_none() && two.heartbeat.proves(&look.leases),
         Err(_) => false,
     };
-    eventually("what nobody knows is denied", async || {
+    eventually("an unknown session is denied", async || {
         denies(unknown).await
     })
     .await;
@@ -196,7 +196,7 @@ async fn a_redis_that_comes_back_empty_is_not_consistent_before_all_is_written_a
     assert!(!sound_before_all);
     let is = ownership(&two.directory, living).await.unwrap();
     assert_eq!(is.owner, one.me);
-    eventually("what nobody knows is denied again", async || {
+    eventually("an unknown session is denied again", async || {
         denies(unknown).await
     })
     .await;
