@@ -186,7 +186,7 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_wh
     assert!(relinquished_sessions.try_recv().is_err() && !sessions.is_local(hash("a")));
     assert!(!sessions.has_contested() && sessions.is_verified(hash("b"), None));
     sessions.relinquish_to_owner(hash("a"), other.owner);
-    assert!(relinquished_sessions.try_recv().is_err(), "it is relinquished once");
+    assert!(relinquished_sessions.try_recv().is_err(), "only once");
     // The session is written at the epoch of the claim.
     sessions.write_again(hash("b"));
     let batch = next(&sessions).unwrap();
