@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// A body with so many pauses of this length, and then nothing more, or its end.
+    /// Returns a body of `pauses` frames, each after `pause`. Then the body ends if `ends`, and stalls otherwise.
     fn body(pauses: u64, pause: Duration, ends: bool) -> Body {
         let frames = stream::iter(0..pauses).then(move |_| async move {
             sleep(pause).await;

@@ -152,7 +152,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// For how much longer a call waits whose grace of 20 s ended 3 s ago.
+    /// Returns for how much longer a call waits whose grace of 20 s ended 3 s ago.
     fn remaining(age: u32, turned_away: Option<u32>) -> Option<Duration> {
         let [me, other] = [(); 2].map(|()| Incarnation::random());
         let lease = |incarnation, age: u32| Lease {

@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(headers.len(), 5, "{headers:?}");
     }
 
-    /// An outer layer may have added them, or what is inside needs them.
+    /// An outer layer may have added these fields, or the inner application may need them.
     #[test]
     fn a_client_cannot_have_a_field_removed_that_is_meant_for_all() {
         let mut headers = HeaderMap::new();
@@ -524,7 +524,7 @@ mod tests {
         }
     }
 
-    /// As `into_make_service_with_connect_info::<Peer>()` has it, which is what the manual recommends.
+    /// Set up by `into_make_service_with_connect_info::<Peer>()`, which the manual recommends.
     #[tokio::test]
     async fn the_address_of_a_watched_connection_is_the_clients() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, SessionHash};
 
-    /// Closes every session but one, at which it never ends.
+    /// Closes every session but one, on which it hangs.
     struct Stuck;
 
     #[async_trait]

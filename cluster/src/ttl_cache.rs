@@ -107,7 +107,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of everything that was ever learned.
+        /// Compares the cache with a list of everything that it learned.
         #[test]
         fn what_is_known_was_learned_last_and_lately(steps in vec((0..4_u8, 0..8_u8, 0..4_u64), 0..80)) {
             const MOST: usize = 3;

@@ -39,7 +39,7 @@ ALLOWED = {
     "src": 16,
     "socket": 0,
     "proxy/src": 4,
-    "cluster/src": 149,
+    "cluster/src": 2,
     "tests": 1,
     "proxy/tests": 0,
     "cluster/tests": 0,

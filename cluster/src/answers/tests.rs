@@ -17,7 +17,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A session manager that remembers an answer of this many bytes of text for every call.
+/// A source of answers that has an answer with this many bytes of text for every call.
 struct Memory(usize);
 
 impl AnswerSource for Memory {
@@ -55,7 +55,7 @@ impl Instance {
         }
     }
 
-    /// Calls of a session end at once, all without their clients.
+    /// Ends calls of a session at once, all without their clients.
     fn end_calls(&self, session: &str, numbers: Range<u64>) {
         for number in numbers {
             let request = NumberOrString::Number(1);
@@ -68,7 +68,7 @@ impl Instance {
         }
     }
 
-    /// The calls of a session whose answers are in the directory, and how many bytes those are.
+    /// Returns the calls of a session whose answers are in the directory, and how many bytes those answers have.
     async fn kept(&self, session: &str, numbers: Range<u64>) -> (Vec<u64>, usize) {
         let (mut calls, mut bytes) = (Vec::new(), 0);
         for number in numbers {

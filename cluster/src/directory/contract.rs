@@ -1,4 +1,4 @@
-//! What every directory does, as tests for each of them.
+//! What every directory must do, as tests for each of them.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -8,7 +8,7 @@ use super::*;
 
 mod leases_and_answers;
 
-/// An instance of that number.
+/// Returns the instance with this number.
 pub(crate) fn instance(number: u8) -> Owner {
     Owner {
         address: (Ipv4Addr::new(10, 0, 0, number), 9000).into(),
@@ -16,7 +16,7 @@ pub(crate) fn instance(number: u8) -> Owner {
     }
 }
 
-/// A session that begins now.
+/// Returns a session that begins now.
 pub(crate) fn session(id: &str) -> Registration {
     Registration {
         session: SessionHash::of(id),
@@ -26,7 +26,7 @@ pub(crate) fn session(id: &str) -> Registration {
     }
 }
 
-/// All that follows, on directories that begin empty.
+/// Checks the whole contract on an empty directory.
 pub(super) async fn holds<D: Directory>(directory: D) {
     let directory = Arc::new(directory);
     who_registers_a_session_owns_it(&*directory).await;
@@ -46,7 +46,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     leases_and_answers::an_answer_that_was_removed_is_not_found(&*directory).await;
 }
 
-/// Who owns a session since when, as a directory has it.
+/// Returns the owner of a session and its epoch, as a directory has them.
 pub(crate) async fn ownership(
     directory: &impl Directory,
     session: SessionHash,
@@ -57,13 +57,13 @@ pub(crate) async fn ownership(
     }
 }
 
-/// Whether an instance has its lease.
+/// Returns `true` if an instance has its lease.
 pub(crate) async fn is_alive(directory: &impl Directory, owner: Owner) -> bool {
     let leases = directory.leases().await.unwrap();
     leases.of(owner.incarnation).is_some()
 }
 
-/// Makes a claim on a session which is this owner's.
+/// Claims a session of `former` for `owner`.
 pub(crate) async fn claim_from(
     directory: &impl Directory,
     session: SessionHash,
@@ -81,7 +81,7 @@ pub(crate) async fn owner_of(directory: &impl Directory, session: SessionHash) -
     ownership.map(|ownership| ownership.owner)
 }
 
-/// What a directory has of a session that an instance wrote.
+/// Returns the record of a session that `owner` wrote.
 fn owned(owner: Owner, of: &Registration) -> Record {
     let epoch = of.epoch;
     Record::Owned(Ownership { owner, epoch })
@@ -115,7 +115,7 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     assert_eq!(unchanged, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
     assert_eq!(owner_of(directory, free.session).await, Some(second));
-    // As a directory has it that was restored from a snapshot.
+    // As in a directory that was restored from a snapshot.
     let latest = Registration {
         epoch: later.epoch.next(),
         ..taken.clone()
@@ -124,7 +124,7 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     assert_eq!(owner_of(directory, taken.session).await, Some(second));
     let unchanged = register(first, &[later]).await;
     assert_eq!(unchanged, [(taken.session, owned(second, &latest))]);
-    // Of two with one epoch the larger incarnation has it.
+    // If two instances have the same epoch, the larger incarnation owns the session.
     let [smaller, larger] = {
         let mut both = [instance(3), instance(4)];
         both.sort_by_key(|owner| owner.incarnation.to_string());
@@ -152,7 +152,7 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     let read = ownership(directory, mine.session).await.unwrap();
     claim_from(directory, taken.session, me, other).await;
     let its = ownership(directory, taken.session).await.unwrap();
-    // Later than that of the other.
+    // Later than the epoch of the other instance.
     let renewed = its.epoch.next();
     let renews = both.map(|registered| Registration {
         renewed: Some(renewed),
@@ -165,7 +165,7 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
         epoch: renewed,
     };
     assert_eq!(ownership(directory, mine.session).await, Some(now));
-    // Where there is none, a later claim may have been lost.
+    // Without a record, a later claim may have been lost.
     let renews = Registration {
         renewed: Some(renewed),
         ..lost.clone()
@@ -179,7 +179,7 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
     assert_eq!(
         unchanged.unwrap(),
         [(mine.session, Record::Owned(now))],
-        "it is told of an epoch that it took and has not heard of"
+        "the reply has the epoch that the owner took without knowing"
     );
 }
 
@@ -210,7 +210,7 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     assert_eq!(
         unchanged,
         [(claimed.session, Record::Owned(now))],
-        "the former owner is told when it comes back"
+        "the former owner learns of the claim when it returns"
     );
 }
 
@@ -231,19 +231,19 @@ async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Di
     assert_eq!(
         ownership(directory, taken.session).await,
         Some(read),
-        "an instance that writes it takes nothing"
+        "a second write takes no new epoch"
     );
     let now = read.claimed_by(owner);
     let claimed = directory.claim(taken.session, read, now).await.unwrap();
     assert_eq!(claimed, Claim::Won);
     assert_eq!(ownership(directory, taken.session).await, Some(now));
     for who in [late, owner] {
-        // Within one millisecond the owner's second claim would be the first one again.
+        // Within one millisecond the owner's second claim would equal its first.
         let wanted = now.claimed_by(who);
         let claimed = directory.claim(taken.session, read, wanted).await.unwrap();
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
-    // Also if it was written again with a later epoch.
+    // Also if the record was written again with a later epoch.
     registers(now.epoch.next()).await;
     let wanted = now.claimed_by(late);
     let claimed = directory.claim(taken.session, now, wanted).await.unwrap();
@@ -344,7 +344,7 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
         .unwrap();
     claim_from(directory, hash, former, owner).await;
     let read = ownership(directory, hash).await.unwrap();
-    // An owner that does not know its epoch any more ends it all the same.
+    // An owner that does not know its epoch any more deletes the session all the same.
     let by = Tombstone {
         by: owner.incarnation,
         epoch: deleted.epoch,
@@ -369,7 +369,7 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
         assert_eq!(claimed.unwrap(), Claim::Lost(expected));
     }
-    // Also one that the directory has lost.
+    // Also a session that the directory has lost.
     let lost = session("deleted and lost").session;
     directory.delete(lost, by).await.unwrap();
     let look = directory.look(lost).await.unwrap();

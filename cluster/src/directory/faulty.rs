@@ -1,4 +1,4 @@
-//! A directory for tests, whose faults can be switched on and off.
+//! A directory for tests, with faults that can be switched on and off.
 
 use std::{
     any::Any,
@@ -18,30 +18,30 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// What is wrong.
+/// What is wrong with the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Nothing.
     None,
-    /// It stands still. What was asked happens when it goes on, whether or not somebody still waits for the answer.
+    /// The directory is stalled. Queued requests are done when it resumes, whether or not the caller still waits.
     Stopped,
-    /// It is not there.
+    /// Every request fails.
     Fails,
-    /// It does what it is asked, and its answer is lost.
+    /// Every request is done, and its answer is lost.
     Mute,
-    /// Everything takes so long.
+    /// Every request takes this long.
     Slow(Duration),
-    /// It does this one thing, and its answer is lost.
+    /// Every request of this name is done, and its answer is lost.
     MuteAt(&'static str),
-    /// This one thing takes so long.
+    /// Every request of this name takes this long.
     SlowAt(&'static str, Duration),
-    /// This one thing fails.
+    /// Every request of this name fails.
     FailsAt(&'static str),
-    /// It says that everything is this owner's.
+    /// Names this owner as the owner of every session.
     Lies(Owner),
 }
 
-/// A directory in memory, with a fault. Clones are the same one.
+/// A directory in memory, with a fault. Clones share both.
 #[derive(Debug, Clone)]
 pub(crate) struct Faulty {
     pub(crate) memory: MemoryDirectory,
@@ -55,7 +55,7 @@ pub(crate) trait Gate: Debug + Send + Sync {
     fn pass(&self, what: &'static str, work: Work) -> Work;
 }
 
-/// A request to the directory, whatever it is answered with.
+/// A request to the directory. The type of its answer is erased.
 pub(crate) type Work = BoxFuture<'static, Result<Box<dyn Any + Send>, DirectoryError>>;
 
 // === impl Faulty ===
@@ -70,7 +70,7 @@ impl Faulty {
         }
     }
 
-    /// The same directory, as one instance reaches it.
+    /// Returns the same directory, as one instance reaches it.
     pub(crate) fn behind(&self, gate: impl Gate + 'static) -> Self {
         Self {
             gate: Some(Arc::new(gate)),
@@ -82,7 +82,7 @@ impl Faulty {
         self.fault.send_replace(fault);
     }
 
-    /// How often it was asked so.
+    /// Returns how often the request `what` was made.
     pub(crate) fn asked(&self, what: &str) -> usize {
         self.asked
             .lock()

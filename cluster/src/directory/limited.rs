@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// As when this process stood still, and then finds an answer of before.
+    /// As if this process had stalled, and then found an older answer.
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_is_found_too_late_is_none() {
         for (waits, is_answer) in [

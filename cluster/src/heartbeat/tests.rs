@@ -18,7 +18,7 @@ use crate::{
 const SECOND: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(10);
 
-/// An instance that sends heartbeats, and its own way to the directory.
+/// An instance that sends heartbeats, with its own link to the directory.
 struct Instance {
     me: Owner,
     link: Faulty,
@@ -49,7 +49,7 @@ impl Instance {
         }
     }
 
-    /// With sessions of these ids, which the directory knows.
+    /// Starts an instance with sessions of these ids, which are written.
     async fn with(number: u8, memory: &MemoryDirectory, ids: &[&str]) -> Self {
         let instance = Self::new(number, memory);
         for id in ids {
@@ -80,7 +80,7 @@ impl Instance {
         self.link.look(session).await.unwrap()
     }
 
-    /// Whether it would say that there is no such session.
+    /// Returns `true` if the instance would answer 404.
     async fn would_deny(&self, session: SessionHash) -> bool {
         let look = self.look(session).await;
         look.record.is_none() && self.heartbeat.proves(&look.leases)
@@ -112,7 +112,7 @@ async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
     one.task.abort();
     sleep(LEASE_TTL).await;
     assert!(!is_alive(&memory, one.me).await);
-    assert!(!one.is_consistent(), "nobody asks any more whether it is");
+    assert!(!one.is_consistent(), "no heartbeat checks it any more");
 }
 
 #[tokio::test(start_paused = true)]
@@ -162,7 +162,7 @@ async fn a_session_that_is_deleted_while_the_directory_is_away_is_removed_when_i
     assert_eq!(owned(&memory, "a").await, None);
 }
 
-/// Whatever happens to the directory: before it is consistent again, all sessions are in it.
+/// Checks that all sessions are written before the directory is consistent again, whatever `happens` to it.
 async fn all_is_written_before_it_is_consistent(
     happens: impl AsyncFnOnce(&MemoryDirectory, &Faulty),
 ) {
@@ -250,7 +250,7 @@ async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_a
         assert!(!one.is_consistent());
         assert!(
             one.sessions.is_local(session("a").session),
-            "what lives here goes on"
+            "its session stays open"
         );
         one.link.set(Fault::None);
         timeout(2 * SECOND, one.until_consistent()).await.unwrap();
@@ -300,7 +300,7 @@ async fn an_instance_that_has_just_begun_relies_on_one_that_has_settled() {
     sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
     let two = Instance::with(2, &memory, &[]).await;
     assert!(two.would_deny(session("unknown").session).await);
-    // Not after the directory lost what it knew.
+    // Not after the directory has lost its data.
     memory.restart();
     sleep(2 * HEARTBEAT_INTERVAL).await;
     assert!(one.is_consistent() && two.is_consistent());
@@ -321,7 +321,7 @@ async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
     assert!(!one.heartbeat.proves(&look.leases));
 }
 
-/// Somebody saw that there was no lease, the owner came back, and only then the claim came.
+/// An instance saw that there was no lease. Then the owner returned, and only after that the claim was made.
 #[tokio::test(start_paused = true)]
 async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     let memory = MemoryDirectory::default();
@@ -345,7 +345,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
     assert!(one.sessions.is_local(wanted) && one.relinquished_sessions.try_recv().is_err());
 }
 
-/// The directory lost the record while the owner stood still. The owner writes it again as it was.
+/// The directory lost the record while the owner was stalled. The owner writes the record again as it was.
 #[tokio::test(start_paused = true)]
 async fn a_session_cannot_be_claimed_on_what_was_read_before_its_record_was_lost() {
     let memory = MemoryDirectory::default();
@@ -365,7 +365,7 @@ async fn a_session_cannot_be_claimed_on_what_was_read_before_its_record_was_lost
     assert!(one.sessions.is_local(wanted) && one.relinquished_sessions.try_recv().is_err());
 }
 
-/// The one that has claimed the session since the snapshot has not written it again.
+/// The instance that claimed the session after the snapshot has not written it again.
 #[tokio::test(start_paused = true)]
 async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
     let memory = MemoryDirectory::default();
@@ -392,7 +392,7 @@ async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
     );
 }
 
-/// Its answer was lost: the next heartbeat finds the lease, and does not take it for one that never lapsed.
+/// The answer was lost. The next heartbeat finds the lease, and must not take it for one that never expired.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_was_made_without_an_answer_was_lost_all_the_same() {
     let memory = MemoryDirectory::default();
@@ -443,7 +443,7 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     let mut two = Instance::with(2, &memory, &[]).await;
-    // The first does not notice in time that it was claimed.
+    // The first instance does not notice the claim in time.
     one.link.set(Fault::Fails);
     sleep(10 * SECOND).await;
     claim_from(&memory, session("a").session, one.me, two.me).await;
@@ -476,7 +476,7 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
     let begun = Instant::now();
     one.until_not_consistent().await;
     while !one.is_consistent() {
-        assert!(begun.elapsed() < 120 * SECOND, "it never comes to an end");
+        assert!(begun.elapsed() < 120 * SECOND, "it never ends");
         sleep(100 * Duration::from_millis(1)).await;
         assert!(begun.elapsed() < 3 * SECOND || is_alive(&memory, one.me).await);
     }

@@ -13,7 +13,7 @@ use crate::ids::Owner;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Owners as an instance sees them, and its way to the directory, in which another one has the session "a".
+/// Returns the cache of an instance, its directory, and the owner of the session "a" there, which is another instance.
 async fn owners() -> (OwnerCache, Faulty, Ownership) {
     let directory = Faulty::new(MemoryDirectory::default());
     let other = registered(&directory, instance(2), "a").await;
@@ -21,7 +21,7 @@ async fn owners() -> (OwnerCache, Faulty, Ownership) {
     (owners, directory, other)
 }
 
-/// Registers a session, and gives the ownership.
+/// Registers a session and returns its ownership.
 async fn registered(directory: &Faulty, owner: Owner, id: &str) -> Ownership {
     let memory = &directory.memory;
     memory.register(owner, &[session(id)]).await.unwrap();
@@ -39,7 +39,7 @@ async fn found(owners: &OwnerCache, id: &str) -> Option<Ownership> {
     }
 }
 
-/// Somebody else who asks.
+/// Looks a session up in another task.
 fn ask(owners: &OwnerCache, id: &str) -> JoinHandle<Result<Found, Arc<DirectoryError>>> {
     let (owners, session) = (owners.clone(), hash(id));
     tokio::spawn(async move { owners.find(session).await })

@@ -1,4 +1,4 @@
-//! The decision, row by row, and under any answers at all.
+//! The decisions, row by row, and under arbitrary answers.
 
 use std::net::SocketAddr;
 
@@ -93,7 +93,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
         (Failure::Misdirected, ask, ask),
         (Failure::Unreachable, ask, ask),
         (Failure::Silent, ask, ask),
-        // What a call has begun must not begin again.
+        // A call that has begun must not begin again.
         (Failure::Broken, broken, ask),
         (Failure::Stalled, stalled, stalled),
     ];
@@ -188,7 +188,7 @@ const FAILURES: [Failure; 7] = [
     Failure::Stalled,
 ];
 
-/// What a directory and peers say, in the order in which they are asked.
+/// The answers of a directory and of peers, in the order of the questions.
 #[derive(Debug, Clone)]
 struct Answers {
     incoming: IncomingRequest,
@@ -244,7 +244,7 @@ fn all_answers() -> impl Strategy<Value = Answers> {
     )
 }
 
-/// Runs a plan to its end, and gives all of its actions. The last is `None` if a relay was answered.
+/// Runs a plan to its end, and returns all of its actions. The last is `None` if a relay was answered.
 fn run(answers: &Answers) -> Vec<Option<Action>> {
     let mut plan = RoutingPlan::new(incarnation(1), answers.is_call);
     let mut failures = answers.failures.iter();
@@ -305,7 +305,7 @@ proptest! {
             }
         }
 
-        // Only the one whose session it is takes it.
+        // Only the owner of a session reclaims it.
         if last == Some(Action::Reclaim) {
             let is_ours = if claims == 0 {
                 answers.known == Known::Owner(owner(1))
@@ -315,7 +315,7 @@ proptest! {
             prop_assert!(is_ours, "{:?}", actions);
         }
 
-        // "No such session" needs a directory that said so and was consistent.
+        // A 404 needs a directory that has no owner of the session and was consistent.
         if last == Some(Action::Serve) && answers.incoming.has_session && !answers.incoming.is_local {
             let says_so = if claims == 0 {
                 answers.known == Known::Unowned && answers.is_consistent[0]
@@ -325,7 +325,7 @@ proptest! {
             prop_assert!(says_so, "{:?}", actions);
         }
 
-        // No claim from an owner that may live: it answered so itself, or its lease is over.
+        // No claim from an owner that may live: the owner answered "not here" itself, or its lease has expired.
         let mut failures = answers.failures.iter();
         for pair in taken.windows(2) {
             let failure = matches!(pair[0], Action::Relay(_)).then(|| failures.next().unwrap());

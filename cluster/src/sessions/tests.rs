@@ -36,7 +36,7 @@ fn names(batch: &Batch) -> Vec<SessionHash> {
     batch.sessions.iter().map(|of| of.session).collect()
 }
 
-/// What is to be written next, if it is no deletion.
+/// Returns the next batch of sessions to write. Panics if the next work is a deletion.
 fn next(sessions: &Sessions) -> Option<Batch> {
     assert!(sessions.next_deletions().is_none());
     match sessions.next_entries()? {
@@ -45,7 +45,7 @@ fn next(sessions: &Sessions) -> Option<Batch> {
     }
 }
 
-/// The sessions that are to be written next, of which the directory takes note.
+/// Returns the sessions to be written next, and reports them as written.
 fn next_names(sessions: &Sessions) -> Vec<SessionHash> {
     let batch = next(sessions);
     let names = batch.as_ref().map(names).unwrap_or_default();
@@ -55,7 +55,7 @@ fn next_names(sessions: &Sessions) -> Vec<SessionHash> {
     names
 }
 
-/// The deletions that are to be written next. They stay to be written.
+/// Returns the deletions to be written next. They stay due, because they are reported as failed.
 fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
     let mut all = Vec::new();
     while let Some(Work::Delete(batch)) = sessions.next_deletions() {
@@ -67,7 +67,7 @@ fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
     all
 }
 
-/// Some that are open, initialized and written.
+/// Returns sessions that are open, initialized and written.
 fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished>) {
     let (sessions, relinquished_sessions) = Sessions::new(me());
     for id in ids {
@@ -186,8 +186,8 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_wh
     assert!(relinquished_sessions.try_recv().is_err() && !sessions.is_local(hash("a")));
     assert!(!sessions.has_contested() && sessions.is_verified(hash("b"), None));
     sessions.relinquish_to_owner(hash("a"), other.owner);
-    assert!(relinquished_sessions.try_recv().is_err(), "it is told once");
-    // It is written at the epoch of the claim.
+    assert!(relinquished_sessions.try_recv().is_err(), "only once");
+    // The session is written at the epoch of the claim.
     sessions.write_again(hash("b"));
     let batch = next(&sessions).unwrap();
     assert!(batch.sessions[0].epoch > other.epoch);
@@ -225,7 +225,7 @@ async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_
     assert!(!is_verified("a"), "others may claim what they read before");
     let batch = next(&sessions).unwrap();
     assert!(batch.sessions[0].renewed > Some(batch.sessions[0].epoch));
-    // Once more before it is known that it was written.
+    // All are renewed once more before the write is reported.
     sleep(Duration::from_millis(1)).await;
     sessions.renew_all();
     sessions.on_written(batch, &[]);
@@ -326,7 +326,7 @@ async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it
     assert_eq!(deletions(&sessions), [hash("b")]);
 }
 
-/// Its client has ended it twice, and the directory takes one of the two.
+/// The client has deleted the session twice, and the directory accepts one of the two.
 #[test]
 fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
     for first_is_there in [true, false] {
@@ -396,7 +396,7 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
     let (waited, ()) = tokio::join!(waits(), async { sessions.on_written(batch, &[]) });
     assert!(!waited);
     sessions.on_closed("a");
-    assert!(!waits().await, "nobody waits for a session that is gone");
+    assert!(!waits().await, "no task waits for a closed session");
 }
 
 #[test]
@@ -456,7 +456,7 @@ fn a_session_is_relinquished_only_if_its_gate_is_closed() {
     );
     assert!(relinquished_sessions.try_recv().is_err());
 
-    // It has come back.
+    // The session is opened again.
     sessions.on_opened("a");
     sessions.relinquish(hash("a"));
     assert!(relinquished_sessions.try_recv().is_err() && sessions.enter("a").is_some());

@@ -19,7 +19,7 @@ use crate::{
     turned_away::TurnedAway,
 };
 
-/// A store as rmcp has it, with the heartbeat task that writes for it.
+/// A store as rmcp uses it, with the heartbeat task that writes for it.
 struct Instance {
     me: Owner,
     store: ClusterStore,
@@ -28,7 +28,7 @@ struct Instance {
 }
 
 impl Instance {
-    /// A session begins, as rmcp has it begin.
+    /// Begins a session in the steps of rmcp.
     async fn begins(&self, id: &str, state: &SessionState) {
         self.sessions.on_opened(id);
         self.store.store(id, state).await.unwrap();
@@ -180,7 +180,7 @@ async fn a_deleted_session_is_gone_when_its_client_is_told_so() {
     assert!(one.store.load("a").await.unwrap().is_none());
 }
 
-/// The directory is not asked: it could not answer.
+/// The store does not ask the directory, which could not answer.
 #[tokio::test(start_paused = true)]
 async fn a_deleted_session_is_none_also_while_the_directory_is_away() {
     let directory = directory();

@@ -1,4 +1,4 @@
-//! What else happens to a session while it changes hands.
+//! Other events while a session changes its owner.
 
 use std::time::Duration;
 
@@ -25,16 +25,15 @@ use crate::{
     ids::Record,
 };
 
-/// More than any test takes.
+/// Longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Nor does a session.
 #[tokio::test]
 async fn no_session_begins_on_an_instance_that_is_gone() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let leaving = a.routing().shutdown.begin();
-    // One is under way in this moment.
+    // A session may still begin while the shutdown has begun.
     let before = a.session().await;
     leaving.stop_serving();
     let mut refused = a.initialize().await;
@@ -47,7 +46,7 @@ async fn no_session_begins_on_an_instance_that_is_gone() {
     assert!(b.has(&before) && !a.has(&before));
 }
 
-/// Its session is closed while it waits for a call without a client, be it by the server or because it is another's.
+/// A call waits for a call without a client. Meanwhile its session is closed, by the server or because another instance owns it.
 #[tokio::test]
 async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
     let directory = directory();
@@ -70,7 +69,7 @@ async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
     assert!(!a.has(&mcp) && b.has(&mcp) != c.has(&mcp));
 }
 
-/// Its client hangs up while a session comes to an instance that leaves.
+/// The client hangs up while its session is restored on a leaving instance.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_session_that_does_not_come() {
     let directory = directory();
@@ -105,7 +104,7 @@ async fn a_shutdown_does_not_wait_for_a_session_that_does_not_come() {
     assert!(waited > 0);
 }
 
-/// A session is closed where it lived, as an idle one is. Another instance is told so, and is about to claim it.
+/// A session is closed at its owner, as an idle one is. Another instance gets "not here", and is about to claim it.
 #[tokio::test]
 async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_restored_here() {
     let directory = directory();
@@ -132,8 +131,8 @@ async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_restored_
     assert_eq!(second.answer().await.unwrap()["id"], 2);
 }
 
-/// The peer stands still before it claims the session, and its client goes on where it was. Nothing but the version of what the peer
-/// has read tells its claim from one that is in time.
+/// The peer stalls before its claim, and the client continues at the owner. Only the version that the peer has read distinguishes its
+/// claim from one in time.
 #[tokio::test]
 async fn a_claim_that_comes_late_takes_no_session_that_lives_again() {
     let directory = directory();
@@ -154,14 +153,14 @@ async fn a_claim_that_comes_late_takes_no_session_that_lives_again() {
         matches!(late, Claim::Lost(Record::Owned(is)) if is.owner == a.me),
         "{late:?}"
     );
-    // Its client now comes to the other instance.
+    // The client now uses the other instance.
     assert_eq!(echo(&b.client_of(&mcp), 3).await, 3);
     assert!(a.has(&mcp) && !b.has(&mcp), "it has two owners");
     a.witness.release("second");
     assert_eq!(call.answer().await.unwrap()["id"], 2);
 }
 
-/// One of them takes it, and the others do not take it from each other.
+/// One of the requests claims the session, and the others do not claim it from each other.
 #[tokio::test]
 async fn all_requests_that_come_at_once_for_a_session_that_was_closed_are_served() {
     let directory = directory();
@@ -174,7 +173,7 @@ async fn all_requests_that_come_at_once_for_a_session_that_was_closed_are_served
     assert_eq!(directory.asked("claim"), 1);
 }
 
-/// More calls end at once than answers may be on their way.
+/// More calls end at once than answers may be in flight.
 #[tokio::test]
 async fn an_instance_that_leaves_keeps_the_answers_of_however_many_calls_end_at_once() {
     const CALLS: u32 = 100;
@@ -211,7 +210,7 @@ async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_ca
     let mcp = a.session().await;
     let other = unreachable_owner();
     let (session, memory) = (hash(&mcp), &directory.memory);
-    // What closes it is not run before this test waits.
+    // The task that closes the session does not run before this test awaits.
     let claimed = claim_from(memory, session, a.me, other).await;
     a.routing().sessions.relinquish_to_owner(session, other);
     let claimed_back = claim_from(memory, session, other, a.me).await;
@@ -229,7 +228,7 @@ async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_ca
     assert!(a.has(&mcp));
 }
 
-/// Its name does not fit into an event id.
+/// The request id does not fit into an event id.
 #[tokio::test]
 async fn a_client_whose_request_id_is_very_long_does_not_wait_for_a_call_that_is_gone() {
     let directory = directory();

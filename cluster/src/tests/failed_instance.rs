@@ -1,4 +1,4 @@
-//! The owner of a session is gone, or does not have it any more: somebody claims it, and only one.
+//! The owner of a session is dead, or does not have the session any more. Exactly one instance claims it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::{
     routing_plan::Action,
 };
 
-/// The text is the id, too: calls of one session that are under way at the same time need different ones.
+/// Calls `echo`. The request id is the start of `text`, because concurrent calls of one session need different ids.
 async fn echo(mcp: &Mcp, text: &str) -> Value {
     let mut call = mcp
         .call(
@@ -45,7 +45,7 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Owner {
     owner.expect("the directory has forgotten the session")
 }
 
-/// The record may be older than a claim that the directory has lost, until every instance has written what it has.
+/// Until every instance has written its sessions, the record may be older than a claim that the directory has lost.
 #[tokio::test]
 async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
     let directory = directory();
@@ -66,7 +66,7 @@ async fn an_owners_word_counts_only_if_the_directory_has_lost_nothing() {
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
-/// Whether it has begun there is not known, and its owner serves it no more.
+/// It is unknown whether the call has begun at the former owner, which does not serve the session any more.
 #[tokio::test]
 async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() {
     let directory = directory();
@@ -100,7 +100,7 @@ async fn a_call_waits_for_a_living_owner_that_the_directory_has_forgotten() {
     assert_eq!(within("a head", call.head()).await.status, 200);
 }
 
-/// A proxy between two instances answers in the place of an owner that has the body of a call.
+/// A proxy between two instances answers in place of an owner that has the body of a call.
 #[tokio::test]
 async fn a_call_that_may_have_begun_is_not_begun_again() {
     let mut answered = Vec::new();
@@ -126,7 +126,7 @@ async fn a_call_that_may_have_begun_is_not_begun_again() {
     assert_eq!(answered, [(502, 0), (502, 0)]);
 }
 
-/// Its owner has not asked for its body, and another instance has the session by the time at which the owner is given up.
+/// The owner has not asked for the body. When the owner is given up, another instance has the session.
 #[tokio::test]
 async fn a_call_that_has_not_begun_goes_to_the_new_owner() {
     for round in 0..20 {
@@ -145,7 +145,7 @@ async fn a_call_that_has_not_begun_goes_to_the_new_owner() {
     }
 }
 
-/// Of several that notice at the same time exactly one wins, and the others relay to it.
+/// Several instances notice at the same time. Exactly one wins, and the others relay to it.
 #[tokio::test]
 async fn a_session_whose_owner_is_gone_has_one_new_owner() {
     for round in 0..20 {
@@ -153,7 +153,7 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
         let [mut a, b, c] = Node::several(&directory).await;
         let mcp = a.session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
-        // Both know the owner, and find out at the same time that it is gone.
+        // Both instances know the owner, and detect its death at the same time.
         assert_eq!(
             (echo(&at_b, "x").await, echo(&at_c, "x").await),
             (json!("x"), json!("x"))
@@ -176,7 +176,7 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
     }
 }
 
-/// A firewall rejects, or the owner's listener ended: that a connection is refused proves nothing.
+/// A refused connection proves nothing: a firewall may reject it, or only the owner's listener has ended.
 #[tokio::test]
 async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_over() {
     let directory = directory();
@@ -232,7 +232,8 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     assert!(b.has(&mcp));
 }
 
-/// Two instances with one advertised address, or one that was started again: the word of the other one is not the owner's.
+/// Two instances share one advertised address, or one was restarted there. A "not here" of the other incarnation does not count as
+/// the owner's.
 #[tokio::test]
 async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
     let directory = directory();
@@ -260,7 +261,7 @@ async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
     assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
-/// A long body was on its way when the owner said so: it cannot be sent again, but the session has moved by then.
+/// A long body was on its way when the owner answered "not here". The body cannot be sent again, but the session has moved by then.
 #[tokio::test]
 async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() {
     let directory = directory();
@@ -275,7 +276,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     assert!(echo(&mcp, &text).await == text);
 }
 
-/// Whoever has not asked for the body of a call has not begun it: it is whole, and goes on elsewhere.
+/// An owner that has not asked for the body of a call has not begun the call. The body is whole, so another instance can serve it.
 #[tokio::test]
 async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
     for length in [10, 100_000] {
@@ -288,7 +289,7 @@ async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
         let (answered, ()) = join(echo(&mcp, &text), moves).await;
         assert!(answered == text, "moved, {length}");
 
-        // As a connection ends that was still to be accepted when its listener closed.
+        // As a connection ends that was not accepted before its listener closed.
         let mcp = owner.session(&b).await;
         owner.release_lease().await;
         let breaks_off = async { drop(owner.head().await) };
@@ -298,7 +299,7 @@ async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
     }
 }
 
-/// Two instances say "not here" to each other's requests, and a directory names both: nothing goes round.
+/// Two instances answer "not here" to each other's requests, and a directory names both. Requests must not circulate.
 #[tokio::test]
 async fn a_request_that_is_moved_again_and_again_is_refused() {
     let directory = directory();
@@ -323,7 +324,7 @@ async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease()
     let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
 
-    // He breaks off before the head of an answer.
+    // The owner ends the connection before the head of an answer.
     let call = mcp.call(1, "echo", json!({ "text": "x" }));
     let (mut call, broken) = join(call, owner.request()).await;
     drop(broken);
@@ -357,7 +358,7 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     silent.closed().await;
 
-    // The call still waits, and its answer comes.
+    // The call still waits, and receives its answer.
     let mut call = call;
     waits.answer("200 OK", owner.me, "late").await;
     let reply = call.reply().await;
@@ -365,7 +366,7 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 }
 
-/// Until its body was asked for, a call is like every other request: it waits for 10 s, then the lease decides.
+/// Until its body was asked for, a call waits for 10 s like every other request. Then the lease decides.
 #[tokio::test]
 async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
     for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
@@ -395,7 +396,7 @@ async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
     }
 }
 
-/// Nothing is asked for of a POST without a body, so it may have begun, and does not go elsewhere.
+/// The owner does not ask for the body of a POST that has none. Such a POST may have begun, so it is not sent to another instance.
 #[tokio::test]
 async fn a_post_without_a_body_is_not_sent_again() {
     let directory = directory();
@@ -473,7 +474,7 @@ async fn what_does_not_exist_is_said_only_by_a_directory_that_is_consistent() {
     );
 }
 
-/// Between its claim and its restoring a session is nowhere. A peer that was told "not here" then would claim it again.
+/// Between its claim and its restore a session is open on no instance. A peer that got "not here" then would claim it again.
 #[tokio::test]
 async fn a_session_that_is_being_reclaimed_is_here_to_peers() {
     let directory = directory();

@@ -1,4 +1,4 @@
-//! An owner that does what a test says.
+//! An owner whose behaviour a test controls.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::{
     ids::{Epoch, Incarnation, Owner, SessionHash},
 };
 
-/// Keeps an address that nobody listens on any more from being given to another test.
+/// Reserves an address without a listener, so that no other test gets it.
 pub(super) fn reserve_address(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();
@@ -23,7 +23,7 @@ pub(super) fn reserve_address(address: SocketAddr) -> TcpSocket {
     socket
 }
 
-/// The owner of a session that exists nowhere.
+/// The owner of sessions that are open on no instance.
 pub(super) struct FakeOwner {
     pub(super) me: Owner,
     directory: Faulty,
@@ -33,7 +33,7 @@ pub(super) struct FakeOwner {
     number: u32,
 }
 
-/// A request that came to it.
+/// A request that the fake owner received.
 pub(super) struct Relayed {
     pub(super) head: String,
     pub(super) body: Bytes,
@@ -43,7 +43,7 @@ pub(super) struct Relayed {
 // === impl FakeOwner ===
 
 impl FakeOwner {
-    /// One that listens, and has its lease.
+    /// Returns an owner that listens and has a lease.
     pub(super) async fn new(directory: &Faulty) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let me = Owner {
@@ -61,7 +61,7 @@ impl FakeOwner {
         fake
     }
 
-    /// Renews its lease: all of its sessions are written.
+    /// Renews the lease, which declares that all sessions are written.
     pub(super) async fn renew_lease(&self) {
         let run = self.directory.memory.leases().await.unwrap().run;
         let status = Status {
@@ -75,7 +75,7 @@ impl FakeOwner {
             .unwrap();
     }
 
-    /// A client, at an instance, of a new session of this owner.
+    /// Registers a new session of this owner. Returns a client of that session at `node`.
     pub(super) async fn session(&mut self, node: &Node) -> Mcp {
         self.number += 1;
         let id = format!("session {} of {}", self.number, self.me);
@@ -97,23 +97,22 @@ impl FakeOwner {
         node.client(&id)
     }
 
-    /// Releases its lease.
     pub(super) async fn release_lease(&mut self) {
         self.directory.memory.release_lease(self.me).await.unwrap();
     }
 
-    /// Nobody listens there any more.
+    /// Stops listening, and reserves the address.
     pub(super) fn close(&mut self) {
         self.listener = None;
         self.reserved = Some(reserve_address(self.me.address));
     }
 
-    /// The next request.
+    /// Returns the next request.
     pub(super) async fn request(&mut self) -> Relayed {
         within("a request", Relayed::read(self.head().await)).await
     }
 
-    /// The head of the next request, of which the body is not asked for.
+    /// Returns the head of the next request without asking for the body.
     pub(super) async fn head(&mut self) -> Relayed {
         let listener = self.listener.as_ref().unwrap();
         let (stream, _) = within("a relay", listener.accept()).await.unwrap();
@@ -161,7 +160,7 @@ impl Relayed {
         self.stream.write_all(bytes.as_bytes()).await.unwrap();
     }
 
-    /// Answers as this incarnation.
+    /// Answers as the incarnation of `me`.
     pub(super) async fn answer(mut self, status: &str, me: Owner, body: &str) {
         let (incarnation, length) = (me.incarnation, body.len());
         self.write(&format!(
@@ -170,7 +169,7 @@ impl Relayed {
         .await;
     }
 
-    /// Answers as this incarnation that the session is not here.
+    /// Answers as the incarnation of `me` that the session is not here.
     pub(super) async fn moved(mut self, me: Owner) {
         let incarnation = me.incarnation;
         self.write(&format!(

@@ -1,4 +1,4 @@
-//! What becomes of sessions and calls when an instance stands still, or the directory comes back empty or with older data.
+//! Sessions and calls while an instance stalls, or the directory returns empty or with older data.
 
 use std::{
     io,
@@ -41,7 +41,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// An instance, and one that reaches no other, nor is reached, until that is said.
+/// Two instances. `b` reaches no peer and is reached by none, until `is_reached` is set.
 struct Island {
     a: Node,
     b: Node,
@@ -65,7 +65,7 @@ impl Island {
     }
 }
 
-/// A call of this session, which is in flight when this returns.
+/// Starts a call of this session. The call is in flight when this returns.
 async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
     let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
     call.head().await;
@@ -73,7 +73,7 @@ async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connectio
     call
 }
 
-/// A call of which the instance has the head.
+/// Starts a call whose body is still to be sent. Returns when the instance has the head.
 async fn late_head(node: &Node, mcp: &Mcp) -> Connection {
     let mut call = Connection::open(node.public.as_ref().unwrap().addr).await;
     let heads = node.seen.lock().unwrap().len();
@@ -85,14 +85,14 @@ async fn late_head(node: &Node, mcp: &Mcp) -> Connection {
     call
 }
 
-/// The body of that call.
+/// Sends the body of the call that `late_head` started.
 async fn late_body(call: &mut Connection, mcp: &Mcp) {
     let message = mcp.call_message(7, "hold", json!({ "label": "late" }));
     call.chunk(message.to_string().as_bytes()).await;
     call.end_chunks().await;
 }
 
-/// Its heartbeat stands still until its lease is over, and with it what others see of the instance.
+/// Stops the heartbeat, and returns when the lease has expired and the other instances have noticed.
 async fn stall(node: &Node) {
     node.cluster.stop_heartbeat();
     pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
@@ -111,7 +111,7 @@ async fn an_owner_that_stood_still_begins_nothing_of_a_session_that_another_inst
     assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(b.me));
 
-    // What waits for it goes where the session is.
+    // A request that waits at the former owner is relayed to the new one.
     is_reached.store(true, Ordering::Relaxed);
     let call = mcp.call(2, "hold", json!({ "label": "late" }));
     let mut call = within("a call", call).await;
@@ -141,7 +141,7 @@ async fn an_owner_that_stood_still_keeps_what_no_other_instance_has_taken() {
     heartbeat.abort();
 }
 
-/// It is in time to renew its lease.
+/// The owner renews its lease in time.
 #[tokio::test]
 async fn an_owner_that_stood_still_for_less_than_its_lease_goes_on() {
     let directory = directory();
@@ -196,7 +196,7 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     let _call = running_call(&a, &mcp, 1, "ended").await;
     stall(&a).await;
     assert_eq!(b.client_of(&mcp).delete().await, 202);
-    // It is open at the owner until that has written its sessions again.
+    // The session is open at the owner until the owner has written its sessions again.
     let mut late = mcp.call(4, "hold", json!({ "label": "late" })).await;
     assert_eq!(within("a head", late.head()).await.status, 503);
 
@@ -212,7 +212,7 @@ async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     heartbeat.abort();
 }
 
-/// The directory returns with data from before another instance had the session.
+/// The directory returns with data from before the other instance had the session.
 #[tokio::test]
 async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_lost_its_tombstone()
 {
@@ -239,7 +239,7 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
     heartbeat.abort();
 }
 
-/// The body of a call arrives after a stop, its head before.
+/// The head of a call arrives before a stall, and its body after it.
 #[tokio::test]
 async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_whose_its_session_is()
  {
@@ -255,12 +255,12 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
     let heartbeat = resume_heartbeat(&a);
     let head = within("a head", call.head()).await;
     assert_eq!((head.status, a.witness.starts("late")), (503, 0));
-    // Its client counts as on its way.
+    // The client counts as on its way.
     assert!(a.routing().turned_away.age(Instant::now()).is_some());
     heartbeat.abort();
 }
 
-/// The same, and the directory does not answer after the stop.
+/// The same, but the directory does not answer after the stall.
 #[tokio::test]
 async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_without_a_limit() {
     let directory = directory();
@@ -283,13 +283,13 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_with
     heartbeat.abort();
 }
 
-/// A directory that lost a later claim, and an instance that has not seen it before.
+/// The directory has lost a later claim, and the new instance has not seen the directory before.
 #[tokio::test]
 async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    // Until this one ends, the former owner is there.
+    // While this call runs, the former owner does not exit.
     let other = a.session().await;
     let _keeps = running_call(&a, &other, 1, "keeps").await;
     let older = directory.memory.take_snapshot();
@@ -314,7 +314,7 @@ async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
     leaving.abort();
 }
 
-/// A backend that was flushed has the run of before, and an evicted record has no owner.
+/// A flushed backend keeps its run, and an evicted record has no owner.
 #[tokio::test]
 async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_more() {
     for is_flushed in [true, false] {
@@ -342,7 +342,7 @@ async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_
     }
 }
 
-/// The owner in the snapshot is gone by now, and the one that claimed the session since then is not in it.
+/// The owner in the snapshot has lost its lease. The snapshot does not have the instance that claimed the session since then.
 #[tokio::test]
 async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
     let directory = directory();
@@ -391,13 +391,13 @@ async fn no_answer_is_denied_that_is_still_to_be_written_again() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// As `tracing_subscriber::fmt` panics if its stderr is closed.
+/// `tracing_subscriber::fmt` panics like this if its stderr is closed.
 #[tokio::test]
 async fn a_log_that_panics_ends_neither_heartbeats_nor_closings() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let (lost, kept) = (a.session().await, a.session().await);
-    // It has `tracing` ask on each thread who wants a line.
+    // Makes `tracing` ask on each thread whether a line is wanted.
     let _first = Warnings::watch();
     let panics = fmt::layer().with_writer(|| -> io::Stderr { panic!("on purpose") });
     let of_cluster = Targets::new().with_target("mcp_cancel_cluster", LevelFilter::INFO);

@@ -1,4 +1,4 @@
-//! Clients that return in the last moment of their call's grace, and instances that end soon after they turned one away.
+//! Clients that resume in the last moment of the grace, and instances that end soon after they turned one away.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// An owner, and an instance with a way of its own to the directory that reaches the owner, or not.
+/// Starts an owner, and an instance with its own link to the directory. That instance reaches the owner if `is_reached`.
 async fn two(is_reached: bool) -> (Faulty, [Node; 2]) {
     let memory = MemoryDirectory::default();
     let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
@@ -40,7 +40,8 @@ async fn two(is_reached: bool) -> (Faulty, [Node; 2]) {
     (of_b, nodes)
 }
 
-/// Its client gets 503 in the last 100 ms, at any time between two heartbeats, while the directory is slow for one thing.
+/// A client gets 503 in the last 100 ms of the grace, at 20 phases between two heartbeats. Meanwhile `what` takes `time` at the
+/// directory.
 async fn turned_away_in_time(what: &'static str, time: Duration) {
     for phase in 0..20 {
         let (of_b, [a, b]) = two(false).await;
@@ -58,7 +59,7 @@ async fn turned_away_in_time(what: &'static str, time: Duration) {
     }
 }
 
-/// The heartbeat that arrives after the grace may have been sent before.
+/// A heartbeat that arrives after the grace may have been sent before its end.
 #[tokio::test]
 async fn a_client_that_was_turned_away_while_a_heartbeat_was_on_its_way_keeps_its_call() {
     turned_away_in_time("heartbeat", 400 * MS).await;
@@ -69,7 +70,7 @@ async fn a_client_that_came_in_time_and_was_looked_up_after_it_keeps_its_call() 
     turned_away_in_time("look", 450 * MS).await;
 }
 
-/// The connection to the owner is made, and no byte arrives on it.
+/// The connection to the owner is established, but no byte arrives on it.
 #[tokio::test]
 async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
     for phase in 0..40 {
@@ -102,7 +103,7 @@ async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
         let mut resumed = b.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 503);
         if is_killed {
-            // Its next heartbeat has been sent.
+            // By now the next heartbeat has been sent.
             pass(HEARTBEAT_INTERVAL + SECOND / 2).await;
             b.kill().await;
         } else {

@@ -8,14 +8,14 @@ use std::{
 use tracing::{Dispatch, Level, level_filters::LevelFilter, subscriber::DefaultGuard};
 use tracing_subscriber::layer::SubscriberExt as _;
 
-/// Warnings, until it is dropped.
+/// Collects warnings until it is dropped.
 pub(crate) struct Warnings {
     written: Written,
     _subscribed: DefaultGuard,
 }
 
-/// One that takes nothing, as long as the process lives. With a single subscriber, `tracing` asks that of the thread which comes
-/// first to a line whether anybody wants it, and another test may come first, on a thread without any.
+/// A second subscriber, which takes no lines and exists as long as the process. With a single subscriber, `tracing` asks the thread
+/// that first reaches a line whether the line is wanted. Another test may reach it first, on a thread without a subscriber.
 static SECOND: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(tracing_subscriber::registry().with(LevelFilter::OFF)));
 
@@ -41,7 +41,7 @@ impl Warnings {
         }
     }
 
-    /// How many have a text in them.
+    /// Returns the number of lines that contain `text`.
     pub(crate) fn with(&self, text: &str) -> usize {
         let written = String::from_utf8(self.written.0.lock().unwrap().clone()).unwrap();
         written.lines().filter(|line| line.contains(text)).count()

@@ -1,4 +1,4 @@
-//! An instance with a server of rmcp, as an application would be put together.
+//! An instance with a server of rmcp, set up as an application would do it.
 
 use std::{
     convert::Infallible,
@@ -32,7 +32,7 @@ use crate::{
 
 pub(super) const SECRET: &str = "the secret of all tests";
 
-/// An instance. Dropped, it accepts no more connections.
+/// An instance. Once dropped, it accepts no more connections.
 pub(super) struct Node {
     pub(super) me: Owner,
     pub(super) cluster: Cluster,
@@ -40,9 +40,9 @@ pub(super) struct Node {
     pub(super) calls: Calls,
     pub(super) public: Option<Served>,
     pub(super) peers: JoinHandle<()>,
-    /// The heads of all requests that the application was handed.
+    /// The heads of all requests that the application received.
     pub(super) seen: Arc<Mutex<Vec<http::HeaderMap>>>,
-    /// What it serves.
+    /// The application that the instance serves.
     pub(super) app: Router,
     addr: SocketAddr,
     #[allow(dead_code, reason = "it is only held")]
@@ -57,7 +57,7 @@ pub(super) struct Setup {
     pub(super) also_accepts: Option<&'static str>,
     pub(super) filter: PeersFilter,
     pub(super) options: Options,
-    /// Whether the service has the cluster as its session store.
+    /// Whether the service uses the cluster as its session store.
     pub(super) is_stored: bool,
     #[allow(clippy::type_complexity, reason = "it is what `Tools::on_start` takes")]
     pub(super) on_start: Option<Box<dyn Fn(&str, &RequestContext<RoleServer>) + Send + Sync>>,
@@ -98,7 +98,7 @@ impl Setup {
             tools = tools.on_start(on_start);
         }
         let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
-        // rmcp's keep-alive uses the system's clock. Where tokio's is ahead of that, each comment is due at once.
+        // rmcp's keep-alive uses the system's clock. Where tokio's clock is ahead of it, each comment is due at once.
         let mut config = Mode::Session.config().with_sse_keep_alive(None);
         if self.is_stored {
             config.session_store = Some(Arc::new(cluster.clone()));
@@ -142,7 +142,7 @@ impl Node {
         Setup::default().start(directory).await
     }
 
-    /// So many of them, to which the directory is consistent.
+    /// Starts `N` instances, and returns when the directory is consistent for all of them.
     pub(super) async fn several<const N: usize>(directory: &Faulty) -> [Self; N] {
         let mut nodes = Vec::new();
         for _ in 0..N {
@@ -154,12 +154,12 @@ impl Node {
         nodes.try_into().ok().unwrap()
     }
 
-    /// A client of this instance in a session of its own.
+    /// Opens a session at this instance and returns its client.
     pub(super) async fn session(&self) -> Mcp {
         Mcp::session(self.addr, PATH).await
     }
 
-    /// Opens a session, if this instance lets it.
+    /// Sends an `initialize`, which the instance may refuse.
     pub(super) async fn initialize(&self) -> Connection {
         let params = json!({
             "protocolVersion": "2025-06-18",
@@ -170,7 +170,7 @@ impl Node {
         client.request(0, "initialize", params).await
     }
 
-    /// A client of this instance that goes on with the session of another.
+    /// Returns a client of this instance that uses the session of `other`.
     pub(super) fn client_of(&self, other: &Mcp) -> Mcp {
         self.client(other.session_id().unwrap())
     }
@@ -187,7 +187,7 @@ impl Node {
         self.routing().sessions.has(mcp.session_id().unwrap())
     }
 
-    /// A call whose client has just gone. Returns the event that it has seen last.
+    /// Makes a call whose client hangs up. Returns the id of the last event that the client received.
     pub(super) async fn detach(&self, mcp: &Mcp, id: u32, label: &str) -> String {
         let before = self.calls.detached();
         let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
@@ -201,7 +201,7 @@ impl Node {
         event.id.unwrap()
     }
 
-    /// Returns when the directory has been consistent to this instance for long enough.
+    /// Returns when the directory has been consistent for this instance for `SETTLE_PERIOD`.
     pub(super) async fn until_settled(&self) {
         let heartbeat = &self.routing().heartbeat;
         let is_settled = || {
@@ -218,13 +218,13 @@ impl Node {
         resume();
     }
 
-    /// Its process is killed, and its lease lapses.
+    /// Kills the process, and returns when its lease has expired.
     pub(super) async fn kill_and_expire(&mut self) {
         self.kill().await;
         pass(LEASE_TTL).await;
     }
 
-    /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
+    /// Closes the listeners and cuts the connections, as if the process were killed. The lease stays.
     pub(super) async fn kill(&mut self) {
         self.cluster.stop_heartbeat();
         drop(self.public.take());
@@ -238,7 +238,7 @@ pub(super) fn hash(mcp: &Mcp) -> SessionHash {
     SessionHash::of(mcp.session_id().unwrap())
 }
 
-/// Time passes, in steps in which the instances do what they have to.
+/// Advances the clock in steps, in which the instances do what is due.
 pub(super) async fn pass(time: Duration) {
     const STEP: Duration = Duration::from_millis(50);
     pause();
@@ -253,12 +253,12 @@ pub(super) async fn pass(time: Duration) {
     resume();
 }
 
-/// The call on whose stream an event was.
+/// Returns the number of the call on whose stream an event was sent.
 pub(super) fn number(named: &str) -> CallNumber {
     ClusterEventId::read(named).unwrap().call.unwrap().number
 }
 
-/// Sends a request into an application without a connection.
+/// Sends a request into an application, without a connection.
 pub(super) async fn ask(
     node: &Node,
     app: Router,

@@ -1,4 +1,4 @@
-//! Calls whose clients have gone: when they are cancelled, and what becomes of their answers.
+//! Calls whose clients hung up: when they are cancelled, and what becomes of their answers.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
 
 const GRACE: Duration = Duration::from_secs(6);
 
-/// How long the clock of a call is looked at after its cancel was confirmed, and a moment.
+/// How long the clock of a call is observed after its cancel was confirmed, plus a margin.
 const GLANCE: Duration = Duration::from_millis(150);
 
 async fn with_grace(directory: &Faulty) -> Node {
@@ -64,7 +64,7 @@ async fn while_the_directory_is_away_no_orphan_is_cancelled() {
 
     directory.set(Fault::None);
 
-    // It waits for as long again as it was to wait, from when the directory is consistent.
+    // The call waits for its whole grace again, from when the directory is consistent.
     pass(GRACE - GLANCE).await;
     assert!(node.witness.is_running("a"));
     pass(GRACE + SETTLE_PERIOD).await;
@@ -146,10 +146,10 @@ async fn only_answers_without_a_client_are_kept() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    // One whose client is there.
+    // A call whose client is connected.
     let mut call = mcp.call(7, "echo", json!({ "text": "x" })).await;
     assert_eq!(call.answer().await.unwrap()["id"], 7);
-    // One whose client came back in time.
+    // A call whose client resumed in time.
     let named = a.detach(&mcp, 1, "a").await;
     let mut resumed: Connection = mcp.resume(&named).await;
     resumed.head().await;
@@ -158,7 +158,7 @@ async fn only_answers_without_a_client_are_kept() {
     }
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
-    // Then one whose client had gone, so that what comes before would be there.
+    // Finally a call whose client hung up. An answer of the earlier calls would be in the directory by now.
     let named = a.detach(&mcp, 1, "b").await;
     assert!(named.ends_with("~1"), "the id again: {named}");
     a.witness.release("b");

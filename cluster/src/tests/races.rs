@@ -1,4 +1,4 @@
-//! Two states that meet: claims, restores, deletions and answers at the same moment.
+//! Claims, restores, deletions and answers that coincide.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn kept(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
     }
 }
 
-/// Another instance claims a session, its former owner notices, and claims it back when that one is gone.
+/// Another instance claims a session, `node` closes its copy, and `node` claims the session back.
 async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     let other = unreachable_owner();
     let (session, memory) = (hash(mcp), &directory.memory);
@@ -60,7 +60,7 @@ async fn close_and_restore(directory: &Faulty, node: &Node, mcp: &Mcp) {
     assert_eq!(claimed, Claim::Won);
 }
 
-/// The response to a call, of which nothing was read.
+/// Makes a call and returns the body of its response, of which nothing was read.
 async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
     let request = http::Request::post("/mcp")
@@ -74,7 +74,8 @@ async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     answered.into_body()
 }
 
-/// The next event. rmcp's keep-alives go by the clock of the machine, which lags behind a clock that was advanced.
+/// Returns the next event. Skips rmcp's keep-alives: they follow the clock of the machine, which lags behind a clock that was
+/// advanced.
 async fn event(body: &mut Body) -> String {
     loop {
         let event = body.frame().await.unwrap().unwrap().into_data().unwrap();
@@ -85,14 +86,15 @@ async fn event(body: &mut Body) -> String {
     }
 }
 
-/// The id of the next event.
+/// Returns the id of the next event.
 async fn event_id(body: &mut Body) -> String {
     let event = event(body).await;
     let id = event.lines().find_map(|line| line.strip_prefix("id: "));
     id.unwrap().to_owned()
 }
 
-/// A call whose client goes when the answer was sent and not read. Returns the event that it has seen last.
+/// Makes a call whose client hangs up after the answer was sent and before it was read. Returns the id of the last event that the
+/// client received.
 async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     let mut body = unread_call(a, mcp).await;
     let named = event_id(&mut body).await;
@@ -110,7 +112,7 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
     named
 }
 
-/// A client names the field of its session as one of its connection: the relay takes it away, the owner says "not here".
+/// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer "not here".
 #[tokio::test]
 async fn no_client_has_a_session_claimed_from_an_owner_who_lives() {
     let directory = directory();
@@ -123,7 +125,7 @@ async fn no_client_has_a_session_claimed_from_an_owner_who_lives() {
     assert_eq!(status, 200);
 }
 
-/// An instance that has won a session, and has lost it since, goes by the directory and not by what it remembers of itself.
+/// An instance that won a session and has lost it since relies on the directory, not on its memory of the claim.
 #[tokio::test]
 async fn a_session_that_was_this_instances_is_found_where_it_is() {
     let directory = directory();
@@ -133,7 +135,7 @@ async fn a_session_that_was_this_instances_is_found_where_it_is() {
     a.kill_and_expire().await;
     assert_eq!(status(&at_b, 1).await, 200);
     assert!(b.has(&mcp));
-    // It stood still, say, and another one claimed it.
+    // For example, `b` stalled and `c` claimed the session meanwhile.
     let claimed = claim_from(&directory.memory, hash(&mcp), b.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
     assert_eq!(status(&at_c, 2).await, 200);
@@ -170,7 +172,7 @@ async fn a_client_that_hangs_up_while_its_session_is_restored_is_nobody_elses_lo
     assert_eq!(second.head().await.status, 200);
 }
 
-/// A client hangs up at any step of the restoring of its session.
+/// The client hangs up at each step of the restore.
 #[tokio::test]
 async fn a_session_that_is_half_restored_serves_the_next_request() {
     let directory = directory();
@@ -273,7 +275,7 @@ async fn an_answer_that_was_kept_is_not_that_of_a_later_call_with_its_id() {
     assert_eq!(answered[0]["error"]["code"], -32603, "{answered:?}");
 }
 
-/// Whoever leaves says "not here" only once its answers are where others find them.
+/// A leaving instance answers "not here" only once its answers are in the directory.
 #[tokio::test]
 async fn no_answer_on_its_way_is_lost_when_its_instance_leaves() {
     let directory = directory();
@@ -298,7 +300,7 @@ async fn no_answer_on_its_way_is_lost_when_its_instance_leaves() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The answer has been sent, and lies where the client that goes has not read it.
+/// The answer was sent, but the client that hangs up has not read it from its buffer.
 #[tokio::test]
 async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
     let directory = directory();
@@ -312,8 +314,8 @@ async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// The answer has been taken off the stream, and the client that goes may not have read it: a large one, say, of which the rest
-/// waits here.
+/// The answer was taken off the stream, but the client that hangs up may not have read it. For example, the rest of a large answer is
+/// still buffered here.
 #[tokio::test]
 async fn an_answer_whose_stream_was_not_read_to_its_end_is_kept() {
     for is_read in [true, false] {
@@ -341,7 +343,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_kept() {
     }
 }
 
-/// The owner says "not here" to a request that is long in coming, and has the session again before that is heard.
+/// The owner decides on "not here" for a request that arrives slowly. It has the session again before that answer is sent.
 #[tokio::test]
 async fn a_session_that_came_back_while_somebody_was_told_that_it_is_gone_is_not_claimed() {
     let directory = directory();
@@ -352,7 +354,7 @@ async fn a_session_that_came_back_while_somebody_was_told_that_it_is_gone_is_not
     let peer = b.client_of(&mcp).header("mcp-cluster", SECRET);
     let mut slow = Connection::open(a.me.address).await;
     slow.send_cut(&peer.post_request("{"), 100_000).await;
-    // The word is out.
+    // By now the owner has decided.
     for _ in 0..1_000 {
         yield_now().await;
     }
@@ -365,7 +367,7 @@ async fn a_session_that_came_back_while_somebody_was_told_that_it_is_gone_is_not
     assert_eq!(call.answer().await.unwrap()["id"], 1);
 }
 
-/// Nobody asks for the body of a request whose session is not there.
+/// An instance does not ask for the body of a request whose session it does not have.
 #[tokio::test]
 async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
     let directory = directory();
@@ -379,7 +381,7 @@ async fn a_very_long_request_to_a_session_that_has_moved_is_served_at_once() {
     assert!(b.has(&mcp));
 }
 
-/// The directory is told of a deletion after it happened. Until then nobody restores the session.
+/// A deletion is written to the directory after the session was closed. No instance restores the session in between.
 #[tokio::test]
 async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     for at_owner in [true, false] {
@@ -402,8 +404,8 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     }
 }
 
-/// A session that begins while its instance is cut off from the directory, which is consistent to the others: they would say that
-/// there is none.
+/// A session begins while its instance is cut off from the directory. The directory is consistent for the other instances, which
+/// would answer 404.
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
     for fault in [Fault::Fails, Fault::Mute, Fault::Stopped] {
@@ -425,7 +427,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
         );
 
         of_a.set(Fault::None);
-        // Also what reached the directory is forgotten there.
+        // What reached the directory is removed there, too.
         pass(Duration::from_secs(3)).await;
         assert_eq!((a.routing().sessions.len(), of_a.memory.sessions()), (0, 0));
         let mcp = a.session().await;
@@ -433,7 +435,7 @@ async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
     }
 }
 
-/// The directory takes a moment, and not more.
+/// The directory is slow, but within the limit.
 #[tokio::test]
 async fn a_session_is_given_out_once_the_directory_knows_it() {
     let directory = directory();
@@ -444,7 +446,7 @@ async fn a_session_is_given_out_once_the_directory_knows_it() {
     assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
 }
 
-/// Of a call whose answer was sent before its client went, nothing is left.
+/// The answer was sent before the client hung up.
 #[tokio::test]
 async fn a_call_that_has_ended_is_not_pending_any_more() {
     let directory = directory();

@@ -1,4 +1,4 @@
-//! A session that its own instance takes, while others come for it, hang up, or leave.
+//! A session that its own instance claims again, while requests arrive for it, clients hang up, or the instance shuts down.
 
 use std::{
     io,
@@ -46,10 +46,10 @@ use crate::{
     wire::Secret,
 };
 
-/// Shorter than anybody waits for the directory.
+/// Shorter than `DIRECTORY_TIMEOUT`.
 const SLOW: Duration = Duration::from_millis(400);
 
-/// Longer than that.
+/// Longer than `DIRECTORY_TIMEOUT`.
 const TOO_SLOW: Duration = Duration::from_millis(700);
 
 async fn until_asked(directory: &Faulty, what: &str, times: usize) {
@@ -61,8 +61,8 @@ async fn until_asked(directory: &Faulty, what: &str, times: usize) {
     within("a question", asked).await;
 }
 
-/// Two requests claim a session of an owner who is gone. One has brought it, and the other one's client hangs up, or the directory
-/// does not answer it.
+/// Two requests claim a session whose owner is dead. One of them restores the session. The client of the other one hangs up, or the
+/// directory does not answer it.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_claim_that_comes_to_nothing() {
     for hangs_up in [true, false] {
@@ -95,7 +95,7 @@ async fn a_shutdown_does_not_wait_for_a_claim_that_comes_to_nothing() {
     }
 }
 
-/// Its sessions are others' from then on: what it begins would be lost.
+/// Other instances own its sessions from then on. A call that began here would be lost.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_reclaimed_the_session() {
     let directory = directory();
@@ -115,8 +115,8 @@ async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_reclaimed_the_
     assert!(b.has(&mcp) && !a.has(&mcp));
 }
 
-/// A peer's call waits for those before it, and the session is closed meanwhile. A client of the instance itself is about to restore
-/// it, and another peer claims it before.
+/// A peer's call waits for earlier calls, and the session is closed meanwhile. A request of a local client is about to restore the
+/// session. In the second round another peer claims it first.
 #[tokio::test]
 async fn a_call_that_waited_does_not_restore_a_session_that_others_are_about_to() {
     for is_claimed in [false, true] {
@@ -171,8 +171,8 @@ async fn a_call_that_waited_does_not_restore_a_session_that_others_are_about_to(
     }
 }
 
-/// A client of the instance itself, or another instance for its client, sends a part of a request whose session is to be restored. No
-/// other request waits for the rest.
+/// A local client, or a peer for its client, sends part of a request whose session is to be restored. No other request waits for the
+/// rest.
 #[tokio::test]
 async fn half_a_body_locks_no_session() {
     for (is_from_peer, length) in [
@@ -191,7 +191,7 @@ async fn half_a_body_locks_no_session() {
         } else {
             a.public.as_ref().unwrap().addr
         };
-        // The session is being restored, or a peer would be told that it is not here.
+        // Marks the session as being restored. Without the mark a peer would get "not here".
         let expected = a.routing().restores.add(hash(&mcp));
         let mut slow = Connection::open(to).await;
         slow.send_cut(&half, length).await;
@@ -210,7 +210,7 @@ async fn half_a_body_locks_no_session() {
     }
 }
 
-/// The same on an instance that relays, and on one that hands its sessions over.
+/// The same on an instance that relays, and on one that transfers its sessions.
 #[tokio::test]
 async fn half_a_body_is_waited_for_for_a_while_only() {
     let directory = directory();
@@ -235,8 +235,8 @@ async fn half_a_body_is_waited_for_for_a_while_only() {
     assert_eq!(status(&at_b, 1).await, 200);
 }
 
-/// A session is closed where it lived. One peer is told so, and claims it while its owner is about to take it for a client of its
-/// own, and for others that peers have sent.
+/// The session is closed at its owner. One peer gets "not here" and claims the session. Meanwhile the owner is about to claim it for
+/// its own client, and for clients of other peers.
 #[tokio::test]
 async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
     let directory = directory();
@@ -263,7 +263,7 @@ async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
     assert!(d.has(&mcp) && !a.has(&mcp));
 }
 
-/// An instance that leaves gives a session up, and it comes back: nobody else is about to claim it from then on.
+/// A leaving instance relinquishes a session and gets it back. From then on no other instance is about to claim it.
 #[tokio::test]
 async fn a_session_that_was_relinquished_and_came_back_is_restored_again() {
     let directory = directory();
@@ -280,8 +280,7 @@ async fn a_session_that_was_relinquished_and_came_back_is_restored_again() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
-/// rmcp remembers for a moment that the restoring of a session came to nothing, and says that there is none. Its clients would
-/// throw it away.
+/// rmcp remembers for a moment that a restore failed, and answers 404 meanwhile. Clients would discard their session.
 #[tokio::test]
 async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
     for waits in [true, false] {
@@ -300,7 +299,7 @@ async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
         if waits {
             assert!((&mut second).now_or_never().is_none());
         }
-        // Nothing else runs in between.
+        // No other task runs in between.
         drop(first);
         let answered = match (&mut second).now_or_never() {
             Some(answered) => answered,
@@ -312,7 +311,7 @@ async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
     }
 }
 
-/// The next request restores it in its turn, as if none had before.
+/// The next request restores the session, as if no request had tried before.
 #[tokio::test]
 async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
     let directory = directory();
@@ -334,7 +333,7 @@ async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
     assert_eq!(status(&mcp, 1).await, 200);
 }
 
-/// Nothing says that there is no such session, and a 500 would say that it is broken.
+/// A 404 would deny the session without proof, and a 500 would mean that the session is broken.
 #[tokio::test]
 async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
     let directory = directory();
@@ -348,7 +347,7 @@ async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
     assert_eq!(status(&mcp, 2).await, 503);
 }
 
-/// As an instance of another version wrote it.
+/// The record is as an instance of another version wrote it.
 #[tokio::test]
 async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
     let directory = directory();
@@ -360,7 +359,7 @@ async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
     let hash = unreadable.session;
     let entered = directory.memory.register(a.me, &[unreadable]).await;
     assert_eq!(entered.unwrap(), []);
-    // What fails for the directory counts for nothing.
+    // Failures of the directory do not count as tries.
     directory.set(Fault::FailsAt("load"));
     for id in 0..4 {
         assert_eq!(status(&a.client("unreadable"), id).await, 503);
@@ -376,17 +375,17 @@ async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
     assert_eq!(owner_of(&directory.memory, hash).await, None);
 }
 
-/// What becomes of an `initialize`.
+/// How an `initialize` fails.
 #[derive(Clone, Copy)]
 enum Trouble {
-    /// No handler is made for it.
+    /// The factory makes no handler.
     Factory,
     FactoryPanics,
     Refused,
     Panic,
 }
 
-/// A server that has the next of these troubles with each `initialize`, if there is one.
+/// A server that runs into one of these troubles at each `initialize`, until none is left.
 #[derive(Clone, Default)]
 struct Troubled(Arc<Mutex<Vec<Trouble>>>);
 
@@ -418,9 +417,9 @@ impl ServerHandler for Troubled {
     }
 }
 
-/// What the requests of a session are answered, after it was closed here and has these troubles when it is restored.
+/// Closes a session, restores it with these troubles, and returns the statuses of its requests.
 ///
-/// A layer inside the cluster's answers 500 in place of the first responses, as often as `errors`. A connection that breaks is 0.
+/// A layer inside the cluster's replaces the first `errors` responses with 500. A connection that breaks is 0.
 async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
     let directory = directory();
     let secret = Secret::new(SECRET).unwrap();

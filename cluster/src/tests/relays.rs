@@ -1,4 +1,4 @@
-//! A session lives on one instance, and its client lands on another.
+//! A session is open on one instance, and its client connects to another.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -146,7 +146,7 @@ fn question() -> ServerRequest {
     serde_json::from_value(json!({ "method": "sampling/createMessage", "params": params })).unwrap()
 }
 
-/// The hop is dropped with the client: the owner sees a hang-up, and not only when something is written.
+/// The relay is dropped with the client. The owner detects the hang-up at once, not only when something is written.
 #[tokio::test]
 async fn a_hang_up_at_the_relay_is_one_at_the_owner() {
     let directory = directory();
@@ -176,7 +176,7 @@ async fn a_hang_up_at_the_relay_is_one_at_the_owner() {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
-/// What is inside takes the address of the client, and watches its connection, in either way that axum has.
+/// The inner application reads the address of the client and watches its connection, in either way that axum offers.
 #[tokio::test]
 async fn what_a_peer_relays_has_the_connection_of_its_client() {
     let directory = directory();
@@ -217,7 +217,7 @@ async fn what_a_peer_relays_has_the_connection_of_its_client() {
         .header("mcp-cluster-client", client);
     hangs_up.send(&request).await;
     within("the request", gone.notified()).await;
-    // With more bytes than one request, hyper does not read, and does not see the end.
+    // With more bytes than one request, hyper does not read, so it does not see the end of the connection.
     hangs_up.write(b"GET").await;
     hangs_up.fin();
     within("the hang-up", has_gone.notified()).await;
@@ -249,7 +249,7 @@ async fn what_is_served_here_asks_nothing_of_the_directory() {
     }
     assert_eq!(count(), before);
 
-    // And what is relayed asks once.
+    // A relayed session is looked up once.
     let through = b.client_of(&mcp);
     for id in 10..20 {
         let mut call = through.call(id, "echo", json!({ "text": "hello" })).await;
@@ -258,7 +258,7 @@ async fn what_is_served_here_asks_nothing_of_the_directory() {
     assert_eq!(count(), before + 1);
 }
 
-/// As clients may send over HTTP/2.
+/// Clients may send such heads over HTTP/2.
 #[tokio::test]
 async fn a_head_of_many_fields_passes_or_is_refused_for_what_it_is() {
     let directory = directory();
@@ -277,7 +277,7 @@ async fn a_head_of_many_fields_passes_or_is_refused_for_what_it_is() {
     assert_eq!(warnings.with(""), 0);
 }
 
-/// rmcp goes by the first, and so does the way to the owner.
+/// rmcp uses the first of the two, and so does the routing to the owner.
 #[tokio::test]
 async fn a_session_that_is_named_twice_is_the_same_everywhere() {
     let directory = directory();

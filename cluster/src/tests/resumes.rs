@@ -1,4 +1,4 @@
-//! Clients that come back with the name of an event.
+//! Clients that resume with the id of an event.
 
 use axum::{Router, body::Body, http::StatusCode, response::IntoResponse, routing::any};
 use bytes::Bytes;
@@ -67,7 +67,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
         .keep_answer(session, gone, CallNumber::new(3), answer, KEPT_ANSWER)
         .await
         .unwrap();
-    // A call of this incarnation has the event's plain id: nothing of it may be seen.
+    // A call of this incarnation has the same plain event id. No event of that call may be sent.
     let _other = mcp.call(1, "hold", json!({ "label": "other" })).await;
     a.witness.started("other").await;
 
@@ -113,7 +113,7 @@ async fn a_stream_of_no_call_that_ended_with_its_instance_begins_anew() {
     assert_eq!(seen.last().unwrap().get("last-event-id"), None);
 }
 
-/// Whether a client may have an answer is for the application to say, also if the answer is in the directory.
+/// The application decides whether a client may have an answer, also if the answer is in the directory.
 #[tokio::test]
 async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts() {
     let directory = directory();
@@ -156,7 +156,7 @@ async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts()
         format!("id: {named}\ndata:\n\ndata: {{\"secret\":1}}\n\n")
     );
 
-    // An answer that may be there is not said to be none.
+    // An answer that may exist is not denied.
     directory.set(Fault::Fails);
     let refused = ask(&a, app, request("right")).await;
     assert_eq!(

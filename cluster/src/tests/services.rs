@@ -1,4 +1,4 @@
-//! Services as they are set up: without a session store, and several on one membership.
+//! Services in two set-ups: without a session store, and several with one membership.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ async fn a_service_without_a_session_store_is_told_once_what_it_needs() {
     }
 }
 
-/// Its own clients find it at its own path only.
+/// Clients find their session only at the path of its service.
 #[tokio::test]
 async fn a_session_of_one_service_is_not_restored_in_another() {
     let directory = MemoryDirectory::default();
@@ -73,7 +73,7 @@ async fn a_session_of_one_service_is_not_restored_in_another() {
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
 }
 
-/// Whoever reaches the listener for peers cannot fill the log.
+/// A client that reaches the listener for peers cannot fill the log.
 #[tokio::test]
 async fn untrusted_requests_at_the_listener_for_peers_are_logged_once_a_minute() {
     let directory = Faulty::new(MemoryDirectory::default());

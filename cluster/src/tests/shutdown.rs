@@ -1,4 +1,4 @@
-//! An instance shuts down in an orderly way.
+//! Orderly shutdown of an instance.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -24,7 +24,7 @@ use crate::{
     ids::SessionHash,
 };
 
-/// More than any test takes.
+/// Longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 async fn running_call(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
@@ -39,7 +39,7 @@ async fn answers(call: &mut Connection) -> Value {
     answer.unwrap()["id"].clone()
 }
 
-/// The public side closes, calls end with all that belongs to them, new ones go on elsewhere: nobody loses an answer.
+/// The public listener closes, calls end with all that belongs to them, and new calls are served elsewhere. No answer is lost.
 #[tokio::test]
 async fn no_answer_is_lost_when_the_owner_goes() {
     let directory = directory();
@@ -56,7 +56,7 @@ async fn no_answer_is_lost_when_the_owner_goes() {
     let mut leaving = Box::pin(cluster.leave(LIMIT));
     assert!((&mut leaving).now_or_never().is_none());
     let story = async {
-        // A client that is back is served where its call runs; a new call waits.
+        // A client that resumes is served where its call runs. A new call waits.
         let mut back = at_b.resume(event.id.as_deref().unwrap()).await;
         assert_eq!(back.head().await.status, 200);
         let mut third = at_c.call(3, "echo", json!({ "text": "x" })).await;
@@ -105,7 +105,7 @@ async fn of_two_that_wait_for_a_session_one_has_it() {
     }
 }
 
-/// A call is on its way in, at any step, when another instance asks for its session.
+/// A call is on its way in, at any step, when another instance requests its session.
 #[tokio::test]
 async fn a_call_that_was_let_in_ends_where_it_is() {
     let mut begun = 0;
@@ -150,7 +150,8 @@ async fn a_call_that_was_let_in_ends_where_it_is() {
     assert!(begun > 0);
 }
 
-/// Until somebody asks for it, a session stays where its client is. Then its stream ends, and is opened anew where it has gone.
+/// A session stays on a leaving instance until another instance requests it. Then its stream ends, and is reopened through the new
+/// owner.
 #[tokio::test]
 async fn a_client_that_listens_goes_with_its_session() {
     let directory = directory();
@@ -167,7 +168,7 @@ async fn a_client_that_listens_goes_with_its_session() {
     within("the end of the stream", end).await;
     let mut listening = b.client_of(&mcp).listen().await;
     assert_eq!(listening.head().await.status, 200);
-    // One that still comes here is relayed.
+    // A request that still arrives here is relayed.
     assert_eq!(echo(&mcp, 3).await, 3);
     assert!(c.has(&mcp) && !a.has(&mcp) && !b.has(&mcp));
 }
@@ -183,7 +184,7 @@ async fn a_stream_of_a_session_without_calls_is_opened_where_it_stays() {
     assert!(b.has(&mcp) && !a.has(&mcp));
 }
 
-/// A request that cannot be sent again is not given back.
+/// A request that cannot be sent again is not handed back to its peer.
 #[tokio::test]
 async fn a_long_call_is_served_where_its_session_still_is() {
     let directory = directory();
@@ -237,7 +238,7 @@ async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
     assert!(b.has(&mcp));
 }
 
-/// What its clients still send is served where its session is, to the last moment. Then they are asked to come again.
+/// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_is_gone() {
     let directory = directory();
@@ -252,7 +253,7 @@ async fn nothing_begins_on_an_instance_that_is_gone() {
     assert!(b.has(&mcp));
 }
 
-/// The answer of a call that its client may not have read is where others find it.
+/// The answer of a call that its client may not have read is in the directory.
 #[tokio::test]
 async fn an_answer_that_was_not_read_is_there_after_the_shutdown() {
     let directory = directory();
@@ -273,7 +274,7 @@ async fn an_answer_that_was_not_read_is_there_after_the_shutdown() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// Whoever is told to claim a session finds its answers, also one that was late.
+/// An instance that gets "not here" finds the answers of the session, also one that was late.
 #[tokio::test]
 async fn a_session_is_not_relinquished_before_its_answers_are_kept() {
     let directory = directory();
@@ -304,7 +305,7 @@ async fn a_session_is_not_relinquished_before_its_answers_are_kept() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// A call has ended and nobody was told yet. In this moment its session is relinquished, and is about to be closed.
+/// The call has ended, but its waiters are not notified yet. In this moment its session is relinquished, and is about to be closed.
 #[tokio::test]
 async fn an_answer_is_kept_before_its_session_is_relinquished() {
     let directory = directory();
@@ -346,7 +347,7 @@ async fn an_answer_is_kept_before_its_session_is_relinquished() {
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
-/// A shutdown that is dropped has happened all the same: whoever waits is told.
+/// A shutdown whose future is dropped counts as completed, so requests that wait for it are notified.
 #[tokio::test]
 async fn who_waits_for_a_shutdown_that_is_dropped_goes_on_elsewhere() {
     let directory = directory();
@@ -360,7 +361,7 @@ async fn who_waits_for_a_shutdown_that_is_dropped_goes_on_elsewhere() {
     assert!(b.has(&mcp) && a.witness.is_running("first"));
 }
 
-/// A session that its client ended is not restored when the directory is back.
+/// A session that its client ended is not restored once the directory has recovered.
 #[tokio::test]
 async fn a_shutdown_waits_until_the_directory_knows_which_sessions_have_ended() {
     let directory = directory();

@@ -1,4 +1,4 @@
-//! What nearly every story here does.
+//! Steps that nearly every test here needs.
 
 use axum::body::Body;
 use serde_json::{Value, json};
@@ -15,27 +15,27 @@ pub(super) fn directory() -> Faulty {
     Faulty::new(MemoryDirectory::default())
 }
 
-/// Long enough for everything else to come to where it waits.
+/// Yields often enough for all other tasks to reach the point where they wait.
 pub(super) async fn run_other_tasks() {
     for _ in 0..1_000 {
         yield_now().await;
     }
 }
 
-/// With what a call is answered at first.
+/// Makes a call and returns the status of its response.
 pub(super) async fn status(mcp: &Mcp, id: u32) -> u16 {
     let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
     within("a head", call.head()).await.status
 }
 
-/// Makes a call, and gives the id in its answer.
+/// Makes a call and returns the id in its answer.
 pub(super) async fn echo(mcp: &Mcp, id: u32) -> Value {
     let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
     let answer = within("an answer", call.answer()).await;
     answer.unwrap()["id"].clone()
 }
 
-/// A message as a request that no connection carries.
+/// Returns a message as a request that no connection carries.
 pub(super) fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
     http::Request::post("/mcp")
         .header("host", "localhost")
@@ -46,12 +46,12 @@ pub(super) fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
         .unwrap()
 }
 
-/// A call as a request that no connection carries.
+/// Returns a call as a request that no connection carries.
 pub(super) fn post_echo(mcp: &Mcp, id: u32) -> http::Request<Body> {
     post(mcp, &mcp.call_message(id, "echo", json!({ "text": "x" })))
 }
 
-/// An owner who does not listen.
+/// Returns an owner that does not listen.
 pub(super) fn unreachable_owner() -> Owner {
     Owner {
         address: "127.0.0.1:1".parse().unwrap(),
@@ -59,7 +59,7 @@ pub(super) fn unreachable_owner() -> Owner {
     }
 }
 
-/// A session goes from an instance to nowhere: it is closed there, and the directory says that it is still that instance's.
+/// Closes a session on an instance. The directory still names that instance as the owner.
 pub(super) async fn close_session(node: &Node, mcp: &Mcp) {
     node.routing()
         .sessions

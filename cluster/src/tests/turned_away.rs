@@ -1,4 +1,4 @@
-//! Clients that come back, to an instance that cannot reach the owner of their session.
+//! Clients that return through an instance that cannot reach the owner of their session.
 
 use std::{
     sync::{
@@ -39,7 +39,7 @@ const GRACE: Duration = Duration::from_secs(6);
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// An owner with a grace, and an instance that reaches it, or not.
+/// Starts an owner with a grace, and an instance that reaches it if `is_reached`.
 async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
     let a = Setup {
         grace: Grace::After(GRACE),
@@ -76,7 +76,7 @@ async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps
         pass(SECOND).await;
     }
     assert!(a.witness.is_running("a"));
-    // Nor is it cancelled later, while it may be on its way.
+    // Nor is the call cancelled later, while its client may be on its way.
     pass(CLIENT_BACKOFF - 3 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
@@ -92,7 +92,7 @@ async fn a_client_that_was_turned_away_and_does_not_return_leaves_an_orphan() {
     let [a, b] = two(&directory, false).await;
     let mcp = a.session().await;
     a.detach(&mcp, 1, "a").await;
-    // Any request of the session says that its client is there.
+    // Any request of the session shows that its client exists.
     let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
     assert_eq!(call.head().await.status, 503);
     pass(CLIENT_BACKOFF - 2 * SECOND).await;
@@ -103,7 +103,7 @@ async fn a_client_that_was_turned_away_and_does_not_return_leaves_an_orphan() {
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
-/// It could not be looked up whose it is, and the directory is well again before the grace ends.
+/// The owner could not be looked up. The directory recovers before the grace ends.
 #[tokio::test]
 async fn a_client_that_was_turned_away_for_want_of_a_look_up_keeps_its_call() {
     let directory = directory();
@@ -123,7 +123,7 @@ async fn a_client_that_was_turned_away_for_want_of_a_look_up_keeps_its_call() {
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
 }
 
-/// The backend evicts the leases, and with them that an instance turned the client away, at any time between two heartbeats.
+/// The backend evicts the leases, and with them the mark that a client was turned away, at four phases between two heartbeats.
 #[tokio::test]
 async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     for phase in 0..4 {
@@ -141,7 +141,7 @@ async fn a_client_that_was_turned_away_keeps_its_call_if_the_leases_are_lost() {
     }
 }
 
-/// What it wrote before says nothing of the last moment of the grace.
+/// An earlier heartbeat of an instance proves nothing about the last moment of the grace.
 #[tokio::test]
 async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     let directory = directory();
@@ -153,12 +153,12 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     pass(HEARTBEAT_INTERVAL + SECOND).await;
     assert!(a.witness.is_running("a"));
 
-    // Its lease is over.
+    // The lease of `b` has expired by then.
     pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
-/// The connection of the relay comes about, and nothing comes on it.
+/// The connection of the relay is established, but no byte arrives on it.
 #[tokio::test]
 async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() {
     let directory = directory();
@@ -175,11 +175,11 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
         .insert(hash(&mcp), Ownership::begin(owner));
     let waiting = b.client_of(&mcp).resume(&named).await;
     let (relay, _) = silent.accept().await.unwrap();
-    // Less than a relay may wait for a head.
+    // Less than the time for which a relay may wait for a head.
     pass(GRACE + Duration::from_secs(2)).await;
     assert!(a.witness.is_running("a"));
 
-    // It gives up, and the relay with it.
+    // The client gives up, and the relay with it.
     waiting.fin();
     closed(relay).await;
     pass(CLIENT_BACKOFF + GRACE).await;
@@ -199,7 +199,7 @@ async fn a_client_whose_owner_answers_is_not_turned_away() {
     assert_eq!(b.routing().turned_away.age(Instant::now()), None);
 }
 
-/// The way to the owner breaks, and the former connection is seen to be broken after the client was turned away.
+/// The path to the owner breaks. The owner detects the hang-up of the former connection after the client was turned away.
 #[tokio::test]
 async fn a_client_that_was_turned_away_before_its_hang_up_was_seen_keeps_its_call() {
     let directory = directory();
@@ -238,7 +238,7 @@ async fn a_client_that_was_turned_away_before_its_hang_up_was_seen_keeps_its_cal
     }
 }
 
-/// It waits a little less than `client_backoff` each time, whenever heartbeats are made.
+/// The client waits a little less than `client_backoff` each time, at every phase of the heartbeats.
 #[tokio::test]
 async fn a_client_that_comes_again_in_time_keeps_its_call() {
     let backoff = 5 * SECOND;

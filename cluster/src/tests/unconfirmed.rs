@@ -1,4 +1,4 @@
-//! Sessions that the directory does not have as their instance has them, and what is written late.
+//! Sessions whose records differ from what their instance has, and late writes.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Everything takes this long, and deletions fail.
+/// Every request takes this long, and deletions fail.
 #[derive(Debug)]
 struct NoDeletions(Duration);
 
@@ -65,7 +65,7 @@ async fn a_restored_session_that_is_not_written_is_not_denied() {
     }
 }
 
-/// The same, and the directory is away for longer than the lease. Another instance claims the session meanwhile.
+/// The same, but the directory is away for longer than the lease. Another instance claims the session meanwhile.
 #[tokio::test]
 async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lapse() {
     let memory = MemoryDirectory::default();
@@ -90,7 +90,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     pass(2 * LEASE_TTL).await;
     assert_eq!(echo(&c.client_of(&mcp), 2).await, 2);
     assert_eq!(owner_of(&memory, hash(&mcp)).await, Some(c.me));
-    // The directory answers again, and takes 450 ms for everything.
+    // The directory answers again, and takes 450 ms for each `register`.
     of_b.set(Fault::SlowAt("register", Duration::from_millis(450)));
     while b.routing().heartbeat.consistent_since().is_none() {
         sleep(Duration::from_millis(5)).await;
@@ -101,7 +101,7 @@ async fn a_restored_session_is_written_before_it_serves_anything_new_after_a_lap
     assert_eq!(b.witness.starts("late"), 0, "{head}");
 }
 
-/// The directory returns empty, or has evicted a record, while the owner leaves.
+/// The directory returns empty, or has evicted a record, while the owner shuts down.
 #[tokio::test]
 async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost() {
     let mut said = Vec::new();
@@ -113,7 +113,7 @@ async fn a_session_that_is_transferred_while_the_directory_is_empty_is_not_lost(
         assert_eq!(echo(&at_b, 1).await, 1);
         let cluster = a.cluster.clone();
         let leaving = spawn(async move { cluster.leave(300 * SECOND).await });
-        // Keeps it from leaving at once.
+        // A detached call keeps the instance from leaving at once.
         let other = a.session().await;
         a.detach(&other, 1, "keeps").await;
         if is_evicted {

@@ -1,4 +1,4 @@
-//! What is none of a peer's, on either side.
+//! Requests and answers that no peer of the cluster sent.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::filter::PeersFilter;
 
-/// A request to the listener for peers.
+/// Returns a request to the listener for peers, with these headers.
 fn relayed(mcp: &test_support::Mcp, said: &[(&str, &str)]) -> Request {
     mcp.call_request(1, "echo", json!({ "text": "x" }))
         .headers(said.iter().copied())
@@ -69,7 +69,7 @@ async fn the_listener_for_peers_accepts_only_the_secret() {
     assert_eq!(reply.headers["mcp-cluster"], a.me.incarnation.to_string());
 }
 
-/// What came from a peer is not looked up, not relayed and not begun: 421, from the head alone.
+/// A peer's request for a session that is not here is not looked up, relayed or begun. It gets 421 from its head alone.
 #[tokio::test]
 async fn a_relay_is_never_relayed() {
     let directory = directory();
@@ -110,7 +110,7 @@ async fn an_owner_with_another_secret_is_none() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
-/// An instance of each step and one of the next are members at the same time.
+/// Instances of two successive steps are members at the same time.
 #[tokio::test]
 async fn a_secret_is_changed_by_rolling_restarts() {
     let steps = [
@@ -158,7 +158,7 @@ async fn an_answer_that_is_none_of_a_peers_is_none() {
     }
 }
 
-/// Whoever writes into the directory does not choose where requests are sent.
+/// A client that writes into the directory does not choose where requests are sent.
 #[tokio::test]
 async fn nothing_is_sent_to_an_address_that_no_peer_may_have() {
     let directory = directory();
@@ -172,10 +172,10 @@ async fn nothing_is_sent_to_an_address_that_no_peer_may_have() {
     let mcp = owner.session(&b).await;
     let reply = mcp.post_raw("{}", &[]).await;
     assert_eq!(reply.status, 503);
-    // And nobody from there comes in.
+    // A connection from that address is refused, too.
     let mut refused = Connection::open(b.me.address).await;
     assert_eq!(refused.closed().await, "");
-    // Nothing has come: the first that does is this one.
+    // The owner has received no request so far: the first one is this.
     let other = Node::start(&directory).await;
     let through = other
         .client(mcp.session_id().unwrap())
@@ -194,7 +194,7 @@ async fn an_id_of_a_megabyte_is_one_that_nobody_has() {
         let request = http::Request::get("/mcp").header("mcp-session-id", session);
         request.body(Body::empty()).unwrap()
     };
-    // The application may say that there is none: the directory is consistent.
+    // The application may deny the session, because the directory is consistent.
     let response = ask(&a, app.clone(), request(&long)).await;
     assert_eq!(response.status(), 200);
     let young = Node::start(&directory).await;

@@ -14,7 +14,7 @@ fn text(length: usize) -> Bytes {
     Bytes::from(vec![b'x'; length])
 }
 
-/// A queue, and the time.
+/// A queue and its clock.
 struct Model {
     queue: AnswerQueue,
     now: Instant,
@@ -35,7 +35,7 @@ impl Model {
         exceeded
     }
 
-    /// All that may be in flight now.
+    /// Returns all operations that may be in flight now.
     fn start(&mut self) -> Vec<Operation> {
         self.queue.expire(self.now);
         std::iter::from_fn(|| self.queue.next_operation(self.now)).collect()
@@ -76,7 +76,7 @@ impl Model {
     }
 }
 
-/// Calls, and whether they are written.
+/// Returns the call of each operation, and `true` if the operation writes it.
 fn names(operations: &[Operation]) -> Vec<(CallNumber, bool)> {
     let names = operations.iter();
     names.map(|it| (it.key.call, it.text.is_some())).collect()
@@ -148,7 +148,7 @@ fn the_oldest_of_a_session_is_evicted_beyond_its_bound() {
     for call in 0..10 {
         assert_eq!(model.put("a", call, 100_000), None);
     }
-    // Not written yet: nothing to remove.
+    // An answer that is not written needs no removal.
     assert_eq!(model.put("a", 10, 100_000), Some(Bound::OfSession));
     assert_eq!(names(&model.start())[..2], writes([9, 1]));
     let mut model = Model::new();
@@ -156,17 +156,17 @@ fn the_oldest_of_a_session_is_evicted_beyond_its_bound() {
         model.put("a", call, 100_000);
     }
     model.write_all();
-    // Written: it is removed first.
+    // An answer that is written is removed first.
     assert_eq!(model.put("a", 10, 100_000), Some(Bound::OfSession));
     let operations = model.start();
     assert_eq!(names(&operations), [removals([0]), writes([10])].concat());
     model.complete(operations, true);
-    // An answer that takes all the room.
+    // An answer that fills the whole bound.
     let all = MAX_OF_SESSION - OVERHEAD;
     assert_eq!(model.put("a", 11, all), Some(Bound::OfSession));
     let expected = [removals(1..11), writes([11])].concat();
     assert_eq!(names(&model.start()), expected);
-    // And one that has no room, for which none is made.
+    // An answer above the bound, for which nothing is evicted.
     assert_eq!(model.put("a", 12, all + 1), Some(Bound::OfSession));
     assert_eq!(model.queue.answers.len(), 1);
 }
@@ -198,7 +198,7 @@ fn an_answer_that_is_evicted_while_it_is_written_is_removed_afterwards() {
         model.now += RETRY_DELAY;
         let operations = model.start();
         assert_eq!(names(&operations), removals([1]));
-        // Also a removal is tried again.
+        // A removal is retried, too.
         model.complete(operations, false);
         model.now += RETRY_DELAY;
         let operations = model.start();
@@ -222,7 +222,7 @@ fn an_answer_whose_write_has_failed_may_be_there_and_is_removed() {
 
 #[test]
 fn everything_expires_ten_minutes_after_the_end_of_its_call() {
-    // New, in flight, failed, written; evicted before its write has ended, and to be removed.
+    // Every state: new, in flight, failed, written, evicted before the write has ended, and to be removed.
     let mut model = Model::new();
     model.put("written", 1, 10);
     model.write_all();
@@ -244,7 +244,7 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
     late.extend(again);
     model.now += SECOND;
     assert!(model.queue.expire(model.now), "some were not written");
-    // The same call is kept once more, before what is in flight of it has ended.
+    // The same call is kept once more, before its operation in flight has ended.
     assert_eq!(model.put("failed", 5, 10), None);
     model.complete(late, false);
     model.now += RETRY_DELAY;

@@ -1,4 +1,4 @@
-//! What every directory does with leases and answers.
+//! What every directory must do with leases and answers.
 
 use bytes::Bytes;
 
@@ -46,7 +46,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
             turned_away: None,
         },
     ];
-    // That of any instance counts, and outlives its lease.
+    // The mark of any instance counts, and outlives the lease of that instance.
     let mut latest = None;
     for status in all {
         directory.acquire_lease(me, &status).await.unwrap();
@@ -71,7 +71,7 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
     assert_is_since(leases.turned_away, latest);
 }
 
-/// Whether a time was read as it was written, a little later.
+/// Asserts that `read` is the time that was written, or up to 5 s more.
 fn assert_is_since(read: Option<Duration>, written: Option<Duration>) {
     let is_it = match (read, written) {
         (Some(read), Some(written)) => read >= written && read - written < Duration::from_secs(5),

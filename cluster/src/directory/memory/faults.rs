@@ -1,4 +1,4 @@
-//! What a backend can do to what it knows, for the simulation.
+//! How a backend can lose data, for the simulation.
 
 use std::{collections::HashMap, fmt::Debug, hash::Hash};
 
@@ -7,10 +7,10 @@ use tokio::time::Instant;
 use super::{MemoryDirectory, State};
 use crate::ids::{Incarnation, Record, SessionHash};
 
-/// What a directory knew.
+/// The data of a directory at one moment.
 pub(crate) struct Snapshot(State);
 
-/// A kind of keys.
+/// A kind of key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Session,
@@ -19,12 +19,12 @@ pub(crate) enum Kind {
 }
 
 impl MemoryDirectory {
-    /// Returns all that it knows.
+    /// Returns a copy of all data.
     pub(crate) fn take_snapshot(&self) -> Snapshot {
         Snapshot(self.state().clone())
     }
 
-    /// Starts again with what a snapshot has, as a backend that was killed does, or a replica that takes over.
+    /// Restarts with the data of a snapshot, as a killed backend does, or a replica that takes over.
     pub(crate) fn load_snapshot(&self, snapshot: &Snapshot) {
         let mut state = self.state();
         *state = State {
@@ -33,7 +33,7 @@ impl MemoryDirectory {
         };
     }
 
-    /// Removes the key that `pick` stands for, and describes it. Returns `None` if there is none.
+    /// Removes the key that `pick` selects, and describes it. Returns `None` if there is none.
     pub(crate) fn evict_any(&self, kind: Kind, pick: u64) -> Option<String> {
         let mut state = self.state();
         match kind {
@@ -50,7 +50,7 @@ impl MemoryDirectory {
                 let mut keys: Vec<_> = answers.keys().copied().collect();
                 keys.sort_by_key(|key| format!("{key:?}"));
                 let key = *keys.get(pick as usize % keys.len().max(1))?;
-                // It is over.
+                // The answer expires at once.
                 answers.get_mut(&key)?.1 = Instant::now();
                 Some(format!("answer {} of {}", key.2, key.0))
             }
@@ -64,7 +64,7 @@ impl MemoryDirectory {
         known.is_some_and(|known| matches!(known.record, Record::Owned(_)))
     }
 
-    /// Returns the owner of a session, whether or not its time is over.
+    /// Returns the owner of a session, whether or not the record has expired.
     pub(crate) fn owner(&self, session: SessionHash) -> Option<Incarnation> {
         let state = self.state();
         let record = state.sessions.get(&session)?.record;
@@ -82,13 +82,13 @@ impl MemoryDirectory {
         lasting.map(|(incarnation, _)| *incarnation).collect()
     }
 
-    /// Removes the record of a session, as a backend does that has no memory left.
+    /// Removes the record of a session, as a backend without free memory does.
     pub(crate) fn evict(&self, session: SessionHash) {
         self.state().sessions.remove(&session);
     }
 }
 
-/// Removes a key in an order that does not depend on the map.
+/// Removes the key that `pick` selects. The order of the keys does not depend on the map.
 fn evict<K: Copy + Eq + Hash + Debug, V>(map: &mut HashMap<K, V>, pick: u64) -> Option<K> {
     let mut keys: Vec<K> = map.keys().copied().collect();
     keys.sort_by_key(|key| format!("{key:?}"));

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The directory at a URL.
+/// Returns the directory at a URL.
 fn at(url: &str) -> Result<RedisDirectory, DirectoryError> {
     RedisDirectory::new(&RedisAddress::new(url.to_owned()))
 }

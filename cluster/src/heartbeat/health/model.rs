@@ -1,4 +1,4 @@
-//! The health against its definition, which is read from all that has happened.
+//! Compares the health with its definition, which is evaluated on the whole history.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ enum Step {
     WroteAll,
 }
 
-/// What has happened, and when.
+/// All events, and when they happened.
 #[derive(Debug, Default)]
 struct History(Vec<(Instant, What)>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// A heartbeat that found everything as it was left.
+    /// A heartbeat that found everything unchanged.
     Intact,
-    /// One that did not.
+    /// A heartbeat that found a change.
     Broken,
     Failed,
-    /// All was written, whether or not that was asked for.
+    /// Everything was written, whether or not that was requested.
     WroteAll,
 }
 
@@ -39,7 +39,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 impl History {
-    /// The first time when all was written, after the last that broke it and a heartbeat that was answered since.
+    /// Returns the first time when everything was written, after the last event that broke the consistency and an answered heartbeat
+    /// since.
     fn consistent_since(&self, now: Instant) -> Option<Instant> {
         let is_heartbeat = |what: &What| matches!(what, What::Intact | What::Broken);
         let breaks = |what: &What| matches!(what, What::Failed | What::Broken);
@@ -64,7 +65,7 @@ proptest! {
         let mut history = History::default();
         let mut now = Instant::now();
         let mut last: Option<(Instant, u8)> = None;
-        // Whether it was consistent since all was last asked to be written.
+        // Whether the directory was consistent since everything was last requested to be written.
         let mut was_consistent = true;
         for step in steps {
             match step {

@@ -1,10 +1,10 @@
-//! What follows from a lease that may have been over.
+//! Consequences of a lease that may have expired.
 
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A health, some time after a heartbeat in a run of the backend that found everything as it was left.
+/// Returns a health and a time: `time` after a heartbeat that found everything unchanged.
 fn after(time: Duration) -> (DirectoryHealth, Instant) {
     let (mut health, begun) = (DirectoryHealth::new(false), Instant::now());
     health.on_heartbeat_begun(begun);
@@ -15,7 +15,7 @@ fn after(time: Duration) -> (DirectoryHealth, Instant) {
     (health, begun + time)
 }
 
-/// A heartbeat that begins then, and is answered.
+/// Makes a heartbeat at `now` that is answered.
 fn answer_heartbeat(health: &mut DirectoryHealth, now: Instant, run: &str, was_alive: bool) {
     health.on_heartbeat_begun(now);
     if !was_alive {
@@ -50,7 +50,7 @@ fn after_a_stop_sessions_are_verified_until_they_have_taken_new_epochs() {
     }
 }
 
-/// The directory is slow, and there are many.
+/// The directory is slow, and there are many sessions.
 #[test]
 fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch() {
     let (mut health, stopped) = after(2 * LEASE_TTL);
@@ -72,7 +72,7 @@ fn after_a_stop_sessions_are_verified_until_the_last_of_them_has_taken_its_epoch
     assert_eq!(health.lapse(stopped + 4 * SECOND), None);
 }
 
-/// A snapshot may have the lease.
+/// A snapshot may contain the lease.
 #[test]
 fn after_a_stop_a_lease_in_another_run_proves_nothing() {
     let (mut health, stopped) = after(2 * LEASE_TTL);
@@ -81,7 +81,7 @@ fn after_a_stop_a_lease_in_another_run_proves_nothing() {
     assert_eq!(health.renewal_due(), Some(&BackendRunId::new("run")));
 }
 
-/// There availability has precedence.
+/// Availability has precedence here.
 #[test]
 fn after_heartbeats_that_failed_sessions_are_verified_until_they_are_written() {
     let (mut health, mut now) = after(SECOND);

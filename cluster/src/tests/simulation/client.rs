@@ -1,5 +1,5 @@
-//! Clients that obey the protocol as the SDKs do: they wait out 503, resume with the last event id after the retry time, open a new
-//! session on 404, and sometimes end their session or never come back.
+//! Clients that obey the protocol as the SDKs do. They wait after a 503, and resume with the last event id after the retry time. They
+//! open a new session on 404. Sometimes they delete their session or never resume.
 
 use std::{
     convert::Infallible,
@@ -29,10 +29,10 @@ use super::{
 };
 use crate::manager::NOT_BEGUN;
 
-/// How long a request may wait for its head, unless its call has begun: the head limit, a lease, and what it takes to claim.
+/// Maximum time that a request waits for its head, unless its call has begun: the head limit, a lease and the time to claim.
 const HEAD_LIMIT: Ms = 25_000;
 
-/// How long a session may take to answer after the faults: 10 s.
+/// Maximum time until a session answers after the faults: 10 s.
 const PROBE_LIMIT: Ms = 10_000;
 
 /// After this long without a head a client may have counted as turned away: 100 ms.
@@ -41,7 +41,7 @@ const WAITED: Ms = 100;
 /// The parameters of `initialize`.
 const PARAMS: &str = r#"{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"sim","version":"0"}}"#;
 
-/// The load balancer: which instances get requests. Clones are the same.
+/// The load balancer: which instances get requests. Clones share its state.
 #[derive(Clone, Default)]
 pub(super) struct Balancer(Arc<Mutex<BalancerState>>);
 
@@ -51,7 +51,7 @@ struct BalancerState {
     preferred: Option<HostId>,
 }
 
-/// A client. Clones are the same.
+/// A client. Clones share its state.
 #[derive(Clone)]
 pub(super) struct Client(Arc<Inner>);
 
@@ -71,12 +71,12 @@ struct Inner {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Plan {
     Stays,
-    /// Hangs up after a time, and comes back after another.
+    /// Hangs up after `after`, and resumes `away` later.
     ComesBack {
         after: Ms,
         away: Ms,
     },
-    /// Hangs up after a time, and never comes back.
+    /// Hangs up after `after`, and never resumes.
     Leaves {
         after: Ms,
     },
@@ -90,7 +90,7 @@ enum Read {
     HungUp,
 }
 
-/// What a client has of a call.
+/// A stream of a call, as its client reads it.
 struct Stream {
     exchange: Exchange,
     reader: SseReader,
@@ -108,7 +108,7 @@ impl Balancer {
         ingresses.all.retain(|ingress| ingress.host != host);
     }
 
-    /// Sends all requests to one instance, as long as it is there.
+    /// Sends all requests to one instance while it exists.
     pub(super) fn prefer(&self, host: Option<HostId>) {
         self.0.lock().unwrap().preferred = host;
     }
@@ -156,7 +156,7 @@ impl Client {
         }))
     }
 
-    /// Opens sessions and makes calls until a time.
+    /// Opens sessions and makes calls until `until`.
     pub(super) async fn run(self, until: Ms) {
         self.pause(self.roll(1_500)).await;
         while self.now() < until {
@@ -210,7 +210,7 @@ impl Client {
         }
     }
 
-    /// The session that it has, or a new one.
+    /// Returns the current session, or opens one.
     async fn session(&self) -> Option<Arc<str>> {
         let session = self.0.session.lock().unwrap().clone();
         match session {
@@ -232,7 +232,7 @@ impl Client {
         let session: Arc<str> = headers.get("mcp-session-id")?.to_str().ok()?.into();
         self.0.watcher.opened(exchange.host, &session);
         let mut stream = Stream::new(exchange);
-        // A stream that breaks has opened it all the same.
+        // A stream that breaks has opened the session all the same.
         while let Ok(events) = stream.next().await {
             if events.iter().any(|(_, data)| !data.is_empty()) {
                 break;
@@ -269,7 +269,7 @@ impl Client {
         None
     }
 
-    /// Makes a call, and does with it what `plan` says.
+    /// Makes a call and follows `plan`.
     pub(super) async fn call(&self, session: &str, ms: Ms, plan: Plan) {
         self.0.open_calls.fetch_add(1, Ordering::Relaxed);
         self.try_call(session, ms, plan).await;
@@ -323,7 +323,7 @@ impl Client {
                     self.pause(RETRY).await;
                 }
                 _ => {
-                    // Without an event it cannot come back.
+                    // Without an event the client cannot resume.
                     self.client(&label, watcher::Client::Left { since });
                     return None;
                 }
@@ -337,7 +337,7 @@ impl Client {
         }
     }
 
-    /// Sends a call until an instance takes it.
+    /// Sends a call until an instance accepts it.
     async fn begin(&self, session: &str, label: &str, number: u64, ms: Ms) -> Option<Exchange> {
         let message = format!(
             r#"{{"jsonrpc":"2.0","id":{number},"method":"tools/call","params":{{"name":"work","arguments":{{"label":"{label}","ms":{ms}}}}}}}"#
@@ -364,7 +364,7 @@ impl Client {
                     if let Some(status) = status {
                         self.expect_code(status, label, &[502]);
                     }
-                    // Whether it has begun is not known, and it cannot be resumed.
+                    // It is unknown whether the call has begun, and it cannot be resumed.
                     self.client(label, watcher::Client::Left { since: 0 });
                     return None;
                 }
@@ -372,7 +372,7 @@ impl Client {
         }
     }
 
-    /// Resumes a call until an instance has it.
+    /// Resumes a call until an instance accepts the resume.
     async fn resume(&self, session: &str, label: &str, event: &str) -> Option<Exchange> {
         loop {
             let mut request = self.request(Method::GET, Some(session), String::new());
@@ -451,7 +451,7 @@ impl Client {
         }
     }
 
-    /// Sends half of a call, and the rest never.
+    /// Sends half of a call, and never the rest.
     async fn half_body(&self, session: &str) {
         self.0
             .watcher
@@ -465,7 +465,7 @@ impl Client {
         drop(exchange);
     }
 
-    /// Sends half of a call in its session.
+    /// Sends half of a call in the current session.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -478,7 +478,7 @@ impl Client {
         }
     }
 
-    /// Makes many calls at once that all end while it is away.
+    /// Makes `calls` calls at once, all of which end while the client is away.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -496,7 +496,7 @@ impl Client {
         Some(session)
     }
 
-    /// Names sessions that do not exist.
+    /// Requests sessions that do not exist.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -519,7 +519,7 @@ impl Client {
         }
     }
 
-    /// Checks that its session answers through every instance until `limit`.
+    /// Checks that the session answers through every instance within `PROBE_LIMIT`.
     #[allow(
         clippy::disallowed_methods,
         reason = "a client does several things at once"
@@ -616,7 +616,7 @@ impl Client {
         ingress.send(request)
     }
 
-    /// The head of a response. `None` if the connection broke.
+    /// Returns the head of a response. Returns `None` if the connection broke.
     async fn head(
         &self,
         exchange: &Exchange,
@@ -641,7 +641,7 @@ impl Client {
         }
     }
 
-    /// A response has its head. If that took long, the client may have counted as turned away meanwhile.
+    /// A response has its head. If that took longer than `WAITED`, the client may have counted as turned away meanwhile.
     fn waited(&self, since: Ms) {
         if self.now() - since > WAITED {
             self.0.watcher.has_waited();
@@ -691,7 +691,7 @@ impl Client {
     }
 }
 
-/// Reads the answer to a request.
+/// Reads the answer to a request. Returns `None` for any other message.
 fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
     if data.is_empty() {
         return None;
@@ -723,7 +723,7 @@ impl Stream {
         }
     }
 
-    /// The next events: their ids and their data.
+    /// Returns the ids and the data of the next events.
     async fn next(&mut self) -> Result<Vec<(Option<String>, String)>, End> {
         let data = self.exchange.data().await?;
         self.reader.push(&data);

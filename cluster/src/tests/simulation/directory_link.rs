@@ -1,7 +1,7 @@
 //! How each instance reaches the directory.
 //!
-//! A request travels to the directory, is done there in one go, whether or not its instance still waits for it, and its answer
-//! travels back. It does not depend on what can be asked of a directory: it has the name of each request, and no more.
+//! A request travels to the directory, is done there in one step, and its answer travels back. The step is done whether or not the
+//! instance still waits. The link has the name of each request and no more, so it does not depend on the operations of a directory.
 
 use std::{
     collections::HashMap,
@@ -22,22 +22,22 @@ use crate::directory::{
     faulty::{Gate, Work},
 };
 
-/// Requests that a directory without memory refuses.
+/// Requests that a directory without free memory refuses.
 const WRITES: [&str; 4] = ["register", "claim", "acquire_lease", "keep_answer"];
 
 /// How the directory is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkState {
     Up,
-    /// It refuses connections.
+    /// The directory refuses connections.
     Refused,
-    /// It stands still. What was asked is done when it goes on.
+    /// The directory is stalled. Queued requests are done when it resumes.
     Stalled,
-    /// Each request takes so long.
+    /// Each request takes this long.
     Slow(Ms),
 }
 
-/// How all instances reach the directory. Clones are the same.
+/// The links of all instances to the directory. Clones share them.
 #[derive(Clone)]
 pub(super) struct DirectoryLink {
     post: Post,
@@ -50,7 +50,7 @@ struct State {
     of_all: LinkState,
     of_machine: HashMap<Machine, LinkState>,
     has_no_memory: bool,
-    /// What was asked of a directory that stands still.
+    /// Requests that reached the directory while it was stalled.
     queued: Vec<Box<dyn FnOnce() + Send>>,
 }
 
@@ -78,7 +78,7 @@ impl DirectoryLink {
         }
     }
 
-    /// The link of a process to the directory.
+    /// Returns the link of a process to the directory.
     pub(super) fn of_instance(&self, host: HostId, machine: Machine) -> impl Gate + use<> {
         InstanceLink {
             directory_link: self.clone(),
@@ -129,7 +129,7 @@ impl DirectoryLink {
         self.state.lock().unwrap()
     }
 
-    /// Does the work of a request at the directory, and has its answer travel back.
+    /// Does the work of a request at the directory, and sends its answer back.
     fn execute(
         self,
         what: &'static str,
@@ -153,7 +153,7 @@ impl DirectoryLink {
             done.expect("a directory in memory waits for nothing")
         };
         self.post.after(host, back, move || {
-            // The instance may not wait any more.
+            // The instance may have stopped waiting.
             let _answered = answer.send(done);
         });
     }

@@ -11,18 +11,18 @@ use super::{
 };
 use crate::directory::memory::faults::Kind;
 
-/// A kind of faults.
+/// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Fault {
-    /// An instance is killed, and started again at the same address.
+    /// An instance is killed, and restarted at the same address.
     Kill,
-    /// A machine loses its power, and has it again later.
+    /// A machine loses its power, and regains it later.
     Vanish,
     Stop,
-    /// A new instance starts at the address of one that lives, which leaves.
+    /// A new instance starts at the address of a living one, which then shuts down.
     TwoAtOne,
     Leave,
-    /// One instance after the other leaves and is started again.
+    /// Each instance in turn shuts down and is restarted.
     RollingRestart,
     Refused,
     Reset,
@@ -38,30 +38,30 @@ pub(super) enum Fault {
     DirectoryEmpty,
     DirectorySnapshot,
     DirectoryFailover,
-    /// An instance is killed or leaves after a snapshot, with which the directory comes back.
+    /// An instance is killed or shuts down after a snapshot, with which the directory returns.
     MovedAndSnapshot,
-    /// An instance stands still while the directory comes back empty.
+    /// An instance is stopped while the directory returns empty.
     StopAndEmpty,
-    /// The directory comes back empty and is slow, and one instance has thousands of sessions to write.
+    /// The directory returns empty and is slow, and one instance has thousands of sessions to write.
     ManyAndEmpty,
     EvictSession,
     EvictLease,
     EvictAnswer,
     NoMemory,
-    /// The wall clock of a machine is set back or forth.
+    /// The wall clock of a machine is set forward or back.
     Clock,
     CutClients,
     MadeUpIds,
-    /// Clients are cut and return through another instance while many made-up ids are asked for and the directory is slow.
+    /// Clients are cut and return through another instance. Meanwhile many made-up ids are requested and the directory is slow.
     CutAndMadeUpIds,
     Burst,
-    /// Many calls end without their clients, and their instance is killed 3 s later.
+    /// Many calls end while their client is away, and their instance is killed 3 s later.
     BurstAndKill,
-    /// A call ends while the directory is away, and its instance is killed after that.
+    /// A call ends while the directory is away, and its instance is killed after the outage.
     AwayAndKill,
-    /// An instance leaves while the directory is away for a while.
+    /// An instance shuts down while the directory is away.
     AwayAndLeave,
-    /// An instance is killed, and the first request of each session after that is half a body.
+    /// An instance is killed, and then the first request of each session is half a body.
     KillAndHalfBodies,
 }
 
@@ -105,12 +105,12 @@ pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::KillAndHalfBodies, 3),
 ];
 
-/// What clients do, in thousandths.
+/// How often clients do something, in thousandths, and how long they pause.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ClientProfile {
     pub(super) delete: u64,
     pub(super) half_body: u64,
-    /// How long a client pauses at most between two calls.
+    /// Maximum pause of a client between two calls.
     pub(super) pause: Ms,
 }
 
@@ -119,12 +119,12 @@ pub(super) struct ClientProfile {
 pub(super) enum Event {
     Kill(Machine),
     Vanish(Machine),
-    /// A new instance starts, unless one is there.
+    /// A new instance starts, unless the machine has one.
     Start(Machine),
     StartBeside(Machine),
     Stop(Machine),
     Continue(Machine),
-    /// The oldest instance of a machine leaves. The balancer notices it this much later.
+    /// The oldest instance of a machine shuts down. The balancer notices it `noticed` later.
     Leave {
         machine: Machine,
         noticed: Ms,
@@ -146,18 +146,18 @@ pub(super) enum Event {
     Empty,
     Evict(Kind, u64),
     NoMemory(bool),
-    /// By how much the wall clock of a machine is wrong.
+    /// The error of a machine's wall clock.
     Clock(Machine, i64),
     CutClients(Machine),
-    /// The balancer sends all requests to one machine, if there is an instance.
+    /// The balancer sends all requests to one machine, if it has an instance.
     Prefer(Option<Machine>),
-    /// An instance has so many more sessions, whose clients are all away.
+    /// An instance gets this many more sessions, whose clients are all away.
     Sessions(Machine, usize),
     MadeUp {
         machine: Machine,
         many: usize,
     },
-    /// A client makes many calls, and the instance that has its session is killed after a time.
+    /// A client makes many calls. The instance that has its session is killed `kill` after that.
     Burst {
         client: usize,
         calls: usize,
@@ -171,7 +171,7 @@ pub(super) enum Event {
     Heal,
 }
 
-/// All that happens in a run.
+/// All events of a run.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) events: BTreeMap<(Ms, usize), Event>,
@@ -360,7 +360,7 @@ impl Plan {
                 self.at(at, Event::MadeUp { machine: one, many });
             }
             Fault::CutAndMadeUpIds => {
-                // It is new, so it knows no owners.
+                // The restarted instance has no owners in its cache.
                 self.at(at.saturating_sub(4_000), Event::Kill(one));
                 self.at(at.saturating_sub(200), Event::Start(one));
                 self.directory(LinkState::Slow(300), at, 9_000);
@@ -435,7 +435,7 @@ impl Plan {
         }
     }
 
-    /// The directory comes back with what it knew `age` ago, after `away`.
+    /// The directory returns after `away`, with the data that it had `age` before the outage.
     fn snapshot(&mut self, at: Ms, age: Ms, away: Ms) {
         let number = self.snapshots;
         self.snapshots += 1;

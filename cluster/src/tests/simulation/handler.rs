@@ -1,4 +1,4 @@
-//! The server of every instance: one tool, `work`, which takes a time and reports all that happens to it.
+//! The server of every instance. Its one tool, `work`, takes a time and reports all that happens to it.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl ServerHandler for Server {
         request: InitializeRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<InitializeResult, ErrorData> {
-        // Only one that is restored has a session by then.
+        // At this point only a restored session has its id.
         if let Some(session) = session(&context) {
             self.watcher.restored(self.host, &session);
         }
@@ -89,7 +89,7 @@ impl ServerHandler for Server {
     }
 }
 
-/// The session that a request names.
+/// Returns the session that a request names.
 fn session(context: &RequestContext<RoleServer>) -> Option<String> {
     let parts: &http::request::Parts = context.extensions.get()?;
     let id = parts.headers.get("mcp-session-id")?;

@@ -1,8 +1,8 @@
-//! The public listener of an instance, and the connections of clients to it: a request goes to the application itself, without HTTP
-//! in between, and what a client does to its connection is passed on.
+//! The public listener of an instance, and the connections of its clients. A request is passed to the application itself, without
+//! HTTP in between. What a client does to its connection is passed on.
 //!
-//! 1. A request that waits while its instance is stopped is handed to the application when that goes on, also if its client has
-//!    hung up meanwhile: a server reads what its socket has before it finds that it was closed.
+//! 1. A request that waits while its instance is stopped is passed to the application when the instance resumes. This holds also if
+//!    the client has hung up meanwhile: a server reads what its socket has before it detects the end.
 //! 2. A client that hangs up drops the future or the body of the response.
 
 use std::{
@@ -32,7 +32,7 @@ pub(super) struct IngressRequest {
     hung_up: oneshot::Receiver<()>,
 }
 
-/// Where clients reach an instance.
+/// Sends the requests of clients to an instance.
 #[derive(Clone)]
 pub(super) struct Ingress {
     pub(super) host: HostId,
@@ -41,7 +41,7 @@ pub(super) struct Ingress {
     open: Arc<Mutex<Vec<Weak<Mutex<State>>>>>,
 }
 
-/// A request of a client, and what it has of the response. Dropped, the client hangs up.
+/// A client's request, and what has arrived of the response. Dropping this hangs up.
 pub(super) struct Exchange {
     pub(super) host: HostId,
     post: Post,
@@ -86,7 +86,7 @@ impl Ingress {
         (ingress, arriving)
     }
 
-    /// Sends a request. `None` if connections are refused.
+    /// Sends a request. Returns `None` if connections are refused.
     pub(super) fn send(&self, request: Request<Body>) -> Option<Exchange> {
         if self.requests.is_closed() {
             return None;
@@ -110,7 +110,7 @@ impl Ingress {
         };
         let requests = self.requests.clone();
         self.post.after(self.host, 1, move || {
-            // What is dropped here says that the connection broke.
+            // If the instance has ended, the request is dropped, which reports a broken connection.
             let _sent = requests.send(arrived);
         });
         Some(Exchange {
@@ -135,7 +135,7 @@ impl Ingress {
     }
 }
 
-/// Serves clients, as long as it is polled.
+/// Serves clients while it is polled.
 #[allow(clippy::disallowed_methods, reason = "each connection is a task")]
 pub(super) async fn serve(app: Router, mut arriving: mpsc::UnboundedReceiver<IngressRequest>) {
     while let Some(arrived) = arriving.recv().await {
@@ -214,7 +214,7 @@ impl Drop for Responder {
 // === impl Exchange ===
 
 impl Exchange {
-    /// The head of the response. An error if the connection broke before it.
+    /// Returns the head of the response, or an error if the connection broke before it.
     pub(super) async fn head(&self) -> Result<(StatusCode, HeaderMap), End> {
         self.poll(|state| match (&state.head, state.end) {
             (Some(head), _) => Some(Ok(head.clone())),
@@ -224,10 +224,10 @@ impl Exchange {
         .await
     }
 
-    /// The next bytes of the body.
+    /// Returns the next bytes of the body.
     pub(super) async fn data(&self) -> Result<Bytes, End> {
         self.poll(|state| match (state.data.pop_front(), state.end) {
-            // What a broken connection has not delivered by then is lost.
+            // Data that a broken connection has not delivered by then are lost.
             (Some(data), None | Some(End::Whole)) => Some(Ok(data)),
             (_, Some(end)) => Some(Err(end)),
             (None, None) => None,

@@ -4,26 +4,28 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `SIMULATION_SECONDS` | how long it runs |
-//! | `SIMULATION_SEED` | the one seed that is run, whose history is printed |
+//! | `SIMULATION_SECONDS` | how long it runs, in seconds |
+//! | `SIMULATION_SEED` | the only seed that is run; its history is printed |
 //! | `SIMULATION_FROM` | the first seed |
-//! | `SIMULATION_FAULTS` | the kinds of faults, by comma, of which the seeds draw; with `-` in front all others |
-//! | `SIMULATION_CHECKS` | the checks, in the same way |
-//! | `SIMULATION_ALL` | every failing seed is reported in one line each, and none ends the test |
+//! | `SIMULATION_FAULTS` | the kinds of faults to draw from, separated by commas; with a leading `-`, all others |
+//! | `SIMULATION_CHECKS` | the checks, in the same form |
+//! | `SIMULATION_ALL` | every failing seed is reported in one line, and none ends the test |
 //!
-//! Two of them are only chosen by name, because the README states them as limits: the fault `EvictSession` (a record that the
-//! backend evicts is missing for up to a minute), and the check `SentAnswer` (an answer that was sent as its client hung up, and
-//! whose instance died then, is lost).
+//! Two of them run only by name, because the README states them as limits. The fault `EvictSession`: a record that the backend evicts
+//! is missing for up to a minute. The check `SentAnswer`: an answer that was sent as its client hung up is lost if its instance died
+//! then.
 //!
 //! A build with `CARGO_PROFILE_DEV_OPT_LEVEL=1` and a target folder of its own runs ten times as fast.
 //!
 //! # Why not turmoil
 //!
-//! turmoil polls each of its hosts every tick, a millisecond by default, also where nothing happens: 100 simulated seconds of six
-//! hosts are 600,000 polls. Its hosts can be crashed and the paths between them held, but a host cannot be stopped while time goes
-//! on, which is the fault that the rules of a lease are about. Here a runtime is only polled when something arrives for it, or
-//! every 100 ms, a stopped process is one that is not polled, and its clock jumps when it goes on ([`time`]). The network between
-//! instances is byte streams with hyper on both ends ([`net`]); a client's request goes to the application itself ([`ingress`]).
+//! turmoil polls each of its hosts every tick, a millisecond by default, also where nothing happens. 100 simulated seconds of six
+//! hosts are 600,000 polls. Its hosts can be crashed and the paths between them held. But no host can be stopped while time
+//! continues, which is the fault that the rules of a lease are about.
+//!
+//! Here a runtime is only polled when something arrives for it, or every 100 ms. A stopped process is not polled, and its clock jumps
+//! when it resumes ([`time`]). The network between instances is byte streams with hyper on both ends ([`net`]). A client's request is
+//! passed to the application itself ([`ingress`]).
 //!
 //! | module | job |
 //! |---|---|
@@ -68,17 +70,17 @@ use self::{
 };
 
 thread_local! {
-    /// What panicked in the run of this thread. `None` if it has none.
+    /// Panics of the run of this thread. `None` if the thread has no run.
     static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
-/// What is left out unless it is named: limits that the README states.
+/// Faults and checks that are excluded unless they are named: limits that the README states.
 const LIMITS: &str = "-EvictSession,SentAnswer";
 
-/// How many runs there are at most unless a variable says how long it runs: 60, so that a fast machine has the same result.
+/// Maximum number of runs unless `SIMULATION_SECONDS` is set: 60, so that a fast machine has the same result.
 const RUNS: u64 = 60;
 
-/// How long it runs unless a variable says so: 3 s.
+/// Duration unless `SIMULATION_SECONDS` is set: 3 s.
 const SECONDS: u64 = 3;
 
 #[test]
@@ -136,7 +138,7 @@ fn simulation() {
     println!("{runs} runs, {minute:.0} a minute, {requests} requests; failed: {found:?}");
 }
 
-/// Runs a seed on a thread of its own: what chance decides in `std` is drawn once a thread.
+/// Runs a seed on its own thread, because `std` draws its random state once a thread.
 fn of_its_own(seed: u64, setup: &Setup) -> Outcome {
     thread::scope(|scope| {
         let run = move || {
@@ -151,7 +153,7 @@ fn of_its_own(seed: u64, setup: &Setup) -> Outcome {
     })
 }
 
-/// Takes what panicked in the run of this thread since it was asked last.
+/// Takes the panics of this thread's run since the last call.
 fn panics() -> Vec<String> {
     PANICS.with_borrow_mut(|panics| panics.as_mut().map(mem::take).unwrap_or_default())
 }
@@ -170,7 +172,7 @@ fn number<T: FromStr>(variable: &str) -> Option<T> {
     env::var(variable).ok()?.parse().ok()
 }
 
-/// Those that a variable names, or all but those.
+/// Returns the items that a variable names, or all others.
 fn chosen<T: fmt::Debug + Copy>(variable: &str, all: &[T]) -> Vec<T> {
     let named = env::var(variable).unwrap_or_else(|_| LIMITS.to_owned());
     let named = named.as_str();

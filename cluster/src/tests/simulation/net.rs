@@ -27,17 +27,17 @@ use crate::network::{
 /// A machine. Several processes may run on it, one after the other or at the same time.
 pub(super) type Machine = usize;
 
-/// How many machines there are at most: 8.
+/// Maximum number of machines: 8.
 const MACHINES: Machine = 8;
 
-/// How long a silent path may last before the kernel gives its connections up: 15 s.
+/// How long a path may be silent before the kernels give up its connections: 15 s.
 const DEAD_AFTER: Ms = 15_000;
 
 /// How bytes pass from one machine to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PathState {
     Fine,
-    /// Connections are refused. Those that are open go on.
+    /// Connections are refused. Open ones continue.
     Refused,
     /// Connections are reset when bytes are sent, and cannot be opened.
     Reset,
@@ -46,20 +46,20 @@ pub(super) enum PathState {
     Slow(Ms),
 }
 
-/// The network. Clones are the same one.
+/// The network. Clones share it.
 #[derive(Clone)]
 pub(super) struct Net {
     pub(super) post: Post,
     state: Arc<Mutex<State>>,
 }
 
-/// What waits on a path until then.
+/// The actions on a silent path, and since when the path is silent.
 type Queued = (Ms, Vec<(HostId, Action)>);
 
 struct State {
     dice: Dice,
     paths: HashMap<(Machine, Machine), PathState>,
-    /// What is on a silent path, and since when the path is silent.
+    /// The queue of each silent path.
     queued: HashMap<(Machine, Machine), Queued>,
     listeners: HashMap<SocketAddr, Vec<Listening>>,
     /// Machines without power.
@@ -77,7 +77,7 @@ struct Listening {
 struct Connection {
     machines: (Machine, Machine),
     pipes: [Arc<Pipe>; 2],
-    /// After so many more bytes it is cut.
+    /// The connection is cut after this many more bytes.
     cut_after: Arc<Mutex<Option<usize>>>,
 }
 
@@ -90,7 +90,7 @@ struct PipeState {
     buffer: BytesMut,
     has_ended: bool,
     is_reset: bool,
-    /// The reader is gone.
+    /// The reader was dropped, or the connection was reset.
     is_closed: bool,
     reader: Option<Waker>,
     /// When the last bytes arrive.
@@ -215,7 +215,7 @@ impl Net {
         }
     }
 
-    /// Cuts all open connections between two machines after some more bytes.
+    /// Cuts all open connections between two machines after `bytes` more bytes.
     pub(super) fn cut_after(&self, one: Machine, other: Machine, bytes: usize) {
         let state = self.state();
         for connection in &state.connections {
@@ -236,7 +236,7 @@ impl Net {
         between.map(|connection| connection.pipes.clone()).collect()
     }
 
-    /// A machine loses its power, or has it again.
+    /// A machine loses its power, or regains it.
     pub(super) fn vanish(&self, machine: Machine, is_away: bool) {
         self.state().vanished.retain(|away| *away != machine);
         if is_away {
@@ -250,7 +250,7 @@ impl Net {
         }
     }
 
-    /// Sends something. `pipe` keeps its order.
+    /// Runs `action` at the receiver after the delay of the path. `pipe` keeps its order.
     fn send(
         &self,
         from: (HostId, Machine),
@@ -350,14 +350,14 @@ impl Net {
             cut_after,
         });
         self.post.after(there, 1, move || {
-            // Dropped where there is no listener any more.
+            // Dropped if the listener has ended.
             let _sent = accepts.send((theirs, address_of(machine)));
         });
         Ok(Box::new(mine))
     }
 }
 
-/// The address of the listener for peers of a machine.
+/// Returns the address of a machine's listener for peers.
 pub(super) fn address_of(machine: Machine) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 1 + machine as u8], 9000))
 }

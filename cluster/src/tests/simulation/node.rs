@@ -1,4 +1,4 @@
-//! An instance of the simulation: a server of rmcp as an application would put it together, on a runtime of its own.
+//! An instance of the simulation: a server of rmcp, set up as an application would do it, on its own runtime.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,13 +25,13 @@ use crate::{
     wire::Secret,
 };
 
-/// How long a call waits for its client: 5 s.
+/// How long a detached call waits for its client: 5 s.
 pub(super) const GRACE: Ms = 5_000;
 
 /// How long a stream is quiet before it gets a comment: 15 s.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// When a client comes back after its stream broke: after 1 s.
+/// How long after the end of its stream a client resumes: 1 s.
 pub(super) const RETRY: Ms = 1_000;
 
 /// What all instances share.
@@ -101,7 +101,7 @@ impl Node {
         }
     }
 
-    /// Has it know of sessions that no client asks for.
+    /// Adds sessions that no client uses.
     pub(super) fn add_sessions(&self, many: usize) {
         let Some(cluster) = &self.cluster else {
             return;
@@ -117,7 +117,7 @@ impl Node {
         }
     }
 
-    /// Ends as a process that is killed.
+    /// Ends the process as if it were killed.
     pub(super) fn kill(&mut self) {
         drop(self.cluster.take());
         self.host.kill();
@@ -128,7 +128,7 @@ fn app(cluster: &Cluster, host: HostId, watcher: &Watcher) -> Router {
     let mut manager = LocalSessionManager::default();
     manager.session_config.sse_retry = Some(Duration::from_millis(RETRY));
     let sessions = cluster.sessions(CancellableSessionManager::new(manager));
-    // rmcp's own keep-alive has std's clock, which does not follow that of the simulation.
+    // rmcp's own keep-alive uses the clock of `std`, which does not follow the simulated clock.
     let mut config = StreamableHttpServerConfig::default()
         .with_sse_keep_alive(None)
         .with_sse_retry(Some(Duration::from_millis(RETRY)));

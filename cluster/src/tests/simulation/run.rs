@@ -30,30 +30,31 @@ use crate::{
     ids::SessionHash,
 };
 
-/// When the first fault may begin: when all instances are settled.
+/// When the first fault may begin: all instances are settled by then.
 const FAULTS_FROM: Ms = 9_000;
 
-/// Until when faults begin.
+/// When the last fault may begin.
 const FAULTS_TO: Ms = 30_000;
 
-/// How long after the faults sessions are probed: a lease.
+/// How long after the faults the sessions are probed: a lease.
 const PROBED_AFTER: Ms = 6_000;
 
-/// How long after the faults a run ends, and in some runs: when also what was turned away last is forgotten.
+/// How long after the faults a run ends. The long time, which some runs have, covers also the mark of the last client that was turned
+/// away.
 const SETTLE_TIME: Ms = 28_000;
 const LONG_SETTLE_TIME: Ms = 90_000;
 
 /// How long an instance may take to leave: 15 s.
 const LEAVE_LIMIT: Duration = Duration::from_secs(15);
 
-/// What is drawn, and what is checked.
+/// What is drawn and what is checked.
 #[derive(Debug, Clone)]
 pub(super) struct Setup {
     pub(super) faults: BTreeMap<Fault, u64>,
     pub(super) checks: BTreeSet<Check>,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     seed: u64,
@@ -82,7 +83,7 @@ struct Run {
 struct Running {
     node: Node,
     is_stopped: bool,
-    /// It has left.
+    /// Set once `leave` has returned.
     has_left: Arc<AtomicBool>,
     leaves: bool,
 }
@@ -149,7 +150,7 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         let until = end + 2_000;
         let post = run.post.clone();
         run.world.handle().spawn(async move {
-            // The directory is to be settled first.
+            // The directory must be settled first.
             post.pause(WORLD, 7_500).await;
             client.run(until).await;
         });
@@ -267,7 +268,7 @@ impl Run {
         });
     }
 
-    /// A process ends. Returns its machine.
+    /// Ends a process. Returns its machine.
     fn exit(&mut self, host: HostId) -> Machine {
         self.balancer.remove(host);
         let at = self.nodes.iter().position(|it| it.node.host.id == host);

@@ -1,12 +1,11 @@
 //! Simulated time: one runtime for each process, all of which follow one clock.
 //!
-//! 1. Every instance has a current-thread runtime of its own with a paused clock, and all clients share one. A runtime is only polled
-//!    by [`Host::run_to`], so a stopped process is a runtime that is not polled, and a killed one is a runtime that is dropped with
-//!    all of its tasks.
+//! 1. Every instance has its own current-thread runtime with a paused clock, and all clients share one. Only [`Host::run_to`] polls a
+//!    runtime. So a stopped process is a runtime that is not polled, and a killed one is a runtime that is dropped with its tasks.
 //! 2. Everything that passes from one runtime to another is a [`Post`]: a closure with its time. The runtime that it wakes is first
-//!    brought to that time, and polled after it.
-//! 3. A runtime without a post is brought forward every [`LAG`] at the latest. Its own timers run in order and at their times, but
-//!    what they send to others is up to [`LAG`] late.
+//!    advanced to that time, and then polled.
+//! 3. A runtime without a post is advanced every [`LAG`] at the latest. Its own timers run in order and at their times, but what they
+//!    send to other runtimes is up to [`LAG`] late.
 //! 4. The number of milliseconds since the start of the run is the time of everything that two runtimes see. The `Instant`s of two
 //!    runtimes are never compared.
 
@@ -42,7 +41,7 @@ pub(crate) fn wall_clock() -> Option<u64> {
     WALL_CLOCK.get()
 }
 
-/// A process: 0 is that of all clients, the others are instances.
+/// A process. [`WORLD`] is that of all clients, the others are instances.
 pub(super) type HostId = usize;
 
 /// The process of all clients, and of the directory.
@@ -51,7 +50,7 @@ pub(super) const WORLD: HostId = 0;
 /// How far a runtime without a post may be behind: 100 ms.
 pub(super) const LAG: Ms = 100;
 
-/// Closures that are due at a time. Clones are the same.
+/// Closures that are due at a time. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Post(Arc<Mutex<State>>);
 
@@ -78,9 +77,9 @@ pub(super) struct Host {
     idle: Arc<Mutex<Option<Waker>>>,
     born: Ms,
     start: Instant,
-    /// The time of its clock.
+    /// The time of the process's clock.
     at: Ms,
-    /// By how much its wall clock is wrong.
+    /// The error of the process's wall clock.
     skew: i64,
 }
 
@@ -116,7 +115,7 @@ impl Post {
         let _over = is_over.await;
     }
 
-    /// When the next closure is due.
+    /// Returns when the next closure is due.
     pub(super) fn next(&self) -> Option<Ms> {
         self.state().due.peek().map(|item| item.0.at)
     }
@@ -192,7 +191,7 @@ impl Host {
         }
     }
 
-    /// Sets its wall clock back or forth.
+    /// Sets the error of the wall clock.
     pub(super) fn set_skew(&mut self, skew: i64) {
         self.skew = skew;
     }
@@ -209,7 +208,7 @@ impl Host {
         self.at
     }
 
-    /// Polls its tasks until its clock is at `now` and none of them is ready.
+    /// Polls the tasks until the clock is at `now` and no task is ready.
     pub(super) fn run_to(&mut self, now: Ms) {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;
@@ -227,7 +226,7 @@ impl Host {
         self.at = now;
     }
 
-    /// Its clock is at `now` at once, as that of a process that was stopped meanwhile.
+    /// Sets the clock to `now` at once, as for a process that was stopped meanwhile.
     pub(super) fn jump_to(&mut self, now: Ms) {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;
@@ -237,7 +236,7 @@ impl Host {
         self.at = now;
     }
 
-    /// Drops all of its tasks.
+    /// Drops all tasks.
     pub(super) fn kill(&mut self) {
         drop(self.runtime.take());
     }
@@ -249,7 +248,7 @@ impl Host {
     }
 }
 
-/// Ready when no task of the runtime is.
+/// Ready when no task of the runtime is ready.
 struct Idle<'a> {
     waker: &'a Mutex<Option<Waker>>,
     is_set: bool,

@@ -1,24 +1,24 @@
-//! The watcher: it knows everything that happens in a run, and checks each event against what was promised.
+//! The watcher records every event of a run, and checks each event against the promises of the cluster.
 //!
 //! | check | is broken by |
 //! |---|---|
-//! | [`Check::Owner`] (a) | a call that begins on an instance although another living one has begun to serve its session since |
-//! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or not away for a grace |
+//! | [`Check::Owner`] (a) | a call that begins on an instance after another living one has begun to serve its session |
+//! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or away for less than a grace |
 //! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a living instance has turned away within the grace |
-//! | [`Check::NotFound`] (c) | 404 for a session whose owner lives |
+//! | [`Check::NotFound`] (c) | 404 for a session whose owner is alive |
 //! | [`Check::NotRestored`] (c) | 404 for a session that the directory has never lost |
-//! | [`Check::Answer`] (d) | a call that ended in time, whose client is told that there is no answer, or never gets it |
-//! | [`Check::SentAnswer`] (d) | the same of a call whose client hung up while its answer was on the connection |
+//! | [`Check::Answer`] (d) | a call that ended in time, whose client gets an error in place of the answer, or nothing |
+//! | [`Check::SentAnswer`] (d) | the same for a call whose client hung up while its answer was on the connection |
 //! | [`Check::Settles`] (e) | a session that does not answer in time after the faults |
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
-//! | [`Check::Directory`] (e) | an entry of what is gone |
+//! | [`Check::Directory`] (e) | a lease of a dead instance, or a record of a deleted session |
 //! | [`Check::Waits`] | a request without a head for longer than any limit, whose call has not begun |
-//! | [`Check::Twice`] | a call that begins twice, or after its client got the error that it does not |
-//! | [`Check::Status`] | a status that no rule has |
+//! | [`Check::Twice`] | a call that begins twice, or after its client got the error that it does not begin |
+//! | [`Check::Status`] | a status that no rule permits |
 //! | [`Check::Panic`] | a panic of any task |
 //!
-//! What the rules allow is no failure: an instance that stood still for longer than it has a lease, or whose directory was away
-//! for so long, may lose its sessions ([`Excuse`]).
+//! What the rules permit is no failure. An instance may lose its sessions if it was stopped for longer than a lease, or if its
+//! directory was away for longer than that.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,19 +36,19 @@ use crate::{
     lock::lock,
 };
 
-/// How long a lease lasts, less the time between two heartbeats: after this long without the directory an instance may have lost it.
+/// After this long without the directory an instance may have lost its lease: less than a lease minus one heartbeat interval.
 const LEASE_AT_RISK: Ms = 3_500;
 
-/// How long after an instance was out of reach its sessions may still be found to be another's: 10 s.
+/// How long after an instance was out of reach its sessions may still turn out to be another instance's: 10 s.
 const AFTERMATH: Ms = 10_000;
 
-/// For how long a client that was turned away may hold cancels up: 50 s.
+/// For how long a client that was turned away may delay cancels: 50 s.
 const TURNED_AWAY: Ms = 50_000;
 
-/// How long a hang-up may be on its way.
+/// Maximum time until a hang-up arrives: 200 ms.
 const HANG_UP: Ms = 200;
 
-/// How long a write to the directory takes at most, if that is consistent: 1 s.
+/// Maximum duration of a write to a consistent directory: 1 s.
 const WRITTEN: Ms = 1_000;
 
 /// A promise.
@@ -70,7 +70,7 @@ pub(super) enum Check {
     Panic,
 }
 
-/// All of them.
+/// All checks.
 pub(super) const CHECKS: [Check; 14] = [
     Check::Owner,
     Check::Attached,
@@ -96,35 +96,35 @@ pub(super) enum End {
     Dropped,
 }
 
-/// What a client got for a call.
+/// What a client received for a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
     Done,
-    /// Its server is gone, and has left no answer.
+    /// The server is dead, and has stored no answer.
     Gone,
-    /// It does not begin.
+    /// The call does not begin.
     NotBegun,
     Other(String),
 }
 
-/// What a client does about a call.
+/// The state of a call's client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Client {
-    /// Its request has no head yet.
+    /// The request has no head yet.
     Asks,
-    /// It reads a stream that came by this instance.
+    /// Reads a stream through instance `by`.
     Attached { by: HostId, since: Ms },
-    /// It has no stream, and is going to come back.
+    /// Has no stream, and will resume.
     Away { since: Ms },
-    /// It asks for its stream. It was away before.
+    /// Requests its stream. It was away since `away`.
     Resumes { since: Ms, away: Ms },
-    /// It has no stream, and never comes back.
+    /// Has no stream, and never resumes.
     Left { since: Ms },
-    /// It has an answer, or gave up because it was told to.
+    /// Has an answer, or gave up because of a 404.
     Over,
 }
 
-/// What a directory lacks that is as good as away.
+/// What is missing of a directory that counts as away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lack {
     Path,
@@ -156,19 +156,19 @@ struct Call {
     ended: Option<(End, Ms)>,
     turned_away: Option<TurnedAway>,
     answer: Option<Answer>,
-    /// By which instance its client was attached last.
+    /// The instance through which the client was last attached.
     by: Option<HostId>,
-    /// When it ended, its client may have had a connection.
+    /// The client may have had a connection when the call ended.
     was_sent: bool,
 }
 
 #[derive(Debug, Default)]
 struct Session {
-    /// Which instance has begun to serve it, and when.
+    /// The instances that began to serve the session, and when.
     served: Vec<(HostId, Ms)>,
     opened: Ms,
     is_deleted: bool,
-    /// Its client was told that it does not exist.
+    /// The client got 404 for the session.
     is_lost: bool,
 }
 
@@ -177,9 +177,9 @@ struct Process {
     machine: Machine,
     incarnation: Incarnation,
     state: State,
-    /// When it stood still.
+    /// When the process was stopped, and until when.
     stops: Vec<(Ms, Option<Ms>)>,
-    /// When it began to leave.
+    /// When the process began to leave.
     leaves: Option<Ms>,
 }
 
@@ -190,7 +190,7 @@ enum State {
     Dead { at: Ms },
 }
 
-/// The log of a run. Clones are the same one.
+/// The log of a run. Clones share it.
 #[derive(Clone)]
 pub(super) struct Watcher {
     post: Post,
@@ -207,17 +207,17 @@ struct Log {
     processes: BTreeMap<HostId, Process>,
     /// When the directory was out of reach of a machine, or of all.
     cuts: Vec<(Option<Machine>, Ms, Option<Ms>, Lack)>,
-    /// When the directory lost what it knew.
+    /// When the directory lost data.
     losses: Vec<Ms>,
-    /// When it evicted an answer last.
+    /// When the directory last evicted an answer.
     evicted: Option<Ms>,
     directory: Option<MemoryDirectory>,
     /// When the path between two machines was disturbed.
     paths: Vec<(Machine, Machine, Ms, Option<Ms>)>,
     requests: usize,
-    /// When a client was turned away last.
+    /// When a client was last turned away.
     last_refusal: Option<Ms>,
-    /// Sessions whose end was confirmed to their clients, and which instance served them then.
+    /// Deleted sessions: the id, the instance that served the session, and when the client got the confirmation.
     deleted: Vec<(String, Option<HostId>, Ms)>,
 }
 
@@ -305,7 +305,7 @@ impl Watcher {
         }
     }
 
-    /// The directory is out of reach of a machine, or of all, or not any more.
+    /// Records that the directory is out of reach of a machine, or of all machines, or is reachable again.
     pub(super) fn cut(&self, machine: Option<Machine>, lack: Lack, is_cut: bool) {
         let now = self.post.now();
         let mut log = self.log();
@@ -326,7 +326,7 @@ impl Watcher {
         self.log().losses.push(now);
     }
 
-    /// The directory lost an answer, which no instance notices.
+    /// Records that the directory lost an answer, which no instance notices.
     pub(super) fn evicted_answer(&self, what: &str) {
         let now = self.post.now();
         self.note(format!("the directory lost {what}"));
@@ -420,7 +420,7 @@ impl Watcher {
         }
     }
 
-    /// An instance told the client of some session to come again.
+    /// Records that an instance turned away the client of some session.
     pub(super) fn refused(&self, by: HostId) {
         let now = self.post.now();
         let mut log = self.log();
@@ -428,12 +428,12 @@ impl Watcher {
         log.history.push((now, format!("{by} turns a client away")));
     }
 
-    /// The client of some session has waited for an owner that did not answer.
+    /// Records that the client of some session has waited for an owner that did not answer.
     pub(super) fn has_waited(&self) {
         self.log().last_refusal = Some(self.post.now());
     }
 
-    /// An instance has confirmed that a session is deleted.
+    /// Records that an instance confirmed the deletion of a session.
     pub(super) fn is_deleted(&self, session: &str) {
         let now = self.post.now();
         let mut log = self.log();
@@ -469,7 +469,7 @@ impl Watcher {
         }
     }
 
-    /// An instance told the client of a call to come again.
+    /// Records that an instance turned away the client of a call.
     pub(super) fn turned_away(&self, label: &str, by: HostId) {
         let now = self.post.now();
         self.note(format!("the client of {label} is turned away by {by}"));
@@ -509,7 +509,7 @@ impl Watcher {
         }
     }
 
-    /// A client was told that its session does not exist.
+    /// Records that a client got 404 for its session.
     pub(super) fn not_found(&self, session: &str, by: HostId) {
         let now = self.post.now();
         self.note(format!("404 for {} by {by}", short(session)));
@@ -523,13 +523,13 @@ impl Watcher {
         }
     }
 
-    /// Which instance began to serve a session last.
+    /// Returns the instance that last began to serve a session.
     pub(super) fn owner(&self, session: &str) -> Option<HostId> {
         self.log().last_served(session).map(|served| served.0)
     }
 
-    /// Whether a request of a call that waits for its head may still do so: it has begun, or the owner of its session stands still, and
-    /// no other has had the session for `limit`.
+    /// Returns `true` if a call may still wait for its head. Either it has begun, or the last instance that served its session is
+    /// stopped, or began to serve the session less than `limit` ago.
     pub(super) fn may_wait(&self, label: &str, limit: Ms) -> bool {
         let (log, now) = (self.log(), self.post.now());
         let Some(call) = log.calls.get(label) else {
@@ -542,7 +542,7 @@ impl Watcher {
         call.begun.is_some() || log.last_served(&call.session).is_some_and(may_wait)
     }
 
-    /// Whether an instance has lived without a stop since.
+    /// Returns `true` if an instance is alive and was not stopped after `since`.
     pub(super) fn has_lived_since(&self, host: HostId, since: Ms) -> bool {
         let log = self.log();
         let process = log.processes.get(&host);
@@ -555,7 +555,7 @@ impl Watcher {
         })
     }
 
-    /// Checks what must be so when everything has settled. `faults_over` is when the faults ended.
+    /// Checks what must hold once a run has settled. `faults_over` is when the faults ended.
     pub(super) fn settled(&self, faults_over: Ms, limit: Ms) {
         let now = self.post.now();
         let mut log = self.log();
@@ -588,14 +588,14 @@ impl Watcher {
         }
     }
 
-    /// The sessions that exist no more. Those whose end the directory cannot have lost.
+    /// Returns the deleted sessions whose deletion the directory cannot have lost.
     pub(super) fn deleted_sessions(&self) -> Vec<String> {
         let log = self.log();
         let last = log.losses.iter().max().copied().unwrap_or(0);
-        // The instance that confirmed it is to live until the directory knows it.
+        // The instance that confirmed the deletion must have lived until the directory had it.
         let is_known = |owner: HostId, at| match log.processes.get(&owner)?.state {
             State::Dead { at: died } => Some(log.was_consistent(owner, at, died) >= WRITTEN),
-            // It had no lease, and another one has claimed the session.
+            // The instance may have had no lease, and another one may have claimed the session.
             State::Alive | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
         };
         let deleted = log.deleted.iter().filter(|(_, owner, at)| {
@@ -628,7 +628,7 @@ impl Log {
         self.processes.get(&host).map(|process| process.machine)
     }
 
-    /// For how long an instance was without the directory at the longest, in the time before `now`.
+    /// Returns the longest time for which an instance was without the directory. Counts absences that ended at `from` or later.
     fn longest_absence(&self, host: HostId, from: Ms, now: Ms) -> Ms {
         let Some(process) = self.processes.get(&host) else {
             return 0;
@@ -646,7 +646,7 @@ impl Log {
         let mut longest = 0;
         let mut last: Option<(Ms, Ms)> = None;
         for (since, until) in all {
-            // Two that follow each other closely count as one.
+            // Two absences that are at most a second apart count as one.
             last = match last {
                 Some((first, end)) if since <= end + 1_000 => Some((first, end.max(until))),
                 _ => Some((since, until)),
@@ -658,19 +658,19 @@ impl Log {
         longest
     }
 
-    /// Whether an instance may have lost a session by the rules since `from`.
+    /// Returns `true` if an instance may have lost a session by the rules since `from`.
     fn may_have_lost(&self, host: HostId, from: Ms, now: Ms) -> bool {
         self.longest_absence(host, from.saturating_sub(AFTERMATH), now) >= LEASE_AT_RISK
     }
 
-    /// Whether another instance has served a session last, or owns it as the directory has it.
+    /// Returns `true` if another instance served a session last, or owns it in the directory.
     fn is_anothers(&self, session: &str, host: HostId) -> bool {
         let served = self.last_served(session).map(|it| it.0);
         let owners = [served, self.owner_there(session)];
         owners.into_iter().flatten().any(|owner| owner != host)
     }
 
-    /// The owner of a session, as the directory has it.
+    /// Returns the owner of a session in the directory.
     fn owner_there(&self, session: &str) -> Option<HostId> {
         let owner = self.directory.as_ref()?.owner(SessionHash::of(session))?;
         let mut processes = self.processes.iter();
@@ -678,7 +678,7 @@ impl Log {
         Some(*host)
     }
 
-    /// Whether the server of a call did not know of a hang-up, if there was one.
+    /// Returns `true` if a call's client is attached, or if its server may not know of the hang-up yet.
     fn may_have_been_sent(&self, host: HostId, label: &str, now: Ms) -> bool {
         let Some(call) = self.calls.get(label) else {
             return false;
@@ -688,7 +688,7 @@ impl Log {
             Client::Away { since } | Client::Resumes { away: since, .. } => since,
             _ => return false,
         };
-        // The instance that relays it closes its connection when it runs again and the path is free. The owner reads that when it runs.
+        // The relaying instance closes its connection when it runs again and the path is free. The owner reads the end when it runs.
         let stood_still = |host: HostId| {
             let stops = self.processes.get(&host).map(|process| &process.stops);
             let mut stops = stops.into_iter().flatten();
@@ -704,20 +704,20 @@ impl Log {
         self.sessions.get(session)?.served.last().copied()
     }
 
-    /// Why an instance does not own a session, if it does not.
+    /// Returns why an instance does not own a session. Returns `None` if it may own the session.
     fn is_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
         let (owner, since) = self.last_served(session)?;
         if owner == host || !self.is_alive(owner) {
             return None;
         }
         let served = &self.sessions.get(session)?.served;
-        // It is about to be known that it was opened.
+        // The opening of the session may be recorded later than its first call.
         served.iter().find(|(by, _)| *by == host)?;
-        // The other one may have had no lease, and not know that yet.
+        // The other instance may have had no lease without knowing.
         if self.losses.is_empty() && self.owner_there(session) == Some(host) {
             return None;
         }
-        // Without the directory it goes on, as the rules say.
+        // The rules permit an instance to continue without the directory.
         let is_cut = self.cuts.iter().any(|(machine, _, until, _)| {
             (machine.is_none() || *machine == self.machine(host))
                 && until.is_none_or(|until| until + 2_500 >= now)
@@ -725,7 +725,7 @@ impl Log {
         (!is_cut).then(|| format!("{owner} serves its session since {since}"))
     }
 
-    /// Why a call must not be cancelled, if it must not.
+    /// Returns why a call must not be cancelled. Returns `None` if it may be.
     fn is_not_orphan(&self, host: HostId, label: &str, now: Ms) -> Option<(Check, String)> {
         let call = self.calls.get(label)?;
         let session = self.sessions.get(&call.session)?;
@@ -756,7 +756,7 @@ impl Log {
             _ => {}
         }
         let TurnedAway { by, first, last } = call.turned_away?;
-        // What an instance that stood still did later is in no heartbeat yet.
+        // A stopped instance may not have sent its mark in a heartbeat yet.
         if let Client::Resumes { away, .. } = call.client
             && (away..=away + GRACE).contains(&first)
             && now - last < GRACE
@@ -768,7 +768,7 @@ impl Log {
         None
     }
 
-    /// Whether the path between two instances is disturbed, or was lately.
+    /// Returns `true` if the path between two instances is disturbed, or was disturbed within `AFTERMATH`.
     fn is_disturbed(&self, one: HostId, other: HostId, now: Ms) -> bool {
         let (one, other) = (self.machine(one), self.machine(other));
         self.paths.iter().any(|(from, to, _, until)| {
@@ -778,7 +778,7 @@ impl Log {
         })
     }
 
-    /// Why an answer is not true, if it is not.
+    /// Returns why an answer is wrong. Returns `None` if it is not.
     fn is_not_true(&self, label: &str, answer: &Answer) -> Option<String> {
         let call = self.calls.get(label)?;
         let session = self.sessions.get(&call.session)?;
@@ -821,7 +821,7 @@ impl Log {
         }
     }
 
-    /// For how long the directory was consistent for an instance and lost nothing, before `until` and after `from`.
+    /// Returns for how long, between `from` and `until`, the directory was consistent for an instance and lost nothing.
     fn was_consistent(&self, host: HostId, from: Ms, until: Ms) -> Ms {
         let machine = self.machine(host);
         let cuts = self.cuts.iter();
@@ -832,14 +832,14 @@ impl Log {
             .map(|(_, _, end, _)| *end)
             .chain(stops)
             .map(|end| end.map_or(until, |end| end + 2_000))
-            // Its next heartbeat finds that out.
+            // The next heartbeat detects the loss.
             .chain(self.losses.iter().map(|at| at + 2_000))
             .max()
             .unwrap_or(0);
         until.saturating_sub(from.max(sound_from))
     }
 
-    /// Why a session is known, if it is.
+    /// Returns why a session must be known. Returns `None` if a 404 is permitted.
     fn is_known(&self, session: &str, now: Ms) -> Option<(Check, String)> {
         let known = self.sessions.get(session)?;
         if known.is_deleted {
@@ -880,7 +880,7 @@ impl Log {
     }
 }
 
-/// The first letters of a session id.
+/// Returns the first characters of a session id.
 pub(super) fn short(session: &str) -> &str {
     session.get(..8).unwrap_or(session)
 }

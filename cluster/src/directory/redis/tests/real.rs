@@ -1,4 +1,4 @@
-//! On a Redis that each test starts. They are run by `cluster/tests/redis/run`.
+//! Tests on a Redis that each of them starts. `cluster/tests/redis/run` runs them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ mod setups;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A machine may be busy. What takes longer than this is broken.
+/// A machine may be busy. A wait that takes longer than this has failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn directory(server: &Server) -> Limited {
@@ -38,7 +38,7 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     }
 }
 
-/// An instance that sends heartbeats, and has a thousand sessions.
+/// An instance that sends heartbeats and has sessions.
 struct Living {
     me: Owner,
     directory: Limited,
@@ -54,7 +54,7 @@ impl Living {
         living
     }
 
-    /// Without waiting for its directory.
+    /// Starts an instance without waiting for its directory.
     fn begin(directory: Limited, number: u8, sessions_here: usize) -> Self {
         let me = instance(number);
         let (sessions, _lost) = Sessions::new(me.incarnation);
@@ -153,7 +153,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
             "{key} lives for {left} ms"
         );
     }
-    // A claim keeps it for as long again.
+    // A claim renews the expiry of the record.
     let () = server
         .ask(&format!("PEXPIRE {} 1000000", session_key(secret)))
         .await;
@@ -173,7 +173,7 @@ async fn a_redis_that_comes_back_empty_is_not_consistent_before_all_is_written_a
         Ok(look) => look.record.is_none() && two.heartbeat.proves(&look.leases),
         Err(_) => false,
     };
-    eventually("what nobody knows is denied", async || {
+    eventually("an unknown session is denied", async || {
         denies(unknown).await
     })
     .await;
@@ -189,14 +189,14 @@ async fn a_redis_that_comes_back_empty_is_not_consistent_before_all_is_written_a
             .consistent_since()
             .is_some_and(|since| Some(since) != before);
         let known: usize = server.ask("DBSIZE").await;
-        // A thousand sessions and its own lease. What is asked first is older than what is counted.
+        // The sessions are 1,000 keys, and the lease is one more. `is_again` is older than `known`.
         sound_before_all |= is_again && known < 1_001;
         sleep(Duration::from_millis(5)).await;
     }
     assert!(!sound_before_all);
     let is = ownership(&two.directory, living).await.unwrap();
     assert_eq!(is.owner, one.me);
-    eventually("what nobody knows is denied again", async || {
+    eventually("an unknown session is denied again", async || {
         denies(unknown).await
     })
     .await;
@@ -209,7 +209,7 @@ async fn a_redis_that_is_away_is_seen_again_soon() {
     let one = Living::start(&server, 1, 10).await;
     server.kill().await;
     one.until_not_consistent().await;
-    // As long as it takes a client that waits longer each time to wait for long.
+    // Long enough for a client whose delays grow to reach a long one.
     sleep(8 * SECOND).await;
     server.start_again().await;
     let begun = Instant::now();
@@ -244,7 +244,7 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
     );
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
     one.until_not_consistent().await;
-    // Long enough for the lease to lapse.
+    // Long enough for the lease to expire.
     sleep(LEASE_TTL).await;
     server.go_on();
     let begun = Instant::now();
@@ -339,7 +339,7 @@ async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
     one.until_not_consistent().await;
     let before = connections().await;
     sleep(2 * SECOND).await;
-    // One of them is the question's own.
+    // One of the new connections is that of the question itself.
     assert!(connections().await > before + 1);
     let () = server.ask("REPLICAOF NO ONE").await;
     one.until_consistent().await;
@@ -361,7 +361,7 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);
     keep(0, large.clone()).await.unwrap();
     let since = one.heartbeat.consistent_since();
-    // Answers are on a connection of their own, which is closed here.
+    // Answers have a connection of their own, which is closed here.
     let clients: String = server.ask("CLIENT LIST").await;
     assert_eq!(
         clients.lines().count(),
@@ -378,7 +378,7 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     })
     .await;
 
-    // Its memory is full. What is removed makes room.
+    // The memory of the backend is full. A removal frees some.
     let () = server.ask("CONFIG SET maxmemory 1mb").await;
     let error = keep(2, large.clone()).await.unwrap_err();
     assert!(error.to_string().contains("OOM"), "{error}");

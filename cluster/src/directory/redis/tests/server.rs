@@ -1,4 +1,4 @@
-//! A Redis of a test's own, on a free port, which keeps nothing on a disk unless it is told to.
+//! A Redis for one test, on a free port. It keeps nothing on a disk unless an option requests that.
 
 use std::{
     env, fs,
@@ -14,12 +14,12 @@ use tokio::{
     process::{Child, Command},
 };
 
-/// A `redis-server`, or what `REDIS_SERVER` names. It ends with this value.
+/// A `redis-server`, or the program that `REDIS_SERVER` names. Its process ends when this is dropped.
 pub(super) struct Server {
     port: u16,
     folder: PathBuf,
     options: Vec<String>,
-    /// What it writes when it is ready.
+    /// What the process prints when it is ready.
     ready: &'static str,
     process: Child,
 }
@@ -31,7 +31,7 @@ impl Server {
         Self::start_with(&[]).await
     }
 
-    /// With options of its command line.
+    /// Starts a server with options of its command line.
     pub(super) async fn start_with(options: &[&str]) -> Self {
         let (port, folder) = place();
         let mut all = words("--bind 127.0.0.1 --appendonly no");
@@ -42,7 +42,7 @@ impl Server {
         Self::run(port, folder, all, "Ready to accept connections").await
     }
 
-    /// With TLS, and a certificate in [`folder`](Self::folder) that [`certify`] has made there.
+    /// Starts a server with TLS. [`certify`] makes its certificate in [`folder`](Self::folder).
     #[cfg(feature = "tls")]
     pub(super) async fn start_with_tls() -> Self {
         let (port, folder) = place();
@@ -62,7 +62,7 @@ impl Server {
         Self::run(port, folder, all, "Ready to accept connections").await
     }
 
-    /// A Sentinel that knows this one by a name, and fails over after a second.
+    /// Starts a Sentinel that knows this server by a name, and fails over after a second.
     pub(super) async fn start_sentinel(&self, name: &str) -> Self {
         let (port, folder) = place();
         let config = folder.join("sentinel.conf");
@@ -102,12 +102,12 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Ends it without a warning.
+    /// Kills the process without a warning.
     pub(super) async fn kill(&mut self) {
         self.process.kill().await.unwrap();
     }
 
-    /// Starts it again after [`kill`](Self::kill). It has what is on the disk.
+    /// Starts the server again after [`kill`](Self::kill), with the data on its disk.
     pub(super) async fn start_again(&mut self) {
         self.process = start(&self.options, self.ready).await;
     }
@@ -128,12 +128,12 @@ impl Server {
         kill_process(pid.unwrap(), signal).unwrap();
     }
 
-    /// What it answers to a command, on a connection of its own.
+    /// Returns the answer to a command, on a connection of its own.
     pub(super) async fn ask<T: FromRedisValue>(&self, command: &str) -> T {
         self.try_ask(command).await.unwrap()
     }
 
-    /// What it answers, be it that it refuses.
+    /// Returns the answer to a command, or its refusal.
     pub(super) async fn try_ask<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
         let mut words = command.split(' ');
         let mut asked = redis::cmd(words.next().unwrap());
@@ -143,7 +143,7 @@ impl Server {
         asked.query_async(&mut self.connect().await?).await
     }
 
-    /// A field of what it answers to `INFO`. Nothing if it does not answer.
+    /// Returns a field of the answer to `INFO`. Returns an empty string if there is no answer.
     pub(super) async fn info(&self, section: &str, field: &str) -> String {
         let info: String = self
             .try_ask(&format!("INFO {section}"))
@@ -164,12 +164,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The process is killed with its handle. It may be gone already, and so may the folder.
+        // The process is killed with its handle. The process and the folder may not exist any more.
         let _gone = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// A port that is free, and a folder.
+/// Returns a free port and a new folder.
 fn place() -> (u16, PathBuf) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -198,7 +198,7 @@ async fn start(options: &[String], ready: &str) -> Child {
             break;
         }
     }
-    // Else it would wait for a reader when its pipe is full.
+    // Without a reader the process would block once its pipe is full.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     process
 }

@@ -1,4 +1,4 @@
-//! A Redis that loses what it had, or has what is older than the truth (rule 1).
+//! A Redis that loses its data, or has older data than the instances (rule 1).
 
 use std::fs;
 
@@ -27,7 +27,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
     let snapshot = server.folder().join("dump.rdb");
     let old = fs::read(&snapshot).unwrap();
 
-    // Then the living one has them, and forty that the snapshot does not have. Five of them it claims once more.
+    // Then the living instance has these ten, and forty that the snapshot does not have. It claims five of the ten once more.
     let one = Living::begin(directory.clone(), 1, 50);
     one.until_consistent().await;
     for id in 0..5_u8 {
@@ -62,7 +62,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
     })
     .await;
     assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
-    // Longer than the lease that was in the snapshot.
+    // Longer than the lease in the snapshot.
     sleep(LEASE_TTL + SECOND).await;
     for id in 0..50 {
         let id = id.to_string();

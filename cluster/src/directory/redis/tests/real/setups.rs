@@ -53,7 +53,7 @@ impl Group {
         .await;
     }
 
-    /// The replica is the primary, and has all that an instance needs.
+    /// Asserts that the replica is the primary now, and has all that an instance needs.
     async fn is_used_by(&self, one: &Living, sessions: usize) {
         self.until_failed_over().await;
         let failed_over = Instant::now();
@@ -117,7 +117,7 @@ async fn a_former_primary_that_still_answers_is_left() {
     let group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
     one.until_consistent().await;
-    // It refuses until it has seen that the replica is in step, which it asks for every 10 s.
+    // Sentinel refuses until it has seen that the replica is in step, which it checks every 10 s.
     let failover = format!("SENTINEL FAILOVER {NAME}");
     eventually("the Sentinel begins", async || {
         let begun: redis::RedisResult<()> = group.sentinel.try_ask(&failover).await;
@@ -190,14 +190,14 @@ async fn a_redis_that_evicts_is_warned_of_once() {
     sleep(5 * SECOND).await;
     assert_eq!(warnings.with(warned), 1);
     assert_eq!(warnings.with("404"), 1);
-    // Once for each run of it.
+    // Once for each run of the backend.
     server.kill().await;
     server.start_again().await;
     eventually("it is warned of again", async || warnings.with(warned) == 2).await;
     sleep(5 * SECOND).await;
     assert_eq!(warnings.with(warned), 2);
 
-    // Without a limit, or with the policy that is asked for, there is nothing to warn of.
+    // Without a limit, or with the recommended policy, no warning is due.
     for policy in ["allkeys-lru", "noeviction"] {
         let limit = if policy == "noeviction" { "100mb" } else { "0" };
         let options = ["--maxmemory", limit, "--maxmemory-policy", policy];
@@ -232,7 +232,7 @@ async fn a_password_that_is_wrong_for_a_while_is_tried_again() {
     ask("CONFIG SET requirepass another").await;
     ask("CLIENT KILL TYPE normal SKIPME yes").await;
     one.until_not_consistent().await;
-    // Longer than a connection tries.
+    // Longer than a connection retries.
     sleep(5 * SECOND).await;
     ask("CONFIG SET requirepass secret").await;
     let begun = Instant::now();
