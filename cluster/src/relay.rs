@@ -344,14 +344,8 @@ fn is_disconnected(disconnect: &mut Option<ClientDisconnect>, cx: &mut Context<'
 }
 
 fn client_disconnect(extensions: &Extensions) -> Option<ClientDisconnect> {
-    let peer = peer(extensions)?.clone();
+    let peer = Peer::of(extensions)?.clone();
     Some(Box::pin(async move { peer.closed().await }))
-}
-
-/// Returns the client's connection, `None` if the listener does not provide it.
-fn peer(extensions: &Extensions) -> Option<&Peer> {
-    let connect_info: Option<&ConnectInfo<Peer>> = extensions.get();
-    extensions.get().or(connect_info.map(|info| &info.0))
 }
 
 /// Returns the address of the client, `None` if the server does not provide it.
@@ -359,7 +353,7 @@ fn client(extensions: &Extensions) -> Option<SocketAddr> {
     let connect_info: Option<&ConnectInfo<SocketAddr>> = extensions.get();
     connect_info
         .map(|info| info.0)
-        .or_else(|| Some(peer(extensions)?.addr()))
+        .or_else(|| Some(Peer::of(extensions)?.addr()))
 }
 
 /// Returns the element that a proxy appends to `Forwarded` (RFC 7239, section 4).
