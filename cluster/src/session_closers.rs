@@ -29,8 +29,7 @@ pub(crate) struct SessionClosers(Arc<Mutex<Vec<Weak<dyn CloseSession>>>>);
 
 impl SessionClosers {
     pub(crate) fn add(&self, closer: Weak<dyn CloseSession>) {
-        let mut all = lock(&self.0);
-        all.push(closer);
+        lock(&self.0).push(closer);
     }
 
     /// Returns `true` if one of the managers has a session.
@@ -59,8 +58,7 @@ impl SessionClosers {
     }
 
     fn all(&self) -> Vec<Weak<dyn CloseSession>> {
-        let all = lock(&self.0);
-        all.clone()
+        lock(&self.0).clone()
     }
 }
 
@@ -88,15 +86,16 @@ fn log_reason(relinquished: &Relinquished) {
 
 /// Closes a session at one of the managers, which may not have it.
 async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
-    let closed = AssertUnwindSafe(closer.close(&relinquished.id)).catch_unwind();
     let session = relinquished.session;
-    match timeout(CLOSE_TIMEOUT, closed).await {
+    // A future that took too long is dropped inside, because its destructors may panic as well.
+    let closed = async { timeout(CLOSE_TIMEOUT, closer.close(&relinquished.id)).await };
+    match AssertUnwindSafe(closed).catch_unwind().await {
         Ok(Ok(())) => {}
-        Ok(Err(_panic)) => log(
-            || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here may not be closed: its manager panicked"),
-        ),
-        Err(_) => log(
+        Ok(Err(_elapsed)) => log(
             || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here is not closed: its manager takes too long"),
+        ),
+        Err(_panic) => log(
+            || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here may not be closed: its manager panicked"),
         ),
     }
 }
@@ -110,18 +109,32 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, SessionHash};
 
-    /// Closes every session but one, on which it hangs.
-    struct Stuck;
+    /// Closes every session but three: it hangs on them, panics, or panics when it is dropped.
+    struct Troubled;
+
+    struct PanicsOnDrop;
+
+    impl Drop for PanicsOnDrop {
+        fn drop(&mut self) {
+            panic!("on purpose");
+        }
+    }
 
     #[async_trait]
-    impl CloseSession for Stuck {
+    impl CloseSession for Troubled {
         async fn has(&self, _: &str) -> bool {
             true
         }
 
         async fn close(&self, session: &str) {
-            if session == "stuck" {
-                pending().await
+            match session {
+                "hangs" => pending().await,
+                "panics" => panic!("on purpose"),
+                "panics on drop" => {
+                    let _panics = PanicsOnDrop;
+                    pending().await
+                }
+                _ => {}
             }
         }
     }
@@ -129,10 +142,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_session_that_is_never_closed_holds_up_none_for_ever() {
         let session_closers = SessionClosers::default();
-        let stuck: Arc<dyn CloseSession> = Arc::new(Stuck);
-        session_closers.add(Arc::downgrade(&stuck));
+        let troubled: Arc<dyn CloseSession> = Arc::new(Troubled);
+        session_closers.add(Arc::downgrade(&troubled));
         let (sessions, relinquished) = Sessions::new(Incarnation::random());
-        let ids = ["stuck", "other"];
+        let ids = ["hangs", "panics", "panics on drop", "other"];
         for id in ids {
             sessions.relinquished.notify(Relinquished {
                 id: id.into(),
@@ -150,7 +163,7 @@ mod tests {
         };
         tokio::select! {
             () = session_closers.run(relinquished, sessions.clone()) => unreachable!(),
-            ended = timeout(2 * CLOSE_TIMEOUT, ended) => ended.unwrap(),
+            ended = timeout(3 * CLOSE_TIMEOUT, ended) => ended.unwrap(),
         }
     }
 }
