@@ -76,7 +76,7 @@ impl DrainGate {
 
     /// Returns when the gate is closed, by this task because it was idle, or by another one.
     pub(crate) async fn close_when_idle(&self, is_idle: impl Fn() -> bool) {
-        self.until(|| self.close_if_idle(&is_idle)).await;
+        wait_until(&self.changed, || self.close_if_idle(&is_idle)).await;
     }
 
     /// Returns when the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
@@ -85,11 +85,7 @@ impl DrainGate {
             let seen = self.watch();
             is_closed(seen) || is_empty(seen) && is_idle()
         };
-        self.until(is_over).await;
-    }
-
-    async fn until(&self, is_so: impl Fn() -> bool) {
-        wait_until(&self.changed, is_so).await;
+        wait_until(&self.changed, is_over).await;
     }
 
     /// Returns the state, and marks the gate as watched.
