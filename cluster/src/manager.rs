@@ -126,10 +126,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
                 session, restored, ..
             } => {
                 observed_generations.begin(session, *restored);
-                observed_sessions.on_opened(session);
-                if *restored {
-                    observed_sessions.on_restore_begun(session);
-                }
+                observed_sessions.on_opened(session, *restored);
             }
             SessionEvent::Closed { session, .. } => {
                 observed_sessions.on_closed(session);

@@ -23,8 +23,7 @@ pub(super) struct LocalSession {
     pub(super) unconfirmed: Option<Unconfirmed>,
     /// The `initialize` parameters, as JSON. Until they are known, there is nothing to write.
     pub(super) params: Option<Arc<[u8]>>,
-    /// When the session was loaded. `None` once it is open.
-    pub(super) loaded: Option<Instant>,
+    pub(super) phase: Phase,
     pub(super) written: Option<Instant>,
     /// When the session last took an epoch. No claim on a record from before that can succeed any more.
     pub(super) renewed: Instant,
@@ -33,8 +32,17 @@ pub(super) struct LocalSession {
     pub(super) is_queued: bool,
     /// The session was sent to the directory.
     pub(super) is_sent: bool,
-    /// It was opened to be restored, and its handler has not accepted the replayed `initialize` yet. So it has no call.
-    pub(super) is_restoring: bool,
+}
+
+/// How far a session is restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Its parameters were loaded at this time.
+    Loaded(Instant),
+    /// It was opened, and its handler has not accepted the replayed `initialize` yet. So it has no call.
+    Restoring,
+    /// It is restored, or was opened by its client.
+    Open,
 }
 
 // === impl LocalSession ===
@@ -49,13 +57,12 @@ impl LocalSession {
             contested: None,
             unconfirmed: None,
             params: None,
-            loaded: None,
+            phase: Phase::Open,
             written: None,
             renewed: Instant::now(),
             renews: None,
             is_queued: false,
             is_sent: false,
-            is_restoring: false,
         }
     }
 
@@ -63,7 +70,7 @@ impl LocalSession {
     pub(super) fn loaded(id: &str, epoch: Epoch, session_index: &Arc<SessionIndex>) -> Self {
         Self {
             epoch,
-            loaded: Some(Instant::now()),
+            phase: Phase::Loaded(Instant::now()),
             ..Self::new(id, session_index)
         }
     }

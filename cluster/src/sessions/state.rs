@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    local_session::LocalSession,
+    local_session::{LocalSession, Phase},
     queues::{Deleted, MAX_DELETED, Queues},
     relinquished::{Relinquished, RelinquishedSessions, RelinquishedTo},
     session_index::SessionIndex,
@@ -91,7 +91,7 @@ impl Sessions {
         let shard = self.shard(session);
         shard
             .get(&session)
-            .is_some_and(|local| local.loaded.is_none())
+            .is_some_and(|local| !matches!(local.phase, Phase::Loaded(_)))
     }
 
     /// Returns whether the parameters of a local session are known. Returns `None` if it is not local.
@@ -134,15 +134,19 @@ impl Sessions {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    /// Called when a session was opened or restored.
-    pub(crate) fn on_opened(&self, id: &str) {
+    /// Called when a session was opened, by its client or to be restored.
+    pub(crate) fn on_opened(&self, id: &str, is_restored: bool) {
         let session = SessionHash::of(id);
         {
             let mut shard = self.shard(session);
             let local = shard
                 .entry(session)
                 .or_insert_with(|| LocalSession::new(id, &self.session_index));
-            local.loaded = None;
+            local.phase = if is_restored {
+                Phase::Restoring
+            } else {
+                Phase::Open
+            };
         }
         self.write_if_new(session);
     }
@@ -153,7 +157,7 @@ impl Sessions {
     pub(crate) fn on_initialized(&self, id: &str, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {
-            local.loaded = None;
+            local.phase = Phase::Open;
             local.params = Some(params);
         }
         self.write_if_new(session);
@@ -173,7 +177,7 @@ impl Sessions {
     /// Opens a session with known parameters.
     #[cfg(test)]
     pub(crate) fn begin(&self, id: &str, params: Arc<[u8]>) {
-        self.on_opened(id);
+        self.on_opened(id, false);
         self.on_initialized(id, params);
     }
 
@@ -204,19 +208,11 @@ impl Sessions {
         restores.insert(session, attempts + 1, now);
     }
 
-    /// Called when a session was opened to be restored.
-    pub(crate) fn on_restore_begun(&self, id: &str) {
-        let session = SessionHash::of(id);
-        if let Some(local) = self.shard(session).get_mut(&session) {
-            local.is_restoring = true;
-        }
-    }
-
     /// Called when the handler of a session has accepted its `initialize`.
     pub(crate) fn on_initialize_accepted(&self, id: &str) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {
-            local.is_restoring = false;
+            local.phase = Phase::Open;
         }
         lock(&self.restores).remove(session);
     }
@@ -232,11 +228,8 @@ impl Sessions {
     /// request restores it again.
     pub(crate) fn on_restore_ended(&self, id: &str) {
         let session = SessionHash::of(id);
-        let is_restoring = |local: &LocalSession| local.is_restoring;
-        let has_failed = self.shard(session).get(&session).is_some_and(is_restoring);
-        if has_failed {
-            self.relinquish_to(session, RelinquishedTo::RestoreRetry);
-        }
+        let is_restoring = |local: &LocalSession| local.phase == Phase::Restoring;
+        self.relinquish_if(session, RelinquishedTo::RestoreRetry, is_restoring);
     }
 
     /// Called when the parameters of a session were read, and it is about to be restored here.
@@ -253,7 +246,7 @@ impl Sessions {
     /// Removes a session that was loaded, and is not open, because it is not restored.
     pub(crate) fn discard_unopened(&self, session: SessionHash) {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
-            && local.get().loaded.is_some()
+            && matches!(local.get().phase, Phase::Loaded(_))
         {
             local.remove();
         }
@@ -349,11 +342,21 @@ impl Sessions {
     }
 
     pub(super) fn relinquish_to(&self, session: SessionHash, to: RelinquishedTo) {
-        let mut shard = self.shard(session);
-        if let Some(local) = shard.remove(&session) {
+        self.relinquish_if(session, to, |_| true);
+    }
+
+    fn relinquish_if(
+        &self,
+        session: SessionHash,
+        to: RelinquishedTo,
+        is_so: impl FnOnce(&LocalSession) -> bool,
+    ) {
+        if let Entry::Occupied(local) = self.shard(session).entry(session)
+            && is_so(local.get())
+        {
             // Under the lock: a request that no longer finds the session here finds that it is being closed.
             self.relinquished
-                .notify(local.into_relinquished(session, to));
+                .notify(local.remove().into_relinquished(session, to));
             self.changed();
         }
     }

@@ -71,7 +71,7 @@ fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
 fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished>) {
     let (sessions, relinquished_sessions) = Sessions::new(me());
     for id in ids {
-        sessions.on_opened(id);
+        sessions.on_opened(id, false);
         sessions.begin(id, params());
     }
     assert_eq!(next_names(&sessions).len(), ids.len());
@@ -82,7 +82,7 @@ fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished
 fn a_session_lives_here_until_it_is_closed() {
     let (sessions, _relinquished) = Sessions::new(me());
     assert!(!sessions.is_local(hash("a")));
-    sessions.on_opened("a");
+    sessions.on_opened("a", false);
     assert!(sessions.is_local(hash("a")) && !sessions.is_local(hash("b")));
     assert_eq!(sessions.len(), 1);
     sessions.on_closed("a");
@@ -92,7 +92,7 @@ fn a_session_lives_here_until_it_is_closed() {
 #[test]
 fn a_session_is_written_once_its_parameters_are_known() {
     let (sessions, _relinquished) = Sessions::new(me());
-    sessions.on_opened("a");
+    sessions.on_opened("a", false);
     assert_eq!(next_names(&sessions), []);
     sessions.on_initialized("a", params());
     assert_eq!(next_names(&sessions), [hash("a")]);
@@ -213,7 +213,7 @@ fn a_session_that_was_ended_elsewhere_is_relinquished_as_ended() {
 #[tokio::test(start_paused = true)]
 async fn a_session_is_verified_if_it_was_written_since_at_a_new_epoch_if_one_is_to_be_taken() {
     let (sessions, _relinquished) = written(&["a"]);
-    sessions.on_opened("without parameters");
+    sessions.on_opened("without parameters", false);
     let since = Instant::now() + Duration::from_secs(1);
     sleep(Duration::from_secs(2)).await;
     let is_verified = |id| sessions.is_verified(hash(id), Some(Lapse::by_failures(since)));
@@ -273,7 +273,7 @@ fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken(
 #[test]
 fn a_session_whose_handler_refused_it_is_not_here() {
     let (sessions, _relinquished) = Sessions::new(me());
-    sessions.on_opened("refused");
+    sessions.on_opened("refused", false);
     sessions.on_closed("refused");
     sessions.on_initialized("refused", params());
     assert!(!sessions.is_local(hash("refused")) && next(&sessions).is_none());
@@ -370,7 +370,7 @@ async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.on_loaded("a", Epoch::now(), params());
     sessions.on_loaded("b", Epoch::now(), params());
-    sessions.on_opened("b");
+    sessions.on_opened("b", false);
     assert_eq!(
         next_names(&sessions),
         [hash("b")],
@@ -402,13 +402,13 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
 #[test]
 fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
     let (sessions, mut relinquished_sessions) = written(&["written"]);
-    sessions.on_opened("without parameters");
+    sessions.on_opened("without parameters", false);
     for id in ["written", "without parameters", "of nobody"] {
         assert!(sessions.admit_new_session(id), "{id}");
     }
     assert!(relinquished_sessions.try_recv().is_err());
 
-    sessions.on_opened("unwritten");
+    sessions.on_opened("unwritten", false);
     sessions.begin("unwritten", params());
     assert!(!sessions.admit_new_session("unwritten"));
     let relinquished = relinquished_sessions.try_recv().unwrap();
@@ -424,7 +424,7 @@ fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
 fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_there() {
     for is_written in [true, false] {
         let (sessions, _relinquished) = Sessions::new(me());
-        sessions.on_opened("a");
+        sessions.on_opened("a", false);
         sessions.begin("a", params());
         let batch = next(&sessions).unwrap();
         assert!(!sessions.admit_new_session("a"));
@@ -457,7 +457,7 @@ fn a_session_is_relinquished_only_if_its_gate_is_closed() {
     assert!(relinquished_sessions.try_recv().is_err());
 
     // The session is opened again.
-    sessions.on_opened("a");
+    sessions.on_opened("a", false);
     sessions.relinquish(hash("a"));
     assert!(relinquished_sessions.try_recv().is_err() && sessions.enter("a").is_some());
 }

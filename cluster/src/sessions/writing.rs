@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     contested::Unconfirmed,
-    local_session::LocalSession,
+    local_session::{LocalSession, Phase},
     queues::{Batch, Work},
     state::{RESTORE_TIMEOUT, Sessions},
 };
@@ -73,9 +73,7 @@ impl Sessions {
         let now = Instant::now();
         for shard in &self.shards {
             lock(shard).retain(|_, local| {
-                local
-                    .loaded
-                    .is_none_or(|since| now - since < RESTORE_TIMEOUT)
+                !matches!(local.phase, Phase::Loaded(since) if now - since >= RESTORE_TIMEOUT)
             });
         }
         self.queue_again(|local| local.written.is_some_and(|at| now - at >= REFRESH_INTERVAL));

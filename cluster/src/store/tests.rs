@@ -30,7 +30,7 @@ struct Instance {
 impl Instance {
     /// Begins a session in the steps of rmcp.
     async fn begins(&self, id: &str, state: &SessionState) {
-        self.sessions.on_opened(id);
+        self.sessions.on_opened(id, false);
         self.store.store(id, state).await.unwrap();
     }
 

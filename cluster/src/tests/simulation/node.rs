@@ -112,7 +112,7 @@ impl Node {
         for number in 0..many {
             let id = format!("{number} of {}", self.host.id);
             let sessions = &cluster.router().sessions;
-            sessions.on_opened(&id);
+            sessions.on_opened(&id, false);
             sessions.on_initialized(&id, params.clone());
         }
     }
