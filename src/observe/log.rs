@@ -2,6 +2,8 @@
 //!
 //! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may send texts that would break a log, so
 //! they pass through [`sanitize`]. Header values are not logged, and session ids only as [`SessionIds`] allows.
+//!
+//! A subscriber that panics, as one that prints to a closed stderr does, affects no call.
 
 use std::{
     borrow::Cow,
@@ -15,6 +17,7 @@ use tracing::{debug, error, info, trace, warn};
 use super::Event;
 use crate::{
     call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome, RequestId},
+    catch_panic::catch_panic,
     limits::Limit,
 };
 
@@ -203,21 +206,25 @@ pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
 
 /// Logs the number of calls that were over a limit since the last such line.
 pub(crate) fn log_limit(limit: Limit, calls: u64) {
-    warn!(
-        target: "mcp_cancel_on_disconnect",
-        limit = limit.name(),
-        calls,
-        "limit reached: calls keep running untracked",
-    );
+    catch_panic(|| {
+        warn!(
+            target: "mcp_cancel_on_disconnect",
+            limit = limit.name(),
+            calls,
+            "limit reached: calls keep running untracked",
+        );
+    });
 }
 
 /// Logs the number of answers that were evicted since the last such line.
 pub(crate) fn log_evicted(answers: u64) {
-    warn!(
-        target: "mcp_cancel_on_disconnect",
-        answers,
-        "limit of retained answers reached: answers are evicted",
-    );
+    catch_panic(|| {
+        warn!(
+            target: "mcp_cancel_on_disconnect",
+            answers,
+            "limit of retained answers reached: answers are evicted",
+        );
+    });
 }
 
 /// Returns the text as one line of any log, truncated after [`MAX_TEXT`] characters.
@@ -273,10 +280,10 @@ impl HandlerEnd {
                 )
             };
         }
-        match self {
+        catch_panic(|| match self {
             Self::Stopped => log_handler!(info, "handler did not stop by itself and was dropped"),
             Self::Panicked => log_handler!(error, "handler panicked"),
-        }
+        });
     }
 }
 

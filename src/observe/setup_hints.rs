@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use tracing::{info, warn};
 
+use crate::catch_panic::catch_panic;
+
 /// A hint about the set-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hint {
@@ -37,7 +39,7 @@ impl SetupHints {
         if !self.was_emitted(hint)
             && self.0.fetch_or(hint.bit(), Ordering::Relaxed) & hint.bit() == 0
         {
-            hint.log();
+            catch_panic(|| hint.log());
         }
     }
 

@@ -1,19 +1,44 @@
 //! A `tracing` subscriber that panics.
 
-use std::{convert::Infallible, io};
+use std::{convert::Infallible, io, time::Duration};
 
 use axum::body::{Body, to_bytes};
 use http::{Request, Response};
-use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, body::TeeBody};
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, Grace, body::TeeBody};
 use tokio::sync::mpsc;
 use tower::{Layer as _, ServiceExt as _, service_fn};
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::{
+    Layer as _,
+    filter::{LevelFilter, Targets},
+    fmt,
+    layer::SubscriberExt as _,
+};
 
-/// As one that prints to a closed stderr.
+use crate::setup::{Plan, Server, StoppedClock, for_servers};
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    a_subscriber_that_panics_prevents_no_cancel_after_a_grace,
+});
+
+async fn a_subscriber_that_panics_prevents_no_cancel_after_a_grace(server: Server) {
+    const GRACE: Duration = Duration::from_secs(20);
+    let _panics = panics();
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    clock.advance(GRACE + Duration::from_millis(1)).await;
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
 #[tokio::test]
-async fn a_subscriber_that_panics_prevents_no_cancel() {
-    let panics = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE);
-    let panics = panics.with_writer(|| -> io::Stderr { panic!("on purpose") });
-    let _subscribed = tracing::subscriber::set_default(panics.finish());
+async fn a_subscriber_that_panics_prevents_no_cancel_at_once() {
+    let _panics = panics();
     let (hand_out, mut tokens) = mpsc::unbounded_channel();
     let layer = CancelOnDisconnectLayer::new();
     let server = layer.layer(service_fn(move |request: Request<TeeBody<Body>>| {
@@ -37,4 +62,12 @@ async fn a_subscriber_that_panics_prevents_no_cancel() {
     drop(response);
     assert!(token.is_cancelled());
     assert!(layer.calls().is_empty());
+}
+
+/// Has each line of the layer panic, as a subscriber does that prints to a closed stderr.
+fn panics() -> DefaultGuard {
+    let panics = fmt::layer().with_writer(|| -> io::Stderr { panic!("on purpose") });
+    let of_layer = Targets::new().with_target("mcp_cancel_on_disconnect", LevelFilter::TRACE);
+    let log = tracing_subscriber::registry().with(panics.with_filter(of_layer));
+    tracing::subscriber::set_default(log)
 }
