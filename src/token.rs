@@ -99,7 +99,6 @@ impl CallToken {
     /// `kill_on_drop`. It does not end a task that it has spawned.
     ///
     /// ```
-    /// use std::time::Duration;
     /// use axum::{Extension, Router, body::Body, routing::get};
     /// use http::Request;
     /// use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, CancelReason};

@@ -131,7 +131,7 @@ fn bars(name: &str, found: &[Found], clock: Clock) -> Plot {
         // In the order of the cases. A logarithmic axis has no zero.
         own.map(|found| found.each().max(1e-4))
     });
-    let y = Axis::logarithmic("seconds for each client that left for good");
+    let y = Axis::logarithmic("seconds for each client that did not resume");
     Plot::lines(name, &title, [Axis::linear("mode"), y], series).over(Case::iter())
 }
 
