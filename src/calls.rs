@@ -1,6 +1,6 @@
 //! A handle to all calls of a layer, which shows them, cancels them, and drains them before the process ends.
 
-use std::{fmt, pin::pin, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::{
     sync::mpsc,
@@ -12,6 +12,7 @@ use crate::{
     exchange::{Exchange, Registry},
     observe::{CallSnapshot, CallState},
     registry::Entry,
+    wait_until::wait_until,
 };
 
 /// How long a drain waits for servers to accept the cancels of its last calls: 1 s. The other cancels may still be accepted
@@ -227,17 +228,9 @@ impl Calls {
     /// the calls that ended by themselves while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let before = self.registry.begin_drain();
-        let all_ended = async {
-            loop {
-                // Enabled before the check, so that no end is missed in between.
-                let mut ended = pin!(self.registry.ended().notified());
-                ended.as_mut().enable();
-                if is_drained(&self.registry) && !self.registry.is_delivering() {
-                    return;
-                }
-                ended.await;
-            }
-        };
+        let all_ended = wait_until(self.registry.ended(), || {
+            is_drained(&self.registry) && !self.registry.is_delivering()
+        });
         // Both ways the rest is cancelled.
         let _in_time = match Instant::now().checked_add(limit) {
             Some(at) => timeout_at(at, all_ended).await.is_ok(),

@@ -147,6 +147,7 @@ mod timer;
 mod token;
 #[cfg(feature = "rmcp")]
 pub mod transport;
+mod wait_until;
 
 #[cfg(feature = "rmcp")]
 pub use self::mcp::{AbortOnCancel, CancellableSessionManager};

@@ -1,9 +1,9 @@
 //! Waiting until a call is accepted or has ended.
 
-use std::{pin::pin, time::Duration};
+use std::time::Duration;
 
 use super::state::{Exchange, PendingCancel, SessionState};
-use crate::call::CallId;
+use crate::{call::CallId, wait_until::wait_until};
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. The answer takes a poll of the reader, or until
 /// the server notices that the old connection is closed.
@@ -25,16 +25,7 @@ impl Exchange {
 
     /// Waits for a change of a call, which [`notify_changed`](Self::notify_changed) reports.
     pub(super) async fn wait_until(&self, is_met: impl Fn() -> bool) {
-        let changed = self.changed.get_or_init(Box::default);
-        loop {
-            // Enabled before the check, so that no change is missed in between.
-            let mut notified = pin!(changed.notified());
-            notified.as_mut().enable();
-            if is_met() {
-                return;
-            }
-            notified.await;
-        }
+        wait_until(self.changed.get_or_init(Box::default), is_met).await;
     }
 
     /// Wakes the tasks that wait, because a call was accepted or has ended.

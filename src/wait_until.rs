@@ -1,0 +1,18 @@
+//! Waiting for a condition.
+
+use std::pin::pin;
+
+use tokio::sync::Notify;
+
+/// Returns when a condition holds. It is checked at once, and whenever `changed` notifies its waiters.
+pub(crate) async fn wait_until(changed: &Notify, is_so: impl Fn() -> bool) {
+    loop {
+        let mut notified = pin!(changed.notified());
+        // Registered before the check, so that no change in between is missed.
+        notified.as_mut().enable();
+        if is_so() {
+            return;
+        }
+        notified.await;
+    }
+}
