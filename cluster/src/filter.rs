@@ -2,7 +2,12 @@
 //!
 //! Without it, a writer to the directory could choose the addresses to which requests and their credentials are relayed.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{
+    fmt,
+    net::IpAddr,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 /// A predicate on addresses. Clones share it.
 #[derive(Clone)]
@@ -16,8 +21,10 @@ impl PeersFilter {
     }
 
     /// Returns `true` if an address may be a peer's. IPv4-mapped IPv6 addresses are tested as IPv4.
+    ///
+    /// An address on which the predicate panics is not a peer's.
     pub(crate) fn admits(&self, address: IpAddr) -> bool {
-        (self.0)(address.to_canonical())
+        catch_unwind(AssertUnwindSafe(|| (self.0)(address.to_canonical()))).unwrap_or(false)
     }
 }
 
@@ -77,5 +84,11 @@ mod tests {
         assert!(own.admits("8.8.8.8".parse().unwrap()));
         assert!(own.admits("::ffff:8.8.8.8".parse().unwrap()));
         assert!(!own.admits("10.0.0.7".parse().unwrap()));
+    }
+
+    #[test]
+    fn an_address_on_which_the_filter_panics_is_not_a_peers() {
+        let filter = PeersFilter::new(|_| panic!("on purpose"));
+        assert!(!filter.admits("10.0.0.7".parse().unwrap()));
     }
 }

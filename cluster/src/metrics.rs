@@ -3,10 +3,10 @@
 //! | name | kind | label `outcome` | what |
 //! |---|---|---|---|
 //! | `mcp_cluster_sound` | gauge | | 1 while the directory answers every heartbeat, else 0 |
-//! | `mcp_cluster_lookups_total` | counter | `owner`, `nobody`, `no_answer` | look-ups of owners, cached ones too |
+//! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, for want of proof from the directory |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims of sessions, relinquished or with a lapsed lease |
+//! | `mcp_calls_postponed_total` | counter | | abandoned calls that were not cancelled yet, for want of proof from the directory |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims of sessions, relinquished or with a lapsed lease |
 
 use crate::routing_plan::{Claimed, Failure, Known};
 
@@ -31,7 +31,7 @@ pub(crate) fn describe() {
             "Requests sent to peers, by outcome"
         );
         describe_counter!(
-            "mcp_calls_put_off_total",
+            "mcp_calls_postponed_total",
             Unit::Count,
             "Abandoned calls that were not cancelled yet for want of proof"
         );
@@ -56,7 +56,7 @@ pub(crate) fn looked_up(known: Known) {
         "mcp_cluster_lookups_total",
         match known {
             Known::Owner(_) => "owner",
-            Known::Unowned => "nobody",
+            Known::Unowned => "unowned",
             Known::NoAnswer => "no_answer",
         },
     );
@@ -82,7 +82,7 @@ pub(crate) fn relayed(failure: Option<Failure>) {
 /// Counts an abandoned call that was not cancelled yet.
 pub(crate) fn confirmation_postponed() {
     #[cfg(feature = "metrics")]
-    metrics::counter!("mcp_calls_put_off_total").increment(1);
+    metrics::counter!("mcp_calls_postponed_total").increment(1);
 }
 
 pub(crate) fn claimed(claimed: Claimed) {
@@ -91,7 +91,7 @@ pub(crate) fn claimed(claimed: Claimed) {
         match claimed {
             Claimed::Won => "won",
             Claimed::Lost(_) => "lost",
-            Claimed::Unowned => "nobody",
+            Claimed::Unowned => "unowned",
             Claimed::NoAnswer => "no_answer",
         },
     );

@@ -101,7 +101,7 @@ impl PeerAuth {
         let is_peer = self.secret.verify(request);
         if !is_peer {
             self.untrusted_request
-                .warn(&"a request to the listener for peers is none of a peer's");
+                .warn(&"a request to the listener for peers does not have their secret");
         }
         is_peer
     }

@@ -49,7 +49,7 @@ impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {
         const AWAY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         let (status, text) = match refusal {
-            Refusal::NotSound => (AWAY, "where this session lives is not known now\n"),
+            Refusal::NotSound => (AWAY, "the owner of this session is not known now\n"),
             Refusal::OwnerAway => (AWAY, "the server of this session cannot be reached now\n"),
             Refusal::Again => (AWAY, "this session has just moved\n"),
             Refusal::Broken => (StatusCode::BAD_GATEWAY, "this session's server broke off\n"),

@@ -408,7 +408,7 @@ impl http_body::Body for HopBody {
         let this = &mut *self;
         if is_disconnected(&mut this.disconnect, cx) {
             this.connection = None;
-            return Poll::Ready(Some(Err("the client has gone".into())));
+            return Poll::Ready(Some(Err("the client hung up".into())));
         }
         drive(&mut this.connection, cx);
         let frame = Pin::new(&mut this.incoming).poll_frame(cx);

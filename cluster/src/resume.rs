@@ -27,7 +27,7 @@ const INTERNAL_ERROR: i32 = -32603;
 
 /// The response to a resume of a call of which nothing is left, not even its request id.
 const NO_ANSWER: &str =
-    "Last-Event-ID names an event of a server that is gone, and has left no answer\n";
+    "Last-Event-ID names an event of a server that has ended and left no answer\n";
 
 /// A call that ended with its instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,7 +126,7 @@ impl LostCall {
             // Without an event id, because with one the TypeScript client would retry forever.
             let error = json!({
                 "code": INTERNAL_ERROR,
-                "message": "the server that this call ran on is gone, and has left no answer",
+                "message": "the server on which this call ran has ended and left no answer",
             });
             let call = self.request.as_ref()?;
             let event =

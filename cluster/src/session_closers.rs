@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use tokio::{sync::mpsc, time::timeout};
 use tracing::{debug, info, warn};
 
@@ -18,8 +18,11 @@ use crate::{
     sessions::{Relinquished, RelinquishedTo, Sessions},
 };
 
-/// Timeout for closing a session: 5 s. Other closes wait for it, and requests that restore it.
+/// Timeout for closing a session: 5 s. Requests that restore it wait for it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum number of sessions that are closed concurrently: 64.
+const MAX_CLOSES: usize = 64;
 
 /// The session managers of an instance.
 #[derive(Clone, Default)]
@@ -42,19 +45,21 @@ impl SessionClosers {
         false
     }
 
-    /// Closes relinquished sessions, one after the other.
+    /// Closes relinquished sessions, [`MAX_CLOSES`] at a time.
     pub(crate) async fn run(
         self,
         mut relinquished: mpsc::UnboundedReceiver<Relinquished>,
         sessions: Arc<Sessions>,
     ) {
-        while let Some(relinquished) = relinquished.recv().await {
+        let relinquished = stream::poll_fn(|cx| relinquished.poll_recv(cx));
+        let closes = relinquished.for_each_concurrent(MAX_CLOSES, async |relinquished| {
             log_reason(&relinquished);
             for closer in self.all().iter().filter_map(Weak::upgrade) {
                 close(closer, &relinquished).await;
             }
             sessions.relinquished.on_closed(&relinquished);
-        }
+        });
+        closes.await;
     }
 
     fn all(&self) -> Vec<Weak<dyn CloseSession>> {
@@ -67,19 +72,19 @@ fn log_reason(relinquished: &Relinquished) {
     let session = relinquished.session;
     log(|| match relinquished.to {
         RelinquishedTo::Owner(Owner { address, .. }) => {
-            info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because it lives on another instance");
+            info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because another instance owns it");
         }
         RelinquishedTo::AnyClaimer => {
-            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance shuts down and another one takes it over");
         }
         RelinquishedTo::Ended => {
             info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it through another instance");
         }
         RelinquishedTo::RestoreRetry => {
-            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because it was restored in vain: the next request restores it again");
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its restore failed: the next request restores it again");
         }
         RelinquishedTo::NoClient => {
-            debug!(target: "mcp_cancel_cluster", %session, "a session does not begin: the directory does not know it, or this instance is gone");
+            debug!(target: "mcp_cancel_cluster", %session, "a new session is closed: the directory does not have it, or this instance has shut down");
         }
     });
 }
@@ -92,10 +97,10 @@ async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     match AssertUnwindSafe(closed).catch_unwind().await {
         Ok(Ok(())) => {}
         Ok(Err(_elapsed)) => log(
-            || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here is not closed: its manager takes too long"),
+            || warn!(target: "mcp_cancel_cluster", %session, "a session of another instance is not closed here: its manager takes too long"),
         ),
         Err(_panic) => log(
-            || warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here may not be closed: its manager panicked"),
+            || warn!(target: "mcp_cancel_cluster", %session, "a session of another instance may not be closed here: its manager panicked"),
         ),
     }
 }
@@ -109,7 +114,7 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, SessionHash};
 
-    /// Closes every session but three: it hangs on them, panics, or panics when it is dropped.
+    /// Closes every session but some: it hangs on them, panics, or panics when it is dropped.
     struct Troubled;
 
     struct PanicsOnDrop;
@@ -128,7 +133,7 @@ mod tests {
 
         async fn close(&self, session: &str) {
             match session {
-                "hangs" => pending().await,
+                "hangs" | "hangs too" => pending().await,
                 "panics" => panic!("on purpose"),
                 "panics on drop" => {
                     let _panics = PanicsOnDrop;
@@ -145,7 +150,7 @@ mod tests {
         let troubled: Arc<dyn CloseSession> = Arc::new(Troubled);
         session_closers.add(Arc::downgrade(&troubled));
         let (sessions, relinquished) = Sessions::new(Incarnation::random());
-        let ids = ["hangs", "panics", "panics on drop", "other"];
+        let ids = ["hangs", "hangs too", "panics", "panics on drop", "other"];
         for id in ids {
             sessions.relinquished.notify(Relinquished {
                 id: id.into(),
@@ -163,7 +168,7 @@ mod tests {
         };
         tokio::select! {
             () = session_closers.run(relinquished, sessions.clone()) => unreachable!(),
-            ended = timeout(3 * CLOSE_TIMEOUT, ended) => ended.unwrap(),
+            ended = timeout(CLOSE_TIMEOUT + Duration::from_secs(1), ended) => ended.unwrap(),
         }
     }
 }

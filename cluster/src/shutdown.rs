@@ -192,7 +192,7 @@ impl Shutdown {
         self.answers.retain_all();
         self.has_begun.store(true, Ordering::Release);
         self.advance(ShutdownStage::Transferring);
-        log(|| info!(target: "mcp_cancel_cluster", "this instance hands its sessions over"));
+        log(|| info!(target: "mcp_cancel_cluster", "this instance transfers its sessions"));
         ShutdownGuard(self)
     }
 

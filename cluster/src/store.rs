@@ -67,7 +67,7 @@ impl SessionStore for ClusterStore {
             return Ok(None);
         }
         if entry.ownership.owner.incarnation != self.me {
-            return Err(io::Error::other("the session lives on another instance").into());
+            return Err(io::Error::other("another instance owns the session").into());
         }
         if entry.params.is_empty() {
             return Ok(None);
@@ -94,7 +94,7 @@ impl SessionStore for ClusterStore {
         self.sessions.on_initialized(session_id, params.into());
         let written = self.sessions.until_written(SessionHash::of(session_id));
         if timeout(OPEN_TIMEOUT, written).await.is_err() {
-            tracing::debug!("the directory does not know a session that begins");
+            tracing::debug!("the directory does not have a new session");
         }
         Ok(())
     }
@@ -103,7 +103,7 @@ impl SessionStore for ClusterStore {
         self.sessions.on_deleted(session_id);
         let removed = self.sessions.until_removed(SessionHash::of(session_id));
         if timeout(DIRECTORY_TIMEOUT, removed).await.is_err() {
-            tracing::debug!("a session ended before the directory forgot it");
+            tracing::debug!("a session ended before the directory had its tombstone");
         }
         Ok(())
     }

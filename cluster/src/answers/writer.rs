@@ -168,7 +168,7 @@ impl AnswerWriter {
             Bound::Time => time,
         };
         warning.warn(&format_args!(
-            "answers of ended calls are given up, beyond {bound}: once their instance is gone, clients that resume get an error in place of them"
+            "answers of ended calls are evicted, beyond {bound}: once their instance has ended, clients that resume get an error instead"
         ));
     }
 

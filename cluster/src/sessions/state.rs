@@ -35,8 +35,10 @@ pub(super) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of failed restores of a session: 3. After that it counts as unrestorable.
 const RESTORE_ATTEMPTS: u32 = 3;
 
-/// Maximum number of sessions whose restore attempts are counted: 4,096, each for 10 min.
-const MAX_RESTORES: usize = 4 * 1024;
+/// Maximum number of sessions whose restore attempts are counted: 65,536, each for 10 min.
+///
+/// Chosen because after a deployment that cannot restore the former sessions, all their clients return within a few minutes.
+const MAX_RESTORES: usize = 64 * 1024;
 const RESTORES_TTL: Duration = Duration::from_secs(10 * 60);
 
 /// The local sessions.

@@ -137,7 +137,7 @@ async fn nobody_restores_a_session_that_lives_elsewhere() {
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
     one.begins("secret", &state("client")).await;
     let error = two.store.load("secret").await.unwrap_err();
-    assert_eq!(error.to_string(), "the session lives on another instance");
+    assert_eq!(error.to_string(), "another instance owns the session");
     assert!(!two.sessions.is_local(SessionHash::of("secret")));
 }
 

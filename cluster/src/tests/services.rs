@@ -1,4 +1,4 @@
-//! Services in two set-ups: without a session store, and several with one membership.
+//! Services and their session store: without one, several with one membership, and ids that clients make up.
 
 use std::sync::Arc;
 
@@ -11,13 +11,33 @@ use tokio::net::TcpStream;
 
 use super::{
     log_lines::Warnings,
-    node::{Node, Setup},
-    steps::status,
+    node::{Node, SECRET, Setup, hash, pass},
+    steps::{directory, status, unreachable_owner},
 };
 use crate::{
     Cluster,
-    directory::{MemoryDirectory, faulty::Faulty},
+    cluster::{self, Options},
+    directory::{Directory as _, MemoryDirectory, faulty::Faulty},
+    filter::PeersFilter,
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    ids::Record,
+    wire::Secret,
 };
+
+/// Two services of one membership, at `/one` and `/two`.
+fn two_services(cluster: &Cluster, witness: &Witness) -> Router {
+    let service = || {
+        let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+        let mut config = Mode::Session.config();
+        config.session_store = Some(Arc::new(cluster.clone()));
+        Tools::new(witness).service_with(config, sessions)
+    };
+    Router::new()
+        .nest_service("/one", service())
+        .nest_service("/two", service())
+        .layer(cluster.protect(CancelOnDisconnectLayer::new()))
+        .layer(cluster.layer())
+}
 
 #[tokio::test]
 async fn a_service_without_a_session_store_is_told_once_what_it_needs() {
@@ -46,18 +66,7 @@ async fn a_session_of_one_service_is_not_restored_in_another() {
     let member = Cluster::in_memory(&directory).advertise("127.0.0.1:9");
     let cluster = member.connect().await.unwrap();
     let witness = Witness::new();
-    let service = || {
-        let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
-        let mut config = Mode::Session.config();
-        config.session_store = Some(Arc::new(cluster.clone()));
-        Tools::new(&witness).service_with(config, sessions)
-    };
-    let app = Router::new()
-        .nest_service("/one", service())
-        .nest_service("/two", service())
-        .layer(cluster.protect(CancelOnDisconnectLayer::new()))
-        .layer(cluster.layer());
-    let served = serve(app).await;
+    let served = serve(two_services(&cluster, &witness)).await;
     let mcp = Mcp::session(served.addr, "/one").await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
@@ -71,6 +80,49 @@ async fn a_session_of_one_service_is_not_restored_in_another() {
     assert_eq!(resumed.head().await.status, 200);
     witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+}
+
+#[tokio::test]
+async fn a_delete_at_the_path_of_another_service_does_not_end_a_session() {
+    let directory = Faulty::new(MemoryDirectory::default());
+    let options = Options::default();
+    let (filter, secret) = (PeersFilter::default(), Secret::new(SECRET).unwrap());
+    let cluster = cluster::join(
+        unreachable_owner(),
+        directory.clone(),
+        filter,
+        secret,
+        options,
+    );
+    let witness = Witness::new();
+    let served = serve(two_services(&cluster, &witness)).await;
+    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
+    let mcp = Mcp::session(served.addr, "/one").await;
+    let id = mcp.session_id().unwrap();
+    let elsewhere = Mcp::stateless(served.addr, "/two").in_session(id);
+    assert_eq!(elsewhere.delete().await, 202);
+    pass(2 * HEARTBEAT_INTERVAL).await;
+    let record = directory.memory.look(hash(&mcp)).await.unwrap().record;
+    assert!(matches!(record, Some(Record::Owned(_))));
+    assert_eq!(status(&mcp, 1).await, 200);
+    // At its own path it does.
+    assert_eq!(mcp.delete().await, 202);
+    let record = directory.memory.look(hash(&mcp)).await.unwrap().record;
+    assert!(matches!(record, Some(Record::Deleted(_))));
+}
+
+/// rmcp accepts the DELETE of a session that does not exist.
+#[tokio::test]
+async fn ids_that_clients_make_up_leave_nothing_in_the_directory() {
+    let directory = directory();
+    let node = Node::start(&directory).await;
+    node.until_settled().await;
+    for number in 0..20 {
+        let client = node.client(&format!("made-up-{number}"));
+        assert_eq!(client.delete().await, 202);
+        let look = directory.memory.look(hash(&client)).await.unwrap();
+        assert!(look.record.is_none());
+    }
 }
 
 /// A client that reaches the listener for peers cannot fill the log.
@@ -91,5 +143,5 @@ async fn untrusted_requests_at_the_listener_for_peers_are_logged_once_a_minute()
         let answered = sender.send_request(request).await.unwrap();
         assert_eq!(answered.status(), 403);
     }
-    assert_eq!(warnings.with("none of a peer's"), 1);
+    assert_eq!(warnings.with("does not have their secret"), 1);
 }

@@ -704,7 +704,7 @@ fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
         return Some(Answer::Done);
     }
     let said = message["error"]["message"].as_str().unwrap_or_default();
-    if said.contains("gone") {
+    if said.contains("left no answer") {
         return Some(Answer::Gone);
     }
     if said == NOT_BEGUN {
