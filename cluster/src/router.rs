@@ -371,7 +371,7 @@ impl Router {
     }
 
     /// Looks up the owner. The `bool` is `true` if the look proves that the session does not exist.
-    pub(crate) async fn look_up(&self, session: SessionHash) -> (Known, bool) {
+    async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(is)) => (Known::Owner(is), false),
             Ok(Found::Unowned(look)) => (Known::Unowned, self.is_proof(&look)),
