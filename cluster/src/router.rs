@@ -21,7 +21,7 @@ use crate::{
     relay::{Relay, UNBEGUN_TIMEOUT},
     replayable_request::ReplayableRequest,
     request_kind::RequestKind,
-    resume::{self, LostCall, RewriteOutcome},
+    resume::{self, RewriteOutcome},
     routed::{Presence, Reclaimed, Routed, TransferOutcome, served},
     routing_plan::{
         Action, Cause, Claimed, Failure, IncomingRequest, Known, LeaseState, Refusal, RoutingPlan,
@@ -30,6 +30,8 @@ use crate::{
     shutdown::{Shutdown, ShutdownStage},
     turned_away::{SLOW_RELAY_THRESHOLD, TurnedAway},
 };
+
+mod lost_call;
 
 /// Delay between look-ups while another instance claims what this one relinquished: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
@@ -222,24 +224,6 @@ impl Router {
             response
         } else {
             refusals::not_begun()
-        }
-    }
-
-    /// Answers for a call that ended with its instance. Replaces the response of the application.
-    pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
-        let (directory, session) = (&self.directory, lost.session);
-        let find = || directory.answer(session, lost.incarnation, lost.number);
-        let mut kept = find().await;
-        if matches!(kept, Ok(None)) {
-            if !self.heartbeat.has_all_answers().await {
-                return self.reject(Refusal::NotSound);
-            }
-            // The former instance may have written the answer before it renewed the lease that was just read.
-            kept = find().await;
-        }
-        match kept {
-            Ok(kept) => lost.answer(accepted, kept.as_ref()),
-            Err(_) => self.reject(Refusal::NotSound),
         }
     }
 
