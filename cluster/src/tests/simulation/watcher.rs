@@ -720,7 +720,8 @@ impl Log {
         // The opening of the session may be recorded later than its first call.
         served.iter().find(|(by, _)| *by == host)?;
         // The other instance may have had no lease without knowing.
-        if self.losses.is_empty() && self.owner_there(session) == Some(host) {
+        let is_record_true = self.losses.is_empty() || self.may_have_lost(owner, now, now);
+        if is_record_true && self.owner_there(session) == Some(host) {
             return None;
         }
         // The rules permit an instance to continue without the directory.
