@@ -42,7 +42,7 @@ use crate::{
     generations::Generations,
     heartbeat::Heartbeat,
     ids::Incarnation,
-    resume_context::resumed_call,
+    request_context::resumed_call,
     sessions::Sessions,
 };
 

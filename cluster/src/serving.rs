@@ -13,8 +13,8 @@ use crate::{
     peers,
     pending_restores::PendingRestore,
     replayable_request::ReplayableRequest,
+    request_context::{with_resumed_call, without_session},
     resume::{self, RewriteOutcome},
-    resume_context::with_resumed_call,
     routed::{Presence, Reclaimed, Routed, TransferOutcome},
     router::Router,
     routing_plan::{Action, Refusal},
@@ -134,7 +134,8 @@ pub(crate) async fn serve_remote<S: Inner>(
             Routed::Answered(response) => return Ok(response),
             Routed::Local(mut request, None) => {
                 let rewritten = router.rewrite_event_id(&mut request);
-                let served = serve(router, inner, request, rewritten, None).await?;
+                let served = serve(router, inner, request, rewritten, None);
+                let served = without_session(served).await?;
                 let is_not_loaded = served.status() == StatusCode::INTERNAL_SERVER_ERROR;
                 return Ok(unless_failed(
                     router,

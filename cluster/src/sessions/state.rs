@@ -96,6 +96,13 @@ impl Sessions {
             .is_some_and(|local| !matches!(local.phase, Phase::Loaded(_)))
     }
 
+    /// Returns `true` if a session has been local for this long, without a claim in between.
+    pub(crate) fn is_owned_for(&self, session: SessionHash, this_long: Duration) -> bool {
+        let shard = self.shard(session);
+        let local = shard.get(&session);
+        local.is_some_and(|local| local.renewed.elapsed() >= this_long)
+    }
+
     /// Returns whether the parameters of a local session are known. Returns `None` if it is not local.
     ///
     /// A session without parameters is not written to the directory.

@@ -11,17 +11,12 @@ use tokio::net::TcpStream;
 
 use super::{
     log_lines::Warnings,
-    node::{Node, SECRET, Setup, hash, pass},
-    steps::{directory, status, unreachable_owner},
+    node::{Node, Setup, hash},
+    steps::{directory, status},
 };
 use crate::{
     Cluster,
-    cluster::{self, Options},
     directory::{Directory as _, MemoryDirectory, faulty::Faulty},
-    filter::PeersFilter,
-    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
-    ids::Record,
-    wire::Secret,
 };
 
 /// Two services of one membership, at `/one` and `/two`.
@@ -80,35 +75,6 @@ async fn a_session_of_one_service_is_not_restored_in_another() {
     assert_eq!(resumed.head().await.status, 200);
     witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
-}
-
-#[tokio::test]
-async fn a_delete_at_the_path_of_another_service_does_not_end_a_session() {
-    let directory = Faulty::new(MemoryDirectory::default());
-    let options = Options::default();
-    let (filter, secret) = (PeersFilter::default(), Secret::new(SECRET).unwrap());
-    let cluster = cluster::join(
-        unreachable_owner(),
-        directory.clone(),
-        filter,
-        secret,
-        options,
-    );
-    let witness = Witness::new();
-    let served = serve(two_services(&cluster, &witness)).await;
-    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
-    let mcp = Mcp::session(served.addr, "/one").await;
-    let id = mcp.session_id().unwrap();
-    let elsewhere = Mcp::stateless(served.addr, "/two").in_session(id);
-    assert_eq!(elsewhere.delete().await, 202);
-    pass(2 * HEARTBEAT_INTERVAL).await;
-    let record = directory.memory.look(hash(&mcp)).await.unwrap().record;
-    assert!(matches!(record, Some(Record::Owned(_))));
-    assert_eq!(status(&mcp, 1).await, 200);
-    // At its own path it does.
-    assert_eq!(mcp.delete().await, 202);
-    let record = directory.memory.look(hash(&mcp)).await.unwrap().record;
-    assert!(matches!(record, Some(Record::Deleted(_))));
 }
 
 /// rmcp accepts the DELETE of a session that does not exist.

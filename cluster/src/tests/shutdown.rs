@@ -239,6 +239,22 @@ async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
 }
 
 /// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.
+/// Otherwise its call would run on an instance that its client can no longer reach.
+#[tokio::test]
+async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let restore = a.routing().restores.add(SessionHash::of("restored"));
+    let mut leaving = Box::pin(a.cluster.leave(LIMIT));
+    for _ in 0..5 {
+        assert!((&mut leaving).now_or_never().is_none());
+        pass(Duration::from_secs(1)).await;
+    }
+    assert!(!a.routing().shutdown.has_stopped());
+    drop(restore);
+    assert_eq!(within("the departure", leaving).await, 0);
+}
+
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_is_gone() {
     let directory = directory();

@@ -536,8 +536,14 @@ impl Watcher {
             return false;
         };
         let may_wait = |(owner, since): (HostId, Ms)| {
-            let process = log.processes.get(&owner);
-            since + limit > now || process.is_some_and(|it| it.state == State::Stopped)
+            let state = log.processes.get(&owner).map(|process| process.state);
+            since + limit > now
+                || match state {
+                    Some(State::Stopped) => true,
+                    // The call may have waited for its turn until then.
+                    Some(State::Dead { at }) => at + limit > now,
+                    Some(State::Alive) | None => false,
+                }
         };
         call.begun.is_some() || log.last_served(&call.session).is_some_and(may_wait)
     }
@@ -714,7 +720,8 @@ impl Log {
         // The opening of the session may be recorded later than its first call.
         served.iter().find(|(by, _)| *by == host)?;
         // The other instance may have had no lease without knowing.
-        if self.losses.is_empty() && self.owner_there(session) == Some(host) {
+        let is_record_true = self.losses.is_empty() || self.may_have_lost(owner, now, now);
+        if is_record_true && self.owner_there(session) == Some(host) {
             return None;
         }
         // The rules permit an instance to continue without the directory.
