@@ -1341,8 +1341,8 @@ fn after_a_peak_capacity_is_released() {
     for id in calls {
         core.finish(id, None);
     }
-    let (in_flight, names) = (core.calls.capacity(), core.index.capacity());
-    assert!(in_flight < 200 && names < 200, "{in_flight}, {names}");
+    let (in_flight, requests) = (core.calls.capacity(), core.by_request.capacity());
+    assert!(in_flight < 200 && requests < 200, "{in_flight}, {requests}");
     core.finish(last, None);
     assert_empty(&core);
 }
