@@ -38,7 +38,7 @@ use crate::{
     pending_restores::PendingRestores,
     relay::Relay,
     request_context::has_no_session,
-    router::Router,
+    router::{FormerOwners, Router},
     session_closers::SessionClosers,
     sessions::Sessions,
     shutdown::Shutdown,
@@ -411,6 +411,7 @@ pub(crate) fn join_over(
         sessions: sessions.clone(),
         shutdown: Shutdown::new(sessions.clone(), pending_restores.clone(), answers.clone()),
         restores: pending_restores,
+        former_owners: FormerOwners::default(),
         generations: Arc::new(Generations::new(me.incarnation)),
         directory: directory.clone(),
     });

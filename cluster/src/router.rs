@@ -33,6 +33,8 @@ use crate::{
 
 mod lost_call;
 
+pub(crate) use self::lost_call::FormerOwners;
+
 /// Delay between look-ups while another instance claims what this one relinquished: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
@@ -55,6 +57,7 @@ pub(crate) struct Router {
     pub(crate) restores: PendingRestores,
     pub(crate) generations: Arc<Generations>,
     pub(crate) shutdown: Shutdown,
+    pub(crate) former_owners: FormerOwners,
 }
 
 // === impl Router ===
@@ -409,6 +412,9 @@ impl Router {
         match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
                 self.owners.mark_own(session);
+                if former.owner != self.me {
+                    self.former_owners.record(session, former.owner.incarnation);
+                }
                 self.sessions.on_claimed(session, wanted.epoch);
                 self.shutdown.on_reclaimed(session);
                 (Claimed::Won, false)

@@ -45,7 +45,7 @@ const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 /// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.
 ///
 /// Also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
-pub(crate) const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Delay between checks whether sessions are still being restored: 50 ms.
 const RESTORE_RECHECK_DELAY: Duration = Duration::from_millis(50);

@@ -1,20 +1,50 @@
 //! Answers for calls that ended with their instance.
 
-use std::time::Duration;
+use std::{sync::Mutex, time::Duration};
 
 use axum::body::Body;
 use http::Response;
+use tokio::time::Instant;
 
 use super::Router;
 use crate::{
-    directory::Directory as _, ids::Record, resume::LostCall, routing_plan::Refusal,
-    shutdown::FLUSH_TIMEOUT,
+    directory::Directory as _,
+    ids::{Incarnation, Record, SessionHash},
+    lock::lock,
+    resume::LostCall,
+    routing_plan::Refusal,
+    ttl_cache::TtlCache,
 };
 
-/// How long a living instance may still run a call after another instance has claimed the session: 10 s.
+/// How long the former owner of a session, if it is alive, may still run its calls after the claim: 10 s.
 ///
 /// Chosen because it learns of the claim by its next heartbeat, closes the session, and writes the answers.
-const LOSS_TIMEOUT: Duration = FLUSH_TIMEOUT.saturating_add(Duration::from_secs(8));
+const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum number of former owners that are remembered: 16,384.
+const MAX_FORMER: usize = 16 * 1024;
+
+/// The former owners of the sessions that this instance claimed within [`LOSS_TIMEOUT`].
+#[derive(Debug)]
+pub(crate) struct FormerOwners(Mutex<TtlCache<Incarnation>>);
+
+// === impl FormerOwners ===
+
+impl FormerOwners {
+    pub(super) fn record(&self, session: SessionHash, former: Incarnation) {
+        lock(&self.0).insert(session, former, Instant::now());
+    }
+
+    fn get(&self, session: SessionHash) -> Option<Incarnation> {
+        lock(&self.0).get(session, Instant::now()).copied()
+    }
+}
+
+impl Default for FormerOwners {
+    fn default() -> Self {
+        Self(Mutex::new(TtlCache::new(MAX_FORMER, LOSS_TIMEOUT)))
+    }
+}
 
 // === impl Router ===
 
@@ -46,8 +76,8 @@ impl Router {
         match look.record {
             Some(Record::Owned(is)) if is.owner != self.me => true,
             _ => {
-                look.leases.of(lost.incarnation).is_some()
-                    && !self.sessions.is_owned_for(lost.session, LOSS_TIMEOUT)
+                let former = self.former_owners.get(lost.session);
+                former.is_some_and(|former| look.leases.of(former).is_some())
             }
         }
     }

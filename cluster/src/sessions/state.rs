@@ -96,13 +96,6 @@ impl Sessions {
             .is_some_and(|local| !matches!(local.phase, Phase::Loaded(_)))
     }
 
-    /// Returns `true` if a session has been local for this long, without a claim in between.
-    pub(crate) fn is_owned_for(&self, session: SessionHash, this_long: Duration) -> bool {
-        let shard = self.shard(session);
-        let local = shard.get(&session);
-        local.is_some_and(|local| local.renewed.elapsed() >= this_long)
-    }
-
     /// Returns whether the parameters of a local session are known. Returns `None` if it is not local.
     ///
     /// A session without parameters is not written to the directory.
@@ -233,6 +226,18 @@ impl Sessions {
         attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
     }
 
+    /// Called when a client hung up during the restore of its session. The restore has not failed.
+    pub(crate) fn on_restore_aborted(&self, id: &str) {
+        let session = SessionHash::of(id);
+        // Otherwise nothing was loaded, and the attempt is not counted.
+        let is_counted =
+            (self.shard(session).get(&session)).is_some_and(|local| local.phase != Phase::Open);
+        let (now, mut restores) = (Instant::now(), lock(&self.restores));
+        if is_counted && let Some(attempts) = restores.get(session, now).copied() {
+            restores.insert(session, attempts.saturating_sub(1), now);
+        }
+    }
+
     /// Called when the restore of a session has ended. A session whose handler has not accepted `initialize` is closed, so that the next
     /// request restores it again.
     pub(crate) fn on_restore_ended(&self, id: &str) {
@@ -275,10 +280,17 @@ impl Sessions {
     /// Called when the client ended its session. The session must not be found any more.
     pub(crate) fn on_deleted(&self, id: &str) {
         let session = SessionHash::of(id);
-        // If the session is closed already, its record has the epoch that ends.
-        let epoch = self
-            .remove(session)
-            .map_or_else(Epoch::now, |local| local.epoch);
+        let epoch = match self.remove(session) {
+            Some(local) => {
+                let epoch = local.epoch;
+                // It is open at a service other than the one that its client called.
+                self.relinquished
+                    .notify(local.into_relinquished(session, RelinquishedTo::Ended));
+                epoch
+            }
+            // If the session is closed already, its record has the epoch that ends.
+            None => Epoch::now(),
+        };
         self.delete_later(session, epoch);
     }
 
