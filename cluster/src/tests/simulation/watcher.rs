@@ -725,9 +725,15 @@ impl Log {
             return None;
         }
         // The rules permit an instance to continue without the directory.
+        // A directory with older data must have settled before the instance learns of a claim.
+        let learns_after = if self.losses.is_empty() {
+            2_500
+        } else {
+            10_000
+        };
         let is_cut = self.cuts.iter().any(|(machine, _, until, _)| {
             (machine.is_none() || *machine == self.machine(host))
-                && until.is_none_or(|until| until + 2_500 >= now)
+                && until.is_none_or(|until| until + learns_after >= now)
         });
         (!is_cut).then(|| format!("{owner} serves its session since {since}"))
     }
