@@ -72,11 +72,13 @@ impl Limits {
     /// Sets how many bytes of answers are kept: 16 MiB by default.
     ///
     /// An answer counts its texts, a quarter of a KiB for each block of its content, the size of everything else as JSON, and half a
-    /// KiB. The first that is kept of a session counts another 0.8 KiB. An answer that is too large for this
-    /// limit, or for that of its session, is not kept. When there is no room, answers are evicted: first those
-    /// whose client was connected at the time of the answer, then those for which a client may still resume. For the latter,
-    /// [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported. The sessions with the most bytes are evicted first, and
-    /// within a session the oldest answer.
+    /// KiB. The first that is kept of a session counts another 0.8 KiB. A quarter of the bytes is for answers whose client was
+    /// connected at the time of the answer, and the rest for those for which a client may still resume. A session keeps at most as
+    /// much of each as remains for all others.
+    ///
+    /// An answer that does not fit in what is left, or in the limit of its session, evicts older ones of its session: first those
+    /// whose client was connected. If that is not enough, it is not kept. If an answer for which a client may still resume is evicted
+    /// or not kept, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported.
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;
         self

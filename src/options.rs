@@ -24,8 +24,8 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RetainAnswers {
-    /// All answers, for 60 s at least, including those that were on their way when the connection broke. Those are the first to
-    /// go when there is no room.
+    /// All answers, for 60 s at least while there is space for them, including those that were on their way when the connection
+    /// broke. Of those, a session keeps the latest 64, and they are evicted first.
     #[default]
     All,
     /// The answers that were sent while no client was connected to take them.

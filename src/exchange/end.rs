@@ -337,7 +337,7 @@ impl Exchange {
             });
         }
         self.release_span();
-        if finished.needs_eviction {
+        if finished.has_evicted {
             self.report_evicted();
         }
     }
@@ -346,10 +346,9 @@ impl Exchange {
     #[cold]
     fn report_evicted(&self) {
         let registry = &self.shared.registry;
-        let mut evicted = self
+        let evicted = self
             .with_session(SessionState::take_evicted)
             .unwrap_or_default();
-        evicted.extend(registry.evict());
         for evicted in &evicted {
             // Not in the span of this call, which has nothing to do with it.
             self.shared.report(&Event::AnswerEvicted {

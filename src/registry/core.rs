@@ -82,7 +82,6 @@ pub(crate) use self::{
     index::{KeyHash, KeyHasher, PrehashedMap, numbers},
     lookup::EventMatch,
     retained_call::{Completion, DeliveryState, PerDeliveryState, RetainedOutcome},
-    retention::EvictedAnswer,
     shrink_if_sparse::ShrinkIfSparse,
     streams::EventIdFormat,
 };

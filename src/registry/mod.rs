@@ -29,7 +29,6 @@ use crate::{
 mod answer;
 mod core;
 mod drain;
-mod eviction;
 mod limit_warnings;
 mod managers;
 mod session_map;
@@ -42,9 +41,8 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::{Answer, AnswerContent},
     core::{
-        Completion, DetachOutcome, DetachedState, Entry, EventIdFormat, EvictedAnswer, ExpiryToken,
-        Finished, Generation, NO_GENERATION, POST_GENERATION, RetainedOutcome, UNOBSERVED_TTL,
-        numbers,
+        Completion, DetachOutcome, DetachedState, Entry, EventIdFormat, ExpiryToken, Finished,
+        Generation, NO_GENERATION, POST_GENERATION, RetainedOutcome, UNOBSERVED_TTL, numbers,
     },
     managers::Manager,
     session_map::{DeferredEffects, SessionEntry, SessionState, UntrackedCall},
@@ -58,8 +56,6 @@ type Call<T> = (CallId, Arc<T>);
 
 pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
-    /// Number of requests to evict retained answers that are not handled yet.
-    pending_evictions: AtomicUsize,
     /// The open streams that do not belong to a call in flight.
     streams: Mutex<OpenStreams>,
     /// Set when the server has been drained: what starts later is ended at once.
@@ -77,7 +73,6 @@ impl<T: Tracked> Registry<T> {
     pub(crate) fn new() -> Self {
         Self {
             sessions: SessionMap::new(),
-            pending_evictions: AtomicUsize::new(0),
             streams: Mutex::default(),
             closed: AtomicBool::new(false),
             deliveries: AtomicUsize::new(0),

@@ -27,8 +27,7 @@ use crate::{
 /// Number of entries for calls without a session: 16. That many of these calls can start and end at the same time.
 const SESSIONLESS_SHARDS: usize = 16;
 
-/// Maximum number of expired deadlines that are handled under one lock of an entry: 16 calls in flight, and 16 retained calls of
-/// each delivery state.
+/// Maximum number of expired deadlines that are handled under one lock of an entry: 16 calls in flight, and 16 retained calls.
 pub(super) const EXPIRY_BATCH: usize = 16;
 
 /// Maximum number of calls that are scanned under one lock of an entry: 256. They take about a tenth of a millisecond.

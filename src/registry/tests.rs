@@ -7,7 +7,6 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    core::DeliveryState,
     session_map::{EXPIRY_BATCH, SCAN_BATCH},
     *,
 };
@@ -238,49 +237,6 @@ async fn the_graces_of_all_sessions_expire_on_time() {
 }
 
 #[test]
-fn the_sessions_with_the_most_bytes_evict_first() {
-    let registry = Registry::new();
-    registry.limit(Limits::default().retained(100_000));
-    let mut dropped = Vec::new();
-    end_with(&registry, &key("small", 1), 1_000, true);
-    for request in 0..40 {
-        end_with(&registry, &key("large", request), 5_000, true);
-        dropped.extend(registry.evict());
-    }
-    let totals = &registry.sessions.shared.totals;
-    assert!(totals.bytes() <= 100_000, "{}", totals.bytes());
-    assert!(totals.bytes() > 80_000, "{}", totals.bytes());
-    let of = |id: &str| {
-        let bytes = |core: &mut SessionState<Call>| core.bytes_of(DeliveryState::Undelivered);
-        registry.with_session(id, bytes).unwrap()
-    };
-    assert!(of("small") >= 1_000);
-    assert!(!dropped.is_empty());
-    assert!(dropped.iter().all(|dropped| &*dropped.session == "large"));
-}
-
-/// The oldest of sessions with equal bytes, as with clients that open a session for each call.
-#[tokio::test(start_paused = true)]
-async fn of_sessions_with_equal_bytes_the_oldest_evict() {
-    let registry = Registry::new();
-    registry.limit(Limits::default().retained(100_000));
-    let mut dropped = Vec::new();
-    for n in 100..200 {
-        end_with(&registry, &key(&n.to_string(), 1), 2_000, true);
-        dropped.extend(registry.evict().into_iter().map(|it| it.session));
-        tokio::time::advance(Duration::from_micros(1)).await;
-    }
-    let expected = (100..).map(|n: u32| n.to_string()).take(dropped.len());
-    dropped.sort();
-    assert!(
-        dropped
-            .iter()
-            .map(|session| session.to_string())
-            .eq(expected)
-    );
-}
-
-#[test]
 fn a_drain_and_a_starting_call_see_each_other() {
     for _round in 0..2_000 {
         let registry = Registry::new();
@@ -304,34 +260,25 @@ fn a_drain_and_a_starting_call_see_each_other() {
     }
 }
 
-/// As `Exchange::report_evicted` does: the thread that has ended a call evicts, if the limit is exceeded.
 #[test]
-fn after_concurrent_evictions_the_limit_is_kept() {
+fn calls_that_are_retained_at_the_same_time_never_exceed_the_limit() {
     const MOST: usize = 1_000_000;
     for round in 0..500 {
         let registry = Registry::new();
         registry.limit(Limits::default().retained(MOST));
-        for n in 0..300 {
-            end_with(&registry, &key(&format!("small-{n}"), 1), 2_000, true);
-        }
-        let is_over = AtomicBool::new(false);
+        let barrier = Barrier::new(2);
         thread::scope(|scope| {
-            scope.spawn(|| {
-                end_with(&registry, &key("one", 1), 600_000, true);
-                registry.evict();
-                is_over.store(true, Ordering::Release);
-            });
-            // While the other one evicts.
-            while registry.pending_evictions.load(Ordering::Acquire) == 0
-                && !is_over.load(Ordering::Acquire)
-            {
-                std::hint::spin_loop();
+            for id in ["one", "other"] {
+                let (registry, barrier) = (&registry, &barrier);
+                scope.spawn(move || {
+                    barrier.wait();
+                    end_with(registry, &key(id, 1), 300_000, true);
+                });
             }
-            end_with(&registry, &key("other", 1), 600_000, true);
-            registry.evict();
         });
         let bytes = registry.sessions.shared.totals.bytes();
-        assert!(bytes <= MOST, "round {round}: {bytes} bytes are retained");
+        assert!(bytes > 300_000, "round {round}: one fits");
+        assert!(bytes < 600_000, "round {round}: {bytes} bytes are retained");
     }
 }
 
@@ -401,7 +348,6 @@ fn after_concurrent_operations_all_counters_are_zero() {
                                 });
                                 call.with(|core| core.finish(*id, Some(ended)));
                                 call.with(SessionState::take_evicted);
-                                registry.evict();
                             }
                             5 => {
                                 if let Some(entry) = registry.sessions.find(&keys(n).session.id) {

@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
+/// Delivered calls have a quarter of all bytes. Chosen because only few of them are resumed.
+const DELIVERED_SHARE: usize = 4;
+
 /// Counters that all sessions share. They need no lock: each session updates them under its own.
 #[derive(Debug)]
 pub(crate) struct Totals {
@@ -54,9 +57,14 @@ impl Totals {
         found.map_or(0, |(max, _)| max.load(Ordering::Relaxed))
     }
 
-    /// Maximum number of bytes of retained calls.
-    pub(super) fn max_bytes(&self) -> usize {
-        self.retained.load(Ordering::Relaxed)
+    /// Maximum number of bytes of retained calls of a delivery state.
+    fn max_bytes(&self, delivery: DeliveryState) -> usize {
+        let all = self.retained.load(Ordering::Relaxed);
+        let of_delivered = all / DELIVERED_SHARE;
+        match delivery {
+            DeliveryState::Delivered => of_delivered,
+            DeliveryState::Undelivered => all - of_delivered,
+        }
     }
 
     /// Maximum number of bytes of retained calls of one session.
@@ -118,6 +126,7 @@ impl Totals {
         self.bytes.of(delivery).load(Ordering::Relaxed)
     }
 
+    #[cfg(any(test, fuzzing))]
     pub(super) fn bytes(&self) -> usize {
         DeliveryState::ALL
             .map(|delivery| self.bytes_of(delivery))
@@ -125,8 +134,30 @@ impl Totals {
             .sum()
     }
 
-    pub(super) fn add_bytes(&self, delivery: DeliveryState, bytes: usize) {
-        self.bytes.of(delivery).fetch_add(bytes, Ordering::Relaxed);
+    /// Counts a retained call of a session whose retained calls have `own` bytes. Returns `false` if the session would then have
+    /// more bytes than are left for all others.
+    pub(super) fn try_add_bytes(&self, delivery: DeliveryState, own: usize, bytes: usize) -> bool {
+        let max = self.max_bytes(delivery);
+        let with_bytes = |total: usize| {
+            let total = total.saturating_add(bytes);
+            let needed = total.saturating_add(own).saturating_add(bytes);
+            (needed <= max).then_some(total)
+        };
+        let counter = self.bytes.of(delivery);
+        let added = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_bytes);
+        added.is_ok()
+    }
+
+    /// Returns `true` if a call could be counted once the `own` bytes of its session are removed.
+    pub(super) fn could_add_bytes(
+        &self,
+        delivery: DeliveryState,
+        own: usize,
+        bytes: usize,
+    ) -> bool {
+        let others = self.bytes_of(delivery).saturating_sub(own);
+        let needed = others.saturating_add(bytes).saturating_add(bytes);
+        needed <= self.max_bytes(delivery)
     }
 
     pub(super) fn remove_bytes(&self, delivery: DeliveryState, bytes: usize) {

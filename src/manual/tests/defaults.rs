@@ -20,7 +20,7 @@ const GRACE: &str = "grace of a call that its client can resume";
 const LONGEST_RETRY: &str = "longest `retry` that counts five times for a grace";
 
 /// Where the code has what no type shows: a row, and the constant that it is about.
-const CONSTANTS: [(&str, &str, &str); 11] = [
+const CONSTANTS: [(&str, &str, &str); 12] = [
     (
         "time for the network that a grace leaves after `retry`",
         "src/disconnect.rs",
@@ -50,6 +50,11 @@ const CONSTANTS: [(&str, &str, &str); 11] = [
         "least time that an ended call is remembered for its client",
         "src/exchange/end.rs",
         "MIN_RETENTION",
+    ),
+    (
+        "kept answers of one session whose client was connected",
+        "src/registry/core/retention.rs",
+        "MAX_DELIVERED",
     ),
     (
         "time in which a session must take a cancel",

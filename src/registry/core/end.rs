@@ -1,11 +1,9 @@
 //! The removal of calls: finished, or with their session.
 
-use tokio::time::Instant;
-
 use super::{
     SessionState,
     entry::{CallKey, Finished},
-    retained_call::{Completion, DeliveryState, EndedCall, RetainedOutcome},
+    retained_call::{Completion, EndedCall, RetainedOutcome},
     retention::EvictedAnswer,
     streams::Streams,
 };
@@ -37,11 +35,11 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
                 ..completion
             }
         });
-        let (mut may_cancel_server, mut needs_eviction) = (false, false);
+        let (mut may_cancel_server, mut has_evicted) = (false, false);
         if let Some(key) = entry.key {
             may_cancel_server = self.unindex_request(id, &key) && key.contests == 0;
             let completion = completion.filter(|_| !entry.streams.is_empty());
-            needs_eviction = completion.is_some_and(|completion| {
+            has_evicted = completion.is_some_and(|completion| {
                 self.retain(EndedCall {
                     call: id,
                     session: key.session,
@@ -54,7 +52,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(Finished {
             may_cancel_server,
             detachment,
-            needs_eviction,
+            has_evicted,
         })
     }
 
@@ -63,24 +61,6 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             return false;
         };
         self.retained.retain(id, ended, &self.shared.totals)
-    }
-
-    /// Evicts the oldest retained calls of a delivery state until at most `max_bytes` of it are left.
-    pub(crate) fn shrink_retained(&mut self, delivery: DeliveryState, max_bytes: usize) {
-        if let Some((id, _)) = &self.session_id {
-            self.retained
-                .shrink(id, delivery, max_bytes, &self.shared.totals);
-        }
-    }
-
-    /// Number of bytes of the retained calls of a delivery state.
-    pub(crate) fn bytes_of(&self, delivery: DeliveryState) -> usize {
-        self.retained.bytes_of(delivery)
-    }
-
-    /// When the oldest of them expires.
-    pub(crate) fn earliest_expiry(&self, delivery: DeliveryState) -> Option<Instant> {
-        self.retained.earliest_expiry(delivery)
     }
 
     /// Takes the answers that were evicted although a client may resume for them. Each is returned once.

@@ -42,8 +42,8 @@ pub(crate) struct Finished {
     pub(crate) may_cancel_server: bool,
     /// Its detachment. `None` if it was attached.
     pub(crate) detachment: Option<Detachment>,
-    /// Whether the retained calls exceed their limit, or some were [evicted](super::SessionState::take_evicted).
-    pub(crate) needs_eviction: bool,
+    /// Whether answers were [evicted](super::SessionState::take_evicted).
+    pub(crate) has_evicted: bool,
 }
 
 /// Which deadline of a call has passed.

@@ -494,7 +494,7 @@ impl Run {
         let expected = may_cancel_server.map(|may_cancel_server| Finished {
             may_cancel_server,
             detachment,
-            needs_eviction: !evicted_before.is_empty(),
+            has_evicted: !evicted_before.is_empty(),
         });
         assert_eq!(finished, expected);
         let evicted = self.core.take_evicted().into_iter();

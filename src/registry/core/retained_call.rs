@@ -1,14 +1,8 @@
 //! Retained calls, each [delivered](DeliveryState::Delivered) or [undelivered](DeliveryState::Undelivered).
 
-use std::collections::VecDeque;
-
 use tokio::time::Instant;
 
-use super::{
-    index::{EventId, KeyHash},
-    shrink_if_sparse::ShrinkIfSparse,
-    streams::Streams,
-};
+use super::{index::KeyHash, streams::Streams};
 use crate::call::{CallId, CancelReason, Outcome, RequestId};
 
 /// The outcome of a retained call.
@@ -55,19 +49,11 @@ pub(crate) struct PerDeliveryState<T> {
     undelivered: T,
 }
 
-/// The retained calls of a delivery state, oldest first.
-#[derive(Debug)]
-pub(super) struct RetainedQueue<A> {
-    calls: VecDeque<RetainedCall<A>>,
-    bytes: usize,
-}
-
 #[derive(Debug)]
 pub(super) struct RetainedCall<A> {
-    /// Counts up in its session.
-    pub(super) number: u64,
     pub(super) call: CallId,
     pub(super) session: KeyHash,
+    pub(super) delivery_state: DeliveryState,
     pub(super) streams: Streams,
     pub(super) outcome: RetainedOutcome<A>,
     pub(super) weight: usize,
@@ -109,82 +95,6 @@ impl<T> PerDeliveryState<T> {
         match delivery {
             DeliveryState::Delivered => &mut self.delivered,
             DeliveryState::Undelivered => &mut self.undelivered,
-        }
-    }
-}
-
-// === impl RetainedQueue ===
-
-impl<A> RetainedQueue<A> {
-    pub(super) fn push(&mut self, call: RetainedCall<A>) {
-        if self.calls.is_empty() {
-            // Under a flood of sessions, most sessions have one.
-            self.calls.reserve_exact(1);
-        }
-        self.bytes += call.weight;
-        self.calls.push_back(call);
-    }
-
-    /// Removes the oldest.
-    pub(super) fn pop(&mut self) -> Option<RetainedCall<A>> {
-        let call = self.calls.pop_front()?;
-        self.calls.shrink_if_sparse();
-        self.bytes -= call.weight;
-        Some(call)
-    }
-
-    /// Removes all of a session. Returns the bytes that they counted.
-    pub(super) fn clear(&mut self, session: KeyHash) -> usize {
-        let before = self.bytes;
-        self.calls.retain(|call| {
-            let is_kept = call.session != session;
-            if !is_kept {
-                self.bytes -= call.weight;
-            }
-            is_kept
-        });
-        self.calls.shrink_if_sparse();
-        before - self.bytes
-    }
-
-    pub(super) fn oldest(&self) -> Option<&RetainedCall<A>> {
-        self.calls.front()
-    }
-
-    pub(super) fn latest_with_event(
-        &self,
-        session: KeyHash,
-        event: EventId,
-    ) -> Option<&RetainedCall<A>> {
-        let mut kept = self.calls.iter().rev();
-        kept.find(|call| call.session == session && call.streams.contains(event))
-    }
-
-    /// Returns `true` if an answer of a session is among them that has not expired.
-    pub(super) fn has_answers(&self, session: KeyHash, now: Instant) -> bool {
-        let mut calls = self.calls.iter().filter(|call| call.session == session);
-        calls.any(|call| matches!(call.outcome, RetainedOutcome::Answered(_)) && call.until > now)
-    }
-
-    pub(super) fn has_session(&self, session: KeyHash) -> bool {
-        self.calls.iter().any(|call| call.session == session)
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn len(&self) -> usize {
-        self.calls.len()
-    }
-}
-
-impl<A> Default for RetainedQueue<A> {
-    fn default() -> Self {
-        Self {
-            calls: VecDeque::new(),
-            bytes: 0,
         }
     }
 }

@@ -3,27 +3,31 @@
 //! A client that was disconnected may resume a stream whose call has ended meanwhile. The retained call has what the client then
 //! gets: the answer, or the error of a cancelled call. The client may resume any number of times.
 //!
-//! The retained calls of a delivery state are in one queue, in order of completion. They are removed from its head. A retained call
-//! may therefore outlive its own deadline, if an older one has a later deadline.
+//! The retained calls of a session id are in one queue, in order of completion. Expired calls are removed from its head. A retained
+//! call may therefore outlive its own deadline, if an older one has a later deadline. They are in no map: a late client is rare,
+//! and searches those of its session only.
 //!
-//! There are two limits, in bytes of a session id and in bytes of all sessions. A call that cannot fit is not retained, and none is
-//! evicted for it: one that is larger than a limit, or a delivered one beside the undelivered ones. For other calls, the oldest
-//! delivered ones of the session are evicted first, and then its oldest undelivered ones. [`EvictedAnswer`] reports the latter:
-//! their clients get what they would get without this crate. If all sessions together exceed their limit, the registry evicts
-//! ([`SessionState::shrink_retained`](super::SessionState::shrink_retained)).
+//! # Limits
 //!
-//! Retained calls are in no map: a late client is rare, and searches those of its session only.
+//! 1. The calls of a session id have a limit in bytes, and at most [`MAX_DELIVERED`] of them are delivered. For a call that exceeds
+//!    it, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
+//! 2. The calls of all sessions have a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an
+//!    undelivered one. A session retains at most as much of each as remains for all others ([`Totals::try_add_bytes`]): a new
+//!    session finds space, however much the others retain.
+//! 3. No call is evicted for one of another session, no undelivered call for a delivered one, and none for a call that cannot fit.
+//!    Such a call is not retained.
+//! 4. [`EvictedAnswer`] reports undelivered calls that were evicted or not retained: their clients get what they would get without
+//!    this crate.
 
-use std::{mem, sync::Arc};
+use std::{collections::VecDeque, mem, sync::Arc};
 
 use tokio::time::Instant;
 
 use super::{
     super::totals::Totals,
     index::{EventId, KeyHash, StreamId},
-    retained_call::{
-        DeliveryState, EndedCall, PerDeliveryState, RetainedCall, RetainedOutcome, RetainedQueue,
-    },
+    retained_call::{DeliveryState, EndedCall, PerDeliveryState, RetainedCall, RetainedOutcome},
+    shrink_if_sparse::ShrinkIfSparse,
 };
 use crate::call::{CallId, Outcome};
 
@@ -38,7 +42,10 @@ pub(crate) struct EvictedAnswer {
     pub(crate) bytes: usize,
 }
 
-/// Approximate cost of a retained call besides its answer and its texts, in bytes: its entry in a queue, 230 as measured where a
+/// Maximum number of delivered calls of a session id: 64. Chosen because a client whose connection broke resumes its latest calls.
+const MAX_DELIVERED: usize = 64;
+
+/// Approximate cost of a retained call besides its answer and its texts, in bytes: its entry in the queue, 230 as measured where a
 /// session has many. So a session has at most 2,048 of them.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
@@ -48,13 +55,15 @@ pub(super) const SESSION_OVERHEAD: usize = 832;
 
 /// The retained calls of a session. Boxed, because most sessions have none and are large enough.
 #[derive(Debug)]
-pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueues<A>>>);
+pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueue<A>>>);
 
 #[derive(Debug)]
-struct RetainedQueues<A> {
-    by_state: PerDeliveryState<RetainedQueue<A>>,
-    /// The number of the next retained call.
-    next_number: u64,
+struct RetainedQueue<A> {
+    /// In order of completion.
+    calls: VecDeque<RetainedCall<A>>,
+    bytes: PerDeliveryState<usize>,
+    /// Number of the delivered calls.
+    delivered: usize,
     /// The answers that were evicted and are not reported yet.
     evicted: Vec<EvictedAnswer>,
 }
@@ -62,61 +71,32 @@ struct RetainedQueues<A> {
 // === impl RetainedCalls ===
 
 impl<A> RetainedCalls<A> {
-    /// Retains an ended call if it fits, and evicts what then exceeds the limit of the session. Returns `true` if an answer was
-    /// evicted, or all sessions together exceed their limit.
+    /// Retains an ended call if it fits, and evicts older ones of the session for it. Returns `true` if an answer was evicted.
     pub(super) fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) -> bool {
-        let queues = self.0.get_or_insert_default();
-        let delivery = ended.delivery_state();
-        let call = queues.retained_call(id, ended);
-        if call.weight > queues.max_weight(delivery, totals) {
-            queues.record_eviction(id, delivery, &call);
-        } else {
-            totals.add_bytes(delivery, call.weight);
-            queues.by_state.of_mut(delivery).push(call);
-            while queues.bytes() > totals.max_bytes_of_session() {
-                queues.evict_oldest(id, queues.next_to_evict(), totals);
-            }
-        }
-        !queues.evicted.is_empty() || totals.bytes() > totals.max_bytes()
+        let queue = self.0.get_or_insert_default();
+        queue.retain(id, ended, totals);
+        !queue.evicted.is_empty()
     }
 
-    /// Evicts the oldest of a delivery state until at most `max_bytes` of it are left.
-    pub(super) fn shrink(
-        &mut self,
-        id: &Arc<str>,
-        delivery: DeliveryState,
-        max_bytes: usize,
-        totals: &Totals,
-    ) {
-        if let Some(queues) = &mut self.0 {
-            while queues.by_state.of(delivery).bytes() > max_bytes {
-                queues.evict_oldest(id, delivery, totals);
-            }
-        }
-    }
-
-    /// Removes at most `max` of each delivery state that have expired by `now`.
+    /// Removes at most `max` that have expired by `now`.
     pub(super) fn remove_expired(&mut self, now: Instant, max: usize, totals: &Totals) {
-        let Some(queues) = &mut self.0 else {
+        let Some(queue) = &mut self.0 else {
             return;
         };
-        let is_due = |call: &RetainedCall<A>| call.until <= now;
-        for delivery in DeliveryState::ALL {
-            for _ in 0..max {
-                if !queues.by_state.of(delivery).oldest().is_some_and(is_due) {
-                    break;
-                }
-                queues.pop(delivery, totals);
+        for _ in 0..max {
+            if !queue.calls.front().is_some_and(|call| call.until <= now) {
+                break;
             }
+            queue.remove(0, totals);
         }
     }
 
     /// Removes the retained calls of a session.
     pub(super) fn clear(&mut self, session: KeyHash, totals: &Totals) {
-        if let Some(queues) = &mut self.0 {
-            for delivery in DeliveryState::ALL {
-                let bytes = queues.by_state.of_mut(delivery).clear(session);
-                totals.remove_bytes(delivery, bytes);
+        if let Some(queue) = &mut self.0 {
+            let is_of_session = |call: &RetainedCall<A>| call.session == session;
+            while let Some(index) = queue.calls.iter().position(is_of_session) {
+                queue.remove(index, totals);
             }
         }
     }
@@ -127,79 +107,48 @@ impl<A> RetainedCalls<A> {
         session: KeyHash,
         event: EventId,
     ) -> Option<&RetainedOutcome<A>> {
-        let queues = self.0.as_ref()?;
-        let latest = DeliveryState::ALL.map(|delivery| {
-            queues
-                .by_state
-                .of(delivery)
-                .latest_with_event(session, event)
-        });
-        let latest = latest.into_iter().flatten();
-        let latest = latest.max_by_key(|call| call.number);
+        let mut latest_first = self.calls().rev();
+        let latest =
+            latest_first.find(|call| call.session == session && call.streams.contains(event));
         latest.map(|call| &call.outcome)
     }
 
     pub(super) fn has_session(&self, session: KeyHash) -> bool {
-        let queues = self.0.iter();
-        let mut all = queues
-            .flat_map(|queues| DeliveryState::ALL.map(|delivery| queues.by_state.of(delivery)));
-        all.any(|records| records.has_session(session))
+        self.calls().any(|call| call.session == session)
     }
 
     /// Returns `true` if an undelivered answer of a session is retained and has not expired.
     pub(super) fn has_undelivered_answers(&self, session: KeyHash, now: Instant) -> bool {
-        let queues = self.0.as_ref();
-        queues.is_some_and(|queues| {
-            queues
-                .by_state
-                .of(DeliveryState::Undelivered)
-                .has_answers(session, now)
-        })
+        let mut undelivered = self.calls().filter(|call| {
+            call.session == session && call.delivery_state == DeliveryState::Undelivered
+        });
+        undelivered
+            .any(|call| matches!(call.outcome, RetainedOutcome::Answered(_)) && call.until > now)
     }
 
-    /// When the next retained call expires.
+    /// When the next retained call is removed.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
-        let queues = self.0.as_ref()?;
-        let [delivered, undelivered] =
-            DeliveryState::ALL.map(|delivery| queues.by_state.of(delivery).oldest());
-        let earlier = delivered
-            .zip(undelivered)
-            .map(|(a, b)| a.until.min(b.until));
-        earlier.or_else(|| Some(delivered.or(undelivered)?.until))
-    }
-
-    /// When the oldest of a delivery state expires.
-    pub(super) fn earliest_expiry(&self, delivery: DeliveryState) -> Option<Instant> {
-        let oldest = self.0.as_ref()?.by_state.of(delivery).oldest();
-        oldest.map(|call| call.until)
-    }
-
-    pub(super) fn bytes_of(&self, delivery: DeliveryState) -> usize {
-        let queues = self.0.as_ref();
-        queues.map_or(0, |queues| queues.by_state.of(delivery).bytes())
+        Some(self.0.as_ref()?.calls.front()?.until)
     }
 
     /// Returns `true` if no call is retained, and no eviction is left to report.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.as_ref().is_none_or(|queues| {
-            let is_empty = |delivery| queues.by_state.of(delivery).oldest().is_none();
-            DeliveryState::ALL.into_iter().all(is_empty) && queues.evicted.is_empty()
-        })
+        let queue = self.0.as_ref();
+        queue.is_none_or(|queue| queue.calls.is_empty() && queue.evicted.is_empty())
     }
 
     pub(super) fn take_evicted(&mut self) -> Vec<EvictedAnswer> {
-        let queues = self.0.as_mut();
-        queues.map_or_else(Vec::new, |queues| mem::take(&mut queues.evicted))
+        let queue = self.0.as_mut();
+        queue.map_or_else(Vec::new, |queue| mem::take(&mut queue.evicted))
     }
 
     #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
-        let queues = self.0.iter();
-        queues
-            .flat_map(|queues| {
-                DeliveryState::ALL.map(|delivery| queues.by_state.of(delivery).len())
-            })
-            .sum()
+        self.calls().count()
+    }
+
+    fn calls(&self) -> impl DoubleEndedIterator<Item = &RetainedCall<A>> {
+        self.0.iter().flat_map(|queue| &queue.calls)
     }
 }
 
@@ -209,10 +158,34 @@ impl<A> Default for RetainedCalls<A> {
     }
 }
 
-// === impl RetainedQueues ===
+// === impl RetainedQueue ===
 
-impl<A> RetainedQueues<A> {
-    fn retained_call(&mut self, id: &Arc<str>, ended: EndedCall<A>) -> RetainedCall<A> {
+impl<A> RetainedQueue<A> {
+    fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) {
+        let call = self.retained_call(id, ended);
+        if !self.can_fit(&call, totals) {
+            return self.record_eviction(id, &call);
+        }
+        while self.exceeds_session_limit(&call, totals) {
+            let has_evicted = DeliveryState::ALL
+                .into_iter()
+                .any(|delivery_state| self.evict_oldest(id, delivery_state, totals));
+            if !has_evicted {
+                break;
+            }
+        }
+        let (delivery_state, weight) = (call.delivery_state, call.weight);
+        while !totals.try_add_bytes(delivery_state, *self.bytes.of(delivery_state), weight) {
+            if !self.evict_oldest(id, delivery_state, totals) {
+                // Another session took the space meanwhile.
+                return self.record_eviction(id, &call);
+            }
+        }
+        self.push(call);
+    }
+
+    fn retained_call(&self, id: &Arc<str>, ended: EndedCall<A>) -> RetainedCall<A> {
+        let delivery_state = ended.delivery_state();
         let EndedCall {
             call,
             session,
@@ -221,16 +194,15 @@ impl<A> RetainedQueues<A> {
             ..
         } = ended;
         let texts = id.len() + ended.outcome.text_len();
-        let session_too = match self.bytes() {
-            0 => SESSION_OVERHEAD,
-            _ => 0,
+        let session_too = if self.calls.is_empty() {
+            SESSION_OVERHEAD
+        } else {
+            0
         };
-        let number = self.next_number;
-        self.next_number += 1;
         RetainedCall {
-            number,
             call,
             session,
+            delivery_state,
             weight: RECORD_OVERHEAD
                 + session_too
                 + ended.weight
@@ -242,49 +214,68 @@ impl<A> RetainedQueues<A> {
         }
     }
 
-    /// Maximum weight of a call that can be retained, after the evictions that are allowed for it.
-    fn max_weight(&self, delivery: DeliveryState, totals: &Totals) -> usize {
-        let (total, session) = (totals.max_bytes(), totals.max_bytes_of_session());
-        match delivery {
-            DeliveryState::Undelivered => session.min(total),
-            DeliveryState::Delivered => {
-                let session =
-                    session.saturating_sub(self.by_state.of(DeliveryState::Undelivered).bytes());
-                session.min(total.saturating_sub(totals.bytes_of(DeliveryState::Undelivered)))
-            }
-        }
+    /// Returns `true` if a call fits after the evictions that are allowed for it.
+    fn can_fit(&self, call: &RetainedCall<A>, totals: &Totals) -> bool {
+        let remaining = match call.delivery_state {
+            DeliveryState::Delivered => *self.bytes.of(DeliveryState::Undelivered),
+            DeliveryState::Undelivered => 0,
+        };
+        let own = *self.bytes.of(call.delivery_state);
+        remaining.saturating_add(call.weight) <= totals.max_bytes_of_session()
+            && totals.could_add_bytes(call.delivery_state, own, call.weight)
     }
 
-    fn bytes(&self) -> usize {
-        DeliveryState::ALL
-            .map(|delivery| self.by_state.of(delivery).bytes())
+    fn exceeds_session_limit(&self, call: &RetainedCall<A>, totals: &Totals) -> bool {
+        let bytes: usize = DeliveryState::ALL
+            .map(|state| *self.bytes.of(state))
             .iter()
-            .sum()
+            .sum();
+        let is_delivered = call.delivery_state == DeliveryState::Delivered;
+        bytes + call.weight > totals.max_bytes_of_session()
+            || is_delivered && self.delivered >= MAX_DELIVERED
     }
 
-    /// The delivery state of which the oldest is evicted next.
-    fn next_to_evict(&self) -> DeliveryState {
-        match self.by_state.of(DeliveryState::Delivered).oldest() {
-            Some(_) => DeliveryState::Delivered,
-            None => DeliveryState::Undelivered,
+    /// Evicts the oldest call of a delivery state. Returns `false` if there is none.
+    fn evict_oldest(
+        &mut self,
+        id: &Arc<str>,
+        delivery_state: DeliveryState,
+        totals: &Totals,
+    ) -> bool {
+        if *self.bytes.of(delivery_state) == 0 {
+            return false;
         }
-    }
-
-    fn evict_oldest(&mut self, id: &Arc<str>, delivery: DeliveryState, totals: &Totals) {
-        if let Some(call) = self.pop(delivery, totals) {
-            self.record_eviction(id, delivery, &call);
+        let mut calls = self.calls.iter();
+        let oldest = calls.position(|call| call.delivery_state == delivery_state);
+        let evicted = oldest.and_then(|index| self.remove(index, totals));
+        if let Some(call) = &evicted {
+            self.record_eviction(id, call);
         }
+        evicted.is_some()
     }
 
-    fn pop(&mut self, delivery: DeliveryState, totals: &Totals) -> Option<RetainedCall<A>> {
-        let call = self.by_state.of_mut(delivery).pop()?;
-        totals.remove_bytes(delivery, call.weight);
+    fn push(&mut self, call: RetainedCall<A>) {
+        if self.calls.is_empty() {
+            // Under a flood of sessions, most sessions have one.
+            self.calls.reserve_exact(1);
+        }
+        self.delivered += usize::from(call.delivery_state == DeliveryState::Delivered);
+        *self.bytes.of_mut(call.delivery_state) += call.weight;
+        self.calls.push_back(call);
+    }
+
+    fn remove(&mut self, index: usize, totals: &Totals) -> Option<RetainedCall<A>> {
+        let call = self.calls.remove(index)?;
+        self.calls.shrink_if_sparse();
+        self.delivered -= usize::from(call.delivery_state == DeliveryState::Delivered);
+        *self.bytes.of_mut(call.delivery_state) -= call.weight;
+        totals.remove_bytes(call.delivery_state, call.weight);
         Some(call)
     }
 
     #[cold]
-    fn record_eviction(&mut self, id: &Arc<str>, delivery: DeliveryState, call: &RetainedCall<A>) {
-        if delivery == DeliveryState::Undelivered {
+    fn record_eviction(&mut self, id: &Arc<str>, call: &RetainedCall<A>) {
+        if call.delivery_state == DeliveryState::Undelivered {
             self.evicted.push(EvictedAnswer {
                 call: call.call,
                 session: id.clone(),
@@ -295,11 +286,12 @@ impl<A> RetainedQueues<A> {
     }
 }
 
-impl<A> Default for RetainedQueues<A> {
+impl<A> Default for RetainedQueue<A> {
     fn default() -> Self {
         Self {
-            by_state: PerDeliveryState::default(),
-            next_number: 0,
+            calls: VecDeque::new(),
+            bytes: PerDeliveryState::default(),
+            delivered: 0,
             evicted: Vec::new(),
         }
     }

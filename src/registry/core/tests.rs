@@ -929,7 +929,7 @@ fn invariant_9_a_reused_id_untracks_the_older_call_and_does_not_cancel_it() {
     let untracked = Finished {
         may_cancel_server: false,
         detachment: Some(detachment(now)),
-        needs_eviction: false,
+        has_evicted: false,
     };
     assert_eq!(core.accept(newer), Some((older, "older", untracked)));
     assert_eq!(core.match_event(&here(), b"0/0"), EventMatch::Nothing);
@@ -1104,17 +1104,62 @@ fn invariant_11_no_delivered_answer_is_retained_in_place_of_an_undelivered_one()
 }
 
 #[test]
-fn invariant_11_a_delivered_answer_does_not_fit_beside_undelivered_ones_of_other_sessions() {
+fn invariant_11_of_the_delivered_answers_the_latest_64_are_retained() {
     let now = Instant::now();
+    let mut core = core();
+    end_with(&mut core, now, 100, true, 2);
+    for stream in 0..66 {
+        end_with(&mut core, now, stream, false, 2);
+    }
+    let kept = [0, 1, 2, 65, 100].map(|stream| keeps(&core, stream));
+    assert_eq!(kept, [false, false, true, true, true]);
+    assert!(core.take_evicted().is_empty());
+    core.expire(now + SECOND);
+    assert_empty(&core);
+}
+
+fn sessions<const N: usize>(retained: usize) -> [TestCore; N] {
     let shared = Arc::new(RegistryShared::default());
-    shared.totals.limit(Limits::default().retained(4_000));
-    let mut cores = [(), ()].map(|()| TestCore::new(shared.clone(), Some(session_id(&shared))));
-    end_with(&mut cores[0], now, 0, true, 2_000);
-    end_with(&mut cores[1], now, 0, false, 488);
-    assert!(!keeps(&cores[1], 0));
-    end_with(&mut cores[1], now, 1, true, 488);
-    assert!(keeps(&cores[0], 0) && keeps(&cores[1], 1));
-    assert!(shared.totals.bytes() > 4_000, "others evict");
+    shared.totals.limit(Limits::default().retained(retained));
+    [(); N].map(|()| TestCore::new(shared.clone(), Some(session_id(&shared))))
+}
+
+#[test]
+fn invariant_11_delivered_answers_of_all_sessions_deny_retention_to_no_undelivered_one() {
+    let now = Instant::now();
+    let mut cores = sessions::<40>(40_000);
+    for core in &mut cores[1..] {
+        end_with(core, now, 0, false, 488);
+    }
+    assert!(!keeps(&cores[39], 0), "they have reached their limit");
+    let totals = &cores[0].shared.totals;
+    let delivered = totals.bytes_of(DeliveryState::Delivered);
+    assert!((5_000..=10_000).contains(&delivered), "{delivered}");
+
+    for stream in 0..8 {
+        end_with(&mut cores[0], now, stream, true, 488);
+    }
+    assert!((0..8).all(|stream| keeps(&cores[0], stream)));
+    assert!(cores[0].take_evicted().is_empty());
+}
+
+#[test]
+fn invariant_11_a_session_retains_no_more_than_it_leaves_for_all_others() {
+    let now = Instant::now();
+    let [mut greedy, mut modest] = sessions(40_000);
+    for stream in 0..30 {
+        end_with(&mut greedy, now, stream, true, 1_488);
+    }
+    let bytes = greedy.shared.totals.bytes_of(DeliveryState::Undelivered);
+    assert!((12_000..=15_000).contains(&bytes), "{bytes}");
+    assert!(keeps(&greedy, 29), "the latest");
+    assert!(!keeps(&greedy, 0) && !greedy.take_evicted().is_empty());
+
+    end_with(&mut modest, now, 0, true, 4_000);
+    assert!(keeps(&modest, 0));
+    end_with(&mut modest, now, 1, true, 8_000);
+    assert!(!keeps(&modest, 1) && keeps(&modest, 0), "it evicts none");
+    assert_eq!(modest.take_evicted().len(), 1);
 }
 
 #[test]

@@ -22,6 +22,7 @@ const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 const MAX_RECHECKS: usize = 10;
 const MIN_POSTPONE: Duration = Duration::from_secs(5);
 const MAX_EVENT_IDS: usize = 256;
+const MAX_DELIVERED: usize = 64;
 
 /// An answer is identified by its number.
 pub(super) type Answer = u32;
@@ -419,7 +420,8 @@ impl Model {
     }
 
     /// Rule 11: what cannot fit whatever is evicted is not kept. Otherwise delivered answers are evicted, oldest first, and then the
-    /// oldest of the others. No undelivered answer is evicted for a delivered one.
+    /// oldest of the others. No undelivered answer is evicted for a delivered one, and of the delivered ones only the latest are
+    /// kept.
     fn keep(&mut self, new: Kept) {
         let is_kept = if new.undelivered { 0 } else { self.units(true) };
         if new.completed.units + is_kept > self.room {
@@ -428,8 +430,9 @@ impl Model {
             }
             return;
         }
-        self.kept.push(new);
-        while self.units(false) + self.units(true) > self.room {
+        while self.units(false) + self.units(true) + new.completed.units > self.room
+            || !new.undelivered && self.delivered() >= MAX_DELIVERED
+        {
             let oldest = |undelivered: bool| {
                 self.kept
                     .iter()
@@ -441,6 +444,11 @@ impl Model {
                 self.evicted.push(evicted.id);
             }
         }
+        self.kept.push(new);
+    }
+
+    fn delivered(&self) -> usize {
+        self.kept.iter().filter(|kept| !kept.undelivered).count()
     }
 
     fn units(&self, undelivered: bool) -> usize {
@@ -469,14 +477,12 @@ impl Model {
 
     /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
-        for undelivered in [false, true] {
-            // One with a later deadline keeps those behind it.
-            let mut is_kept = false;
-            self.kept.retain(|kept| {
-                is_kept |= kept.undelivered == undelivered && kept.completed.until > now;
-                kept.undelivered != undelivered || is_kept
-            });
-        }
+        // One with a later deadline keeps those behind it.
+        let mut is_kept = false;
+        self.kept.retain(|kept| {
+            is_kept |= kept.completed.until > now;
+            is_kept
+        });
         let mut expired_calls = Vec::new();
         self.calls.retain_mut(|call| {
             if call.may_last_to.is_some_and(|at| at <= now) {
@@ -508,12 +514,7 @@ impl Model {
     /// The first time at which something is to be done.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let calls = self.calls.iter().filter_map(Call::scheduled);
-        let oldest = |undelivered: bool| {
-            self.kept
-                .iter()
-                .find(|kept| kept.undelivered == undelivered)
-        };
-        let kept = [oldest(false), oldest(true)].into_iter().flatten();
+        let kept = self.kept.first().into_iter();
         calls.chain(kept.map(|kept| kept.completed.until)).min()
     }
 
