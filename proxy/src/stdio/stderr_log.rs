@@ -28,7 +28,7 @@ const MAX_EXCERPT: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionLogId(Arc<str>);
 
-/// Admits a number of lines in each period, and counts the others.
+/// Admits at most [`MAX_LINES`] lines per [`PERIOD`], and counts the omitted lines.
 #[derive(Debug, Default)]
 pub(super) struct LineRateLimit {
     since: Option<Instant>,
@@ -78,7 +78,7 @@ impl LineRateLimit {
     }
 }
 
-/// Logs the lines of stderr until its end.
+/// Logs the lines of stderr until it is closed or cannot be read.
 pub(super) async fn log_stderr(session: SessionLogId, mut from: impl AsyncRead + Unpin) {
     let (mut lines, mut rate) = (Lines::new(MAX_LINE), LineRateLimit::default());
     loop {
@@ -90,7 +90,7 @@ pub(super) async fn log_stderr(session: SessionLogId, mut from: impl AsyncRead +
             if let Some(line) = lines.last_line() {
                 log_line(&session, &mut rate, &line);
             }
-            return debug!(mcp.session.id = %session, "the MCP server's stderr has ended");
+            return debug!(mcp.session.id = %session, "stopped reading the MCP server's stderr");
         }
     }
 }

@@ -10,9 +10,9 @@ use tokio::sync::Mutex;
 
 use crate::directory::DIRECTORY_TIMEOUT;
 
-/// Timeout of a new connection: 1 s. Commands do not wait longer than their own limit.
+/// Timeout to open a connection: 1 s. A command still fails at its own timeout.
 ///
-/// Chosen because TLS takes four round trips, to a backend that is 200 ms away.
+/// Chosen to exceed the four round trips of TLS at 200 ms each.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The source of connections.
@@ -60,7 +60,7 @@ impl Sentinels {
     /// Returns `true` if a Sentinel reports this client's address as the primary's.
     ///
     /// # Errors
-    /// No Sentinel answers, or the one that does has no primary of this name.
+    /// Returns an error if the Sentinel does not answer, does not know this name, or reports no address, or if no Sentinel can be reached.
     pub(super) async fn is_primary(&self, client: &Client) -> Result<bool, RedisError> {
         let mut asked = self.asked.lock().await;
         let mut connection = match asked.take() {
@@ -73,7 +73,7 @@ impl Sentinels {
         let mut ask = cmd("SENTINEL");
         ask.arg("MASTER").arg(&self.name);
         let primary: HashMap<String, String> = ask.query_async(&mut connection).await?;
-        // After an error another Sentinel may be asked.
+        // Stored only on success, so after an error the next call selects a Sentinel again.
         *asked = Some(connection);
         let field = |name| primary.get(name).map(String::as_str);
         match (
