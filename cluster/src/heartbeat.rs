@@ -62,7 +62,7 @@ const MAX_WRITES: usize = 8;
 const MAX_DELETIONS: usize = 4;
 
 /// Maximum number of contested sessions that are claimed back concurrently: 64.
-const MAX_CLAIMS_AT_ONCE: usize = 64;
+const MAX_CONCURRENT_CLAIMS: usize = 64;
 
 /// Keeps the lease, and writes the local sessions.
 pub(crate) struct Heartbeat {
@@ -380,7 +380,7 @@ impl Heartbeat {
     async fn run_contested(&self) -> Infallible {
         loop {
             self.resolve_contested().await;
-            let _or_again = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
+            let _timed_out = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
         }
     }
 
@@ -393,15 +393,16 @@ impl Heartbeat {
         let Ok(leases) = self.directory.leases().await else {
             return;
         };
-        let has_lease = |is: &Ownership| leases.of(is.owner.incarnation).is_some();
-        let (owned_by_living, owner_gone): (Vec<_>, Vec<_>) =
-            contested.into_iter().partition(|(_, is)| has_lease(is));
-        for (session, is) in owned_by_living {
-            self.sessions.relinquish_to_owner(session, is.owner);
+        let has_lease = |ownership: &Ownership| leases.of(ownership.owner.incarnation).is_some();
+        let (live_owner, dead_owner): (Vec<_>, Vec<_>) = contested
+            .into_iter()
+            .partition(|(_, ownership)| has_lease(ownership));
+        for (session, ownership) in live_owner {
+            self.sessions.relinquish_to_owner(session, ownership.owner);
         }
         if self.proves(&leases) {
-            let claims = stream::iter(owner_gone);
-            let claims = claims.for_each_concurrent(MAX_CLAIMS_AT_ONCE, |(session, former)| {
+            let claims = stream::iter(dead_owner);
+            let claims = claims.for_each_concurrent(MAX_CONCURRENT_CLAIMS, |(session, former)| {
                 self.claim_back(session, former)
             });
             claims.await;

@@ -99,7 +99,7 @@ impl Revision {
     }
 
     /// Merges the revisions of the header and the body. `Stateless` takes precedence, then `Ambiguous`.
-    pub(super) fn and(self, other: Self) -> Self {
+    pub(super) fn merge(self, other: Self) -> Self {
         match (self, other) {
             (Self::Stateless, _) | (_, Self::Stateless) => Self::Stateless,
             (Self::Ambiguous, _) | (_, Self::Ambiguous) => Self::Ambiguous,

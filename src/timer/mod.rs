@@ -249,8 +249,8 @@ impl TimerTask {
             // Registered before the entries are read, so that no wake is lost.
             let mut woken = pin!(shared.wake.notified());
             woken.as_mut().enable();
-            let look = timer.upgrade().map(|timer| self.run_once(&timer));
-            let Some(ControlFlow::Continue(at)) = look else {
+            let flow = timer.upgrade().map(|timer| self.run_once(&timer));
+            let Some(ControlFlow::Continue(at)) = flow else {
                 return;
             };
             if self.backlog.is_some() {

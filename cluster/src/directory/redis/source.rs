@@ -27,7 +27,7 @@ pub(super) struct Sentinels {
     name: String,
     client: Mutex<SentinelClient>,
     /// A connection to the Sentinel that answered last.
-    asked: Mutex<Option<MultiplexedConnection>>,
+    last_sentinel: Mutex<Option<MultiplexedConnection>>,
 }
 
 // === impl Source ===
@@ -53,7 +53,7 @@ impl Sentinels {
         Arc::new(Self {
             name: name.to_owned(),
             client: Mutex::new(client),
-            asked: Mutex::default(),
+            last_sentinel: Mutex::default(),
         })
     }
 
@@ -62,8 +62,8 @@ impl Sentinels {
     /// # Errors
     /// Returns an error if the Sentinel does not answer, does not know this name, or reports no address, or if no Sentinel can be reached.
     pub(super) async fn is_primary(&self, client: &Client) -> Result<bool, RedisError> {
-        let mut asked = self.asked.lock().await;
-        let mut connection = match asked.take() {
+        let mut last_sentinel = self.last_sentinel.lock().await;
+        let mut connection = match last_sentinel.take() {
             Some(connection) => connection,
             None => {
                 let sentinel = self.client.lock().await.async_get_sentinel_client().await;
@@ -74,7 +74,7 @@ impl Sentinels {
         ask.arg("MASTER").arg(&self.name);
         let primary: HashMap<String, String> = ask.query_async(&mut connection).await?;
         // Stored only on success, so after an error the next call selects a Sentinel again.
-        *asked = Some(connection);
+        *last_sentinel = Some(connection);
         let field = |name| primary.get(name).map(String::as_str);
         match (
             field("ip"),
@@ -83,9 +83,14 @@ impl Sentinels {
         ) {
             (
                 Some(ip),
-                Some(is_port),
-                ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. },
-            ) => Ok(host == ip && port.to_string() == is_port),
+                Some(port),
+                ConnectionAddr::Tcp(client_host, client_port)
+                | ConnectionAddr::TcpTls {
+                    host: client_host,
+                    port: client_port,
+                    ..
+                },
+            ) => Ok(client_host == ip && client_port.to_string() == port),
             _ => Err((ErrorKind::UnexpectedReturnType, "a primary without address").into()),
         }
     }
