@@ -7,12 +7,13 @@
 //!    for dropped events and has their number. A reader that names no event, and is not the first, starts at the first
 //!    event that no reader has taken.
 //! 3. **Drop order.** Without room, the oldest droppable event is dropped first. Next are the oldest notifications that
-//!    the attached reader has taken, then the oldest of its other taken events. All others stay until the ring ends.
-//! 4. **Limits.** A ring has at most [`BufferLimits::events`] events. It accepts one only while it has less than
-//!    [`BufferLimits::bytes`], so it exceeds them by one event at most. A reservation covers all of it at any time. It
+//!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
+//!    is cleared.
+//! 4. **Limits.** `push` accepts an event only below both limits ([`BufferLimits`]), so a ring exceeds the byte limit by
+//!    at most one event. `push_paid` ignores both limits. A reservation covers every event of the ring at all times. It
 //!    covers taken bytes until their last holder drops them.
-//! 5. **One reader.** Only the newest. The stream of an older reader has ended.
-//! 6. **The end.** No event follows it.
+//! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` then returns [`Taken::End`].
+//! 6. **The end.** No event can be pushed after the end. Only the error of guarantee 8 is appended then.
 //! 7. **Bypass.** An event without room bypasses the ring in pieces, to a reader that has taken everything before it.
 //!    If that reader detaches before the last piece, no reader gets the event.
 //! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead.
@@ -35,13 +36,12 @@ pub(crate) const EVENT_OVERHEAD: usize = 192;
 
 /// Maximum number of bytes that a reader takes at a time: 16 KiB.
 ///
-/// Of a bypassing event, one such piece and the bytes that hyper has buffered wait for the network without a
-/// reservation.
+/// For a bypassing event, one such piece and the bytes buffered by hyper are not covered by a reservation.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
-/// Ends an event of which its reader has a part, wherever it was cut.
+/// Terminates an event that its reader received only in part, at any byte.
 ///
-/// Clients read an event of an unknown type. If no event was begun, they read a comment and an event without data.
+/// Clients parse an event of an unknown type. If no event had begun, clients parse a comment and an empty event.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;
@@ -323,7 +323,7 @@ impl Ring {
         Some(lines.into())
     }
 
-    /// Ends the ring. No event is added from here on.
+    /// Ends the ring. Later pushes are rejected.
     pub(crate) fn end(&mut self) {
         self.ended = true;
         self.abort_bypass();
@@ -382,7 +382,8 @@ impl Ring {
         self.gaps
     }
 
-    /// Returns `true` if an event follows this one, even if that was dropped since.
+    /// Returns `true` if a later event was numbered, even if it has been dropped. Returns `false` once the ring is
+    /// cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.cleared && after < self.next.saturating_sub(1)
     }
