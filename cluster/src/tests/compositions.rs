@@ -12,7 +12,7 @@ use std::{
 };
 
 use axum::{Router, extract::Request, middleware::map_response, response::Response};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -31,6 +31,7 @@ use tower_layer::Layer as _;
 use tower_service::Service;
 
 use super::{
+    fake_owner::FakeOwner,
     node::{Node, SECRET, hash, pass},
     steps::{close_session, directory, run_other_tasks, status, unreachable_owner},
 };
@@ -155,6 +156,25 @@ async fn a_session_whose_clients_hung_up_during_its_restore_is_not_given_up() {
             assert_eq!(after_hang_ups(is_handler, hang_ups).await, [503, 200]);
         }
     }
+}
+
+/// The owner has ended, and its address belongs to a server that asks for bodies, for example one of Node.js or a proxy.
+#[tokio::test]
+async fn a_session_whose_owner_has_ended_is_claimed_by_a_call_whatever_answers_at_its_address() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = FakeOwner::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    owner.release_lease().await;
+    pass(2 * LEASE_TTL).await;
+    let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    let answer = async {
+        let answer = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+        owner.request().await.write(answer).await;
+    };
+    let (head, ()) = join(within("a head", call.head()), answer).await;
+    assert_eq!(head.status, 502, "it may have begun");
+    assert_eq!(status(&mcp, 2).await, 200);
 }
 
 /// An instance was cut off, and is back. Another instance has claimed its session meanwhile. The call still runs, and its answer will be
