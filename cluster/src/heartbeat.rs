@@ -420,7 +420,7 @@ impl Heartbeat {
             }
             Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // The next heartbeat retries.
+            // `run_contested` retries.
             Err(_) => {}
         }
     }

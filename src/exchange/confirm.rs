@@ -27,7 +27,7 @@ pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 /// Maximum time that a call is postponed: 10 years. Chosen so that `Instant::now() + MAX_POSTPONE` does not overflow.
 const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// A confirmation without an answer yet. If it is dropped, the call is postponed.
+/// A pending confirmation. Its drop applies `answer`, which is a postponement until `confirm` has returned.
 struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,

@@ -1,4 +1,4 @@
-//! The identity of a call's client, from the request's headers.
+//! The session and the protocol revision that the headers of a request name.
 
 use http::HeaderValue;
 

@@ -13,7 +13,7 @@
 //! 4. Expired entries are handled in turns of [`POLL_BUDGET`]. The timer task yields between turns; [`lateness`] defines
 //!    what counts as late then.
 //! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out just before its target is called.
-//!    So a target that panics or blocks leaves the other entries to the next timer task.
+//!    If a target panics, the turn continues with the next entry. If one blocks, another timer task handles the other entries.
 
 use std::{
     ops::ControlFlow,

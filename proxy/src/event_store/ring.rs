@@ -3,9 +3,9 @@
 //! This type does no I/O and does not wait, sleep or wake: its callers do. Its guarantees:
 //!
 //! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
-//! 2. **Once and in order.** A reader gets every event after the one that it named, once and in order. A comment stands
-//!    for dropped events and has their number. A reader that names no event, and is not the first, starts at the first
-//!    event that no reader has taken.
+//! 2. **Once and in order.** A reader receives each event after the one that it named, once and in order. An SSE comment
+//!    replaces dropped events, and contains how many there were. A reader that names no event, and is not the first, starts
+//!    at the first event that no reader has taken.
 //! 3. **Drop order.** Without room, the oldest droppable event is dropped first. Next are the oldest notifications that
 //!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
 //!    is cleared.
@@ -245,7 +245,9 @@ impl Ring {
         self.append(event);
     }
 
-    /// Attaches a reader. Returns `None` if there was no such event, or the ring was cleared.
+    /// Attaches a reader, and detaches the previous one.
+    ///
+    /// Returns `None` for [`Start::After`] if there was no such event, or the ring was cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.cleared || seq >= self.next)
@@ -344,7 +346,7 @@ impl Ring {
         self.answer.is_some()
     }
 
-    /// Returns `true` if the answer is still to be added, or to be taken by the attached reader.
+    /// Returns `true` if the answer is pending, or the attached reader has events to take.
     pub(crate) fn is_in_progress(&self) -> bool {
         let is_unread = |reader: &Reader| reader.at < self.next;
         !(self.ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
@@ -407,8 +409,7 @@ impl Ring {
         if event.weight == Weight::Answer {
             self.answer = Some(seq);
         }
-        // The buffer may be larger than the event. Its whole capacity was reserved, and is kept. Blocks that are cut to
-        // the byte are too small for later events once they are freed.
+        // The buffer may be larger than what is reserved for the event.
         event.lines.shrink_to(event.lines.len() + ROOM_FOR_ID);
         self.end_event(&mut event.lines, seq);
         let cost = event.reservation.as_ref().map_or(0, Reservation::bytes);

@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use super::lines::{Line, Lines};
 use crate::message::sanitize;
 
-/// Maximum number of logged lines of a process in a [`PERIOD`]: 100.
+/// Maximum number of logged lines of one output stream in a [`PERIOD`]: 100.
 const MAX_LINES: u32 = 100;
 
 const PERIOD: Duration = Duration::from_secs(1);
