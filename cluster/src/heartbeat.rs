@@ -126,21 +126,15 @@ impl Heartbeat {
     ///
     /// Then the owner in a record is the last owner, as far as this instance knows.
     pub(crate) async fn is_up_to_date(&self) -> bool {
-        self.proven_leases().await.is_some()
+        let leases = self.directory.leases().await;
+        leases.is_ok_and(|leases| self.proves(&leases))
     }
 
-    /// Returns `true` if an answer that was missing before this call does not exist.
+    /// Returns `true` if an answer that was missing before `leases` was read does not exist.
     ///
     /// Living instances have then rewritten all answers that the directory lost.
-    pub(crate) async fn has_all_answers(&self) -> bool {
-        let leases = self.proven_leases().await;
-        leases.is_some_and(|leases| !leases.have_late_answers()) && !self.answers.are_late()
-    }
-
-    /// Returns the leases, or `None` if they prove nothing.
-    async fn proven_leases(&self) -> Option<Leases> {
-        let leases = self.directory.leases().await.ok()?;
-        self.proves(&leases).then_some(leases)
+    pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
+        self.proves(leases) && !leases.have_late_answers() && !self.answers.are_late()
     }
 
     /// Returns `true` if all other living instances have written their sessions in the current run of the backend.

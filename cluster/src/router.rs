@@ -262,7 +262,7 @@ impl Router {
                 }
                 // No session is restored on an instance that has stopped.
                 Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
-                    Action::Refuse(Refusal::Again)
+                    plan.refuse(Refusal::Again)
                 }
                 Action::Relay(is) => {
                     restore = None;
@@ -278,10 +278,6 @@ impl Router {
                             self.owners.invalidate(session, is);
                             // The next steps take time, and the client may hang up meanwhile.
                             waiting = waiting.or_else(|| Some(self.turned_away.wait()));
-                            if failure == Failure::Broken && self.has_ended(is.owner).await {
-                                // This call may have begun, so it is refused. The next one must not be sent to that address again.
-                                self.claim(session, is).await;
-                            }
                             plan.on_relay_failure(is, failure)
                         }
                     }
@@ -373,11 +369,6 @@ impl Router {
     /// Returns `true` if a look that found no owner proves that there is none.
     pub(crate) fn is_proof(&self, look: &Look) -> bool {
         matches!(look.record, Some(Record::Deleted(_))) || self.heartbeat.proves(&look.leases)
-    }
-
-    /// Returns `true` if an owner provably has no lease.
-    async fn has_ended(&self, owner: Owner) -> bool {
-        self.lease(owner).await == LeaseState::Expired
     }
 
     async fn lease(&self, owner: Owner) -> LeaseState {

@@ -238,7 +238,6 @@ async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
     assert!(b.has(&mcp));
 }
 
-/// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.
 /// Otherwise its call would run on an instance that its client can no longer reach.
 #[tokio::test]
 async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
@@ -255,6 +254,7 @@ async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
     assert_eq!(within("the departure", leaving).await, 0);
 }
 
+/// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.
 #[tokio::test]
 async fn nothing_begins_on_an_instance_that_is_gone() {
     let directory = directory();
