@@ -221,6 +221,23 @@ async fn what_is_not_over_at_the_limit_is_cancelled_and_what_waits_goes_on_elsew
     assert!(b.has(&mcp));
 }
 
+/// A client that resumes afterwards gets the reason. Otherwise it would get the error of a server that has ended without an answer.
+#[tokio::test]
+async fn a_call_that_is_cancelled_at_the_limit_leaves_its_error() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut call = running_call(&a, &mcp, 1, "first").await;
+    let event = call.event().await.unwrap().id.unwrap();
+    call.fin();
+    let cancelled = within("the departure", a.cluster.leave(Duration::from_millis(500))).await;
+    assert_eq!(cancelled, 1);
+    let mut resumed = b.client_of(&mcp).resume(&event).await;
+    let answered = resumed.messages().await;
+    assert_eq!(answered.len(), 1);
+    assert_eq!(answered[0]["error"]["code"], -32800, "{answered:?}");
+}
+
 #[tokio::test]
 async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
     let directory = directory();
