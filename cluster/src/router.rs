@@ -262,7 +262,7 @@ impl Router {
                 }
                 // No session is restored on an instance that has stopped.
                 Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
-                    Action::Refuse(Refusal::Again)
+                    plan.refuse(Refusal::Again)
                 }
                 Action::Relay(is) => {
                     restore = None;

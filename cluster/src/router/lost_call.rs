@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Router;
 use crate::{
-    directory::Directory as _,
+    directory::{Directory as _, Look},
     ids::{Incarnation, Record, SessionHash},
     lock::lock,
     resume::LostCall,
@@ -55,7 +55,8 @@ impl Router {
         let find = || directory.answer(session, lost.incarnation, lost.number);
         let mut kept = find().await;
         if matches!(kept, Ok(None)) {
-            if self.may_be_running(lost).await || !self.heartbeat.has_all_answers().await {
+            let look = directory.look(session).await;
+            if !look.is_ok_and(|look| self.has_ended(session, &look)) {
                 return self.reject(Refusal::NotSound);
             }
             // The former instance may have written the answer before it renewed the lease that was just read.
@@ -67,18 +68,14 @@ impl Router {
         }
     }
 
-    /// Returns `true` if a call may still be running: another instance owns its session by now, or this one claimed it a moment ago from an
+    /// Returns `true` if the calls of a session's former owners have ended, and all their answers that were not lost are in the directory.
+    ///
+    /// Such a call may still be running if another instance owns the session by now, or if this one claimed it a moment ago from an
     /// instance that still has its lease.
-    async fn may_be_running(&self, lost: &LostCall) -> bool {
-        let Ok(look) = self.directory.look(lost.session).await else {
-            return true;
-        };
-        match look.record {
-            Some(Record::Owned(is)) if is.owner != self.me => true,
-            _ => {
-                let former = self.former_owners.get(lost.session);
-                former.is_some_and(|former| look.leases.of(former).is_some())
-            }
-        }
+    fn has_ended(&self, session: SessionHash, look: &Look) -> bool {
+        let is_anothers = matches!(look.record, Some(Record::Owned(is)) if is.owner != self.me);
+        let has_lease = |former| look.leases.of(former).is_some();
+        let former_lives = self.former_owners.get(session).is_some_and(has_lease);
+        !is_anothers && !former_lives && self.heartbeat.has_all_answers(&look.leases)
     }
 }

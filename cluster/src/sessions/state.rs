@@ -284,8 +284,10 @@ impl Sessions {
             Some(local) => {
                 let epoch = local.epoch;
                 // It is open at a service other than the one that its client called.
-                self.relinquished
-                    .notify(local.into_relinquished(session, RelinquishedTo::Ended));
+                if !matches!(local.phase, Phase::Loaded(_)) {
+                    self.relinquished
+                        .notify(local.into_relinquished(session, RelinquishedTo::Ended));
+                }
                 epoch
             }
             // If the session is closed already, its record has the epoch that ends.

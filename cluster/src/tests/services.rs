@@ -1,6 +1,6 @@
 //! Services and their session store: without one, several with one membership, and ids that clients make up.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::Router;
 use http::Request;
@@ -11,12 +11,13 @@ use tokio::net::TcpStream;
 
 use super::{
     log_lines::Warnings,
-    node::{Node, Setup, hash},
+    node::{Node, Setup, hash, pass},
     steps::{directory, status},
 };
 use crate::{
     Cluster,
-    directory::{Directory as _, MemoryDirectory, faulty::Faulty},
+    directory::{Directory as _, MemoryDirectory, contract::owner_of, faulty::Faulty},
+    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 /// Two services of one membership, at `/one` and `/two`.
@@ -75,6 +76,31 @@ async fn a_session_of_one_service_is_not_restored_in_another() {
     assert_eq!(resumed.head().await.status, 200);
     witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+}
+
+#[tokio::test]
+async fn a_delete_at_another_service_ends_the_session() {
+    let directory = MemoryDirectory::default();
+    let member = Cluster::in_memory(&directory).advertise("127.0.0.1:9");
+    let cluster = member.connect().await.unwrap();
+    let witness = Witness::new();
+    let served = serve(two_services(&cluster, &witness)).await;
+    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
+    let mcp = Mcp::session(served.addr, "/one").await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    witness.started("a").await;
+    let elsewhere = Mcp::stateless(served.addr, "/two").in_session(mcp.session_id().unwrap());
+    assert_eq!(elsewhere.delete().await, 202);
+    assert_eq!(owner_of(&directory, hash(&mcp)).await, None);
+    pass(Duration::from_secs(2)).await;
+    let answered = status(&mcp, 2).await;
+    pass(Duration::from_secs(75)).await;
+    let later = status(&mcp, 3).await;
+    assert_eq!(
+        (answered, later, witness.is_running("a")),
+        (404, 404, false)
+    );
 }
 
 /// rmcp accepts the DELETE of a session that does not exist.

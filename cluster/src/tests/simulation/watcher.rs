@@ -27,7 +27,7 @@ use std::{
 
 use super::{
     net::Machine,
-    node::GRACE,
+    node::{GRACE, LEAVE_LIMIT},
     time::{HostId, Ms, Post},
 };
 use crate::{
@@ -412,12 +412,15 @@ impl Watcher {
         known.served.insert(0, (host, now));
     }
 
-    pub(super) fn deleted(&self, session: &str) {
+    /// Records that the client of a session deletes it. Returns the owner.
+    pub(super) fn deleted(&self, session: &str) -> Option<HostId> {
         self.note(format!("the client of {} deletes it", short(session)));
         let mut log = self.log();
+        let owner = log.last_served(session).map(|served| served.0);
         if let Some(session) = log.sessions.get_mut(session) {
             session.is_deleted = true;
         }
+        owner
     }
 
     /// Records that an instance turned away the client of some session.
@@ -433,12 +436,15 @@ impl Watcher {
         self.log().last_refusal = Some(self.post.now());
     }
 
-    /// Records that an instance confirmed the deletion of a session.
-    pub(super) fn is_deleted(&self, session: &str) {
+    /// Records that an instance confirmed the deletion of a session, whose owner was `before` when the client sent the DELETE.
+    pub(super) fn is_deleted(&self, session: &str, before: Option<HostId>) {
         let now = self.post.now();
         let mut log = self.log();
         let owner = log.last_served(session).map(|served| served.0);
-        log.deleted.push((session.to_owned(), owner, now));
+        // Otherwise another instance has claimed it before the directory had the end of the session.
+        if owner == before {
+            log.deleted.push((session.to_owned(), owner, now));
+        }
     }
 
     pub(super) fn requested(&self) {
@@ -804,6 +810,7 @@ impl Log {
                 .begun
                 .map(|(host, _)| format!("it has begun on {host}")),
             (Answer::Other(_), Some((End::Cancelled, _))) => None,
+            (Answer::Other(_), Some((End::Done, at))) if self.was_cut_short(call, at) => None,
             (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
             (Answer::Gone, Some((End::Done, at))) => {
                 let (host, _) = call.begun?;
@@ -832,6 +839,13 @@ impl Log {
             }
             (Answer::Gone, Some(_)) => None,
         }
+    }
+
+    /// Returns `true` if the limit of a `leave` may have cancelled a call in the moment in which it ended.
+    fn was_cut_short(&self, call: &Call, ended: Ms) -> bool {
+        let process = call.begun.and_then(|(host, _)| self.processes.get(&host));
+        let leaves = process.and_then(|process| process.leaves);
+        leaves.is_some_and(|at| ended >= at + LEAVE_LIMIT)
     }
 
     /// Returns for how long, between `from` and `until`, the directory was consistent for an instance and lost nothing.
