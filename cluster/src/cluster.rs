@@ -38,7 +38,7 @@ use crate::{
     pending_restores::PendingRestores,
     relay::Relay,
     request_context::has_no_session,
-    router::{FormerOwners, Router},
+    router::{FormerOwners, Router, WaitingCalls},
     session_closers::SessionClosers,
     sessions::Sessions,
     shutdown::Shutdown,
@@ -190,7 +190,7 @@ impl Cluster {
         peers::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
-    /// Leaves the cluster without losing a call shorter than `limit`. Returns the number of cancelled calls.
+    /// Leaves the cluster without losing a call that ends before `limit` has passed. Returns the number of cancelled calls.
     ///
     /// Remove the instance from the load balancer first. Call this when the public listener closes.
     ///
@@ -412,6 +412,7 @@ pub(crate) fn join_over(
         shutdown: Shutdown::new(sessions.clone(), pending_restores.clone(), answers.clone()),
         restores: pending_restores,
         former_owners: FormerOwners::default(),
+        waiting_calls: WaitingCalls::default(),
         generations: Arc::new(Generations::new(me.incarnation)),
         directory: directory.clone(),
     });

@@ -22,7 +22,7 @@ use crate::{
     resume::RewriteOutcome,
     router::Router,
     routing_plan::Action,
-    serving::{serve, serve_peer, serve_remote, unless_relinquished},
+    serving::{RoutedBy, serve, serve_peer, serve_remote, unless_relinquished},
     wire::{self, FromPeer},
 };
 
@@ -113,6 +113,12 @@ impl<S: Clone> ClusterService<S> {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)
     }
+
+    /// Returns a clone of the inner service for a request that may wait or be relayed. What `poll_ready` has reserved is released, because
+    /// other requests need it meanwhile.
+    fn release_ready(&mut self) -> S {
+        self.take_ready().clone()
+    }
 }
 
 impl<S> Service<Request<Body>> for ClusterService<S>
@@ -131,8 +137,12 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let routed_by = request.extensions().get::<RoutedBy>();
+        if routed_by == Some(&RoutedBy(self.router.me.incarnation)) {
+            return ClusterFuture::local(self.inner.call(request), None, self.router.clone());
+        }
         if request.extensions().get::<FromPeer>().is_some() {
-            let (router, mut inner) = (self.router.clone(), self.take_ready());
+            let (router, mut inner) = (self.router.clone(), self.release_ready());
             return ClusterFuture::remote(
                 async move { serve_peer(&router, &mut inner, request).await },
             );
@@ -144,7 +154,7 @@ where
             wire::strip(request.headers_mut());
         }
         if action != Action::Serve {
-            let (router, mut inner) = (self.router.clone(), self.take_ready());
+            let (router, mut inner) = (self.router.clone(), self.release_ready());
             return ClusterFuture::remote(async move {
                 serve_remote(&router, &mut inner, request).await
             });

@@ -5,7 +5,7 @@
 //! | `mcp_cluster_sound` | gauge | | 1 while heartbeats are answered and all local sessions are written, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_postponed_total` | counter | | abandoned calls that were not cancelled yet, for want of proof from the directory |
+//! | `mcp_calls_postponed_total` | counter | | how often the cancel of an abandoned call was postponed, for want of proof from the directory |
 //! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims of sessions, relinquished or with a lapsed lease |
 
 use crate::routing_plan::{Claimed, Failure, Known};
@@ -33,7 +33,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_calls_postponed_total",
             Unit::Count,
-            "Abandoned calls that were not cancelled yet for want of proof"
+            "How often the cancel of an abandoned call was postponed for want of proof"
         );
         describe_counter!(
             "mcp_cluster_claims_total",
@@ -79,7 +79,7 @@ pub(crate) fn relayed(failure: Option<Failure>) {
     );
 }
 
-/// Counts an abandoned call that was not cancelled yet.
+/// Counts a postponed cancel of an abandoned call.
 pub(crate) fn confirmation_postponed() {
     #[cfg(feature = "metrics")]
     metrics::counter!("mcp_calls_postponed_total").increment(1);

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::routing_plan::Refusal;
 
@@ -11,6 +11,9 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The error code of an `initialize` that cannot be served: the first server-defined code.
 const RETRY_LATER: i32 = -32000;
+
+/// The error code of a cancelled call, as the library sends it.
+const REQUEST_CANCELLED: i32 = -32800;
 
 /// Answers that a session does not begin.
 ///
@@ -21,12 +24,28 @@ pub(crate) fn not_begun() -> Response<Body> {
         "id": null,
         "error": { "code": RETRY_LATER, "message": "no session can begin here at the moment" },
     });
-    let mut response = Response::new(Body::from(error.to_string()));
-    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    let headers = response.headers_mut();
+    let mut response = json_response(StatusCode::SERVICE_UNAVAILABLE, &error);
+    response
+        .headers_mut()
+        .insert(header::RETRY_AFTER, RETRY_AFTER);
+    response
+}
+
+/// Answers a call that its client has cancelled before it began.
+pub(crate) fn cancelled(request: &Value) -> Response<Body> {
+    let error = json!({
+        "jsonrpc": "2.0",
+        "id": request,
+        "error": { "code": REQUEST_CANCELLED, "message": "Request cancelled: before it began" },
+    });
+    json_response(StatusCode::OK, &error)
+}
+
+fn json_response(status: StatusCode, message: &Value) -> Response<Body> {
+    let mut response = Response::new(Body::from(message.to_string()));
+    *response.status_mut() = status;
     let json = HeaderValue::from_static("application/json");
-    headers.insert(header::CONTENT_TYPE, json);
-    headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
     response
 }
 

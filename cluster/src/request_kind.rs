@@ -10,15 +10,17 @@ use crate::{
 };
 
 /// The kind of a request, by what it begins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    /// A call. The peer has kept its request, and can send it again.
-    Call,
+    /// A call, with its JSON-RPC id. The peer has kept its request, and can send it again.
+    Call(Value),
     /// The stream of a session that belongs to no call.
     Stream,
+    /// The cancel of the call with this JSON-RPC id.
+    Cancel(Value),
     /// A request that does not outlive the session, or a call too long to be sent again.
     ///
-    /// The former are a resume, a notification, an answer to the server's question, a ping, and the end of the session.
+    /// The former are a resume, another notification, an answer to the server's question, a ping, and the end of the session.
     Other,
 }
 
@@ -53,12 +55,17 @@ impl RequestKind {
     }
 
     fn of_message(message: &Bytes) -> Self {
-        let message: Value = serde_json::from_slice(message).unwrap_or_default();
-        let has_id = message.get("id").is_some_and(|id| !id.is_null());
-        match message.get("method").and_then(Value::as_str) {
-            Some("ping") | None => Self::Other,
-            Some(_) if has_id => Self::Call,
-            Some(_) => Self::Other,
+        let mut message: Value = serde_json::from_slice(message).unwrap_or_default();
+        let mut id_at = |pointer| {
+            let id = message.pointer_mut(pointer).map(Value::take);
+            id.filter(|id| !id.is_null())
+        };
+        let (id, cancelled) = (id_at("/id"), id_at("/params/requestId"));
+        match (message.get("method").and_then(Value::as_str), id) {
+            (Some("ping") | None, _) => Self::Other,
+            (Some(_), Some(id)) => Self::Call(id),
+            (Some("notifications/cancelled"), None) => cancelled.map_or(Self::Other, Self::Cancel),
+            (Some(_), None) => Self::Other,
         }
     }
 }
@@ -67,6 +74,7 @@ impl RequestKind {
 mod tests {
     use axum::body::Body;
     use http::Request;
+    use serde_json::json;
 
     use super::*;
 
@@ -90,11 +98,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_has_a_method_and_an_id() {
-        for call in [
-            r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#,
-            r#"{"method":"tools/list","params":{},"id":"a"}"#,
+        for (call, id) in [
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"tools/call"}"#,
+                json!(1),
+            ),
+            (
+                r#"{"method":"tools/list","params":{},"id":"a"}"#,
+                json!("a"),
+            ),
         ] {
-            assert_eq!(post(call).await, RequestKind::Call, "{call}");
+            assert_eq!(post(call).await, RequestKind::Call(id), "{call}");
         }
         for other in [
             r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#,
@@ -109,6 +123,14 @@ mod tests {
         ] {
             assert_eq!(post(other).await, RequestKind::Other, "{other}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_cancel_names_its_call() {
+        let cancel = r#"{"method":"notifications/cancelled","params":{"requestId":"a"}}"#;
+        assert_eq!(post(cancel).await, RequestKind::Cancel(json!("a")));
+        let progress = r#"{"method":"notifications/progress","params":{"requestId":"a"}}"#;
+        assert_eq!(post(progress).await, RequestKind::Other);
     }
 
     #[tokio::test]

@@ -20,9 +20,8 @@ use crate::{
     refusals,
     relay::{Relay, UNBEGUN_TIMEOUT},
     replayable_request::ReplayableRequest,
-    request_kind::RequestKind,
     resume::{self, RewriteOutcome},
-    routed::{Presence, Reclaimed, Routed, TransferOutcome, served},
+    routed::{Presence, Reclaimed, Routed, served},
     routing_plan::{
         Action, Cause, Claimed, Failure, IncomingRequest, Known, LeaseState, Refusal, RoutingPlan,
     },
@@ -32,8 +31,9 @@ use crate::{
 };
 
 mod lost_call;
+mod transfer;
 
-pub(crate) use self::lost_call::FormerOwners;
+pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 
 /// Delay between look-ups while another instance claims what this one relinquished: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
@@ -58,6 +58,7 @@ pub(crate) struct Router {
     pub(crate) generations: Arc<Generations>,
     pub(crate) shutdown: Shutdown,
     pub(crate) former_owners: FormerOwners,
+    pub(crate) waiting_calls: WaitingCalls,
 }
 
 // === impl Router ===
@@ -160,51 +161,6 @@ impl Router {
     pub(crate) async fn until_closed(&self, id: &str) {
         let session = SessionHash::of(id);
         self.sessions.relinquished.until_closed(session).await;
-    }
-
-    /// Serves a peer's request, or transfers its session.
-    pub(crate) async fn transfer(&self, request: Request<Body>) -> TransferOutcome {
-        let session = Fields::of(request.headers()).session.map(str::to_owned);
-        let mut replayable = ReplayableRequest::new(request);
-        let kind = match RequestKind::of(&mut replayable).await {
-            Ok(kind) => kind,
-            Err(refusal) => return TransferOutcome::Answered(refusal.into()),
-        };
-        let (Some(request), Some(id)) = (replayable.into_request(), session) else {
-            return TransferOutcome::Answered(Refusal::Again.into());
-        };
-        if kind == RequestKind::Call {
-            self.shutdown.until_idle(&id).await;
-        }
-        if kind != RequestKind::Other && !self.can_be_claimed(&id).await {
-            return TransferOutcome::Answered(self.reject(Refusal::NotSound));
-        }
-        if kind == RequestKind::Call {
-            self.shutdown.transfer(&id).await;
-        } else if kind == RequestKind::Stream {
-            self.shutdown.try_transfer(&id);
-        }
-        match self.presence(&id) {
-            Some(presence) => TransferOutcome::ServedHere(request, presence),
-            None => TransferOutcome::Moved(request),
-        }
-    }
-
-    /// Returns `true` if a peer can claim a session, because its record names this instance. A session that is open here but missing in the
-    /// directory is written again.
-    async fn can_be_claimed(&self, id: &str) -> bool {
-        let session = SessionHash::of(id);
-        if !self.sessions.is_open(session) {
-            return true;
-        }
-        let look = self.directory.look(session).await;
-        let is_mine =
-            |look: Look| matches!(look.record, Some(Record::Owned(is)) if is.owner == self.me);
-        let is_there = look.is_ok_and(is_mine);
-        if !is_there {
-            self.sessions.write_again(session);
-        }
-        is_there
     }
 
     /// Rewrites the event id of a request into the form that the local session manager knows.

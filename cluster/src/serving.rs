@@ -9,7 +9,7 @@ use tower_service::Service;
 use crate::{
     drain_gate::InFlightGuard,
     fields::Fields,
-    ids::SessionHash,
+    ids::{Incarnation, SessionHash},
     peers,
     pending_restores::PendingRestore,
     replayable_request::ReplayableRequest,
@@ -36,6 +36,10 @@ pub(crate) trait Inner:
 }
 
 impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
+
+/// Marks a request that an instance serves. An inner layer of the same instance does not route it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RoutedBy(pub(crate) Incarnation);
 
 /// Serves a request that another instance relays, or answers that its session is not here.
 pub(crate) async fn serve_peer<S: Inner>(
@@ -97,6 +101,9 @@ fn session_of(request: &Request<Body>) -> Option<String> {
 /// if this instance has claimed it meanwhile.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let session = session_of(&request);
+    if let Some(id) = &session {
+        router.relinquish_idle(id).await;
+    }
     let moved = misdirected(router, request).await;
     match router.classify_from_peer(session.as_deref()).0 {
         Action::Moved => moved,
@@ -203,7 +210,8 @@ async fn restore_and_serve<S: Inner>(
     });
     let served = serve(router, inner, request, rewritten, None).await?;
     if let Some(closes) = &mut closes {
-        closes.is_aborted = false;
+        // If the session is not restored, a layer in between has given up, and answered.
+        closes.is_aborted = served.status() != StatusCode::INTERNAL_SERVER_ERROR;
     }
     drop(closes);
     if let Some(attempt) = attempt {
@@ -224,7 +232,8 @@ async fn restore_and_serve<S: Inner>(
 struct CloseUnlessRestored<'a> {
     router: &'a Router,
     session: Option<&'a str>,
-    /// There is no response, because the client hung up or a panic unwinds.
+    /// The restore has not failed. If the session is not restored, it was given up: the client hung up, a panic unwinds, or a layer in
+    /// between has answered.
     is_aborted: bool,
 }
 
@@ -280,11 +289,14 @@ impl Drop for CompletionGuard<'_> {
 pub(crate) async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
-    request: Request<Body>,
+    mut request: Request<Body>,
     rewritten: RewriteOutcome,
     guard: Option<InFlightGuard>,
 ) -> Result<Response<Body>, S::Error> {
     poll_fn(|cx| inner.poll_ready(cx)).await?;
+    request
+        .extensions_mut()
+        .insert(RoutedBy(router.me.incarnation));
     let served = inner.call(request);
     match rewritten {
         RewriteOutcome::Unchanged => {

@@ -27,9 +27,9 @@ use std::{
 use mcp_cancel_on_disconnect::Calls;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     answers::Answers, drain_gate::DrainGate, ids::SessionHash, lock::lock, log::log,
@@ -46,6 +46,9 @@ const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 ///
 /// Also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Maximum time until the listener for peers is closed: 10 s, twice as long as its connections may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Delay between checks whether sessions are still being restored: 50 ms.
 const RESTORE_RECHECK_DELAY: Duration = Duration::from_millis(50);
@@ -174,7 +177,7 @@ impl Shutdown {
     }
 
     /// Relinquishes a session whose gate is closed.
-    fn relinquish(&self, session: SessionHash) {
+    pub(crate) fn relinquish(&self, session: SessionHash) {
         // An instance that has stopped cancels the last calls instead.
         if self.stage() == ShutdownStage::Transferring {
             // Answers that are not queued by now are lost when the session is closed.
@@ -292,11 +295,18 @@ impl ShutdownGuard<'_> {
         cancelled
     }
 
-    /// Closes the listener for peers. Returns when it is closed.
+    /// Closes the listener for peers. Returns when it is closed, at most after [`CLOSE_TIMEOUT`].
     pub(crate) async fn close(self) {
         let shutdown = self.0;
         drop(self);
-        shutdown.stage.closed().await;
+        if timeout(CLOSE_TIMEOUT, shutdown.stage.closed())
+            .await
+            .is_err()
+        {
+            log(
+                || warn!(target: "mcp_cancel_cluster", "the listener for peers is still open: is `serve_peers` no longer polled?"),
+            );
+        }
         log(|| info!(target: "mcp_cancel_cluster", "this instance has left"));
     }
 }

@@ -216,7 +216,7 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Returns the retained answer for a client that resumes with this last event id: the error -32800 if the call was cancelled.
+    /// Returns the retained answer for a client that resumes with this last event id, or the error of a cancelled call.
     ///
     /// Returns `None` if the call of that event has not ended, if the event is the answer itself, or if the answer is no longer
     /// retained. Has no side effect.

@@ -226,7 +226,7 @@ impl Sessions {
         attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
     }
 
-    /// Called when a client hung up during the restore of its session. The restore has not failed.
+    /// Called when the restore of a session was given up, or is complete. It has not failed.
     pub(crate) fn on_restore_aborted(&self, id: &str) {
         let session = SessionHash::of(id);
         // Otherwise nothing was loaded, and the attempt is not counted.

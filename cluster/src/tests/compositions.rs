@@ -11,8 +11,14 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, extract::Request, middleware::map_response, response::Response};
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn, map_response},
+    response::{IntoResponse as _, Response},
+};
 use futures_util::future::{join, join_all};
+use http::StatusCode;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -26,14 +32,17 @@ use tokio::{
     net::TcpListener,
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
     task::yield_now,
+    time::timeout,
 };
 use tower_layer::Layer as _;
 use tower_service::Service;
 
 use super::{
     fake_owner::FakeOwner,
-    node::{Node, hash, pass},
-    steps::{close_session, directory, join_as, run_other_tasks, status, unreachable_owner},
+    node::{Node, ask, hash, pass},
+    steps::{
+        close_session, directory, join_as, post_echo, run_other_tasks, status, unreachable_owner,
+    },
 };
 use crate::{
     directory::{
@@ -226,7 +235,7 @@ async fn a_call_that_still_runs_is_not_lost() {
 }
 
 /// Like tower's `ConcurrencyLimit`: `poll_ready` takes a permit, and the response future has it.
-struct Limit<S> {
+pub(super) struct Limit<S> {
     inner: S,
     semaphore: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
@@ -234,7 +243,7 @@ struct Limit<S> {
 }
 
 impl<S> Limit<S> {
-    fn new(inner: S, permits: usize) -> Self {
+    pub(super) fn new(inner: S, permits: usize) -> Self {
         let semaphore = Arc::new(Semaphore::new(permits));
         Self {
             inner,
@@ -348,4 +357,57 @@ async fn a_response_with_many_fields_is_relayed() {
     for fields in [80, 120, 480] {
         assert_eq!(relayed_through(20, 1, fields).await, (vec![200], 1));
     }
+}
+
+/// A layer inside has a timeout that is shorter than the handler takes to begin. No restore has failed: each was given up.
+#[tokio::test]
+async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
+    let directory = directory();
+    let cluster = join_as(unreachable_owner(), &directory);
+    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+    let mut config = Mode::Session.config();
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let handler = Slow::default();
+    let made = handler.clone();
+    let service = StreamableHttpService::new(move || Ok(made.clone()), sessions, config);
+    let limit = from_fn(async |request: Request, next: Next| -> Response {
+        let served = timeout(SECOND, next.run(request)).await;
+        served.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
+    });
+    let app = Router::new().nest_service(PATH, service).layer(limit);
+    let served = serve(app.layer(cluster.layer())).await;
+    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
+    let mcp = Mcp::session(served.addr, PATH).await;
+    let router = cluster.router();
+    router
+        .sessions
+        .relinquish_to_owner(hash(&mcp), unreachable_owner());
+    router.sessions.relinquished.until_closed(hash(&mcp)).await;
+    handler.is_slow.store(true, Ordering::SeqCst);
+    for id in 0..3 {
+        assert_eq!(list(&mcp, id).await, 504);
+        pass(2 * SECOND).await;
+        router.sessions.relinquished.until_closed(hash(&mcp)).await;
+    }
+    handler.is_slow.store(false, Ordering::SeqCst);
+    handler.wake.notify_waiters();
+    pass(2 * SECOND).await;
+    directory.set(Fault::FailsAt("load"));
+    let first = list(&mcp, 10).await;
+    directory.set(Fault::None);
+    assert_eq!([first, list(&mcp, 11).await], [503, 200]);
+}
+
+/// The layer is around the whole application, and around one of its routers.
+#[tokio::test]
+async fn a_session_is_restored_through_two_layers_of_its_cluster() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    close_session(&a, &mcp).await;
+    let app = a.app.clone();
+    let request = post_echo(&mcp, 1);
+    let answered = timeout(8 * SECOND, ask(&a, app, request)).await;
+    assert_eq!(answered.map(|answered| answered.status().as_u16()), Ok(200));
+    drop(b);
 }

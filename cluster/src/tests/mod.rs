@@ -14,6 +14,7 @@ mod last_moment;
 pub(crate) mod log_lines;
 mod node;
 mod orphans;
+mod permits;
 mod races;
 mod reclaim;
 mod relays;

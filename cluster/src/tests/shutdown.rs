@@ -5,24 +5,30 @@ use std::{
     time::Duration,
 };
 
-use axum::body::Body;
+use axum::{Router, body::Body};
 use futures_util::{FutureExt as _, future::join};
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
 use serde_json::{Value, json};
 use test_support::{Connection, Mcp, within};
-use tokio::{task::yield_now, time::timeout};
+use tokio::{
+    net::TcpListener,
+    task::yield_now,
+    time::{sleep, timeout},
+};
 use tower_service::Service as _;
 
 use super::{
-    node::{Node, Setup, pass},
-    steps::{directory, echo, run_other_tasks},
+    node::{Node, Setup, hash, pass},
+    steps::{directory, echo, join_as, run_other_tasks},
 };
 use crate::{
     Cluster,
     directory::{contract::owner_of, faulty::Fault},
-    ids::SessionHash,
+    ids::{Incarnation, Owner, SessionHash},
 };
+
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -424,4 +430,95 @@ async fn a_shutdown_that_is_dropped_relinquishes_its_sessions() {
     pass(Duration::from_secs(2)).await;
     assert_eq!(echo(&at_b, 1).await, 1);
     assert!(b.has(&at_b));
+}
+
+/// A session was idle, and its gate is closed, but the shutdown waits for a call of another session. The next owner claims the first
+/// session. Its client must not listen any longer to a stream that will have no event.
+#[tokio::test]
+async fn a_client_that_listens_goes_with_a_session_that_was_idle() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        sessions.push(a.session().await);
+    }
+    // In the order in which the shutdown looks at them.
+    let ids = a.routing().sessions.ids();
+    sessions.sort_by_key(|mcp| ids.iter().position(|id| **id == *mcp.session_id().unwrap()));
+    let [y, x] = <[Mcp; 2]>::try_from(sessions).ok().unwrap();
+    let mut listening = b.client_of(&x).listen().await;
+    assert_eq!(listening.head().await.status, 200);
+    let mut first = x.call(1, "hold", json!({ "label": "x" })).await;
+    assert_eq!(first.head().await.status, 200);
+    a.witness.started("x").await;
+
+    let cluster = a.cluster.clone();
+    let leaving = tokio::spawn(async move { cluster.leave(60 * SECOND).await });
+    run_other_tasks().await;
+    pass(2 * SECOND).await;
+    let mut second = y.call(2, "hold", json!({ "label": "y" })).await;
+    assert_eq!(second.head().await.status, 200);
+    a.witness.started("y").await;
+    a.witness.release("x");
+    assert!(within("an answer", first.answer()).await.is_some());
+    run_other_tasks().await;
+    pass(SECOND).await;
+
+    // X has moved.
+    let at_b = b.client_of(&x);
+    assert_eq!(echo(&at_b, 3).await, 3);
+    assert!(b.has(&x) && a.witness.is_running("y"));
+    let end = async { while listening.event().await.is_some() {} };
+    let ended = timeout(5 * SECOND, end).await;
+    assert!(
+        ended.is_ok(),
+        "the stream of a session that moved is still open on the former owner, which has it: {}",
+        a.routing().sessions.is_open(hash(&x))
+    );
+    a.witness.release("y");
+    drop((second, leaving));
+}
+
+/// A program no longer polls `serve_peers` in its shutdown, as after `select! { () = &mut serving => {}, _ = ctrl_c() => {} }`.
+#[tokio::test]
+async fn a_shutdown_does_not_wait_forever_for_a_listener_that_nobody_polls() {
+    let directory = directory();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let me = Owner {
+        address: listener.local_addr().unwrap(),
+        incarnation: Incarnation::random(),
+    };
+    let cluster = join_as(me, &directory);
+    let app: Router = Router::new().layer(cluster.layer());
+    let mut serving = Box::pin(cluster.serve_peers(listener, app));
+    assert!((&mut serving).now_or_never().is_none());
+    let left = timeout(20 * SECOND, cluster.leave(SECOND)).await;
+    assert!(left.is_ok(), "`leave(1 s)` has not returned within 20 s");
+}
+
+/// A call waits until its session is transferred. Its client cancels it. No owner begins it.
+#[tokio::test]
+async fn a_call_that_its_client_has_cancelled_while_it_waited_does_not_run() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
+    assert_eq!(first.head().await.status, 200);
+    a.witness.started("first").await;
+    let _leaving = a.routing().shutdown.begin();
+    let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
+    run_other_tasks().await;
+    assert!(second.head().now_or_never().is_none(), "it waits");
+    assert_eq!(at_b.cancel(2).await, 202);
+    run_other_tasks().await;
+    a.witness.release("first");
+    assert!(within("an answer", first.answer()).await.is_some());
+    let head = timeout(3 * SECOND, second.head()).await;
+    sleep(SECOND).await;
+    assert!(
+        !b.witness.is_running("second") && !a.witness.is_running("second"),
+        "it runs, with status {:?}",
+        head.map(|head| head.status)
+    );
 }

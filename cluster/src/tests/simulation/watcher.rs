@@ -218,7 +218,7 @@ struct Log {
     /// When a client was last turned away.
     last_refusal: Option<Ms>,
     /// Deleted sessions: the id, the instance that served the session, and when the client got the confirmation.
-    deleted: Vec<(String, Option<HostId>, Ms)>,
+    deleted: Vec<(String, Vec<HostId>, Ms)>,
 }
 
 // === impl Watcher ===
@@ -412,15 +412,12 @@ impl Watcher {
         known.served.insert(0, (host, now));
     }
 
-    /// Records that the client of a session deletes it. Returns the owner.
-    pub(super) fn deleted(&self, session: &str) -> Option<HostId> {
+    pub(super) fn deleted(&self, session: &str) {
         self.note(format!("the client of {} deletes it", short(session)));
         let mut log = self.log();
-        let owner = log.last_served(session).map(|served| served.0);
         if let Some(session) = log.sessions.get_mut(session) {
             session.is_deleted = true;
         }
-        owner
     }
 
     /// Records that an instance turned away the client of some session.
@@ -436,15 +433,14 @@ impl Watcher {
         self.log().last_refusal = Some(self.post.now());
     }
 
-    /// Records that an instance confirmed the deletion of a session, whose owner was `before` when the client sent the DELETE.
-    pub(super) fn is_deleted(&self, session: &str, before: Option<HostId>) {
+    /// Records that an instance confirmed the deletion of a session.
+    pub(super) fn is_deleted(&self, session: &str) {
         let now = self.post.now();
         let mut log = self.log();
-        let owner = log.last_served(session).map(|served| served.0);
-        // Otherwise another instance has claimed it before the directory had the end of the session.
-        if owner == before {
-            log.deleted.push((session.to_owned(), owner, now));
-        }
+        let known = log.sessions.get(session);
+        let served = known.map_or_else(Vec::new, |known| known.served.clone());
+        let hosts = served.into_iter().map(|served| served.0).collect();
+        log.deleted.push((session.to_owned(), hosts, now));
     }
 
     pub(super) fn requested(&self) {
@@ -604,14 +600,15 @@ impl Watcher {
     pub(super) fn deleted_sessions(&self) -> Vec<String> {
         let log = self.log();
         let last = log.losses.iter().max().copied().unwrap_or(0);
-        // The instance that confirmed the deletion must have lived until the directory had it.
-        let is_known = |owner: HostId, at| match log.processes.get(&owner)?.state {
-            State::Dead { at: died } => Some(log.was_consistent(owner, at, died) >= WRITTEN),
-            // The instance may have had no lease, and another one may have claimed the session.
-            State::Alive | State::Stopped => Some(!log.may_have_lost(owner, at, self.post.now())),
+        // The instance that confirmed the deletion is one of those that have served the session. It must have lived until the directory
+        // had the deletion, and have had its lease.
+        let is_known = |host: HostId, at| match log.processes.get(&host)?.state {
+            State::Dead { at: died } if died < at => Some(true),
+            State::Dead { at: died } => Some(log.was_consistent(host, at, died) >= WRITTEN),
+            State::Alive | State::Stopped => Some(!log.may_have_lost(host, at, self.post.now())),
         };
-        let deleted = log.deleted.iter().filter(|(_, owner, at)| {
-            *at > last + 2 * WRITTEN && owner.and_then(|owner| is_known(owner, *at)) == Some(true)
+        let deleted = log.deleted.iter().filter(|(_, hosts, at)| {
+            *at > last + 2 * WRITTEN && hosts.iter().all(|host| is_known(*host, *at) == Some(true))
         });
         deleted.map(|(session, ..)| session.clone()).collect()
     }

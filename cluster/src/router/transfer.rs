@@ -1,0 +1,160 @@
+//! A peer's requests while this instance transfers its sessions.
+//!
+//! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call begins on the peer. If its
+//! client cancels the call while it waits, the call begins nowhere. No session has the call yet, so this instance answers it.
+
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use http::Request;
+use serde_json::Value;
+use tokio::{select, sync::Notify};
+
+use super::Router;
+use crate::{
+    directory::{Directory as _, Look},
+    fields::Fields,
+    ids::{Record, SessionHash},
+    lock::lock,
+    refusals,
+    replayable_request::ReplayableRequest,
+    request_kind::RequestKind,
+    routed::TransferOutcome,
+    routing_plan::Refusal,
+};
+
+/// The calls that wait for the transfer of their sessions.
+#[derive(Debug, Default)]
+pub(crate) struct WaitingCalls(Mutex<Vec<Arc<WaitingCall>>>);
+
+#[derive(Debug)]
+struct WaitingCall {
+    session: SessionHash,
+    /// The JSON-RPC id.
+    request: Value,
+    is_cancelled: Notify,
+}
+
+/// Keeps a call waiting until dropped.
+struct WaitingGuard<'a> {
+    calls: &'a WaitingCalls,
+    call: Arc<WaitingCall>,
+}
+
+// === impl Router ===
+
+impl Router {
+    /// Serves a peer's request, or transfers its session.
+    pub(crate) async fn transfer(&self, request: Request<Body>) -> TransferOutcome {
+        let session = Fields::of(request.headers()).session.map(str::to_owned);
+        let mut replayable = ReplayableRequest::new(request);
+        let kind = match RequestKind::of(&mut replayable).await {
+            Ok(kind) => kind,
+            Err(refusal) => return TransferOutcome::Answered(refusal.into()),
+        };
+        let (Some(request), Some(id)) = (replayable.into_request(), session) else {
+            return TransferOutcome::Answered(Refusal::Again.into());
+        };
+        let can_be_claimed = match kind {
+            RequestKind::Call(call) => {
+                let waiting = self.waiting_calls.add(SessionHash::of(&id), call);
+                select! {
+                    biased;
+                    () = waiting.call.is_cancelled.notified() => {
+                        let cancelled = refusals::cancelled(&waiting.call.request);
+                        return TransferOutcome::Answered(cancelled);
+                    }
+                    is_transferred = self.transfer_when_idle(&id) => is_transferred,
+                }
+            }
+            RequestKind::Stream => {
+                let can_be_claimed = self.can_be_claimed(&id).await;
+                if can_be_claimed {
+                    self.shutdown.try_transfer(&id);
+                }
+                can_be_claimed
+            }
+            RequestKind::Cancel(call) => {
+                self.waiting_calls.cancel(SessionHash::of(&id), &call);
+                true
+            }
+            RequestKind::Other => true,
+        };
+        if !can_be_claimed {
+            return TransferOutcome::Answered(self.reject(Refusal::NotSound));
+        }
+        match self.presence(&id) {
+            Some(presence) => TransferOutcome::ServedHere(request, presence),
+            None => TransferOutcome::Moved(request),
+        }
+    }
+
+    /// Transfers a session once no call of it is in flight. Returns `false` if a peer cannot claim it.
+    async fn transfer_when_idle(&self, id: &str) -> bool {
+        self.shutdown.until_idle(id).await;
+        let can_be_claimed = self.can_be_claimed(id).await;
+        if can_be_claimed {
+            self.shutdown.transfer(id).await;
+        }
+        can_be_claimed
+    }
+
+    /// Relinquishes a session whose gate was closed while it was idle, because a peer is about to claim it.
+    pub(crate) async fn relinquish_idle(&self, id: &str) {
+        let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
+        if is_closed && self.can_be_claimed(id).await {
+            self.shutdown.relinquish(SessionHash::of(id));
+        }
+    }
+
+    /// Returns `true` if a peer can claim a session, because its record names this instance. A session that is open here but missing in the
+    /// directory is written again.
+    async fn can_be_claimed(&self, id: &str) -> bool {
+        let session = SessionHash::of(id);
+        if !self.sessions.is_open(session) {
+            return true;
+        }
+        let look = self.directory.look(session).await;
+        let is_mine =
+            |look: Look| matches!(look.record, Some(Record::Owned(is)) if is.owner == self.me);
+        let is_there = look.is_ok_and(is_mine);
+        if !is_there {
+            self.sessions.write_again(session);
+        }
+        is_there
+    }
+}
+
+// === impl WaitingCalls ===
+
+impl WaitingCalls {
+    fn add(&self, session: SessionHash, request: Value) -> WaitingGuard<'_> {
+        let call = Arc::new(WaitingCall {
+            session,
+            request,
+            is_cancelled: Notify::new(),
+        });
+        lock(&self.0).push(call.clone());
+        WaitingGuard { calls: self, call }
+    }
+
+    /// Cancels the waiting calls of a session with this JSON-RPC id.
+    fn cancel(&self, session: SessionHash, request: &Value) {
+        for call in lock(&self.0).iter() {
+            if call.session == session && call.request == *request {
+                call.is_cancelled.notify_one();
+            }
+        }
+    }
+}
+
+// === impl WaitingGuard ===
+
+impl Drop for WaitingGuard<'_> {
+    fn drop(&mut self) {
+        let mut calls = lock(&self.calls.0);
+        if let Some(index) = calls.iter().position(|call| Arc::ptr_eq(call, &self.call)) {
+            calls.swap_remove(index);
+        }
+    }
+}
