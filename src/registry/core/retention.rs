@@ -84,7 +84,7 @@ impl<A> RetainedCalls<A> {
             return;
         };
         for _ in 0..max {
-            if !queue.calls.front().is_some_and(|call| call.until <= now) {
+            if queue.calls.front().is_none_or(|call| call.until > now) {
                 break;
             }
             queue.remove(0, totals);
