@@ -36,6 +36,9 @@ use crate::{
     lock::lock,
 };
 
+/// Within this time after it was sent, a DELETE is confirmed.
+const DELETE_TIME: Ms = 10_000;
+
 /// After this long without the directory an instance may have lost its lease: less than a lease minus one heartbeat interval.
 const LEASE_AT_RISK: Ms = 3_500;
 
@@ -603,7 +606,8 @@ impl Watcher {
         // The instance that confirmed the deletion is one of those that have served the session. It must have lived until the directory
         // had the deletion, and have had its lease.
         let is_known = |host: HostId, at| match log.processes.get(&host)?.state {
-            State::Dead { at: died } if died < at => Some(true),
+            // It died before the client sent the DELETE.
+            State::Dead { at: died } if died + DELETE_TIME < at => Some(true),
             State::Dead { at: died } => Some(log.was_consistent(host, at, died) >= WRITTEN),
             State::Alive | State::Stopped => Some(!log.may_have_lost(host, at, self.post.now())),
         };
