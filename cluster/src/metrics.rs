@@ -38,7 +38,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_cluster_claims_total",
             Unit::Count,
-            "Claims of sessions whose lease is over or that were given up, by outcome"
+            "Claims of sessions that were relinquished or whose owner has no lease, by outcome"
         );
     }
 }

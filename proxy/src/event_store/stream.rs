@@ -275,7 +275,7 @@ impl Stream {
                 state.is_cancelled || state.token.as_ref().is_some_and(CallToken::is_cancelled);
             let is_evictable = is_cancelled && !state.ring.is_answered();
             if let Some(error) = error {
-                state.ring.push_paid(error);
+                state.ring.push_reserved(error);
             }
             state.ring.end();
             let first = state.until.is_none();
