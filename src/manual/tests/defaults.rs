@@ -57,7 +57,7 @@ const CONSTANTS: [(&str, &str, &str); 11] = [
         "INJECTION_TIMEOUT",
     ),
     (
-        "time that an answer to `confirm` may take",
+        "time that the decision of `confirm` may take",
         "src/exchange/confirm.rs",
         "CONFIRM_TIMEOUT",
     ),
