@@ -1,4 +1,4 @@
-//! The question whether an orphan may be cancelled, and the answers to it.
+//! The confirmation that an orphan may be cancelled.
 
 use std::{pin::Pin, time::Duration};
 
@@ -29,7 +29,7 @@ pub struct Orphan<'a> {
     pub(crate) grace: Duration,
 }
 
-/// Whether an orphan may be cancelled: the answer to [`confirm`](crate::CancelOnDisconnectLayer::confirm).
+/// Whether an orphan may be cancelled: the decision of [`confirm`](crate::CancelOnDisconnectLayer::confirm).
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,9 +43,9 @@ pub struct Orphan<'a> {
 pub enum Confirmation {
     /// It may: no client will resume it.
     Cancel,
-    /// Not yet. It waits for this much longer, at least 100 ms, and then the question is asked again.
+    /// Not yet. The call waits for this much longer, at least 100 ms. Then `confirm` is called again.
     Postpone(Duration),
-    /// Its session is elsewhere by now, so no client will resume it here: it is cancelled as
+    /// It may: another instance owns its session, so no client will resume the call here. The call is cancelled as
     /// [`SessionClosed`](crate::CancelReason::SessionClosed).
     SessionClosed,
 }

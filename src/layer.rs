@@ -117,13 +117,12 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Asks before a call is cancelled because its client did not resume within its grace. A second closure replaces the
-    /// first.
+    /// Decides whether a call is cancelled whose client did not resume within its grace. A second closure replaces the first.
     ///
-    /// For what the layer cannot know: a client that may have resumed on another server, or a service that is away just now and
-    /// would have known. Until the answer is there the call waits, and a client that resumes meanwhile has it. If the
-    /// closure panics, or has no answer after 10 s, the call waits for another grace. The closure is not called for calls without a
-    /// grace, and none of the other cancels is held up: [`call_timeout`](Self::call_timeout), [`Calls`], the end of a session.
+    /// Use this when the decision depends on something outside this process, for example whether the client has resumed on another
+    /// server. The call waits for the decision, and a client that resumes meanwhile keeps its call. If the closure panics, or has
+    /// not decided after 10 s, the call waits for another grace. The closure is not called for calls without a grace. It does not
+    /// delay other cancels: [`call_timeout`](Self::call_timeout), [`Calls`], the end of a session.
     ///
     /// The future is polled on the runtime that keeps the deadline. It keeps neither the call nor its session open.
     ///

@@ -82,8 +82,8 @@ pub(crate) struct Heartbeat {
     stop: Notify,
     /// Wakes the task to send a heartbeat at once.
     heartbeat_due: Notify,
-    /// Notified when the directory answers again.
-    answers_again: Notify,
+    /// Notified after each heartbeat that the directory answered. Wakes the writes after a time without a directory.
+    directory_reachable: Notify,
 }
 
 // === impl Heartbeat ===
@@ -108,7 +108,7 @@ impl Heartbeat {
             unwritten: RateLimitedWarning::default(),
             stop: Notify::new(),
             heartbeat_due: Notify::new(),
-            answers_again: Notify::new(),
+            directory_reachable: Notify::new(),
         })
     }
 
@@ -204,7 +204,7 @@ impl Heartbeat {
             }
             let is_unreachable = self.health().is_unreachable();
             if !is_unreachable {
-                self.answers_again.notify_one();
+                self.directory_reachable.notify_one();
             }
             self.sessions.changed();
             metrics::directory_consistent(self.consistent_since().is_some());
@@ -314,7 +314,7 @@ impl Heartbeat {
                 () = entries.next_change() => {}
                 () = deletions.next_change() => {}
                 () = self.sessions.until_work() => {}
-                () = self.answers_again.notified() => {}
+                () = self.directory_reachable.notified() => {}
             }
         }
     }
@@ -346,8 +346,8 @@ impl Heartbeat {
             }
             Work::Register(batch) => {
                 match self.directory.register(self.me, &batch.sessions).await {
-                    Ok(unchanged) => {
-                        self.sessions.on_written(batch, &unchanged);
+                    Ok(differing) => {
+                        self.sessions.on_written(batch, &differing);
                         Ok(())
                     }
                     Err(error) => {

@@ -2,7 +2,7 @@
 //!
 //! | name | kind | label `outcome` | what |
 //! |---|---|---|---|
-//! | `mcp_cluster_sound` | gauge | | 1 while heartbeats are answered and all local sessions are written, else 0 |
+//! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are answered and all local sessions are written, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
 //! | `mcp_calls_postponed_total` | counter | | how often the cancel of an abandoned call was postponed, for want of proof from the directory |
@@ -16,7 +16,7 @@ pub(crate) fn describe() {
     {
         use metrics::{Unit, describe_counter, describe_gauge};
         describe_gauge!(
-            "mcp_cluster_sound",
+            "mcp_cluster_directory_consistent",
             Unit::Count,
             "Whether heartbeats are answered and all local sessions are written"
         );
@@ -38,7 +38,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_cluster_claims_total",
             Unit::Count,
-            "Claims of sessions whose lease is over or that were given up, by outcome"
+            "Claims of sessions that were relinquished or whose owner has no lease, by outcome"
         );
     }
 }
@@ -46,7 +46,7 @@ pub(crate) fn describe() {
 /// Records whether the directory is consistent.
 pub(crate) fn directory_consistent(is_consistent: bool) {
     #[cfg(feature = "metrics")]
-    metrics::gauge!("mcp_cluster_sound").set(f64::from(u8::from(is_consistent)));
+    metrics::gauge!("mcp_cluster_directory_consistent").set(f64::from(u8::from(is_consistent)));
     #[cfg(not(feature = "metrics"))]
     let _ = is_consistent;
 }

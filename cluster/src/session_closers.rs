@@ -1,4 +1,4 @@
-//! Closes sessions that are no longer local: relinquished to another instance, or given to no client.
+//! Closes sessions that are still open here although they are no longer local, see [`RelinquishedTo`].
 
 use std::{
     panic::AssertUnwindSafe,
@@ -18,7 +18,7 @@ use crate::{
     sessions::{Relinquished, RelinquishedTo, Sessions},
 };
 
-/// Timeout for closing a session: 5 s. Requests that restore it wait for it.
+/// Timeout for closing a session at one manager: 5 s. Requests that restore the session wait until it is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of sessions that are closed concurrently: 64.
@@ -92,7 +92,7 @@ fn log_reason(relinquished: &Relinquished) {
 /// Closes a session at one of the managers, which may not have it.
 async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     let session = relinquished.session;
-    // A future that took too long is dropped inside, because its destructors may panic as well.
+    // The timeout is inside `catch_unwind`, because dropping the future runs destructors, which may panic as well.
     let closed = async { timeout(CLOSE_TIMEOUT, closer.close(&relinquished.id)).await };
     match AssertUnwindSafe(closed).catch_unwind().await {
         Ok(Ok(())) => {}
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_session_that_is_never_closed_holds_up_none_for_ever() {
+    async fn a_session_that_is_never_closed_delays_others_for_a_limited_time() {
         let session_closers = SessionClosers::default();
         let troubled: Arc<dyn CloseSession> = Arc::new(Troubled);
         session_closers.add(Arc::downgrade(&troubled));

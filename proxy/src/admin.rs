@@ -5,7 +5,7 @@
 //! | `/healthz` | 200 while the program runs |
 //! | `/readyz` | 200, and 503 during the shutdown |
 //! | `/metrics` | for Prometheus: the metrics of the layer and those of the proxy |
-//! | `/` | links to these |
+//! | `/` | links to these pages |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
 //!
 //! There is no authentication. `Host` must be a name of this host or an IP address, and connections have limits. The calls are
@@ -40,7 +40,7 @@ use crate::{
     server::Server,
 };
 
-// A link to the page of the library's example, so that there is only one copy.
+// `calls_page` is a symbolic link to the module of the library's example, so that there is only one copy.
 mod calls_page;
 
 /// Interval at which metrics are moved out of their buffers: 5 s. A scrape does the same.
@@ -52,8 +52,7 @@ const MAX_CONNECTIONS: usize = 64;
 /// Maximum size of a request of operators: 64 KiB. The button of a call sends less than 100 bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// Maximum lifetime of a connection of operators: 60 s. So a client that does not read
-/// releases its connection.
+/// Maximum lifetime of a connection of operators: 60 s. Chosen so that a client that does not read cannot keep its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Whether the program accepts calls, for load balancers. Clones share it.
@@ -71,7 +70,7 @@ pub struct AdminState {
     pub server: Server,
 }
 
-/// The listener of the routes.
+/// The listener for operators, and the pages that it serves.
 #[derive(Debug)]
 pub struct Admin {
     frontend: Frontend,
@@ -82,7 +81,7 @@ pub struct Admin {
 // === impl Readiness ===
 
 impl Readiness {
-    /// Marks the program as not ready, for good.
+    /// Marks the program as not ready. It never becomes ready again.
     pub fn set_not_ready(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
@@ -130,7 +129,7 @@ impl Admin {
         self.frontend.local_addr()
     }
 
-    /// Serves until it is dropped.
+    /// Serves the pages until the future is dropped.
     pub async fn serve(self) {
         let upkeep = async {
             let mut ticks = tokio::time::interval(METRICS_UPKEEP_INTERVAL);
@@ -140,7 +139,7 @@ impl Admin {
             }
         };
         tokio::select! {
-            // Ends with the program only.
+            // Never completes, because its shutdown signal is never sent.
             () = self.frontend.serve(self.router, pending()) => {}
             () = upkeep => {}
         }

@@ -20,7 +20,7 @@ const MAX_BODY: usize = 4 * 1024 * 1024;
 /// Each frame costs a handle of 32 bytes, even if a client sends one byte at a time.
 const MAX_FRAMES: usize = 16 * 1024;
 
-/// The frames of a whole body.
+/// The frames of a body, which are kept until its end.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     first: Bytes,
@@ -38,7 +38,7 @@ struct Rest {
 // === impl Frames ===
 
 impl Frames {
-    /// Adds a frame. Returns `false` if the body exceeds a maximum.
+    /// Adds a frame. Returns `false` if the body exceeds [`MAX_BODY`] or [`MAX_FRAMES`].
     pub(crate) fn push(&mut self, bytes: Bytes) -> bool {
         if bytes.is_empty() {
             // Not kept, because there may be any number of empty frames.
@@ -54,7 +54,7 @@ impl Frames {
         self.first.len().saturating_add(rest.length) <= MAX_BODY && rest.frames.len() < MAX_FRAMES
     }
 
-    /// Drops the frames of a body that will not be parsed.
+    /// Drops the frames of a body that will not be parsed. Returns why, and whether the body may be JSON-RPC.
     pub(crate) fn unparsed(self, why: ParseFailure) -> UnparsedBody {
         let rest = self.rest.iter().flat_map(|rest| &rest.frames);
         let mut frames = iter::once(&self.first)
@@ -67,7 +67,7 @@ impl Frames {
         }
     }
 
-    /// Returns the body in one piece: without a copy if it has one frame.
+    /// Returns the body in one piece. A body of one frame is not copied.
     pub(crate) fn into_bytes(self) -> Bytes {
         let Some(rest) = self.rest else {
             return self.first;

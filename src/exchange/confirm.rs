@@ -1,6 +1,6 @@
 //! The confirmation before an orphan is cancelled, where the layer has a `confirm`.
 //!
-//! 1. Nothing happens to the call during the confirmation: a client may resume it, and the answer then has no effect
+//! 1. Nothing happens to the call during the confirmation: a client may resume it, and the decision then has no effect
 //!    ([`ExpiryToken`]).
 //! 2. If `confirm` panics, times out, or its runtime shuts down, the call is postponed.
 //! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels at once.
@@ -27,12 +27,12 @@ pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 /// Maximum time that a call is postponed: 10 years. Chosen so that `Instant::now() + MAX_POSTPONE` does not overflow.
 const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// A pending confirmation. Its drop applies `answer`, which is a postponement until `confirm` has returned.
+/// A pending confirmation. Its drop applies `decision`, which is a postponement until the future of `confirm` has completed.
 struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,
     expiry: ExpiryToken,
-    answer: Confirmation,
+    decision: Confirmation,
 }
 
 // === impl Exchange ===
@@ -43,7 +43,7 @@ impl Exchange {
     pub(super) fn request_confirmation(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
         let request = self
             .with_session(|core| Some((core.expiry(id)?, core.detachment(id)?, core.grace(id)?)));
-        // Otherwise its client has just resumed.
+        // Otherwise the client has resumed, or the call has ended.
         let (Some((expiry, detachment, grace)), Some(call)) = (request.flatten(), self.call(id))
         else {
             return;
@@ -52,16 +52,16 @@ impl Exchange {
             exchange: self.clone(),
             id,
             expiry,
-            answer: Confirmation::Postpone(grace),
+            decision: Confirmation::Postpone(grace),
         };
         let orphan = Orphan {
             call,
             detachment,
             grace,
         };
-        if let Some(answer) = catch_panic(|| confirm(&orphan)) {
+        if let Some(deciding) = catch_panic(|| confirm(&orphan)) {
             let timer = self.shared.registry.timer();
-            timer.spawn(Migration::BeforeStart, pending.await_answer(answer));
+            timer.spawn(Migration::BeforeStart, pending.await_decision(deciding));
         }
     }
 
@@ -84,9 +84,9 @@ impl Exchange {
 // === impl PendingConfirmation ===
 
 impl PendingConfirmation {
-    async fn await_answer(mut self, answer: Confirming) {
-        if let Some(answer) = migrating_timeout(CONFIRM_TIMEOUT, answer).await {
-            self.answer = answer;
+    async fn await_decision(mut self, deciding: Confirming) {
+        if let Some(decision) = migrating_timeout(CONFIRM_TIMEOUT, deciding).await {
+            self.decision = decision;
         }
     }
 }
@@ -94,7 +94,7 @@ impl PendingConfirmation {
 impl Drop for PendingConfirmation {
     fn drop(&mut self) {
         let (id, expiry, now) = (self.id, self.expiry, Instant::now());
-        match self.answer {
+        match self.decision {
             Confirmation::Cancel => {
                 self.exchange
                     .with_session(|core| core.confirm(id, expiry, now));

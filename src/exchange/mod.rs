@@ -5,7 +5,7 @@
 //! extensions is the [`CallToken`](crate::CallToken), which rmcp carries to the session manager and
 //! the handler.
 //!
-//! The parts that it is made of do not know it. Everything that it does is built on them, one file each:
+//! Its parts hold its data. Only `state` refers to [`Exchange`]. The other files implement what it decides:
 //!
 //! | part | what it is |
 //! |---|---|
@@ -19,15 +19,17 @@
 //! |---|---|
 //! | `classify` | what a request is, from its head |
 //! | `start` | which call there is, from the body |
+//! | `attempts` | what each attempt of a request means, if a middleware sends the request more than once |
 //! | `contest` | what a request beyond the limits does to the call whose id it has |
 //! | `bind` | which call there is, and what becomes of its streams, from a session manager |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
-//! | `response` | how far it is, from the response's head and body |
-//! | `tap` | the same, from the bytes of a stream |
+//! | `response` | what the response's head and body mean for the call |
+//! | `tap` | what the bytes of a stream mean for the call |
+//! | `loss` | what the loss of a stream means for the call |
 //! | `end` | how a call ends: answered, cancelled, untracked |
 //! | `confirm` | whether an orphan may be cancelled, where the layer has a `confirm` |
 //! | `waiting` | waits until a call is accepted or has ended |
-//! | `fire` | what fires with its token |
+//! | `fire` | fires the token, and spawns the clean-ups |
 //! | `inject` | how its server is notified |
 //! | `streams` | how its client is notified of a cancel that it did not request |
 //! | `report` | in which span events are reported |
@@ -39,13 +41,13 @@
 //!    [`on_dropped`](Exchange::on_dropped), whichever is first.
 //! 2. It has one call at most, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`parse_body`](Exchange::parse_body) from the request body.
-//! 3. A cancel takes this order: reason, token, inner streams, injection. It becomes pending before its call is removed from the
+//! 3. A cancel takes this order: reason, token, inner streams, injection. The cancel becomes pending before its call is removed from the
 //!    registry, because closing a session waits for calls in flight and for pending cancels.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. The registry is called under the
 //!    lock of the state only where a call is registered or gets its key: the state, then the shard, then the session entry.
 //! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) is called, the call has completed, whatever its phase.
 //!    A call that becomes known only then is never in flight: it is reported as completed, and cannot be found.
-//!    A cancel that was first stays one.
+//!    A call that was cancelled before stays cancelled.
 
 mod attempts;
 mod bind;

@@ -23,7 +23,7 @@ use crate::{
     sse,
 };
 
-/// The bit of `stream_meta` that is set when an event id was sent. The others hold the last `retry` in ms.
+/// The bit of `stream_meta` that is set when an event id was sent. The other bits hold the last `retry` in ms.
 const REPLAYABLE: u32 = 1 << 31;
 
 /// What the response head means for the call.
@@ -34,7 +34,7 @@ pub(crate) enum Head {
     Stream { readable: bool },
     /// 2xx with any other body: the answer itself.
     Answer,
-    /// Any other status: never was a call.
+    /// Any other status: the server has refused the request.
     Refusal,
 }
 
@@ -53,7 +53,7 @@ pub(crate) enum BodyPlan {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Records the head of the response. A GET or DELETE of a session that is not answered with a stream is a plain request.
+    /// Records the head of the response. A GET or DELETE counts as MCP if it is answered with a stream, and as plain otherwise.
     fn record_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
         if matches!(
@@ -95,7 +95,8 @@ impl Exchange {
         }
     }
 
-    /// The body is the answer to its call, if that is in flight and no session manager tracks it.
+    /// Records that the body is the answer to the call. Returns `None` if the call is not in flight, or a session manager tracks
+    /// it.
     fn begin_answer(self: &Arc<Self>) -> Option<Attachment> {
         self.call_in_flight()?;
         {
@@ -108,7 +109,7 @@ impl Exchange {
         self.accept_call()
     }
 
-    /// The inner service accepted the request, of whatever kind it is.
+    /// Called when the inner service has accepted the request, of any kind.
     fn on_accepted(&self) {
         let registry = &self.shared.registry;
         if let RequestKind::Delete(session) = &self.kind {
@@ -131,8 +132,8 @@ impl Exchange {
             (RequestKind::Post, RequestBody::Known(BodyKind::Cancel(target))) => (**target).clone(),
             _ => return,
         };
-        // Meanwhile that call may have ended, and another may have its id.
-        // The server accepted the cancel. Whether it has accepted the call, shows for a JSON answer only at the end.
+        // That call may have ended meanwhile, and another call may have its id. The call need not be accepted yet: with a
+        // JSON answer, its acceptance shows only at its end.
         if let Some((id, exchange)) = registry
             .find_unaccepted_too(&key)
             .filter(|(id, _)| *id == target)
@@ -192,7 +193,7 @@ impl Exchange {
         })
     }
 
-    /// The client has received the whole response, which `tap` has read.
+    /// Called when the client has received the whole response. `tap` has read it.
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
         match (self.mark_ended(), tap) {
             (Some(_), Some(tap)) => tap.finish(DetachCause::EndedByServer),
@@ -202,15 +203,15 @@ impl Exchange {
         }
     }
 
-    /// The inner service returned an error instead of a response.
+    /// Called when the inner service has returned an error instead of a response.
     pub(crate) fn fail(self: &Arc<Self>) {
         if let Some((Some(call), _)) = self.mark_ended() {
             self.finish(call, Outcome::Failed);
         }
     }
 
-    /// Ends the exchange. Returns its call if no session manager tracks that, and the phase until now; `None` if the
-    /// exchange had already ended.
+    /// Ends the exchange. Returns its call, unless a session manager tracks the call, and the former phase. Returns `None` if
+    /// the exchange had already ended.
     fn mark_ended(self: &Arc<Self>) -> Option<(Option<CallId>, Phase)> {
         self.parse_body();
         self.end_resume();
@@ -220,7 +221,7 @@ impl Exchange {
                 return None;
             }
             let phase = mem::replace(&mut state.phase, Phase::Ended);
-            // Both under one lock: a session manager may bind a call in this moment.
+            // Both are read under the lock of the state, because a session manager may bind the call concurrently.
             (self.info().map(CallInfo::id), state.is_bound(), phase)
         };
         if call.is_none() {
@@ -231,21 +232,21 @@ impl Exchange {
         Some((call.filter(|_| !is_bound), phase))
     }
 
-    /// Drops what would replay a cancel, if the request is known to carry no call.
+    /// Drops the contest of an untracked request. If the request is known to carry no call, also drops the canceller.
     fn release_unused(&self) {
-        let (has_passed, contest) = {
+        let (is_known, contest) = {
             let mut state = self.state();
-            let has_passed = matches!(state.request, RequestBody::Known(_));
-            (has_passed, state.request.take_contest())
+            let is_known = matches!(state.request, RequestBody::Known(_));
+            (is_known, state.request.take_contest())
         };
         // The server has refused the request, or its client has disconnected.
         drop(contest);
-        if has_passed && self.info().is_none() {
+        if is_known && self.info().is_none() {
             self.release_canceller();
         }
     }
 
-    /// The response was dropped before its end. `tap` has read the part before.
+    /// Called when the response was dropped before its end. `tap` has read the part before.
     pub(crate) fn on_dropped(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.on_response_lost(cause, false);
         if let Some(tap) = tap {
@@ -293,11 +294,12 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if the request, which carries no call, is not MCP: then its client cannot resume it, and a
-    /// disconnect abandons it. A session header alone proves nothing: any client may send one on any route.
+    /// Returns `true` if a disconnect abandons the request, because it is not MCP and its client cannot resume it.
+    ///
+    /// The request carries no call. A session header alone does not prove MCP, because a client may send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
-            // What a server that speaks MCP does with a DELETE is done when it answers: its token cancels nothing.
+            // An MCP server has handled a DELETE once it answers, so the token of a DELETE cancels nothing.
             RequestKind::Delete(_)
             | RequestKind::Listen {
                 accepts_events: false,
@@ -314,8 +316,8 @@ impl Exchange {
         self.maybe_answered.store(maybe, Ordering::Relaxed);
     }
 
-    /// Removes a stream of a call that may have carried the answer. In doubt the call is not cancelled: with its last
-    /// stream it ends as unknown.
+    /// Removes a stream of a call that may have carried the answer. The call is not cancelled. With its last stream it ends
+    /// with the outcome [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
         let finished = self.with_session(|core| core.remove_stream(id, generation));
@@ -339,14 +341,14 @@ impl Exchange {
             let retry =
                 u32::try_from(retry.as_millis()).map_or(!REPLAYABLE, |ms| ms.min(!REPLAYABLE));
             let with_retry = |passed| Some((passed & REPLAYABLE) | retry);
-            // Fails only if the closure does.
+            // Never fails, because the closure returns a value each time.
             let _former =
                 self.stream_meta
                     .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_retry);
         }
     }
 
-    /// The `retry` of the server: how long the client waits before it resumes.
+    /// Returns the server's last `retry`, which is how long the client waits before it resumes.
     pub(super) fn retry(&self) -> Option<Duration> {
         let retry = u64::from(self.stream_meta.load(Ordering::Relaxed) & !REPLAYABLE);
         (retry != 0).then(|| Duration::from_millis(retry))

@@ -13,14 +13,14 @@ const TARGET: &str = "target: \"mcp_cancel_on_disconnect\"";
 
 const LEVELS: [&str; 5] = ["trace", "debug", "info", "warn", "error"];
 
-/// A line that is written to the log somewhere.
+/// A log line that the source writes.
 #[derive(Debug)]
 struct Line {
     level: String,
     message: String,
     /// The arguments of the macro that writes it.
     arguments: String,
-    /// Whether the macro is one of `tracing`'s, which all name their target here.
+    /// Whether the macro is one of `tracing`'s, each of which must name the target.
     is_bare: bool,
 }
 
@@ -68,26 +68,26 @@ fn the_lines_that_the_manual_documents_are_those_that_are_logged() {
     let mut page = page.filter(|table| cells(table[0]) == ["level", "line", "when"]);
     let rows = page.next().expect("the table of the lines");
     let documented = rows[2..].iter().flat_map(|row| {
-        let [level, said, _] = cells(row)[..] else {
+        let [level, texts, _] = cells(row)[..] else {
             panic!("three columns: {row}");
         };
-        let said = said.split('`').skip(1).step_by(2);
-        said.map(move |said| (level, said))
+        let texts = texts.split('`').skip(1).step_by(2);
+        texts.map(move |text| (level, text))
     });
     let documented: Vec<(&str, &str)> = documented.collect();
-    let is_meant = |(level, said): (&str, &str), line: &Line| {
-        let same = match said.strip_suffix(" …") {
+    let documents = |(level, text): (&str, &str), line: &Line| {
+        let same = match text.strip_suffix(" …") {
             Some(start) => line.message.starts_with(start),
-            None => line.message == said,
+            None => line.message == text,
         };
         same && line.level == level
     };
-    for said in &documented {
-        let is_logged = lines.iter().any(|line| is_meant(*said, line));
-        assert!(is_logged, "documented, and never logged: {said:?}");
+    for row in &documented {
+        let is_logged = lines.iter().any(|line| documents(*row, line));
+        assert!(is_logged, "documented, and never logged: {row:?}");
     }
     for line in &lines {
-        let is_documented = documented.iter().any(|said| is_meant(*said, line));
+        let is_documented = documented.iter().any(|row| documents(*row, line));
         assert!(is_documented, "logged, and not documented: {line:?}");
     }
 }
@@ -141,20 +141,20 @@ fn the_glue_for_other_frameworks_is_that_of_the_support_table() {
     }
 }
 
-/// The tables of a page as a renderer finds them: lines that follow each other, outside of code.
+/// Returns the tables of a page as a renderer finds them: adjacent rows outside of code blocks.
 fn tables(page: &str) -> Vec<Vec<&str>> {
     let mut tables: Vec<Vec<&str>> = Vec::new();
     let mut is_code = false;
-    let mut goes_on = false;
+    let mut is_in_table = false;
     for line in page.lines() {
         is_code ^= line.trim_start().starts_with("```");
         let is_row = !is_code && line.starts_with('|');
-        match tables.last_mut().filter(|_| goes_on) {
+        match tables.last_mut().filter(|_| is_in_table) {
             Some(table) if is_row => table.push(line),
             _ if is_row => tables.push(vec![line]),
             _ => {}
         }
-        goes_on = is_row;
+        is_in_table = is_row;
     }
     tables
 }
@@ -174,7 +174,7 @@ fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// All files of Rust, those of other crates below it too.
+/// Adds all Rust files of a folder, including those of other crates in it.
 fn all_files(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -186,7 +186,7 @@ fn all_files(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
     }
 }
 
-/// All files but those of tests.
+/// Adds the Rust files of a folder, except for tests and models.
 fn sources(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -202,7 +202,7 @@ fn sources(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
     }
 }
 
-/// Names and values of the constants of a file, without its tests.
+/// Returns the names and values of the constants that a file declares on one line, without its tests.
 fn constants(source: &str) -> impl Iterator<Item = (&str, &str)> {
     let code = source.split("mod tests {").next();
     code.unwrap_or_default().lines().filter_map(|line| {
@@ -216,7 +216,7 @@ fn constants(source: &str) -> impl Iterator<Item = (&str, &str)> {
 // === impl Line ===
 
 impl Line {
-    /// The lines that a source file logs: by `tracing`'s macros, or by macros of ours named `log_…`, which take the level.
+    /// Returns the lines that a source file logs, by `tracing`'s macros or by this crate's macros `log_…`, which take the level.
     fn all(source: &str) -> Vec<Self> {
         let code = source.split("mod tests {").next().unwrap_or_default();
         let code = code
@@ -229,7 +229,8 @@ impl Line {
             .collect()
     }
 
-    /// `before` ends with the name of a macro, `after` begins with its arguments.
+    /// Reads a macro call. `before` ends with the name of the macro, and `after` begins with its arguments. Returns `None` if the
+    /// macro does not log.
     fn read(before: &str, after: &str) -> Option<Self> {
         let is_word = |c: char| c == '_' || c.is_alphanumeric();
         let outside = before.trim_end_matches(is_word);
@@ -244,7 +245,7 @@ impl Line {
         } else {
             arguments.split(',').next()?.trim()
         };
-        // Inside of a macro the level is still to come.
+        // In the definition of a macro `log_…`, the level is a parameter.
         if !LEVELS.contains(&level) {
             return None;
         }
@@ -259,7 +260,7 @@ impl Line {
     }
 }
 
-/// What stands before the parenthesis that closes the one before `text`.
+/// Returns the arguments of a macro call: `text` up to the closing parenthesis.
 fn arguments(text: &str) -> &str {
     let mut open = 1;
     let mut is_text = false;

@@ -28,7 +28,7 @@ const DEFAULT_RETRY: Duration = Duration::from_secs(3);
 
 /// Maximum time until the next event of an event store's replay: 1 s.
 ///
-/// The store may wait for events that will never be stored.
+/// Chosen because the store may wait for events that will never be stored.
 const REPLAY_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum size of a text that is copied to the arena of its session: 1 KiB.
@@ -38,17 +38,20 @@ const MAX_ARENA_TEXT: usize = 1024;
 
 /// The replay of an answered call by an event store, up to the answer.
 ///
-/// If the store does not have the answer, the retained one follows at the end of the replay, or after [`REPLAY_EVENT_TIMEOUT`].
+/// If the store does not have the answer, the retained answer follows at the end of the replay, or once no
+/// event has followed for [`REPLAY_EVENT_TIMEOUT`].
 pub(super) struct ReplayedAnswer<S> {
     replayed: Option<S>,
     request: Option<NumberOrString>,
-    /// The priming event before the answer. `None` once the replay had an event id.
+    /// The priming event before the answer. `None` once the replay had an event id or the answer.
     repeated: Option<ServerSseMessage>,
     /// The retained answer. `None` once the replay had the answer.
     answered: Option<ServerSseMessage>,
 }
 
 /// Returns an answer for the registry, with its size in bytes.
+///
+/// Returns `None` if the event has no message, or a message that cannot be serialized.
 pub(super) fn retain(
     event: &ServerSseMessage,
     arena: Option<&TextArena>,
@@ -83,8 +86,8 @@ fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &st
     let [ContentBlock::Text(content)] = result.content.as_slice() else {
         return None;
     };
-    let is_alone = content.text.len() <= MAX_ARENA_TEXT && is_from_text(result, &content.text);
-    is_alone.then_some((&response.id, &content.text))
+    let is_only_text = content.text.len() <= MAX_ARENA_TEXT && is_from_text(result, &content.text);
+    is_only_text.then_some((&response.id, &content.text))
 }
 
 /// Returns `true` if a result equals [`from_text`] of its text. Does not allocate.
@@ -100,7 +103,7 @@ fn is_from_text(result: &CallToolResult, text: &str) -> bool {
         }
         *result == *template
     };
-    // The thread-local is destroyed while its thread ends.
+    // Fails while the thread ends, because its thread-locals are destroyed by then.
     TEMPLATE.try_with(is_equal).unwrap_or(false)
 }
 
@@ -221,7 +224,7 @@ fn retained_size_of_result(result: &CallToolResult) -> Option<usize> {
     Some(size)
 }
 
-/// Returns the length of the text of an id.
+/// Returns the length of an id that is a string, and 0 for a number.
 fn text_len(id: &NumberOrString) -> usize {
     match id {
         NumberOrString::String(text) => text.len(),

@@ -40,10 +40,11 @@ type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 /// The manager's reply to a resume, with the permit that the resume still holds.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
-/// Also a background reader of the call, because the manager may move the stream from the current reader to this resume.
+/// A permit, and a background reader of the call. The manager may move the stream from the current reader to this resume.
 type HeldPermit = (ResumePermit, BackgroundReader);
 
-/// Maximum time of a resume whose client has disconnected: 10 s. A manager may block while its client does not read.
+/// Maximum time until the manager replies to a resume whose client has disconnected: 10 s. A manager may block while its client
+/// does not read.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl ResumeRequest ===

@@ -1,7 +1,7 @@
 //! Map from session id to session state. Each session has its own lock; a call belongs to exactly one session.
 //!
 //! An entry is keyed by the session id alone, so it does not change when the session manager of the id becomes known. Two session
-//! ids share a lock only while an entry is looked up.
+//! ids share a lock only while an entry is looked up, added or removed.
 
 use std::{
     collections::hash_map,
@@ -24,7 +24,8 @@ use crate::{
     timer::{LatenessTracker, OnDeadline, Rearm, Timeliness, Timer, TimerHandle},
 };
 
-/// Number of entries for calls without a session: 16. That many of these calls can start and end at the same time.
+/// Number of entries for calls without a session: 16. Up to 16 of these calls can start or end
+/// concurrently.
 const SESSIONLESS_SHARDS: usize = 16;
 
 /// Maximum number of expired deadlines that are handled under one lock of an entry: 16 calls in flight, and 16 retained calls.
@@ -61,7 +62,8 @@ struct EntryState<T> {
     core: SessionState<T>,
     /// When the timer checks this entry. `None` if it does not.
     timer_deadline: Option<Instant>,
-    /// Set when the entry is removed from the map, because its session has no calls. The session has another entry now, or none.
+    /// Set when the entry is removed from the map, because its session has no calls, neither in flight nor retained. The session
+    /// may have another entry now.
     is_removed: bool,
 }
 
@@ -97,7 +99,7 @@ impl<T: Tracked> SessionMap<T> {
         })
     }
 
-    /// Returns the entry of a session id. `None` if nothing is known of the session.
+    /// Returns the entry of a session id. `None` if the session has no calls, or its hash is that of another session.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         let shard = self.shard(hash);
@@ -132,7 +134,10 @@ impl<T: Tracked> SessionMap<T> {
     /// Returns the entry for a call without a session.
     fn sessionless(&self, id: CallId) -> &Arc<SessionEntry<T>> {
         let at = u64::from(id) as usize % SESSIONLESS_SHARDS;
-        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        #[expect(
+            clippy::indexing_slicing,
+            reason = "the remainder is less than the length"
+        )]
         &self.sessionless[at]
     }
 
@@ -150,7 +155,7 @@ impl<T: Tracked> SessionMap<T> {
         }
     }
 
-    /// Removes an entry whose session has no calls. Only here an entry is locked while its shard is locked.
+    /// Removes an entry if its session has no calls. No other function locks an entry while its shard is locked.
     fn remove_if_empty(&self, entry: &SessionEntry<T>) {
         let Some((_, hash)) = entry.session_id else {
             return;
@@ -169,7 +174,7 @@ impl<T: Tracked> SessionMap<T> {
         drop(removed);
     }
 
-    /// Returns all entries. One that is added or removed meanwhile may be among them.
+    /// Returns all entries. An entry that is added or removed meanwhile may or may not be among them.
     pub(super) fn entries(&self) -> impl Iterator<Item = Arc<SessionEntry<T>>> {
         let of_sessions = self.shards.iter().flat_map(|shard| {
             let entries = lock(shard);
@@ -297,7 +302,7 @@ impl<T: Tracked> SessionEntry<T> {
         };
         if self.timer.get().is_none() {
             let entry: Weak<Self> = Arc::downgrade(self);
-            // Of two concurrent calls one sets the handle.
+            // Of two concurrent callers, one sets the handle.
             let _first = self.timer.set(map.timer.set(at, entry));
         }
         if let Some(timer) = self.timer.get() {
@@ -339,12 +344,12 @@ impl<T: Tracked> OnDeadline for SessionEntry<T> {
         if has_completed {
             self.notify_drain();
         }
-        // Before the expired calls are reported, which may take long. The next run handles the rest.
+        // The timer is set before the expired calls are reported, which may take long. Its next run handles the rest.
         if let Some((timer, next)) = self.timer.get().zip(next) {
             timer.reset_earlier(next);
         }
         for (id, call, expired) in expired {
-            // What is dropped here is the user's. A destructor that panics must not affect another call.
+            // Values of the application are dropped here. A destructor that panics must not affect another call.
             catch_panic(|| match expired {
                 Expired::Grace => call.on_grace_expired(id),
                 Expired::GraceConfirmed => call.on_expired(id, CancelReason::Orphaned),

@@ -1,4 +1,4 @@
-//! What every directory must do, as tests for each of them.
+//! The contract of a directory, as tests that run against each implementation.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -8,7 +8,7 @@ use super::*;
 
 mod leases_and_answers;
 
-/// Returns the instance with this number.
+/// Returns a new instance, whose address has this number. Each call returns another incarnation.
 pub(crate) fn instance(number: u8) -> Owner {
     Owner {
         address: (Ipv4Addr::new(10, 0, 0, number), 9000).into(),
@@ -29,14 +29,14 @@ pub(crate) fn session(id: &str) -> Registration {
 /// Checks the whole contract on an empty directory.
 pub(super) async fn holds<D: Directory>(directory: D) {
     let directory = Arc::new(directory);
-    who_registers_a_session_owns_it(&*directory).await;
+    an_instance_that_registers_a_new_session_owns_it(&*directory).await;
     a_session_is_registered_over_an_older_record_only(&*directory).await;
     an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(&*directory).await;
     a_claim_changes_the_owner_once(&*directory).await;
     a_claim_is_won_only_on_what_was_read_since_the_last(&*directory).await;
-    a_session_that_nobody_knows_cannot_be_claimed(&*directory).await;
-    of_all_who_claim_at_once_one_wins(&directory).await;
-    of_all_who_register_at_once_one_owns(&directory).await;
+    an_unknown_session_cannot_be_claimed(&*directory).await;
+    of_concurrent_claims_one_wins(&directory).await;
+    of_concurrent_registrations_one_wins(&directory).await;
     parameters_outlive_their_owner(&*directory).await;
     a_deleted_session_is_registered_by_no_former_owner(&*directory).await;
     an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
@@ -87,9 +87,9 @@ fn owned(owner: Owner, of: &Registration) -> Record {
     Record::Owned(Ownership { owner, epoch })
 }
 
-async fn who_registers_a_session_owns_it(directory: &impl Directory) {
+async fn an_instance_that_registers_a_new_session_owns_it(directory: &impl Directory) {
     let me = instance(1);
-    let sessions = [session("enter 1"), session("enter 2")];
+    let sessions = [session("registered 1"), session("registered 2")];
     assert_eq!(owner_of(directory, sessions[0].session).await, None);
     assert_eq!(directory.register(me, &sessions).await.unwrap(), []);
     assert_eq!(owner_of(directory, sessions[0].session).await, Some(me));
@@ -97,7 +97,7 @@ async fn who_registers_a_session_owns_it(directory: &impl Directory) {
     assert_eq!(
         directory.register(me, &sessions).await.unwrap(),
         [],
-        "a second time is no harm"
+        "a second registration changes nothing"
     );
 }
 
@@ -111,19 +111,19 @@ async fn a_session_is_registered_over_an_older_record_only(directory: &impl Dire
     let register =
         async |owner, sessions: &[Registration]| directory.register(owner, sessions).await.unwrap();
     assert_eq!(register(first, std::slice::from_ref(&later)).await, []);
-    let unchanged = register(second, &[free.clone(), taken.clone()]).await;
-    assert_eq!(unchanged, [(taken.session, owned(first, &later))]);
+    let differing = register(second, &[free.clone(), taken.clone()]).await;
+    assert_eq!(differing, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
     assert_eq!(owner_of(directory, free.session).await, Some(second));
-    // As in a directory that was restored from a snapshot.
+    // A directory that was restored from a snapshot has such an older record.
     let latest = Registration {
         epoch: later.epoch.next(),
         ..taken.clone()
     };
     assert_eq!(register(second, std::slice::from_ref(&latest)).await, []);
     assert_eq!(owner_of(directory, taken.session).await, Some(second));
-    let unchanged = register(first, &[later]).await;
-    assert_eq!(unchanged, [(taken.session, owned(second, &latest))]);
+    let differing = register(first, &[later]).await;
+    assert_eq!(differing, [(taken.session, owned(second, &latest))]);
     // If two instances have the same epoch, the larger incarnation owns the session.
     let [smaller, larger] = {
         let mut both = [instance(3), instance(4)];
@@ -158,8 +158,8 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
         renewed: Some(renewed),
         ..registered
     });
-    let unchanged = directory.register(me, &renews).await.unwrap();
-    assert_eq!(unchanged, [(taken.session, Record::Owned(its))]);
+    let differing = directory.register(me, &renews).await.unwrap();
+    assert_eq!(differing, [(taken.session, Record::Owned(its))]);
     let now = Ownership {
         owner: me,
         epoch: renewed,
@@ -170,14 +170,14 @@ async fn an_owner_that_takes_a_new_epoch_registers_it_over_its_own_record_only(
         renewed: Some(renewed),
         ..lost.clone()
     };
-    let unchanged = directory.register(me, &[renews]).await.unwrap();
-    assert_eq!(unchanged, [(lost.session, owned(me, &lost))]);
+    let differing = directory.register(me, &[renews]).await.unwrap();
+    assert_eq!(differing, [(lost.session, owned(me, &lost))]);
     let wanted = read.claimed_by(other);
     let late = directory.claim(mine.session, read, wanted).await.unwrap();
     assert_eq!(late, Claim::Lost(Record::Owned(now)));
-    let unchanged = directory.register(me, std::slice::from_ref(&mine)).await;
+    let differing = directory.register(me, std::slice::from_ref(&mine)).await;
     assert_eq!(
-        unchanged.unwrap(),
+        differing.unwrap(),
         [(mine.session, Record::Owned(now))],
         "the reply has the epoch that the owner took without knowing"
     );
@@ -203,14 +203,14 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     assert_eq!(now, wins);
     assert_eq!(claim(loses).await, Claim::Lost(Record::Owned(now)));
     assert_eq!(ownership(directory, claimed.session).await, Some(now));
-    let unchanged = directory
+    let differing = directory
         .register(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
     assert_eq!(
-        unchanged,
+        differing,
         [(claimed.session, Record::Owned(now))],
-        "the former owner learns of the claim when it returns"
+        "the reply to the former owner has the claim"
     );
 }
 
@@ -237,9 +237,9 @@ async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Di
     let claimed = directory.claim(taken.session, read, now).await.unwrap();
     assert_eq!(claimed, Claim::Won);
     assert_eq!(ownership(directory, taken.session).await, Some(now));
-    for who in [late, owner] {
+    for claimer in [late, owner] {
         // Within one millisecond the owner's second claim would equal its first.
-        let wanted = now.claimed_by(who);
+        let wanted = now.claimed_by(claimer);
         let claimed = directory.claim(taken.session, read, wanted).await.unwrap();
         assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
@@ -250,7 +250,7 @@ async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Di
     assert!(matches!(claimed, Claim::Lost(Record::Owned(is)) if is.owner == owner && is != now));
 }
 
-async fn a_session_that_nobody_knows_cannot_be_claimed(directory: &impl Directory) {
+async fn an_unknown_session_cannot_be_claimed(directory: &impl Directory) {
     let unknown = session("unknown").session;
     let [former, wanted] = [1, 2].map(|number| Ownership::begin(instance(number)));
     let claimed = directory.claim(unknown, former, wanted).await.unwrap();
@@ -258,7 +258,7 @@ async fn a_session_that_nobody_knows_cannot_be_claimed(directory: &impl Director
     assert_eq!(owner_of(directory, unknown).await, None);
 }
 
-async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
+async fn of_concurrent_claims_one_wins<D: Directory>(directory: &Arc<D>) {
     for round in 0..20 {
         let former = instance(1);
         let wanted = session(&format!("wanted {round}"));
@@ -293,8 +293,8 @@ async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
     }
 }
 
-async fn of_all_who_register_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
-    let wanted = session("entered at once");
+async fn of_concurrent_registrations_one_wins<D: Directory>(directory: &Arc<D>) {
+    let wanted = session("registered at once");
     let rivals: Vec<Owner> = (10..18).map(instance).collect();
     let registered = rivals.iter().map(|rival| {
         let (directory, rival, wanted) = (directory.clone(), *rival, wanted.clone());
@@ -308,11 +308,11 @@ async fn of_all_who_register_at_once_one_owns<D: Directory>(directory: &Arc<D>) 
     assert_eq!(owner.as_ref(), largest);
     assert!(registered.filter(Vec::is_empty).count() >= 1);
     for rival in rivals {
-        let unchanged = directory
+        let differing = directory
             .register(rival, std::slice::from_ref(&wanted))
             .await
             .unwrap();
-        assert_eq!(unchanged.is_empty(), Some(rival) == owner);
+        assert_eq!(differing.is_empty(), Some(rival) == owner);
     }
 }
 
@@ -344,7 +344,7 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
         .unwrap();
     claim_from(directory, hash, former, owner).await;
     let read = ownership(directory, hash).await.unwrap();
-    // An owner that does not know its epoch any more deletes the session all the same.
+    // An owner that no longer knows its epoch can also delete the session.
     let by = Tombstone {
         by: owner.incarnation,
         epoch: deleted.epoch,
@@ -362,9 +362,11 @@ async fn a_deleted_session_is_registered_by_no_former_owner(directory: &impl Dir
             epoch: read.epoch,
             ..deleted.clone()
         };
-        for (who, of) in [(former, &deleted), (owner, &again)] {
-            let unchanged = directory.register(who, std::slice::from_ref(of)).await;
-            assert_eq!(unchanged.unwrap(), [(hash, expected)]);
+        for (registrant, of) in [(former, &deleted), (owner, &again)] {
+            let differing = directory
+                .register(registrant, std::slice::from_ref(of))
+                .await;
+            assert_eq!(differing.unwrap(), [(hash, expected)]);
         }
         let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
         assert_eq!(claimed.unwrap(), Claim::Lost(expected));

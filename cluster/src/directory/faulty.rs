@@ -82,7 +82,7 @@ impl Faulty {
         self.fault.send_replace(fault);
     }
 
-    /// Returns how often the request `what` was made.
+    /// Returns how often the request `what` was made. Requests through a gate are not counted.
     pub(crate) fn asked(&self, what: &str) -> usize {
         self.asked
             .lock()

@@ -20,7 +20,7 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum size of the kept answers: 64 MiB. Beyond that the oldest are removed.
+/// Maximum size of the kept answers: 64 MiB. Above that, the answers that were written first are removed.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
 /// Size that an answer counts in addition to its bytes.
@@ -29,7 +29,7 @@ const ANSWER_OVERHEAD: usize = 256;
 /// A directory in memory, for several instances in one process. Clones are the same directory.
 ///
 /// It is for tests, demonstrations, and servers with one runtime per core. Like the real directory, it keeps a session for an hour after
-/// its owner last registered it. It keeps an answer for ten minutes after its call ended.
+/// its owner last registered or claimed it. It keeps an answer for ten minutes after its call ended, and 64 MiB of answers at most.
 ///
 /// ```
 /// use mcp_cancel_cluster::MemoryDirectory;
@@ -51,8 +51,8 @@ struct State {
     /// When an instance last turned a client away.
     turned_away: Option<Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
-    /// The keys of `answers`, the oldest first.
-    oldest: VecDeque<AnswerKey>,
+    /// The keys of `answers`, in the order in which they were written.
+    write_order: VecDeque<AnswerKey>,
     answer_bytes: usize,
 }
 
@@ -154,12 +154,12 @@ impl Directory for MemoryDirectory {
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        let mut unchanged = Vec::new();
+        let mut differing = Vec::new();
         for registered in sessions {
             let (session, epoch) = (registered.session, registered.epoch);
             match state.session(session, now) {
                 Some(known) if !known.record.yields_to(&Ownership { owner, epoch }) => {
-                    unchanged.push((session, known.record));
+                    differing.push((session, known.record));
                 }
                 known => {
                     let ownership = match known.map(|known| known.record) {
@@ -169,12 +169,12 @@ impl Directory for MemoryDirectory {
                     let params = Bytes::copy_from_slice(&registered.params);
                     state.write(session, Record::Owned(ownership), params, now);
                     if ownership != registered.ownership(owner) {
-                        unchanged.push((session, Record::Owned(ownership)));
+                        differing.push((session, Record::Owned(ownership)));
                     }
                 }
             }
         }
-        Ok(unchanged)
+        Ok(differing)
     }
 
     async fn claim(
@@ -214,7 +214,7 @@ impl Directory for MemoryDirectory {
         let mut state = self.state();
         let now = Instant::now();
         state.sweep(now);
-        state.note_turned_away(status, now);
+        state.record_turned_away(status, now);
         let lease = state.leases.get_mut(&owner.incarnation);
         let was_alive = lease.is_some();
         if let Some(lease) = lease {
@@ -228,7 +228,7 @@ impl Directory for MemoryDirectory {
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (mut state, now) = (self.state(), Instant::now());
-        state.note_turned_away(status, now);
+        state.record_turned_away(status, now);
         let lease = StoredLease::new(status, now);
         state.leases.insert(owner.incarnation, lease);
         Ok(())
@@ -302,8 +302,8 @@ impl State {
     }
 
     fn leases(&self, now: Instant) -> Leases {
-        let living = self.leases.iter().filter(|(_, lease)| lease.lasts(now));
-        let all = living.map(|(incarnation, lease)| Lease {
+        let current = self.leases.iter().filter(|(_, lease)| lease.lasts(now));
+        let all = current.map(|(incarnation, lease)| Lease {
             incarnation: *incarnation,
             age: now - lease.renewed,
             written_in: lease.written_in.clone(),
@@ -317,7 +317,7 @@ impl State {
         }
     }
 
-    fn note_turned_away(&mut self, status: &Status, now: Instant) {
+    fn record_turned_away(&mut self, status: &Status, now: Instant) {
         let at = status.turned_away.and_then(|ago| now.checked_sub(ago));
         self.turned_away = self.turned_away.max(at);
     }
@@ -326,37 +326,38 @@ impl State {
         self.remove(key);
         self.answer_bytes += answer.len() + ANSWER_OVERHEAD;
         self.answers.insert(key, (answer, until));
-        self.oldest.push_back(key);
+        self.write_order.push_back(key);
         while self.answer_bytes > MAX_ANSWERS {
-            self.forget_oldest();
+            self.evict_oldest();
         }
     }
 
     fn remove(&mut self, key: AnswerKey) {
         if let Some((answer, _)) = self.answers.remove(&key) {
             self.answer_bytes -= answer.len() + ANSWER_OVERHEAD;
-            let place = self.oldest.iter().position(|kept| *kept == key);
-            place.and_then(|place| self.oldest.remove(place));
+            let index = self.write_order.iter().position(|kept| *kept == key);
+            index.and_then(|index| self.write_order.remove(index));
         }
     }
 
-    fn forget_oldest(&mut self) {
-        if let Some(key) = self.oldest.front().copied() {
+    fn evict_oldest(&mut self) {
+        if let Some(key) = self.write_order.front().copied() {
             self.remove(key);
         }
     }
 
-    /// Removes what has expired. Called by every heartbeat.
+    /// Removes expired leases, records and answers. An expired answer may stay behind one that was written before it and has not
+    /// expired. [`answer`](Directory::answer) does not return it.
     fn sweep(&mut self, now: Instant) {
         self.leases.retain(|_, lease| lease.lasts(now));
         self.sessions.retain(|_, known| known.until > now);
-        while let Some(oldest) = self.oldest.front()
+        while let Some(oldest) = self.write_order.front()
             && self
                 .answers
                 .get(oldest)
                 .is_none_or(|(_, until)| *until <= now)
         {
-            self.forget_oldest();
+            self.evict_oldest();
         }
     }
 }

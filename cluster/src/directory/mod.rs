@@ -66,10 +66,11 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads what is needed to restore a session. Returns `None` if it has no owner.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
-    /// Writes sessions of this owner. Returns the records that it left unchanged.
+    /// Writes sessions of this owner. Returns the records that differ from what it was to write.
     ///
-    /// A record is left unchanged if it has a higher epoch than the owner knows of. Each written record is kept for [`RECORD_TTL`] from
-    /// now.
+    /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner has the session. Where the owner
+    /// had no record, the session is written without its [new epoch](Registration::renewed). Each written record is kept for
+    /// [`RECORD_TTL`] from now.
     async fn register(
         &self,
         owner: Owner,
@@ -104,7 +105,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Releases the lease.
     async fn release_lease(&self, owner: Owner) -> Result<(), DirectoryError>;
 
-    /// Keeps the answer of a call of `incarnation` for `time`. Fails if it is longer than [`MAX_ANSWER`].
+    /// Keeps the answer of a call of `incarnation` for `time`. [`Limited`] refuses an answer longer than [`MAX_ANSWER`].
     async fn keep_answer(
         &self,
         session: SessionHash,

@@ -241,16 +241,16 @@ impl Directory for RedisDirectory {
                 "another number of answers than of questions",
             ));
         }
-        let mut unchanged = Vec::new();
+        let mut differing = Vec::new();
         for (registered, text) in sessions.iter().zip(records) {
             match read_record(registered.session, &text) {
                 Ok(record) if record == Record::Owned(registered.ownership(owner)) => {}
-                Ok(record) => unchanged.push((registered.session, record)),
+                Ok(record) => differing.push((registered.session, record)),
                 // One such record must not block the others.
                 Err(error) => self.unreadable.warn(&format_args!("{error}")),
             }
         }
-        Ok(unchanged)
+        Ok(differing)
     }
 
     async fn claim(

@@ -193,7 +193,7 @@ async fn all_is_written_before_it_is_consistent(
         .is_none_or(|since| since == before)
     {
         sleep(Duration::from_millis(1)).await;
-        assert!(begun.elapsed() < 4 * SECOND, "it is never sound again");
+        assert!(begun.elapsed() < 4 * SECOND, "it is never consistent again");
     }
     for id in ids {
         assert_eq!(owned(&memory, id).await, Some(one.me));

@@ -167,8 +167,8 @@ fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_wh
     let other = Ownership::begin(other());
     sessions.write_all_again();
     let batch = next(&sessions).unwrap();
-    let unchanged = ["a", "b", "never here"].map(|id| (hash(id), Record::Owned(other)));
-    sessions.on_written(batch, &unchanged);
+    let differing = ["a", "b", "never here"].map(|id| (hash(id), Record::Owned(other)));
+    sessions.on_written(batch, &differing);
     let mut contested = sessions.contested();
     contested.sort_by_key(|(session, _)| *session != hash("a"));
     assert_eq!(contested, [(hash("a"), other), (hash("b"), other)]);

@@ -152,14 +152,14 @@ impl Sessions {
         })
     }
 
-    /// Records a written batch. The directory left the records in `unchanged` as they were.
-    pub(crate) fn on_written(&self, batch: Batch, unchanged: &[(SessionHash, Record)]) {
-        let unchanged: HashMap<SessionHash, Record> = unchanged.iter().copied().collect();
+    /// Records a written batch. `differing` has the records that differ from what the batch was to write.
+    pub(crate) fn on_written(&self, batch: Batch, differing: &[(SessionHash, Record)]) {
+        let differing: HashMap<SessionHash, Record> = differing.iter().copied().collect();
         for Registration {
             session, renewed, ..
         } in &batch.sessions
         {
-            match unchanged.get(session) {
+            match differing.get(session) {
                 Some(record) => self.on_found(*session, *record),
                 None => {
                     if let Some(local) = self.shard(*session).get_mut(session) {

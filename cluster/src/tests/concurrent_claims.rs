@@ -29,7 +29,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn no_session_begins_on_an_instance_that_is_gone() {
+async fn no_session_begins_on_an_instance_that_has_stopped_serving() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let leaving = a.routing().shutdown.begin();
@@ -48,7 +48,7 @@ async fn no_session_begins_on_an_instance_that_is_gone() {
 
 /// A call waits for a call without a client. Meanwhile its session is closed, by the server or because another instance owns it.
 #[tokio::test]
-async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
+async fn a_call_that_waits_for_a_session_that_ends_runs_on_another_instance() {
     let directory = directory();
     let [a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -71,7 +71,7 @@ async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
 
 /// The client hangs up while its session is restored on a leaving instance.
 #[tokio::test]
-async fn a_shutdown_does_not_wait_for_a_session_that_does_not_come() {
+async fn a_shutdown_does_not_wait_for_a_restore_that_its_client_has_abandoned() {
     let directory = directory();
     let [mut a, mut b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -106,7 +106,7 @@ async fn a_shutdown_does_not_wait_for_a_session_that_does_not_come() {
 
 /// A session is closed at its owner, as an idle one is. Another instance gets "not here", and is about to claim it.
 #[tokio::test]
-async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_restored_here() {
+async fn a_session_that_was_reported_missing_to_a_peer_is_not_restored_here() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -134,7 +134,7 @@ async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_restored_
 /// The peer stalls before its claim, and the client continues at the owner. Only the version that the peer has read distinguishes its
 /// claim from one in time.
 #[tokio::test]
-async fn a_claim_that_comes_late_takes_no_session_that_lives_again() {
+async fn a_late_claim_takes_no_session_that_is_open_again() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let (mcp, memory) = (a.session().await, &directory.memory);
@@ -162,7 +162,7 @@ async fn a_claim_that_comes_late_takes_no_session_that_lives_again() {
 
 /// One of the requests claims the session, and the others do not claim it from each other.
 #[tokio::test]
-async fn all_requests_that_come_at_once_for_a_session_that_was_closed_are_served() {
+async fn all_requests_that_arrive_at_once_for_a_session_that_was_closed_are_served() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -175,7 +175,7 @@ async fn all_requests_that_come_at_once_for_a_session_that_was_closed_are_served
 
 /// More calls end at once than answers may be in flight.
 #[tokio::test]
-async fn an_instance_that_leaves_keeps_the_answers_of_however_many_calls_end_at_once() {
+async fn a_shutdown_keeps_the_answers_of_however_many_calls_end_at_once() {
     const CALLS: u32 = 100;
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
@@ -204,7 +204,7 @@ async fn an_instance_that_leaves_keeps_the_answers_of_however_many_calls_end_at_
 
 /// A session is relinquished and claimed back before its former copy is closed.
 #[tokio::test]
-async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_call() {
+async fn a_session_that_returns_before_its_former_copy_is_closed_keeps_its_call() {
     let directory = directory();
     let [mut a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -230,7 +230,7 @@ async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_ca
 
 /// The request id does not fit into an event id.
 #[tokio::test]
-async fn a_client_whose_request_id_is_very_long_does_not_wait_for_a_call_that_is_gone() {
+async fn a_client_whose_request_id_is_very_long_does_not_wait_for_a_call_that_is_lost() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;

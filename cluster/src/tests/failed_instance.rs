@@ -84,7 +84,7 @@ async fn a_call_does_not_wait_for_an_owner_whose_session_another_instance_has() 
 
 /// The backend has evicted the record, and the owner writes it again later.
 #[tokio::test]
-async fn a_call_waits_for_a_living_owner_that_the_directory_has_forgotten() {
+async fn a_call_waits_for_a_running_owner_that_the_directory_has_lost() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
     let mut owner = FakeOwner::new(&directory).await;
@@ -128,7 +128,7 @@ async fn a_call_that_may_have_begun_is_not_begun_again() {
 
 /// The owner has not asked for the body. When the owner is given up, another instance has the session.
 #[tokio::test]
-async fn a_call_that_has_not_begun_goes_to_the_new_owner() {
+async fn a_call_that_has_not_begun_is_routed_to_the_new_owner() {
     for round in 0..20 {
         let directory = directory();
         let [b] = Node::several(&directory).await;
@@ -147,7 +147,7 @@ async fn a_call_that_has_not_begun_goes_to_the_new_owner() {
 
 /// Several instances notice at the same time. Exactly one wins, and the others relay to it.
 #[tokio::test]
-async fn a_session_whose_owner_is_gone_has_one_new_owner() {
+async fn a_session_whose_owner_has_ended_has_one_new_owner() {
     for round in 0..20 {
         let directory = directory();
         let [mut a, b, c] = Node::several(&directory).await;
@@ -199,7 +199,7 @@ async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_
 }
 
 #[tokio::test]
-async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
+async fn the_body_of_a_request_whose_owner_has_ended_is_whole() {
     for length in [0, 10, 60_000, 70_000, 1_000_000] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
@@ -278,7 +278,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
 
 /// An owner that has not asked for the body of a call has not begun the call. The body is whole, so another instance can serve it.
 #[tokio::test]
-async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
+async fn a_call_that_no_instance_has_begun_runs_on_another() {
     for length in [10, 100_000] {
         let directory = directory();
         let [b] = Node::several(&directory).await;
@@ -318,7 +318,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
 }
 
 #[tokio::test]
-async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease() {
+async fn an_unreachable_owner_keeps_its_session_until_its_lease_ends() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
     let mut owner = FakeOwner::new(&directory).await;
@@ -344,7 +344,7 @@ async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease()
 }
 
 #[tokio::test]
-async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
+async fn only_calls_wait_for_an_owner_that_does_not_answer() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
     let mut owner = FakeOwner::new(&directory).await;
@@ -452,7 +452,7 @@ async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
 }
 
 #[tokio::test]
-async fn what_does_not_exist_is_said_only_by_a_directory_that_is_consistent() {
+async fn only_a_consistent_directory_proves_that_a_session_does_not_exist() {
     let directory = directory();
     let young = Node::start(&directory).await;
     let reply = young.client("nobody's").post_raw("{}", &[]).await;

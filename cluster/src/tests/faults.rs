@@ -143,7 +143,7 @@ async fn an_owner_that_stood_still_keeps_what_no_other_instance_has_taken() {
 
 /// The owner renews its lease in time.
 #[tokio::test]
-async fn an_owner_that_stood_still_for_less_than_its_lease_goes_on() {
+async fn an_owner_that_stood_still_for_less_than_its_lease_stays_the_owner() {
     let directory = directory();
     let Island { a, b, is_reached } = Island::start(&directory).await;
     is_reached.store(true, Ordering::Relaxed);
@@ -241,7 +241,7 @@ async fn a_session_that_was_ended_elsewhere_stays_ended_although_the_directory_l
 
 /// The head of a call arrives before a stall, and its body after it.
 #[tokio::test]
-async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_whose_its_session_is()
+async fn a_call_whose_body_arrives_after_a_stop_does_not_begin_before_the_owner_of_its_session_is_known()
  {
     let directory = directory();
     let Island { a, b, .. } = Island::start(&directory).await;
@@ -262,7 +262,7 @@ async fn a_call_whose_body_comes_after_a_stop_does_not_begin_before_it_is_known_
 
 /// The same, but the directory does not answer after the stall.
 #[tokio::test]
-async fn a_call_whose_body_comes_after_a_stop_does_not_wait_for_a_directory_without_a_limit() {
+async fn a_call_whose_body_arrives_after_a_stop_does_not_wait_for_a_directory_without_a_limit() {
     let directory = directory();
     let a = Node::start(&directory).await;
     a.until_settled().await;
@@ -344,7 +344,7 @@ async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_
 
 /// The owner in the snapshot has lost its lease. The snapshot does not have the instance that claimed the session since then.
 #[tokio::test]
-async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
+async fn a_directory_with_older_data_ends_no_session_of_a_running_owner() {
     let directory = directory();
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;

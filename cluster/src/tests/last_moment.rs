@@ -66,13 +66,13 @@ async fn a_client_that_was_turned_away_while_a_heartbeat_was_on_its_way_keeps_it
 }
 
 #[tokio::test]
-async fn a_client_that_came_in_time_and_was_looked_up_after_it_keeps_its_call() {
+async fn a_client_that_resumed_in_time_and_was_looked_up_after_its_grace_keeps_its_call() {
     turned_away_in_time("look", 450 * MS).await;
 }
 
 /// The connection to the owner is established, but no byte arrives on it.
 #[tokio::test]
-async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
+async fn a_client_that_resumed_in_time_and_waits_for_the_owner_keeps_its_call() {
     for phase in 0..40 {
         let (_, [a, b]) = two(true).await;
         let mcp = a.session().await;
@@ -94,7 +94,7 @@ async fn a_client_that_came_in_time_and_waits_for_the_owner_keeps_its_call() {
 }
 
 #[tokio::test]
-async fn a_client_counts_as_turned_away_also_if_that_instance_is_gone() {
+async fn a_client_counts_as_turned_away_also_if_that_instance_has_ended() {
     for is_killed in [false, true] {
         let (_, [a, mut b]) = two(false).await;
         let mcp = a.session().await;

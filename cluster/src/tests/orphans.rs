@@ -36,7 +36,7 @@ async fn with_grace(directory: &Faulty) -> Node {
 }
 
 #[tokio::test]
-async fn an_orphan_whose_session_is_this_instances_is_cancelled_after_its_grace() {
+async fn an_orphan_of_a_local_session_is_cancelled_after_its_grace() {
     let directory = directory();
     let node = with_grace(&directory).await;
     let mcp = node.session().await;
@@ -123,7 +123,7 @@ async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instanc
 }
 
 #[tokio::test]
-async fn a_directory_that_comes_back_empty_is_given_the_answers_again() {
+async fn the_answers_are_written_again_to_a_directory_that_returns_empty() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;

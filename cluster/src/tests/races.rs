@@ -114,7 +114,7 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
 
 /// The client lists the field of its session in `connection`. A relay that removed the field would make the owner answer "not here".
 #[tokio::test]
-async fn no_client_has_a_session_claimed_from_an_owner_who_lives() {
+async fn no_client_has_a_session_claimed_from_a_running_owner() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -150,7 +150,7 @@ async fn a_session_that_was_this_instances_is_found_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_while_its_session_is_restored_is_nobody_elses_loss() {
+async fn a_client_that_hangs_up_while_its_session_is_restored_does_not_affect_other_clients() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -203,7 +203,7 @@ async fn a_session_that_is_half_restored_serves_the_next_request() {
 }
 
 #[tokio::test]
-async fn a_session_that_cannot_be_loaded_now_is_not_said_to_be_none() {
+async fn a_session_that_cannot_be_loaded_now_is_not_reported_missing() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -277,7 +277,7 @@ async fn an_answer_that_was_kept_is_not_that_of_a_later_call_with_its_id() {
 
 /// A leaving instance answers "not here" only once its answers are in the directory.
 #[tokio::test]
-async fn no_answer_on_its_way_is_lost_when_its_instance_leaves() {
+async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -345,7 +345,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_kept() {
 
 /// The owner decides on "not here" for a request that arrives slowly. It has the session again before that answer is sent.
 #[tokio::test]
-async fn a_session_that_came_back_while_somebody_was_told_that_it_is_gone_is_not_claimed() {
+async fn a_session_that_returned_while_it_was_reported_missing_is_not_claimed() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;

@@ -63,7 +63,7 @@ async fn until_asked(directory: &Faulty, what: &str, times: usize) {
 /// Two requests claim a session whose owner is dead. One of them restores the session. The client of the other one hangs up, or the
 /// directory does not answer it.
 #[tokio::test]
-async fn a_shutdown_does_not_wait_for_a_claim_that_comes_to_nothing() {
+async fn a_shutdown_does_not_wait_for_a_claim_that_restores_nothing() {
     for hangs_up in [true, false] {
         let directory = directory();
         let [mut a, mut b] = Node::several(&directory).await;
@@ -96,7 +96,7 @@ async fn a_shutdown_does_not_wait_for_a_claim_that_comes_to_nothing() {
 
 /// Other instances own its sessions from then on. A call that began here would be lost.
 #[tokio::test]
-async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_reclaimed_the_session() {
+async fn nothing_begins_on_an_instance_that_shuts_down_before_it_has_reclaimed_the_session() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -237,7 +237,7 @@ async fn half_a_body_is_waited_for_for_a_while_only() {
 /// The session is closed at its owner. One peer gets "not here" and claims the session. Meanwhile the owner is about to claim it for
 /// its own client, and for clients of other peers.
 #[tokio::test]
-async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
+async fn a_request_for_a_session_that_another_instance_claims_is_routed_there() {
     let directory = directory();
     let [a, b, c, d] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -264,7 +264,7 @@ async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
 
 /// A leaving instance relinquishes a session and gets it back. From then on no other instance is about to claim it.
 #[tokio::test]
-async fn a_session_that_was_relinquished_and_came_back_is_restored_again() {
+async fn a_session_that_was_relinquished_and_returned_is_restored_again() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -281,7 +281,7 @@ async fn a_session_that_was_relinquished_and_came_back_is_restored_again() {
 
 /// rmcp remembers for a moment that a restore failed, and answers 404 meanwhile. Clients would discard their session.
 #[tokio::test]
-async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
+async fn no_session_is_reported_missing_because_another_client_hung_up() {
     for waits in [true, false] {
         let directory = directory();
         let [mut a] = Node::several(&directory).await;

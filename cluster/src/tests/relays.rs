@@ -61,7 +61,7 @@ async fn a_call_and_its_answer_pass_through_another_instance() {
 }
 
 #[tokio::test]
-async fn a_client_comes_back_through_another_instance() {
+async fn a_client_resumes_through_another_instance() {
     let directory = directory();
     let [a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;

@@ -115,7 +115,7 @@ async fn a_stream_of_no_call_that_ended_with_its_instance_begins_anew() {
 
 /// The application decides whether a client may have an answer, also if the answer is in the directory.
 #[tokio::test]
-async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts() {
+async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_accepts() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;

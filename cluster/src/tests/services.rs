@@ -36,7 +36,7 @@ fn two_services(cluster: &Cluster, witness: &Witness) -> Router {
 }
 
 #[tokio::test]
-async fn a_service_without_a_session_store_is_told_once_what_it_needs() {
+async fn a_service_without_a_session_store_logs_once_what_it_needs() {
     for is_stored in [true, false] {
         let warnings = Warnings::watch();
         let setup = Setup {
@@ -50,8 +50,8 @@ async fn a_service_without_a_session_store_is_told_once_what_it_needs() {
             let mcp = node.session().await;
             assert_eq!([status(&mcp, 1).await, status(&mcp, 2).await], [200; 2]);
         }
-        let told = warnings.with("session_store = Some(Arc::new(cluster.clone()))");
-        assert_eq!(told, usize::from(!is_stored));
+        let logged = warnings.with("session_store = Some(Arc::new(cluster.clone()))");
+        assert_eq!(logged, usize::from(!is_stored));
     }
 }
 
@@ -105,7 +105,7 @@ async fn a_delete_at_another_service_ends_the_session() {
 
 /// rmcp accepts the DELETE of a session that does not exist.
 #[tokio::test]
-async fn ids_that_clients_make_up_leave_nothing_in_the_directory() {
+async fn invented_session_ids_add_nothing_to_the_directory() {
     let directory = directory();
     let node = Node::start(&directory).await;
     node.until_settled().await;

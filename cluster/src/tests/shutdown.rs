@@ -47,7 +47,7 @@ async fn answers(call: &mut Connection) -> Value {
 
 /// The public listener closes, calls end with all that belongs to them, and new calls are served elsewhere. No answer is lost.
 #[tokio::test]
-async fn no_answer_is_lost_when_the_owner_goes() {
+async fn no_answer_is_lost_when_the_owner_shuts_down() {
     let directory = directory();
     let [mut a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -159,7 +159,7 @@ async fn a_call_that_was_let_in_ends_where_it_is() {
 /// A session stays on a leaving instance until another instance requests it. Then its stream ends, and is reopened through the new
 /// owner.
 #[tokio::test]
-async fn a_client_that_listens_goes_with_its_session() {
+async fn a_client_that_listens_follows_its_session() {
     let directory = directory();
     let [a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -213,7 +213,7 @@ async fn a_long_call_is_served_where_its_session_still_is() {
 }
 
 #[tokio::test]
-async fn what_is_not_over_at_the_limit_is_cancelled_and_what_waits_goes_on_elsewhere() {
+async fn calls_in_flight_at_the_limit_are_cancelled_and_waiting_calls_run_on_another_instance() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -229,7 +229,7 @@ async fn what_is_not_over_at_the_limit_is_cancelled_and_what_waits_goes_on_elsew
 
 /// A client that resumes afterwards gets the reason. Otherwise it would get the error of a server that has ended without an answer.
 #[tokio::test]
-async fn a_call_that_is_cancelled_at_the_limit_leaves_its_error() {
+async fn the_error_of_a_call_that_is_cancelled_at_the_limit_is_kept() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -245,7 +245,7 @@ async fn a_call_that_is_cancelled_at_the_limit_leaves_its_error() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
+async fn a_session_that_is_opened_during_a_shutdown_continues_on_another_instance() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let leaving = a.cluster.leave(LIMIT);
@@ -279,7 +279,7 @@ async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
 
 /// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.
 #[tokio::test]
-async fn nothing_begins_on_an_instance_that_is_gone() {
+async fn nothing_begins_on_an_instance_that_has_shut_down() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -388,7 +388,7 @@ async fn an_answer_is_kept_before_its_session_is_relinquished() {
 
 /// A shutdown whose future is dropped counts as completed, so requests that wait for it are notified.
 #[tokio::test]
-async fn who_waits_for_a_shutdown_that_is_dropped_goes_on_elsewhere() {
+async fn a_request_that_waits_for_a_dropped_shutdown_is_served_by_another_instance() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;

@@ -65,7 +65,7 @@ async fn closed(mut stream: TcpStream) {
 }
 
 #[tokio::test]
-async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps_its_call() {
+async fn a_client_that_resumes_at_an_instance_without_a_route_to_the_owner_keeps_its_call() {
     let directory = directory();
     let [a, b] = two(&directory, false).await;
     let mcp = a.session().await;
@@ -240,7 +240,7 @@ async fn a_client_that_was_turned_away_before_its_hang_up_was_seen_keeps_its_cal
 
 /// The client waits a little less than `client_backoff` each time, at every phase of the heartbeats.
 #[tokio::test]
-async fn a_client_that_comes_again_in_time_keeps_its_call() {
+async fn a_client_that_retries_in_time_keeps_its_call() {
     let backoff = 5 * SECOND;
     let options = Options {
         client_backoff: backoff,

@@ -185,7 +185,7 @@ async fn nothing_is_sent_to_an_address_that_no_peer_may_have() {
 }
 
 #[tokio::test]
-async fn an_id_of_a_megabyte_is_one_that_nobody_has() {
+async fn an_id_of_a_megabyte_is_the_id_of_no_session() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let app = Router::new().route("/mcp", any(async || "served"));

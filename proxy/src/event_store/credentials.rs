@@ -1,8 +1,8 @@
 //! The parts of a request by which a server may authenticate its client: header fields, and path and query of the URL.
 //!
 //! A server authenticates by any field: `Authorization`, a key of its own, a cookie, a field of a gateway. So every
-//! field counts, except for those of [`HARMLESS`], which do not identify a client or differ between its requests. Other
-//! servers have keys in the path or in the query.
+//! field counts, except for those of [`HARMLESS`], which do not identify a client, or differ between its requests. Some
+//! servers take a key from the path or the query.
 
 use std::fmt;
 
@@ -10,8 +10,8 @@ use http::{HeaderName, HeaderValue, Request, Uri, uri::PathAndQuery};
 
 /// Fields that are not credentials.
 ///
-/// They are of one connection, of one body, of a browser, of a trace, or of MCP itself. A field is listed only if no
-/// server can be expected to distinguish two clients by it. Sessions are compared elsewhere.
+/// They belong to one connection, one body, a browser, a trace, or MCP itself. A field is listed only if no server can be
+/// expected to distinguish two clients by it. The session id is listed because sessions are compared elsewhere.
 const HARMLESS: [&str; 45] = [
     "accept",
     "accept-encoding",
@@ -96,13 +96,13 @@ impl Credentials {
         // Only the order of fields with the same name matters.
         fields.sort_by(|one, other| one.0.as_str().cmp(other.0.as_str()));
         Self {
-            // HTTP/2 has the host in the URL as well.
+            // Without the authority, which HTTP/2 has in the URL, and HTTP/1 in `Host`.
             target: request.uri().path_and_query().cloned(),
             fields: fields.into(),
         }
     }
 
-    /// Replaces the credentials of a request by these.
+    /// Replaces the credentials of a request by these, except for those of a single message, which are removed.
     pub(super) fn put_on<B>(&self, request: &mut Request<B>) {
         let mut parts = request.uri().clone().into_parts();
         parts.path_and_query.clone_from(&self.target);

@@ -10,7 +10,7 @@
 //!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
 //!    is cleared.
 //! 4. **Limits.** `push` accepts an event only below both limits ([`BufferLimits`]), so a ring exceeds the byte limit by
-//!    at most one event. `push_paid` ignores both limits. A reservation covers every event of the ring at all times. It
+//!    at most one event. `push_reserved` ignores both limits. A reservation covers every event of the ring at all times. It
 //!    covers taken bytes until their last holder drops them.
 //! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` then returns [`Taken::End`].
 //! 6. **The end.** No event can be pushed after the end. Only the error of guarantee 8 is appended then.
@@ -235,7 +235,7 @@ impl Ring {
     /// Adds an event that the stream's own reservation covers.
     ///
     /// That is its first event, or an error as its last.
-    pub(crate) fn push_paid(&mut self, mut event: Event) {
+    pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.ended || self.answer.is_some() {
             return;
         }
@@ -311,7 +311,7 @@ impl Ring {
 
     /// Adds the priming event: it has no message, and an id to resume from.
     pub(crate) fn prime(&mut self) {
-        self.push_paid(Event::priming(self.limits.retry));
+        self.push_reserved(Event::priming(self.limits.retry));
     }
 
     /// Returns an event without a message, whose id is the last one before this reader.

@@ -27,7 +27,7 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How long a call is postponed while its server is asked about a client: 1 s. Then it is checked again.
+/// How long a cancel is postponed while the server checks a client that resumes: 1 s. Then the orphan is checked again.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
 /// All sessions. It is a handle: clones are the same store.
@@ -124,7 +124,7 @@ impl EventStore {
 
     /// Returns the response to a client that resumes after an event.
     ///
-    /// Returns `None` if the id is not one of this event store, so that the server may know it.
+    /// Returns `None` if no event store of this server created the id. The server itself may then know the id.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_ours = self.owns(last_event_id);
         is_ours.then(|| match self.look_up(session, last_event_id) {
@@ -148,8 +148,8 @@ impl EventStore {
 
     /// Decides for the layer whether an orphan may be cancelled.
     ///
-    /// It is for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed while
-    /// the server is asked whether a client that resumes may have the stream.
+    /// This is the decision for [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm). The cancel is postponed
+    /// while the server checks whether a client that resumes may read the stream.
     pub fn confirm(&self, orphan: &Orphan<'_>) -> Confirmation {
         let call = orphan.call();
         let stream = call.session().and_then(|id| {

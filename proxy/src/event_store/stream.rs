@@ -179,10 +179,10 @@ impl Stream {
         }
     }
 
-    /// Adds an event. Waits for room while a client is attached and may make some by reading.
+    /// Adds an event. Without room, waits while a client is attached, which makes room by reading.
     ///
-    /// Without a client, the call ends with an error, and so does this. An event that finds no room in the budget
-    /// bypasses the ring to a client that reads, and cannot be resumed.
+    /// Without room and without a client, the call ends with an error. An event that does not fit into the budget bypasses
+    /// the ring to a client that reads, and cannot be resumed.
     ///
     /// # Errors
     ///
@@ -275,7 +275,7 @@ impl Stream {
                 state.is_cancelled || state.token.as_ref().is_some_and(CallToken::is_cancelled);
             let is_evictable = is_cancelled && !state.ring.is_answered();
             if let Some(error) = error {
-                state.ring.push_paid(error);
+                state.ring.push_reserved(error);
             }
             state.ring.end();
             let first = state.until.is_none();

@@ -50,7 +50,7 @@ pub(super) struct Input {
 #[derive(Debug)]
 pub(super) struct InputWriter(mpsc::Receiver<QueuedLine>);
 
-/// The free capacity.
+/// Free capacity, in messages and in bytes.
 #[derive(Debug)]
 struct Capacity {
     permits: Arc<Semaphore>,
@@ -74,6 +74,7 @@ pub(super) struct Permit<'a> {
 /// Why there is no permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Full {
+    /// The capacity is exhausted.
     Busy,
     /// The receiving end was dropped.
     Closed,
@@ -82,9 +83,9 @@ pub(super) enum Full {
 /// Why writing has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stopped {
-    /// The process has closed its stdin.
+    /// The process has closed its stdin, or the sending end of the queue was dropped.
     Closed,
-    /// The process does not read.
+    /// The process did not read for [`WRITE_TIMEOUT`].
     Stuck,
 }
 
@@ -94,6 +95,7 @@ pub(super) enum Stopped {
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
+    /// How often the process was blocked and became unblocked.
     times: AtomicU64,
 }
 
@@ -165,7 +167,7 @@ impl Permit<'_> {
 // === impl InputWriter ===
 
 impl InputWriter {
-    /// Writes queued messages, until the process stops reading them.
+    /// Writes queued messages. Returns why it has stopped. A timeout during which the process was blocked does not count.
     pub(super) async fn write(
         mut self,
         mut to: impl AsyncWrite + Unpin,
@@ -190,7 +192,7 @@ impl InputWriter {
 // === impl Backpressure ===
 
 impl Backpressure {
-    /// Waits for a future, and counts as blocked while it is pending.
+    /// Waits for a future. The process counts as blocked while the future is pending.
     pub(super) async fn wait<T>(&self, until: impl Future<Output = T>) -> T {
         let mut until = std::pin::pin!(until);
         if let Some(done) = futures_util::future::poll_immediate(until.as_mut()).await {

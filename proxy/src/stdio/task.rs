@@ -26,16 +26,17 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s.
+/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s. A shutdown of the proxy has its own
+/// limit. Also how long the end of a killed process is awaited.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long output is read after the leader's exit: 0.5 s. A process outside the group may still hold the pipes.
+/// How long output is read after the process group was killed: 0.5 s. A process outside the group may still hold the pipes.
 const PIPE_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a session may be unused after `initialize`: 60 s.
 const UNUSED_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Minimum time for which a process counts as blocked: 1 ms.
+/// Minimum time for which a process counts as blocked: 1 ms. Shorter waits are ignored.
 const MIN_BLOCKED: Duration = Duration::from_millis(1);
 
 /// Interval of the checks of a session whose process is blocked: 100 ms.
@@ -52,9 +53,9 @@ const TOO_LONG: &str =
 #[derive(Debug)]
 pub(super) struct SessionEnd {
     pub(super) why: EndReason,
-    /// The process ended before its first answer.
+    /// The process ended before its first answer, and the session was not stopped before.
     pub(super) failed_to_start: bool,
-    /// The proxy killed the process.
+    /// The process had to be killed with SIGKILL.
     pub(super) was_killed: bool,
 }
 
@@ -75,7 +76,7 @@ enum ProcessEnd {
 // === impl Session ===
 
 impl Session {
-    /// Runs the session to its end. Nothing of its process is left then.
+    /// Runs the session to its end. By then its process group has been killed.
     pub(super) async fn run(
         &self,
         mut group: Group,
@@ -90,11 +91,12 @@ impl Session {
             pipes.stderr
         )));
         let why = {
-            // The end of this future closes stdin.
+            // Dropping this future closes stdin.
             let writing = waiting.write(pipes.stdin, &self.backpressure);
             let mut logging = pin!(then_pending(logging.as_mut()));
             tokio::select! {
-                // Queued messages, such as a cancel, are written before stdin is closed.
+                // `writing` is polled before `stop`. So queued messages that the pipe has room for, such as a cancel, are
+                // written before stdin is closed.
                 biased;
                 () = group.exited() => EndReason::Exited,
                 stopped = writing => EndReason::from(stopped),
@@ -116,7 +118,7 @@ impl Session {
         let status = match timeout(STOP_TIMEOUT, group.reap()).await {
             Ok(Ok(status)) => exit_text(status),
             Ok(Err(error)) => error.to_string(),
-            Err(_) => "it does not end".into(),
+            Err(_) => "the process did not exit".into(),
         };
         let failed_to_start = {
             let state = self.state();
@@ -246,7 +248,7 @@ impl Session {
         }
     }
 
-    /// Records that the process was blocked for this long.
+    /// Records for how long the process was blocked.
     fn add_blocked_time(&self, blocked: Duration) {
         if blocked < MIN_BLOCKED {
             return;
@@ -301,7 +303,7 @@ impl Session {
                     stream.end_cancelled();
                 }
                 if let Some(why) = ends {
-                    // The streams of cancelled calls.
+                    // The streams of cancelled calls, or of an `initialize` whose client has disconnected.
                     for stream in left {
                         stream.end_with_error(SERVER_ERROR, why.text());
                     }
@@ -331,7 +333,8 @@ impl Session {
         };
         // A call whose answer waits for its client is not open any more.
         if works || self.backpressure.is_on() || self.standalone.is_attached() {
-            // Rechecked after a quarter of the timeout, so that the end of the use is noticed in time.
+            // Rechecked after a quarter of the timeout. So the session ends between three quarters of the timeout and the whole
+            // timeout after such a use has ended.
             state.used = now.max(state.used);
             return now + timeout / 4 + Duration::from_millis(1);
         }
@@ -375,6 +378,6 @@ async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
         }
     }
     group.signal(Signal::KILL);
-    let _gone = timeout(STOP_TIMEOUT, group.exited()).await;
+    let _late = timeout(STOP_TIMEOUT, group.exited()).await;
     ProcessEnd::Killed
 }

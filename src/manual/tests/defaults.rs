@@ -62,7 +62,7 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
         "INJECTION_TIMEOUT",
     ),
     (
-        "time that an answer to `confirm` may take",
+        "time that the decision of `confirm` may take",
         "src/exchange/confirm.rs",
         "CONFIRM_TIMEOUT",
     ),

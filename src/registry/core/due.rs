@@ -79,25 +79,26 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Postpones the end of a call's grace to `until`. Returns `false` if the expiry no longer holds.
     pub(crate) fn postpone(&mut self, id: CallId, expiry: ExpiryToken, until: Instant) -> bool {
-        self.answer(id, expiry, |timers| timers.postpone(until))
+        self.apply_decision(id, expiry, |timers| timers.postpone(until))
     }
 
     /// Confirms that a call may be cancelled; its timer is checked once more. Returns `false` if the expiry no longer holds.
     pub(crate) fn confirm(&mut self, id: CallId, expiry: ExpiryToken, now: Instant) -> bool {
-        self.answer(id, expiry, |timers| timers.confirm(now))
+        self.apply_decision(id, expiry, |timers| timers.confirm(now))
     }
 
-    fn answer(
+    /// Applies the decision of a confirmation to the timers of a call. Returns `false` if the expiry no longer holds.
+    fn apply_decision(
         &mut self,
         id: CallId,
         expiry: ExpiryToken,
-        answer: impl FnOnce(&mut CallTimers),
+        apply: impl FnOnce(&mut CallTimers),
     ) -> bool {
         let timers = self.timers_of(id);
         let Some(timers) = timers.filter(|timers| timers.expiry() == Some(expiry)) else {
             return false;
         };
-        answer(timers);
+        apply(timers);
         self.schedule(id);
         true
     }

@@ -104,7 +104,11 @@ async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit(
         .unwrap();
     let state = directory.state();
     assert_eq!(
-        (state.answer_bytes, state.answers.len(), state.oldest.len()),
+        (
+            state.answer_bytes,
+            state.answers.len(),
+            state.write_order.len()
+        ),
         (0, 0, 0)
     );
 }

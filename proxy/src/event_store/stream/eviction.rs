@@ -86,7 +86,7 @@ impl Stream {
         let (reader, token, writer, until, gaps) = {
             let mut state = self.state();
             if let Some(error) = error.filter(|_| state.until.is_none()) {
-                state.ring.push_paid(error);
+                state.ring.push_reserved(error);
             }
             state.ring.end();
             state.is_evictable = true;

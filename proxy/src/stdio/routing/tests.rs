@@ -121,7 +121,7 @@ fn what_names_no_call_goes_to_the_only_one_that_is_open() {
     assert_eq!(
         progress(&mut routes, "5"),
         Route::Standalone,
-        "progress of a call that is over"
+        "progress of a call that has ended"
     );
     begin(&mut routes, "2", None, 1).unwrap();
     assert_eq!(route(&mut routes, ASKS), Route::Standalone);
@@ -283,7 +283,8 @@ enum State {
 #[derive(Default)]
 struct Model {
     calls: Vec<(&'static str, Option<&'static str>, State)>,
-    doubtful: HashSet<&'static str>,
+    /// The tokens that two calls had at the same time. A token stays until all its calls have ended.
+    ambiguous_tokens: HashSet<&'static str>,
 }
 
 /// Returns `true` if two ids have the same value.
@@ -305,7 +306,7 @@ impl Model {
             .any(|(other, _, state)| alike(other, id) && *state != State::Ended);
         if !taken {
             self.calls.push((id, token, State::Open));
-            self.tokens();
+            self.update_ambiguous_tokens();
         }
         !taken
     }
@@ -334,12 +335,12 @@ impl Model {
         };
         *state = State::Ended;
         drop(found);
-        self.tokens();
+        self.update_ambiguous_tokens();
         route
     }
 
     fn progress(&self, token: &str) -> Route<Stream> {
-        if self.doubtful.contains(token) {
+        if self.ambiguous_tokens.contains(token) {
             return Route::Standalone;
         }
         let mut owners = self.calls.iter().enumerate();
@@ -373,26 +374,26 @@ impl Model {
     fn due(&mut self, now: Instant) -> Vec<Stream> {
         let mut closed = Vec::new();
         for (stream, (.., state)) in self.calls.iter_mut().enumerate() {
-            if let State::Unanswered(since, there @ true) = state
+            if let State::Unanswered(since, has_stream @ true) = state
                 && *since + UPSTREAM_LINGER <= now
             {
-                *there = false;
+                *has_stream = false;
                 closed.push(stream);
             }
         }
         closed
     }
 
-    fn tokens(&mut self) {
+    fn update_ambiguous_tokens(&mut self) {
         for token in TOKENS {
             let owners = self
                 .calls
                 .iter()
                 .filter(|(_, its, state)| *its == Some(token) && *state != State::Ended);
             match owners.count() {
-                0 => drop(self.doubtful.remove(token)),
+                0 => drop(self.ambiguous_tokens.remove(token)),
                 1 => {}
-                _ => drop(self.doubtful.insert(token)),
+                _ => drop(self.ambiguous_tokens.insert(token)),
             }
         }
     }
@@ -456,7 +457,7 @@ proptest! {
     fn no_stream_is_forgotten(steps in steps()) {
         let mut routes = Routes::new(None);
         let mut now = Instant::now();
-        let (mut begun, mut over) = (0, Vec::new());
+        let (mut begun, mut ended) = (0, Vec::new());
         for step in steps {
             match step {
                 Step::Begin(call, token) => {
@@ -465,19 +466,19 @@ proptest! {
                 }
                 Step::Answer(call) => {
                     if let Route::Answer(stream) = answer(&mut routes, call) {
-                        over.push(stream);
+                        ended.push(stream);
                     }
                 }
-                Step::Cancel(call) => over.extend(routes.cancelled(&id(call), now)),
+                Step::Cancel(call) => ended.extend(routes.cancelled(&id(call), now)),
                 Step::Wait(ms) => {
                     now += Duration::from_millis(ms);
-                    over.extend(routes.due(now, false).closed);
+                    ended.extend(routes.due(now, false).closed);
                 }
                 Step::Progress(_) | Step::Ask => {}
             }
         }
-        over.extend(routes.end());
-        over.sort_unstable();
-        prop_assert_eq!(over, (0..begun).collect::<Vec<_>>());
+        ended.extend(routes.end());
+        ended.sort_unstable();
+        prop_assert_eq!(ended, (0..begun).collect::<Vec<_>>());
     }
 }

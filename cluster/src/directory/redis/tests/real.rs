@@ -81,14 +81,14 @@ impl Living {
     }
 
     async fn until_consistent(&self) {
-        eventually("it is sound", async || {
+        eventually("it is consistent", async || {
             self.heartbeat.consistent_since().is_some()
         })
         .await;
     }
 
     async fn until_not_consistent(&self) {
-        eventually("it is not sound", async || {
+        eventually("it is not consistent", async || {
             self.heartbeat.consistent_since().is_none()
         })
         .await;
@@ -409,7 +409,7 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
             .is_some_and(|since| Some(since) != before)
     })
     .await;
-    println!("sound {:?} after it came back empty", begun.elapsed());
+    println!("consistent {:?} after it came back empty", begun.elapsed());
     let known: usize = server.ask("DBSIZE").await;
     assert_eq!(known, 10_001);
 }

@@ -83,7 +83,7 @@ async fn what_is_flushed_under_way_is_written_again_and_no_session_is_lost() {
         let before = one.heartbeat.consistent_since();
         let () = server.ask("FLUSHALL").await;
         let begun = Instant::now();
-        eventually("it is sound again", async || {
+        eventually("it is consistent again", async || {
             let since = one.heartbeat.consistent_since();
             if let Ok(look) = two.directory.look(session("7").session).await {
                 assert!(look.record.is_some() || !two.heartbeat.proves(&look.leases));
