@@ -19,10 +19,6 @@ use mcp_cancel_proxy::{
 };
 use tokio::runtime::Runtime;
 
-#[cfg(feature = "mimalloc")]
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// The exit code for errors of the configuration.
 const USAGE: u8 = 2;
 

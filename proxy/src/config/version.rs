@@ -17,13 +17,8 @@ pub(super) fn version() -> &'static str {
         } else {
             ""
         };
-        let allocator = if cfg!(feature = "mimalloc") {
-            ", mimalloc"
-        } else {
-            ""
-        };
         format!(
-            "{} ({}{}-{}{libc}, features: program{allocator})",
+            "{} ({}{}-{}{libc}, features: program)",
             env!("CARGO_PKG_VERSION"),
             commit.unwrap_or_default(),
             consts::ARCH,
