@@ -37,8 +37,8 @@ use crate::{
     peers::{self, PeerAuth},
     pending_restores::PendingRestores,
     relay::Relay,
-    router::Router,
-    routing_plan::Known,
+    request_context::has_no_session,
+    router::{FormerOwners, Router},
     session_closers::SessionClosers,
     sessions::Sessions,
     shutdown::Shutdown,
@@ -298,16 +298,8 @@ impl SessionStore for Cluster {
     }
 
     async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
-        // A client's DELETE at the path of another service ends no session of this one.
-        if self.shared.session_closers.has_session(session_id).await {
-            return Ok(());
-        }
         // Ids that clients make up leave no tombstones.
-        let session = SessionHash::of(session_id);
-        if matches!(
-            self.shared.router.look_up(session).await,
-            (Known::Unowned, true)
-        ) {
+        if has_no_session() {
             return Ok(());
         }
         self.shared.store.delete(session_id).await
@@ -419,6 +411,7 @@ pub(crate) fn join_over(
         sessions: sessions.clone(),
         shutdown: Shutdown::new(sessions.clone(), pending_restores.clone(), answers.clone()),
         restores: pending_restores,
+        former_owners: FormerOwners::default(),
         generations: Arc::new(Generations::new(me.incarnation)),
         directory: directory.clone(),
     });

@@ -3,12 +3,13 @@
 //! 1. One task writes sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do not
 //!    wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
 //! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], also while many sessions are waiting to be written. While the directory does
-//!    not answer, the interval is [`RETRY_INTERVAL`].
+//!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are turned away, [`MIN_INTERVAL`].
 //! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
-//! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the backend and whether answers of its calls
-//!    are late. It also carries how long ago this instance turned a client away. "Unknown" proves something once all instances have written
-//!    ([`Heartbeat::proves`]).
+//! 4. Each heartbeat reports four facts ([`Status`]). `written_in` is the run of the backend in which all sessions of this instance are
+//!    written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`]. `has_late_answers` is
+//!    set while answers of its calls are late. `turned_away` is how long ago this instance turned a client away. A missing record proves
+//!    that the session does not exist only if [`Heartbeat::proves`] returns `true`.
 //! 5. A session is *contested* if its record in the directory has a higher epoch and another owner. A contested session serves nothing new.
 //!    If that owner has its lease, the session is relinquished. If that owner provably has no lease, the session is claimed back.
 
@@ -51,6 +52,11 @@ pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of attempts while the directory does not answer: 500 ms.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
+/// Minimum interval of heartbeats, while clients are turned away: 250 ms.
+///
+/// Chosen so that a directory with a hundred such instances gets 400 heartbeats a second.
+const MIN_INTERVAL: Duration = Duration::from_millis(250);
+
 /// Interval of scans for sessions that were written a while ago, to write them again: 10 s.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -61,7 +67,7 @@ const MAX_WRITES: usize = 8;
 const MAX_DELETIONS: usize = 4;
 
 /// Maximum number of contested sessions that are claimed back concurrently: 64.
-const MAX_CLAIMS_AT_ONCE: usize = 64;
+const MAX_CONCURRENT_CLAIMS: usize = 64;
 
 /// Keeps the lease, and writes the local sessions.
 pub(crate) struct Heartbeat {
@@ -111,7 +117,7 @@ impl Heartbeat {
         self.health().consistent_since(Instant::now())
     }
 
-    /// Returns `true` if a record missing in the look that found `leases` does not exist.
+    /// Returns `true` if a record that was missing when `leases` was read does not exist.
     pub(crate) fn proves(&self, leases: &Leases) -> bool {
         let now = Instant::now();
         let is_settled = {
@@ -125,24 +131,18 @@ impl Heartbeat {
     ///
     /// Then the owner in a record is the last owner, as far as this instance knows.
     pub(crate) async fn is_up_to_date(&self) -> bool {
-        self.proven_leases().await.is_some()
+        let leases = self.directory.leases().await;
+        leases.is_ok_and(|leases| self.proves(&leases))
     }
 
-    /// Returns `true` if an answer that the directory did not have before this does not exist.
+    /// Returns `true` if an answer that was missing before `leases` was read does not exist.
     ///
-    /// Every answer that the directory has lost is then written again.
-    pub(crate) async fn has_all_answers(&self) -> bool {
-        let leases = self.proven_leases().await;
-        leases.is_some_and(|leases| !leases.have_late_answers()) && !self.answers.are_late()
+    /// Living instances have then rewritten all answers that the directory lost.
+    pub(crate) fn has_all_answers(&self, leases: &Leases) -> bool {
+        self.proves(leases) && !leases.have_late_answers() && !self.answers.are_late()
     }
 
-    /// Returns the leases, or `None` if they prove nothing.
-    async fn proven_leases(&self) -> Option<Leases> {
-        let leases = self.directory.leases().await.ok()?;
-        self.proves(&leases).then_some(leases)
-    }
-
-    /// Returns `true` if all instances have written all their sessions in this run of the backend.
+    /// Returns `true` if all other living instances have written their sessions in the current run of the backend.
     fn all_have_written(&self, leases: &Leases) -> bool {
         self.health().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
     }
@@ -184,7 +184,7 @@ impl Heartbeat {
         self.health().on_heartbeat_failed();
         metrics::directory_consistent(false);
         if let Err(error) = self.directory.release_lease(self.me).await {
-            log(|| tracing::debug!(%error, "the lease of this instance is left to lapse"));
+            log(|| tracing::debug!(%error, "could not release the lease, it will expire"));
         }
     }
 
@@ -218,15 +218,23 @@ impl Heartbeat {
                 () = self.stop.notified() => return,
                 () = sleep_until(begun + next) => {}
                 () = self.heartbeat_due.notified() => {}
+                () = self.until_turned_away(begun + MIN_INTERVAL) => {}
             }
         }
+    }
+
+    /// Returns at `earliest` or later, when a client was turned away that no heartbeat has reported.
+    async fn until_turned_away(&self, earliest: Instant) {
+        self.turned_away.unreported().await;
+        sleep_until(earliest).await;
     }
 
     async fn send_heartbeat(&self, begun: Instant) {
         if let Err(error) = self.try_send_heartbeat(begun).await {
             self.health().on_heartbeat_failed();
-            let what = "sessions of other instances are not found, and no abandoned call is cancelled, until it answers";
-            self.unreachable.warn(&format_args!("{error}: {what}"));
+            let what = "Sessions of other instances cannot be found and no abandoned call is cancelled until the directory answers";
+            self.unreachable
+                .warn(&format_args!("directory heartbeat failed: {error}. {what}"));
         }
     }
 
@@ -256,8 +264,8 @@ impl Heartbeat {
 
     /// Returns `true` if this instance may take higher epochs than the directory has.
     ///
-    /// Called after its lease was lost. It may not while a claim of another instance may be lost, because a new epoch would supersede that
-    /// claim. No instance claims during that time.
+    /// Returns `false` if no renewal is due. Also returns `false` while another instance's claim may be lost, because a new epoch would
+    /// supersede that claim. No instance claims during that time.
     async fn may_renew_epochs(&self, run: &BackendRunId) -> Result<bool, DirectoryError> {
         match self.health().renewal_due() {
             None => return Ok(false),
@@ -368,21 +376,21 @@ impl Heartbeat {
         if is_consistent && self.unreachable.clear() {
             log(|| {
                 tracing::info!(
-                    "the directory answers again, and knows all sessions of this instance"
+                    "directory reachable again, all sessions of this instance are written"
                 )
             });
         }
     }
 
-    /// Decides who owns the contested sessions, forever.
+    /// Resolves contested sessions repeatedly. Never returns.
     async fn run_contested(&self) -> Infallible {
         loop {
             self.resolve_contested().await;
-            let _or_again = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
+            let _timed_out = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
         }
     }
 
-    /// Decides who owns the contested sessions, where that is known.
+    /// Relinquishes a contested session if the other owner has a lease. Claims it back if that owner provably has none.
     async fn resolve_contested(&self) {
         let contested = self.sessions.contested();
         if contested.is_empty() {
@@ -391,15 +399,16 @@ impl Heartbeat {
         let Ok(leases) = self.directory.leases().await else {
             return;
         };
-        let has_lease = |is: &Ownership| leases.of(is.owner.incarnation).is_some();
-        let (owned_by_living, owner_gone): (Vec<_>, Vec<_>) =
-            contested.into_iter().partition(|(_, is)| has_lease(is));
-        for (session, is) in owned_by_living {
-            self.sessions.relinquish_to_owner(session, is.owner);
+        let has_lease = |ownership: &Ownership| leases.of(ownership.owner.incarnation).is_some();
+        let (live_owner, dead_owner): (Vec<_>, Vec<_>) = contested
+            .into_iter()
+            .partition(|(_, ownership)| has_lease(ownership));
+        for (session, ownership) in live_owner {
+            self.sessions.relinquish_to_owner(session, ownership.owner);
         }
         if self.proves(&leases) {
-            let claims = stream::iter(owner_gone);
-            let claims = claims.for_each_concurrent(MAX_CLAIMS_AT_ONCE, |(session, former)| {
+            let claims = stream::iter(dead_owner);
+            let claims = claims.for_each_concurrent(MAX_CONCURRENT_CLAIMS, |(session, former)| {
                 self.claim_back(session, former)
             });
             claims.await;
@@ -411,13 +420,13 @@ impl Heartbeat {
         match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
                 log(
-                    || tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed back: the lease of its owner is over"),
+                    || tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session reclaimed because its owner has no lease"),
                 );
                 self.sessions.on_claimed(session, wanted.epoch);
             }
             Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // The next heartbeat retries.
+            // `run_contested` retries.
             Err(_) => {}
         }
     }

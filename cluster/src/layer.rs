@@ -4,7 +4,7 @@
 //! sent to another machine.
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -107,6 +107,14 @@ impl fmt::Debug for ClusterLayer {
 
 // === impl ClusterService ===
 
+impl<S: Clone> ClusterService<S> {
+    /// Returns the inner service that `poll_ready` has made ready, and keeps a clone of it for the next request.
+    fn take_ready(&mut self) -> S {
+        let clone = self.inner.clone();
+        mem::replace(&mut self.inner, clone)
+    }
+}
+
 impl<S> Service<Request<Body>> for ClusterService<S>
 where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send + 'static>
@@ -124,7 +132,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         if request.extensions().get::<FromPeer>().is_some() {
-            let (router, mut inner) = (self.router.clone(), self.inner.clone());
+            let (router, mut inner) = (self.router.clone(), self.take_ready());
             return ClusterFuture::remote(
                 async move { serve_peer(&router, &mut inner, request).await },
             );
@@ -136,7 +144,7 @@ where
             wire::strip(request.headers_mut());
         }
         if action != Action::Serve {
-            let (router, mut inner) = (self.router.clone(), self.inner.clone());
+            let (router, mut inner) = (self.router.clone(), self.take_ready());
             return ClusterFuture::remote(async move {
                 serve_remote(&router, &mut inner, request).await
             });
@@ -150,7 +158,7 @@ where
                 ClusterFuture::local(self.inner.call(request), guard, self.router.clone())
             }
             rewritten => {
-                let (router, mut inner) = (self.router.clone(), self.inner.clone());
+                let (router, mut inner) = (self.router.clone(), self.take_ready());
                 ClusterFuture::remote(async move {
                     serve(&router, &mut inner, request, rewritten, guard).await
                 })

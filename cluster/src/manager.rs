@@ -42,7 +42,7 @@ use crate::{
     generations::Generations,
     heartbeat::Heartbeat,
     ids::Incarnation,
-    resume_context::resumed_call,
+    request_context::resumed_call,
     sessions::Sessions,
 };
 
@@ -335,7 +335,7 @@ impl<M: SessionManager> CloseSession for CancellableSessionManager<M> {
         if self.has(session).await
             && let Err(error) = self.close_session(&id).await
         {
-            warn!(target: "mcp_cancel_cluster", %error, "a session of another instance is not closed here");
+            warn!(target: "mcp_cancel_cluster", %error, "a session is not closed here");
         }
     }
 }

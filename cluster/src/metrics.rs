@@ -2,7 +2,7 @@
 //!
 //! | name | kind | label `outcome` | what |
 //! |---|---|---|---|
-//! | `mcp_cluster_sound` | gauge | | 1 while the directory answers every heartbeat, else 0 |
+//! | `mcp_cluster_sound` | gauge | | 1 while heartbeats are answered and all local sessions are written, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
 //! | `mcp_calls_postponed_total` | counter | | abandoned calls that were not cancelled yet, for want of proof from the directory |
@@ -18,7 +18,7 @@ pub(crate) fn describe() {
         describe_gauge!(
             "mcp_cluster_sound",
             Unit::Count,
-            "Whether the directory answers every heartbeat"
+            "Whether heartbeats are answered and all local sessions are written"
         );
         describe_counter!(
             "mcp_cluster_lookups_total",

@@ -208,5 +208,8 @@ async fn answer(
         }
     }
     poll_fn(|cx| app.poll_ready(cx)).await?;
-    app.call(request.map(Body::new)).await
+    let answered = app.call(request.map(Body::new));
+    // It may hold what a limit of concurrency counts.
+    drop(app);
+    answered.await
 }

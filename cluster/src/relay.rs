@@ -290,7 +290,9 @@ async fn exchange(
     request: Request<Body>,
     mut disconnect: Option<ClientDisconnect>,
 ) -> Result<Response<HopBody>, Failure> {
-    let handshake = http1::handshake(TokioIo::new(stream)).await;
+    let mut builder = http1::Builder::new();
+    builder.max_headers(MAX_FIELDS);
+    let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|_| Failure::Unreachable)?;
     let mut connection = Some(connection);
     let mut answer = pin!(sender.send_request(request));

@@ -21,7 +21,7 @@ use crate::{
     relay::{Relay, UNBEGUN_TIMEOUT},
     replayable_request::ReplayableRequest,
     request_kind::RequestKind,
-    resume::{self, LostCall, RewriteOutcome},
+    resume::{self, RewriteOutcome},
     routed::{Presence, Reclaimed, Routed, TransferOutcome, served},
     routing_plan::{
         Action, Cause, Claimed, Failure, IncomingRequest, Known, LeaseState, Refusal, RoutingPlan,
@@ -30,6 +30,10 @@ use crate::{
     shutdown::{Shutdown, ShutdownStage},
     turned_away::{SLOW_RELAY_THRESHOLD, TurnedAway},
 };
+
+mod lost_call;
+
+pub(crate) use self::lost_call::FormerOwners;
 
 /// Delay between look-ups while another instance claims what this one relinquished: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
@@ -53,6 +57,7 @@ pub(crate) struct Router {
     pub(crate) restores: PendingRestores,
     pub(crate) generations: Arc<Generations>,
     pub(crate) shutdown: Shutdown,
+    pub(crate) former_owners: FormerOwners,
 }
 
 // === impl Router ===
@@ -225,24 +230,6 @@ impl Router {
         }
     }
 
-    /// Answers for a call that ended with its instance. Replaces the response of the application.
-    pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
-        let (directory, session) = (&self.directory, lost.session);
-        let find = || directory.answer(session, lost.incarnation, lost.number);
-        let mut kept = find().await;
-        if matches!(kept, Ok(None)) {
-            if !self.heartbeat.has_all_answers().await {
-                return self.reject(Refusal::NotSound);
-            }
-            // The former instance may have written the answer before it renewed the lease that was just read.
-            kept = find().await;
-        }
-        match kept {
-            Ok(kept) => lost.answer(accepted, kept.as_ref()),
-            Err(_) => self.reject(Refusal::NotSound),
-        }
-    }
-
     /// Routes a request whose session is not known to be open here.
     pub(crate) async fn route(&self, request: Request<Body>) -> Routed {
         let Some(id) = Fields::of(request.headers()).session.map(str::to_owned) else {
@@ -275,7 +262,7 @@ impl Router {
                 }
                 // No session is restored on an instance that has stopped.
                 Action::Claim(..) | Action::Reclaim if self.shutdown.has_stopped() => {
-                    Action::Refuse(Refusal::Again)
+                    plan.refuse(Refusal::Again)
                 }
                 Action::Relay(is) => {
                     restore = None;
@@ -371,7 +358,7 @@ impl Router {
     }
 
     /// Looks up the owner. The `bool` is `true` if the look proves that the session does not exist.
-    pub(crate) async fn look_up(&self, session: SessionHash) -> (Known, bool) {
+    async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(is)) => (Known::Owner(is), false),
             Ok(Found::Unowned(look)) => (Known::Unowned, self.is_proof(&look)),
@@ -425,6 +412,9 @@ impl Router {
         match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
                 self.owners.mark_own(session);
+                if former.owner != self.me {
+                    self.former_owners.record(session, former.owner.incarnation);
+                }
                 self.sessions.on_claimed(session, wanted.epoch);
                 self.shutdown.on_reclaimed(session);
                 (Claimed::Won, false)

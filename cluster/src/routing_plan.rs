@@ -139,6 +139,8 @@ pub(crate) struct RoutingPlan {
     me: Incarnation,
     /// The request is a POST, which may have an effect that must not happen twice.
     is_call: bool,
+    /// A peer may have begun the call. It is refused, but its session is claimed for later requests if the owner's lease is over.
+    may_have_begun: bool,
     claims: u8,
     lookup_retries: u8,
 }
@@ -178,6 +180,7 @@ impl RoutingPlan {
         Self {
             me,
             is_call,
+            may_have_begun: false,
             claims: 0,
             lookup_retries: 0,
         }
@@ -205,12 +208,12 @@ impl RoutingPlan {
     }
 
     /// Returns the action after a failed relay.
-    pub(crate) fn on_relay_failure(&self, owner: Ownership, failure: Failure) -> Action {
+    pub(crate) fn on_relay_failure(&mut self, owner: Ownership, failure: Failure) -> Action {
+        self.may_have_begun |= failure == Failure::Broken && self.is_call;
         match failure {
-            Failure::Broken if self.is_call => Action::Refuse(Refusal::Broken),
             Failure::Stalled => Action::Refuse(Refusal::Stalled),
             // Another attempt could relay in circles.
-            _ if self.claims == MAX_CLAIMS => Action::Refuse(Refusal::OwnerAway),
+            _ if self.claims == MAX_CLAIMS => self.refuse(Refusal::OwnerAway),
             Failure::Moved => Action::Claim(owner, Cause::Relinquished),
             Failure::Refused
             | Failure::Misdirected
@@ -224,9 +227,18 @@ impl RoutingPlan {
     pub(crate) fn on_lease(&self, owner: Ownership, lease: LeaseState) -> Action {
         match lease {
             LeaseState::Expired => Action::Claim(owner, Cause::LeaseOver),
-            LeaseState::Alive => Action::Refuse(Refusal::OwnerAway),
-            LeaseState::NoAnswer => Action::Refuse(Refusal::NotSound),
+            LeaseState::Alive => self.refuse(Refusal::OwnerAway),
+            LeaseState::NoAnswer => self.refuse(Refusal::NotSound),
         }
+    }
+
+    /// Refuses the request. A call that may have begun is always refused as [`Refusal::Broken`].
+    pub(crate) fn refuse(&self, refusal: Refusal) -> Action {
+        Action::Refuse(if self.may_have_begun {
+            Refusal::Broken
+        } else {
+            refusal
+        })
     }
 
     /// Returns the action after a claim. `is_whole`: the request can still be sent or served unchanged.
@@ -238,6 +250,7 @@ impl RoutingPlan {
     ) -> Action {
         self.claims += 1;
         match claimed {
+            _ if self.may_have_begun => Action::Refuse(Refusal::Broken),
             Claimed::NoAnswer => Action::Refuse(Refusal::NotSound),
             Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::NotSound),
             _ if !is_whole => Action::Refuse(Refusal::Again),

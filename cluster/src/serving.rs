@@ -1,6 +1,6 @@
 //! Serves requests that are not served at once: relayed by peers, for remote sessions, or after a restore.
 
-use std::future::poll_fn;
+use std::{future::poll_fn, thread};
 
 use axum::{body::Body, response::IntoResponse};
 use http::{Request, Response, StatusCode};
@@ -13,8 +13,8 @@ use crate::{
     peers,
     pending_restores::PendingRestore,
     replayable_request::ReplayableRequest,
+    request_context::{with_resumed_call, without_session},
     resume::{self, RewriteOutcome},
-    resume_context::with_resumed_call,
     routed::{Presence, Reclaimed, Routed, TransferOutcome},
     router::Router,
     routing_plan::{Action, Refusal},
@@ -134,7 +134,8 @@ pub(crate) async fn serve_remote<S: Inner>(
             Routed::Answered(response) => return Ok(response),
             Routed::Local(mut request, None) => {
                 let rewritten = router.rewrite_event_id(&mut request);
-                let served = serve(router, inner, request, rewritten, None).await?;
+                let served = serve(router, inner, request, rewritten, None);
+                let served = without_session(served).await?;
                 let is_not_loaded = served.status() == StatusCode::INTERNAL_SERVER_ERROR;
                 return Ok(unless_failed(
                     router,
@@ -195,10 +196,15 @@ async fn restore_and_serve<S: Inner>(
     }
     let rewritten = router.rewrite_event_id(&mut request);
     let attempt = turn.as_ref().map(|_| restore.begin_attempt());
-    let closes = turn
-        .as_ref()
-        .map(|_| CloseUnlessRestored(router, session.as_deref()));
+    let mut closes = turn.as_ref().map(|_| CloseUnlessRestored {
+        router,
+        session: session.as_deref(),
+        is_aborted: true,
+    });
     let served = serve(router, inner, request, rewritten, None).await?;
+    if let Some(closes) = &mut closes {
+        closes.is_aborted = false;
+    }
     drop(closes);
     if let Some(attempt) = attempt {
         attempt.complete();
@@ -215,12 +221,20 @@ async fn restore_and_serve<S: Inner>(
 }
 
 /// Closes a session that a request was to restore, unless its handler accepted it. Also if the client hangs up, or the handler panics.
-struct CloseUnlessRestored<'a>(&'a Router, Option<&'a str>);
+struct CloseUnlessRestored<'a> {
+    router: &'a Router,
+    session: Option<&'a str>,
+    /// There is no response, because the client hung up or a panic unwinds.
+    is_aborted: bool,
+}
 
 impl Drop for CloseUnlessRestored<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.1 {
-            self.0.sessions.on_restore_ended(id);
+        if let Some(id) = self.session {
+            if self.is_aborted && !thread::panicking() {
+                self.router.sessions.on_restore_aborted(id);
+            }
+            self.router.sessions.on_restore_ended(id);
         }
     }
 }

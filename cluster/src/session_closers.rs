@@ -78,7 +78,7 @@ fn log_reason(relinquished: &Relinquished) {
             info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance shuts down and another one takes it over");
         }
         RelinquishedTo::Ended => {
-            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it through another instance");
+            info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it elsewhere");
         }
         RelinquishedTo::RestoreRetry => {
             info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its restore failed: the next request restores it again");
@@ -97,10 +97,10 @@ async fn close(closer: Arc<dyn CloseSession>, relinquished: &Relinquished) {
     match AssertUnwindSafe(closed).catch_unwind().await {
         Ok(Ok(())) => {}
         Ok(Err(_elapsed)) => log(
-            || warn!(target: "mcp_cancel_cluster", %session, "a session of another instance is not closed here: its manager takes too long"),
+            || warn!(target: "mcp_cancel_cluster", %session, "a session is not closed here: its manager takes too long"),
         ),
         Err(_panic) => log(
-            || warn!(target: "mcp_cancel_cluster", %session, "a session of another instance may not be closed here: its manager panicked"),
+            || warn!(target: "mcp_cancel_cluster", %session, "a session may not be closed here: its manager panicked"),
         ),
     }
 }

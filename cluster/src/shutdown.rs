@@ -47,6 +47,9 @@ const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 /// Also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Delay between checks whether sessions are still being restored: 50 ms.
+const RESTORE_RECHECK_DELAY: Duration = Duration::from_millis(50);
+
 /// The stage of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ShutdownStage {
@@ -204,6 +207,11 @@ impl Shutdown {
         });
     }
 
+    /// Returns `true` if a gate is open, or a session is being restored.
+    fn has_open_sessions(&self) -> bool {
+        !self.pending_restores.is_empty() || !self.gates().is_empty()
+    }
+
     fn gates(&self) -> Vec<(Arc<str>, Arc<DrainGate>)> {
         let ids = self.sessions.ids().into_iter();
         let gates = ids.filter_map(|id| self.sessions.gate(&id).map(|gate| (id, gate)));
@@ -229,15 +237,11 @@ impl ShutdownGuard<'_> {
         let all = async {
             sleep(SHUTDOWN_LINGER.min(limit)).await;
             loop {
-                let gates = self.0.gates();
-                if gates.is_empty() {
+                self.close_idle_gates().await;
+                self.0.answers.flush(until).await;
+                // Another session may have been restored meanwhile.
+                if !self.0.has_open_sessions() {
                     return;
-                }
-                for (id, gate) in &gates {
-                    gate.until_idle(|| self.0.is_idle(id)).await;
-                }
-                for (id, gate) in &gates {
-                    gate.close_if_idle(|| self.0.is_idle(id));
                 }
             }
         };
@@ -246,7 +250,20 @@ impl ShutdownGuard<'_> {
             Some(until) => drop(timeout_at(until, all).await),
             None => all.await,
         }
-        self.0.answers.flush(until).await;
+    }
+
+    /// Waits until each session that is open now has no call in flight, and closes the gates of those that still have none.
+    async fn close_idle_gates(&self) {
+        while !self.0.pending_restores.is_empty() {
+            sleep(RESTORE_RECHECK_DELAY).await;
+        }
+        let gates = self.0.gates();
+        for (id, gate) in &gates {
+            gate.until_idle(|| self.0.is_idle(id)).await;
+        }
+        for (id, gate) in &gates {
+            gate.close_if_idle(|| self.0.is_idle(id));
+        }
     }
 
     /// Stops serving: no new request is served here.

@@ -15,7 +15,7 @@ pub(crate) struct TtlCache<V> {
     capacity: usize,
     ttl: Duration,
     entries: HashMap<SessionHash, CacheEntry<V>>,
-    /// The numbers of the entries, the oldest first. May contain numbers of removed entries.
+    /// Insertion order, oldest first. May contain numbers of removed or replaced entries.
     order: VecDeque<(u64, SessionHash)>,
     next: u64,
 }
@@ -59,7 +59,7 @@ impl<V> TtlCache<V> {
         );
         self.order.push_back((number, session));
         while let Some((number, oldest)) = self.order.front().copied() {
-            let is_over = match self.entries.get(&oldest) {
+            let must_evict = match self.entries.get(&oldest) {
                 Some(entry) if entry.number == number => {
                     entry.expires <= now || self.entries.len() > self.capacity
                 }
@@ -69,7 +69,7 @@ impl<V> TtlCache<V> {
                     continue;
                 }
             };
-            if !is_over {
+            if !must_evict {
                 break;
             }
             self.entries.remove(&oldest);
@@ -77,12 +77,12 @@ impl<V> TtlCache<V> {
         }
         if self.order.len() > 2 * self.capacity {
             let entries = &self.entries;
-            let is_there = |(number, session): &(u64, SessionHash)| {
+            let is_current = |(number, session): &(u64, SessionHash)| {
                 entries
                     .get(session)
                     .is_some_and(|entry| entry.number == *number)
             };
-            self.order.retain(is_there);
+            self.order.retain(is_current);
         }
     }
 
@@ -107,13 +107,13 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the cache with a list of everything that it learned.
+        /// Compares the cache with a list of all inserted entries.
         #[test]
-        fn what_is_known_was_learned_last_and_lately(steps in vec((0..4_u8, 0..8_u8, 0..4_u64), 0..80)) {
-            const MOST: usize = 3;
+        fn get_returns_the_latest_unexpired_insert(steps in vec((0..4_u8, 0..8_u8, 0..4_u64), 0..80)) {
+            const CAPACITY: usize = 3;
             const RECORD_TTL: u64 = 10;
             let start = Instant::now();
-            let mut cache = TtlCache::new(MOST, Duration::from_secs(RECORD_TTL));
+            let mut cache = TtlCache::new(CAPACITY, Duration::from_secs(RECORD_TTL));
             let mut learned: Vec<(u8, usize, u64)> = Vec::new();
             let mut time = 0;
             for (at, (what, key, passed)) in steps.into_iter().enumerate() {
@@ -127,7 +127,7 @@ mod tests {
                     cache.insert(session(key), at, now);
                     learned.retain(|(entry, _, _)| *entry != key);
                     learned.push((key, at, time));
-                    if learned.len() > MOST {
+                    if learned.len() > CAPACITY {
                         learned.remove(0);
                     }
                 }
@@ -135,7 +135,7 @@ mod tests {
                     let expected = learned.iter().find(|(entry, _, _)| *entry == key).map(|(_, at, _)| at);
                     prop_assert_eq!(cache.get(session(key), now), expected);
                 }
-                prop_assert!(cache.len() <= MOST && cache.order.len() <= 2 * MOST);
+                prop_assert!(cache.len() <= CAPACITY && cache.order.len() <= 2 * CAPACITY);
             }
         }
     }

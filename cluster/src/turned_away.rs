@@ -1,6 +1,7 @@
 //! Tracks whether this instance turns clients away: with 503, or by letting a client wait for an unresponsive owner.
 //!
-//! Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)). The directory has the last time of all instances,
+//! Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)), and a turned-away client brings the next heartbeat
+//! forward: an instance that dies afterwards has reported it. The directory has the last time of all instances,
 //! also of those that no longer run. Owners cancel no call meanwhile, because the client that was turned away may be the one of that call.
 //! The mark does not name the session of the request. A client that cannot be routed may be of any session, and the mark costs no command
 //! of its own.
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 
@@ -36,6 +37,8 @@ pub(crate) struct TurnedAway {
     /// How long such a client counts as returning.
     pub(crate) backoff: Duration,
     state: Mutex<State>,
+    /// Wakes the task that sends heartbeats.
+    unreported: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -56,18 +59,28 @@ pub(crate) struct Waiting {
 
 impl TurnedAway {
     pub(crate) fn new(backoff: Duration) -> Self {
-        let state = Mutex::default();
-        Self { backoff, state }
+        Self {
+            backoff,
+            state: Mutex::default(),
+            unreported: Notify::new(),
+        }
+    }
+
+    /// Returns when a client was turned away, or began to wait, since this last returned.
+    pub(crate) async fn unreported(&self) {
+        self.unreported.notified().await;
     }
 
     /// Records that a client is asked to retry later.
     pub(crate) fn record(&self) {
         self.state().last = Some(Instant::now());
+        self.unreported.notify_one();
     }
 
     /// Records that a client waits for an owner that may not answer.
     pub(crate) fn wait(self: &Arc<Self>) -> Waiting {
         self.state().waiting += 1;
+        self.unreported.notify_one();
         Waiting {
             turned_away: self.clone(),
             is_served: false,
@@ -105,6 +118,7 @@ impl Drop for Waiting {
         state.waiting -= 1;
         if !self.is_served {
             state.last = Some(Instant::now());
+            self.turned_away.unreported.notify_one();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! TCP sockets below [hyper](https://docs.rs/hyper): the kernel detects dead peers, and detects a disconnect before hyper does.
+//! TCP sockets for [hyper](https://docs.rs/hyper). The kernel detects dead peers, and reports disconnects that hyper does not read.
 //!
 //! hyper detects a disconnect when it reads from, or writes to, its socket. Two gaps remain:
 //!
@@ -7,6 +7,7 @@
 //! 2. hyper does not read, because bytes of a next request are in its buffer, or because the handler does not read its
 //!    request body. Then hyper receives neither FIN nor RST. [`Peer::closed`] asks the kernel
 //!    instead, through the one registration that tokio has for the socket anyway. [`WatchedListener`] shows how.
+//!    [`Peer::closed`] works on Linux and Android only. On other systems it never returns.
 //!
 //! Contract:
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::closed`] is being awaited, and

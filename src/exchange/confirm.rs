@@ -2,9 +2,8 @@
 //!
 //! 1. Nothing happens to the call during the confirmation: a client may resume it, and the answer then has no effect
 //!    ([`ExpiryToken`]).
-//! 2. Without an answer the call is postponed. That holds for a panic, for an answer that takes too long, and for a runtime that
-//!    ends meanwhile.
-//! 3. A cancel that was confirmed waits for another check of the timer.
+//! 2. If `confirm` panics, times out, or its runtime shuts down, the call is postponed.
+//! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,16 +18,16 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// How long an answer may take: 10 s. Then the call is postponed.
+/// Maximum time for a confirmation: 10 s. The call is then postponed.
 pub(crate) const CONFIRM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Minimum time that a call is postponed: 100 ms, so that an answer of zero does not keep a processor busy.
+/// Minimum time that a call is postponed: 100 ms. Chosen so that `Postpone(Duration::ZERO)` does not cause a busy loop.
 pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 
-/// Maximum time that a call is postponed: 10 years. Chosen because every clock can be set to it.
+/// Maximum time that a call is postponed: 10 years. Chosen so that `Instant::now() + MAX_POSTPONE` does not overflow.
 const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// A confirmation without an answer yet. If it is dropped, the call is postponed.
+/// A pending confirmation. Its drop applies `answer`, which is a postponement until `confirm` has returned.
 struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,

@@ -1,4 +1,4 @@
-//! The identity of a call's client, from the request's headers.
+//! The session and the protocol revision that the headers of a request name.
 
 use http::HeaderValue;
 
@@ -15,7 +15,7 @@ const FIRST_STATELESS: &[u8] = b"2026-07-28";
 pub(super) enum SessionHeader {
     None,
     One(HeaderValue),
-    /// More than one, or not visible ASCII: the session of the call cannot be determined.
+    /// Repeated, empty, or not accepted by `HeaderValue::to_str`. The session of the call cannot be determined.
     Ambiguous,
 }
 
@@ -24,7 +24,7 @@ pub(super) enum SessionHeader {
 pub(super) enum Revision {
     WithSessions,
     Stateless,
-    /// Not a revision date.
+    /// Repeated, or not a revision date.
     Ambiguous,
 }
 
@@ -50,7 +50,7 @@ impl SessionHeader {
         }
     }
 
-    /// The session, in the scope that gave it its id.
+    /// Returns the session key. `scope` maps the session id to the scope that issued it.
     pub(super) fn key(&self, scope: impl FnOnce(&str) -> Scope) -> Option<SessionKey> {
         let id = self.id()?;
         Some(SessionKey {
@@ -60,7 +60,7 @@ impl SessionHeader {
     }
 }
 
-/// Whether it is a text of visible ASCII, as `HeaderValue::to_str` takes it, without a branch for each byte.
+/// Returns `true` if the id is not empty and `HeaderValue::to_str` accepts it. Branch-free per byte.
 fn is_readable(id: &[u8]) -> bool {
     let is_visible = |byte: u8| matches!(byte, b' '..=b'~' | b'\t');
     !id.is_empty() && id.iter().fold(true, |all, byte| all & is_visible(*byte))
@@ -77,7 +77,7 @@ impl Revision {
         }
     }
 
-    /// The date in the header, if it is one.
+    /// Returns the revision date. Returns `None` unless the header has exactly one date.
     pub(super) fn date(field: Header<'_>) -> Option<[u8; 10]> {
         let Header::One(version) = field else {
             return None;
@@ -86,7 +86,7 @@ impl Revision {
         is_date.then(|| version.as_bytes().try_into().ok())?
     }
 
-    /// Revisions are named by their ISO 8601 date, so the order of the text is the order in time.
+    /// Revisions are named by their ISO 8601 date, so lexicographic order is chronological.
     pub(super) fn from_version(version: &[u8]) -> Self {
         let [_, _, _, _, b'-', _, _, b'-', _, _] = version else {
             return Self::Ambiguous;
@@ -98,8 +98,8 @@ impl Revision {
         }
     }
 
-    /// The revision of the header and the body together.
-    pub(super) fn and(self, other: Self) -> Self {
+    /// Merges the revisions of the header and the body. `Stateless` takes precedence, then `Ambiguous`.
+    pub(super) fn merge(self, other: Self) -> Self {
         match (self, other) {
             (Self::Stateless, _) | (_, Self::Stateless) => Self::Stateless,
             (Self::Ambiguous, _) | (_, Self::Ambiguous) => Self::Ambiguous,

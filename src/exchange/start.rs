@@ -254,7 +254,7 @@ impl Exchange {
         let in_body = request.protocol_version.as_deref();
         let revision = in_body.map_or(self.revision, |version| {
             self.revision
-                .and(Revision::from_version(version.as_bytes()))
+                .merge(Revision::from_version(version.as_bytes()))
         });
         let session = match (&self.session, revision) {
             (SessionHeader::None, _) | (SessionHeader::One(_), Revision::Stateless) => None,

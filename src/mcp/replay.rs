@@ -133,9 +133,10 @@ pub(super) fn replay(
             Some(priming_event(last_event_id, &answer)),
             Some(answer_event(answer)),
         ),
-        Some(RetainedOutcome::Cancelled(request, reason)) => {
-            (None, Some(error_event(&request, reason)))
-        }
+        Some(RetainedOutcome::Cancelled(request, reason)) => (
+            None,
+            Some(ServerSseMessage::from_message(error_of(&request, reason))),
+        ),
     };
     stream::iter(first.into_iter().chain(second))
 }
@@ -152,11 +153,11 @@ fn answer_event(answer: Answer) -> ServerSseMessage {
     answered
 }
 
-/// Returns the answer of an ended call. `None` if the call was cancelled.
+/// Returns the answer of an ended call, or its error if it was cancelled.
 pub(super) fn message(end: RetainedOutcome<Answer>) -> Option<Arc<ServerJsonRpcMessage>> {
     match end {
         RetainedOutcome::Answered(answer) => message_of(answer.content),
-        RetainedOutcome::Cancelled(..) => None,
+        RetainedOutcome::Cancelled(request, reason) => Some(Arc::new(error_of(&request, reason))),
     }
 }
 
@@ -173,10 +174,10 @@ fn message_of(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
     }
 }
 
-fn error_event(request: &RequestId, reason: CancelReason) -> ServerSseMessage {
-    let error = error_for(Some(reason));
+/// Returns the error of a cancelled call.
+fn error_of(request: &RequestId, reason: CancelReason) -> ServerJsonRpcMessage {
     let id = NumberOrString::from(request);
-    ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, Some(id)))
+    ServerJsonRpcMessage::error(error_for(Some(reason)), Some(id))
 }
 
 /// Returns the approximate size of a message in bytes. Does not serialize plain text.

@@ -216,10 +216,10 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Returns the retained answer for a client that resumes with this last event id.
+    /// Returns the retained answer for a client that resumes with this last event id: the error -32800 if the call was cancelled.
     ///
-    /// Returns `None` if the call of that event has not ended with an answer, if the event is the answer itself, or if the answer
-    /// is no longer retained. Has no side effect.
+    /// Returns `None` if the call of that event has not ended, if the event is the answer itself, or if the answer is no longer
+    /// retained. Has no side effect.
     ///
     /// With it, an observer of [`Event::Ended`](crate::Event::Ended) can store the answer elsewhere.
     ///

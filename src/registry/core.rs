@@ -51,7 +51,7 @@ use tokio::time::Instant;
 
 use self::{
     call_timers::CallTimers, entry::CallKey, index::ScopeSet, retention::RetainedCalls,
-    small_map::SmallMap,
+    small_map::SmallMap, streams::Streams,
 };
 use super::totals::Totals;
 use crate::{
@@ -122,12 +122,8 @@ pub(crate) struct SessionState<T, A> {
     session_id: Option<(Arc<str>, KeyHash)>,
     scopes: ScopeSet,
     calls: SmallMap<CallId, Entry<T>>,
-    /// Requests and streams of calls in flight, by key.
-    index: SmallMap<KeyHash, CallId>,
-    /// Set when two calls had the same event id, or might have: from then on all calls are searched.
-    has_shared_event_ids: bool,
-    /// Set when the known event ids of a call were incomplete.
-    has_incomplete_event_ids: bool,
+    /// The accepted requests of calls in flight.
+    by_request: SmallMap<KeyHash, CallId>,
     retained: RetainedCalls<A>,
     /// Whether calls have ended since [`take_completion_flag`](Self::take_completion_flag).
     has_completed: bool,
@@ -147,9 +143,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             session_id,
             scopes: ScopeSet::None,
             calls: SmallMap::default(),
-            index: SmallMap::default(),
-            has_shared_event_ids: false,
-            has_incomplete_event_ids: false,
+            by_request: SmallMap::default(),
             retained: RetainedCalls::default(),
             has_completed: false,
             due: BTreeSet::new(),
@@ -215,7 +209,10 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let key = self.calls.get_mut(id)?.key.as_mut()?;
         key.is_accepted = true;
         let slot = self.shared.hasher.request(key.session, &key.request);
-        let older = self.index.insert(slot, id).filter(|older| *older != id)?;
+        let older = self
+            .by_request
+            .insert(slot, id)
+            .filter(|older| *older != id)?;
         let key = self.calls.get(id)?.key.as_ref()?;
         // Otherwise it is another key with the same hash.
         let previous = self.calls.get(older);
@@ -231,7 +228,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         };
         let slot = self.shared.hasher.request(key.session, &key.request);
         let accepted_call = self
-            .index
+            .by_request
             .get(slot)
             .and_then(|accepted_call| self.calls.get(*accepted_call));
         let is_owned = accepted_call
@@ -250,10 +247,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let session = self.session(scope)?;
         let entry = self.calls.get_mut(id)?;
         self.scopes = self.scopes.with(session);
-        let streams = mem::take(&mut entry.streams);
+        entry.streams = Streams::default();
         let previous = entry.key.replace(CallKey::new(session, request));
         if let Some(previous) = previous {
-            self.unindex_streams(id, previous.session, &streams);
             self.unindex_request(id, &previous);
         }
         self.accept(id)
@@ -414,7 +410,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     // --- The parts ---
 
-    /// Removes a call from everything but the index.
+    /// Removes a call from everything but the index of requests.
     fn remove_entry(&mut self, id: CallId, is_cancelled: bool) -> Option<Entry<T>> {
         let mut entry = self.calls.remove(id)?;
         self.shared.totals.remove_call(is_cancelled);

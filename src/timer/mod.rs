@@ -1,4 +1,4 @@
-//! The timer: calls targets at their deadlines, and runs tasks, on every runtime that serves requests.
+//! The timer: calls each target ([`OnDeadline`]) at its deadline, and runs tasks, on every runtime that serves requests.
 //!
 //! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. A process may have several
 //! runtimes, for example one per core. Each may stall, because its thread is busy or no thread drives it any more. So no
@@ -13,7 +13,7 @@
 //! 4. Expired entries are handled in turns of [`POLL_BUDGET`]. The timer task yields between turns; [`lateness`] defines
 //!    what counts as late then.
 //! 5. No lock is held while a target is called, dropped or woken. Each entry is taken out just before its target is called.
-//!    So a target that panics or blocks leaves the other entries to the next timer task.
+//!    If a target panics, the turn continues with the next entry. If one blocks, another timer task handles the other entries.
 
 use std::{
     ops::ControlFlow,
@@ -169,9 +169,9 @@ impl Timer {
             let Some((id, expired)) = self.take_expired(lateness.now()) else {
                 break;
             };
-            // A panic in a destructor of the user affects no other entry.
+            // A panic in user code, such as a destructor, must not affect other entries.
             if let Some(requeue) = catch_panic(|| expired.run(lateness)) {
-                // Another timer task may have computed its sleep without the entry that was taken out here.
+                // Another timer task may have computed its sleep without this entry, so `update` wakes the timer tasks if needed.
                 self.update(|entries| entries.requeue(id, &requeue));
             }
             if begun.elapsed() >= POLL_BUDGET {
@@ -218,7 +218,7 @@ impl Drop for Timer {
 impl TimerHandle {
     /// Moves the deadline to `at`, unless an earlier one is set.
     ///
-    /// Also works while the target is called: of the two deadlines, the earlier one counts.
+    /// May be called while the target runs. The earlier of this deadline and the target's own next deadline applies.
     pub(crate) fn reset_earlier(&self, at: Instant) {
         self.timer
             .update(|entries| entries.reset_earlier(self.id, at));
@@ -249,8 +249,8 @@ impl TimerTask {
             // Registered before the entries are read, so that no wake is lost.
             let mut woken = pin!(shared.wake.notified());
             woken.as_mut().enable();
-            let look = timer.upgrade().map(|timer| self.run_once(&timer));
-            let Some(ControlFlow::Continue(at)) = look else {
+            let flow = timer.upgrade().map(|timer| self.run_once(&timer));
+            let Some(ControlFlow::Continue(at)) = flow else {
                 return;
             };
             if self.backlog.is_some() {
@@ -259,7 +259,7 @@ impl TimerTask {
                 continue;
             }
             let at = at.filter(|_| can_sleep);
-            // On a runtime without a clock, tokio panics here.
+            // tokio panics here if the runtime was built without `enable_time`.
             let sleep = at.map(|at| catch_panic(|| sleep_until(at)));
             match sleep {
                 Some(Some(sleep)) => {
@@ -341,7 +341,7 @@ impl Drop for TimerTask {
             }
         };
         self.shared.wake.notify_waiters();
-        // The destructor of a task may be the user's.
+        // Dropping a task may run user code, which may panic.
         catch_panic(|| drop(without_runtime));
     }
 }

@@ -101,6 +101,20 @@ async fn owned(memory: &MemoryDirectory, id: &str) -> Option<Owner> {
         .map(|entry| entry.ownership.owner)
 }
 
+/// An instance that dies half a second after it turned a client away has reported that.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_was_turned_away_is_reported_without_delay() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    sleep(5 * SECOND).await;
+    for _ in 0..3 {
+        one.heartbeat.turned_away.record();
+        sleep(MIN_INTERVAL + STEP).await;
+        let age = memory.leases().await.unwrap().turned_away;
+        assert!(age.is_some_and(|age| age <= MIN_INTERVAL + STEP), "{age:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_instance_has_its_lease_for_as_long_as_it_sends_heartbeats() {
     let memory = MemoryDirectory::default();

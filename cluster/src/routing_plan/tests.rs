@@ -82,10 +82,41 @@ fn what_is_not_known_does_not_exist_only_if_the_directory_is_consistent() {
 }
 
 #[test]
+fn a_call_that_may_have_begun_is_refused_and_its_session_claimed_if_the_owner_has_ended() {
+    let broken = Action::Refuse(Refusal::Broken);
+    let broke = || {
+        let mut plan = plan(true);
+        let checks = plan.on_relay_failure(owner(2), Failure::Broken);
+        assert_eq!(checks, Action::CheckLease(owner(2)));
+        plan
+    };
+    for lease in [LeaseState::Alive, LeaseState::NoAnswer] {
+        assert_eq!(broke().on_lease(owner(2), lease), broken, "{lease:?}");
+    }
+    for claimed in [
+        Claimed::Won,
+        Claimed::Lost(owner(1)),
+        Claimed::Lost(owner(3)),
+        Claimed::Unowned,
+        Claimed::NoAnswer,
+    ] {
+        let mut plan = broke();
+        let claims = plan.on_lease(owner(2), LeaseState::Expired);
+        assert_eq!(claims, Action::Claim(owner(2), Cause::LeaseOver));
+        assert_eq!(plan.on_claim(claimed, true, true), broken, "{claimed:?}");
+    }
+    // An instance that has stopped does not claim.
+    assert_eq!(broke().refuse(Refusal::Again), broken);
+    assert_eq!(
+        plan(true).refuse(Refusal::Again),
+        Action::Refuse(Refusal::Again)
+    );
+}
+
+#[test]
 fn a_session_is_claimed_only_if_its_owner_is_gone() {
     let claim = |cause| Action::Claim(owner(2), cause);
     let (moved, ask) = (claim(Cause::Relinquished), Action::CheckLease(owner(2)));
-    let broken = Action::Refuse(Refusal::Broken);
     let stalled = Action::Refuse(Refusal::Stalled);
     let rows = [
         (Failure::Refused, ask, ask),
@@ -93,8 +124,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
         (Failure::Misdirected, ask, ask),
         (Failure::Unreachable, ask, ask),
         (Failure::Silent, ask, ask),
-        // A call that has begun must not begin again.
-        (Failure::Broken, broken, ask),
+        (Failure::Broken, ask, ask),
         (Failure::Stalled, stalled, stalled),
     ];
     for (failure, call, other) in rows {

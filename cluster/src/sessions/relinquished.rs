@@ -42,7 +42,7 @@ pub(crate) enum RelinquishedTo {
     RestoreRetry,
     /// The session has not begun, because it was given to no client.
     NoClient,
-    /// Its client ended the session through another instance.
+    /// Its client ended the session, through another instance or at another service.
     Ended,
 }
 

@@ -226,6 +226,18 @@ impl Sessions {
         attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
     }
 
+    /// Called when a client hung up during the restore of its session. The restore has not failed.
+    pub(crate) fn on_restore_aborted(&self, id: &str) {
+        let session = SessionHash::of(id);
+        // Otherwise nothing was loaded, and the attempt is not counted.
+        let is_counted =
+            (self.shard(session).get(&session)).is_some_and(|local| local.phase != Phase::Open);
+        let (now, mut restores) = (Instant::now(), lock(&self.restores));
+        if is_counted && let Some(attempts) = restores.get(session, now).copied() {
+            restores.insert(session, attempts.saturating_sub(1), now);
+        }
+    }
+
     /// Called when the restore of a session has ended. A session whose handler has not accepted `initialize` is closed, so that the next
     /// request restores it again.
     pub(crate) fn on_restore_ended(&self, id: &str) {
@@ -268,10 +280,19 @@ impl Sessions {
     /// Called when the client ended its session. The session must not be found any more.
     pub(crate) fn on_deleted(&self, id: &str) {
         let session = SessionHash::of(id);
-        // If the session is closed already, its record has the epoch that ends.
-        let epoch = self
-            .remove(session)
-            .map_or_else(Epoch::now, |local| local.epoch);
+        let epoch = match self.remove(session) {
+            Some(local) => {
+                let epoch = local.epoch;
+                // It is open at a service other than the one that its client called.
+                if !matches!(local.phase, Phase::Loaded(_)) {
+                    self.relinquished
+                        .notify(local.into_relinquished(session, RelinquishedTo::Ended));
+                }
+                epoch
+            }
+            // If the session is closed already, its record has the epoch that ends.
+            None => Epoch::now(),
+        };
         self.delete_later(session, epoch);
     }
 

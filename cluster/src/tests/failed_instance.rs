@@ -401,10 +401,10 @@ async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
 async fn a_post_without_a_body_is_not_sent_again() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
-    let mut owner = FakeOwner::new(&directory).await;
-    let mcp = owner.session(&b).await;
-    owner.release_lease().await;
     for hangs in [true, false] {
+        let mut owner = FakeOwner::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        owner.release_lease().await;
         let mut call = mcp.send(&mcp.post_request("")).await;
         let request = owner.request().await;
         if hangs {
@@ -414,8 +414,16 @@ async fn a_post_without_a_body_is_not_sent_again() {
             drop(request);
         }
         assert_eq!(call.head().await.status, 502);
+        assert!(!b.has(&mcp));
     }
-    assert_eq!(directory.asked("claim"), 0);
+    // Only the later requests of a session whose owner has ended are served here.
+    assert_eq!(directory.asked("claim"), 2);
+    let mut living = FakeOwner::new(&directory).await;
+    let mcp = living.session(&b).await;
+    let mut call = mcp.send(&mcp.post_request("")).await;
+    drop(living.request().await);
+    assert_eq!(call.head().await.status, 502);
+    assert_eq!(directory.asked("claim"), 2);
 }
 
 #[tokio::test]

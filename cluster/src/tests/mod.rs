@@ -5,6 +5,7 @@
     reason = "servers and concurrent clients of a test need tasks of their own"
 )]
 
+mod compositions;
 mod concurrent_claims;
 mod failed_instance;
 mod fake_owner;

@@ -30,20 +30,19 @@ use tower_service::Service as _;
 
 use super::{
     node::{Node, SECRET, hash, pass},
-    steps::{close_session, directory, post_echo, run_other_tasks, status, unreachable_owner},
+    steps::{
+        close_session, directory, join_as, post_echo, run_other_tasks, status, unreachable_owner,
+    },
 };
 use crate::{
     body_idle::BODY_IDLE_TIMEOUT,
-    cluster::{self, Options},
     directory::{
         Claim, Directory as _, Registration,
         contract::{claim_from, owner_of, ownership, session},
         faulty::{Fault, Faulty},
     },
-    filter::PeersFilter,
     heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::Epoch,
-    wire::Secret,
 };
 
 /// Shorter than `DIRECTORY_TIMEOUT`.
@@ -422,15 +421,7 @@ impl ServerHandler for Troubled {
 /// A layer inside the cluster's replaces the first `errors` responses with 500. A connection that breaks is 0.
 async fn answered_after(troubles: &[Trouble], errors: usize) -> [u16; 4] {
     let directory = directory();
-    let secret = Secret::new(SECRET).unwrap();
-    let (filter, options) = (PeersFilter::default(), Options::default());
-    let cluster = cluster::join(
-        unreachable_owner(),
-        directory.clone(),
-        filter,
-        secret,
-        options,
-    );
+    let cluster = join_as(unreachable_owner(), &directory);
     let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
     let mut config = Mode::Session.config();
     config.session_store = Some(Arc::new(cluster.clone()));

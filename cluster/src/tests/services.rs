@@ -1,6 +1,6 @@
 //! Services and their session store: without one, several with one membership, and ids that clients make up.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::Router;
 use http::Request;
@@ -11,17 +11,13 @@ use tokio::net::TcpStream;
 
 use super::{
     log_lines::Warnings,
-    node::{Node, SECRET, Setup, hash, pass},
-    steps::{directory, status, unreachable_owner},
+    node::{Node, Setup, hash, pass},
+    steps::{directory, status},
 };
 use crate::{
     Cluster,
-    cluster::{self, Options},
-    directory::{Directory as _, MemoryDirectory, faulty::Faulty},
-    filter::PeersFilter,
+    directory::{Directory as _, MemoryDirectory, contract::owner_of, faulty::Faulty},
     heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
-    ids::Record,
-    wire::Secret,
 };
 
 /// Two services of one membership, at `/one` and `/two`.
@@ -83,32 +79,28 @@ async fn a_session_of_one_service_is_not_restored_in_another() {
 }
 
 #[tokio::test]
-async fn a_delete_at_the_path_of_another_service_does_not_end_a_session() {
-    let directory = Faulty::new(MemoryDirectory::default());
-    let options = Options::default();
-    let (filter, secret) = (PeersFilter::default(), Secret::new(SECRET).unwrap());
-    let cluster = cluster::join(
-        unreachable_owner(),
-        directory.clone(),
-        filter,
-        secret,
-        options,
-    );
+async fn a_delete_at_another_service_ends_the_session() {
+    let directory = MemoryDirectory::default();
+    let member = Cluster::in_memory(&directory).advertise("127.0.0.1:9");
+    let cluster = member.connect().await.unwrap();
     let witness = Witness::new();
     let served = serve(two_services(&cluster, &witness)).await;
     pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
     let mcp = Mcp::session(served.addr, "/one").await;
-    let id = mcp.session_id().unwrap();
-    let elsewhere = Mcp::stateless(served.addr, "/two").in_session(id);
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    witness.started("a").await;
+    let elsewhere = Mcp::stateless(served.addr, "/two").in_session(mcp.session_id().unwrap());
     assert_eq!(elsewhere.delete().await, 202);
-    pass(2 * HEARTBEAT_INTERVAL).await;
-    let record = directory.memory.look(hash(&mcp)).await.unwrap().record;
-    assert!(matches!(record, Some(Record::Owned(_))));
-    assert_eq!(status(&mcp, 1).await, 200);
-    // At its own path it does.
-    assert_eq!(mcp.delete().await, 202);
-    let record = directory.memory.look(hash(&mcp)).await.unwrap().record;
-    assert!(matches!(record, Some(Record::Deleted(_))));
+    assert_eq!(owner_of(&directory, hash(&mcp)).await, None);
+    pass(Duration::from_secs(2)).await;
+    let answered = status(&mcp, 2).await;
+    pass(Duration::from_secs(75)).await;
+    let later = status(&mcp, 3).await;
+    assert_eq!(
+        (answered, later, witness.is_running("a")),
+        (404, 404, false)
+    );
 }
 
 /// rmcp accepts the DELETE of a session that does not exist.

@@ -221,6 +221,23 @@ async fn what_is_not_over_at_the_limit_is_cancelled_and_what_waits_goes_on_elsew
     assert!(b.has(&mcp));
 }
 
+/// A client that resumes afterwards gets the reason. Otherwise it would get the error of a server that has ended without an answer.
+#[tokio::test]
+async fn a_call_that_is_cancelled_at_the_limit_leaves_its_error() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut call = running_call(&a, &mcp, 1, "first").await;
+    let event = call.event().await.unwrap().id.unwrap();
+    call.fin();
+    let cancelled = within("the departure", a.cluster.leave(Duration::from_millis(500))).await;
+    assert_eq!(cancelled, 1);
+    let mut resumed = b.client_of(&mcp).resume(&event).await;
+    let answered = resumed.messages().await;
+    assert_eq!(answered.len(), 1);
+    assert_eq!(answered[0]["error"]["code"], -32800, "{answered:?}");
+}
+
 #[tokio::test]
 async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
     let directory = directory();
@@ -236,6 +253,22 @@ async fn a_session_that_is_opened_where_everything_ends_goes_on_elsewhere() {
     assert_eq!(cancelled, 0);
     assert_eq!(echo(&b.client_of(&mcp), 2).await, 2);
     assert!(b.has(&mcp));
+}
+
+/// Otherwise its call would run on an instance that its client can no longer reach.
+#[tokio::test]
+async fn a_shutdown_waits_for_a_session_that_is_being_restored() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let restore = a.routing().restores.add(SessionHash::of("restored"));
+    let mut leaving = Box::pin(a.cluster.leave(LIMIT));
+    for _ in 0..5 {
+        assert!((&mut leaving).now_or_never().is_none());
+        pass(Duration::from_secs(1)).await;
+    }
+    assert!(!a.routing().shutdown.has_stopped());
+    drop(restore);
+    assert_eq!(within("the departure", leaving).await, 0);
 }
 
 /// Requests are served where their session is, to the last moment. Then their clients get 503 with `retry-after`.

@@ -5,14 +5,25 @@ use serde_json::{Value, json};
 use test_support::{Mcp, within};
 use tokio::task::yield_now;
 
-use super::node::{Node, hash};
+use super::node::{Node, SECRET, hash};
 use crate::{
+    Cluster,
+    cluster::{self, Options},
     directory::{MemoryDirectory, faulty::Faulty},
+    filter::PeersFilter,
     ids::{Incarnation, Owner},
+    wire::Secret,
 };
 
 pub(super) fn directory() -> Faulty {
     Faulty::new(MemoryDirectory::default())
+}
+
+/// Joins an instance with the options of most tests.
+pub(super) fn join_as(me: Owner, directory: &Faulty) -> Cluster {
+    let secret = Secret::new(SECRET).unwrap();
+    let (filter, options) = (PeersFilter::default(), Options::default());
+    cluster::join(me, directory.clone(), filter, secret, options)
 }
 
 /// Yields often enough for all other tasks to reach the point where they wait.

@@ -3,16 +3,17 @@
 //! This type does no I/O and does not wait, sleep or wake: its callers do. Its guarantees:
 //!
 //! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
-//! 2. **Once and in order.** A reader gets every event after the one that it named, once and in order. A comment stands
-//!    for dropped events and has their number. A reader that names no event, and is not the first, starts at the first
-//!    event that no reader has taken.
+//! 2. **Once and in order.** A reader receives each event after the one that it named, once and in order. An SSE comment
+//!    replaces dropped events, and contains how many there were. A reader that names no event, and is not the first, starts
+//!    at the first event that no reader has taken.
 //! 3. **Drop order.** Without room, the oldest droppable event is dropped first. Next are the oldest notifications that
-//!    the attached reader has taken, then the oldest of its other taken events. All others stay until the ring ends.
-//! 4. **Limits.** A ring has at most [`BufferLimits::events`] events. It accepts one only while it has less than
-//!    [`BufferLimits::bytes`], so it exceeds them by one event at most. A reservation covers all of it at any time. It
+//!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
+//!    is cleared.
+//! 4. **Limits.** `push` accepts an event only below both limits ([`BufferLimits`]), so a ring exceeds the byte limit by
+//!    at most one event. `push_paid` ignores both limits. A reservation covers every event of the ring at all times. It
 //!    covers taken bytes until their last holder drops them.
-//! 5. **One reader.** Only the newest. The stream of an older reader has ended.
-//! 6. **The end.** No event follows it.
+//! 5. **One reader.** Attaching a reader detaches the previous one, whose `take` then returns [`Taken::End`].
+//! 6. **The end.** No event can be pushed after the end. Only the error of guarantee 8 is appended then.
 //! 7. **Bypass.** An event without room bypasses the ring in pieces, to a reader that has taken everything before it.
 //!    If that reader detaches before the last piece, no reader gets the event.
 //! 8. **The answer.** A reader that missed a bypassing event, and finds no answer at the end, gets an error instead.
@@ -35,13 +36,12 @@ pub(crate) const EVENT_OVERHEAD: usize = 192;
 
 /// Maximum number of bytes that a reader takes at a time: 16 KiB.
 ///
-/// Of a bypassing event, one such piece and the bytes that hyper has buffered wait for the network without a
-/// reservation.
+/// For a bypassing event, one such piece and the bytes buffered by hyper are not covered by a reservation.
 pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
-/// Ends an event of which its reader has a part, wherever it was cut.
+/// Terminates an event that its reader received only in part, at any byte.
 ///
-/// Clients read an event of an unknown type. If no event was begun, they read a comment and an event without data.
+/// Clients parse an event of an unknown type. If no event had begun, clients parse a comment and an empty event.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;
@@ -245,7 +245,9 @@ impl Ring {
         self.append(event);
     }
 
-    /// Attaches a reader. Returns `None` if there was no such event, or the ring was cleared.
+    /// Attaches a reader, and detaches the previous one.
+    ///
+    /// Returns `None` for [`Start::After`] if there was no such event, or the ring was cleared.
     pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderId> {
         if let Start::After(seq) = from
             && (self.cleared || seq >= self.next)
@@ -323,7 +325,7 @@ impl Ring {
         Some(lines.into())
     }
 
-    /// Ends the ring. No event is added from here on.
+    /// Ends the ring. Later pushes are rejected.
     pub(crate) fn end(&mut self) {
         self.ended = true;
         self.abort_bypass();
@@ -344,7 +346,7 @@ impl Ring {
         self.answer.is_some()
     }
 
-    /// Returns `true` if the answer is still to be added, or to be taken by the attached reader.
+    /// Returns `true` if the answer is pending, or the attached reader has events to take.
     pub(crate) fn is_in_progress(&self) -> bool {
         let is_unread = |reader: &Reader| reader.at < self.next;
         !(self.ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
@@ -382,7 +384,8 @@ impl Ring {
         self.gaps
     }
 
-    /// Returns `true` if an event follows this one, even if that was dropped since.
+    /// Returns `true` if a later event was numbered, even if it has been dropped. Returns `false` once the ring is
+    /// cleared.
     pub(crate) fn has_more(&self, after: u64) -> bool {
         !self.cleared && after < self.next.saturating_sub(1)
     }
@@ -406,8 +409,7 @@ impl Ring {
         if event.weight == Weight::Answer {
             self.answer = Some(seq);
         }
-        // The buffer may be larger than the event. Its whole capacity was reserved, and is kept. Blocks that are cut to
-        // the byte are too small for later events once they are freed.
+        // The buffer may be larger than what is reserved for the event.
         event.lines.shrink_to(event.lines.len() + ROOM_FOR_ID);
         self.end_event(&mut event.lines, seq);
         let cost = event.reservation.as_ref().map_or(0, Reservation::bytes);

@@ -52,7 +52,7 @@ pub struct Stats {
 
 /// The result of looking up an event id.
 pub(super) enum Lookup {
-    /// The event with this number, if the stream ever had one.
+    /// The stream that the id names, and the event's number. The stream may have no such event.
     Stream(Stream, u64),
     Unknown,
 }
@@ -202,9 +202,10 @@ impl EventStore {
     }
 }
 
-/// Returns the response for an event id that this session does not have, or not any more.
+/// Returns the response for an unknown or expired event id.
 pub(super) fn unknown_event() -> Response<Body> {
-    let text = "Last-Event-ID names no event that this session has, or still has";
+    let text =
+        "Last-Event-ID does not match an event of this session, or that event is no longer stored";
     refusal::error(StatusCode::BAD_REQUEST, None, SERVER_ERROR, text)
 }
 
@@ -252,7 +253,7 @@ impl Drop for Shared {
     }
 }
 
-/// Removes the half of the sessions without streams that was unused for longest.
+/// Removes at least half of the sessions without streams: the least recently used ones.
 fn evict_idle(sessions: &mut HashMap<Arc<str>, Session>) {
     let mut idle: Vec<Instant> = sessions.values().filter_map(Session::idle_since).collect();
     if idle.is_empty() {

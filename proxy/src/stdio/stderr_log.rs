@@ -13,13 +13,13 @@ use tracing::{debug, info, warn};
 use super::lines::{Line, Lines};
 use crate::message::sanitize;
 
-/// Maximum number of logged lines of a process in a [`PERIOD`]: 100.
+/// Maximum number of logged lines of one output stream in a [`PERIOD`]: 100.
 const MAX_LINES: u32 = 100;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Maximum length of a line of stderr that is logged whole: 4 KiB.
-const MAX_LINE: usize = 4 * 1024;
+const MAX_LINE_BYTES: usize = 4 * 1024;
 
 /// Maximum number of logged bytes of a line that is not a message.
 const MAX_EXCERPT: usize = 200;
@@ -28,12 +28,12 @@ const MAX_EXCERPT: usize = 200;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionLogId(Arc<str>);
 
-/// Admits a number of lines in each period, and counts the others.
+/// Admits at most [`MAX_LINES`] lines per [`PERIOD`], and counts the omitted lines.
 #[derive(Debug, Default)]
 pub(super) struct LineRateLimit {
     since: Option<Instant>,
     lines: u32,
-    left_out: u64,
+    omitted: u64,
 }
 
 // === impl SessionLogId ===
@@ -61,26 +61,26 @@ impl LineRateLimit {
             self.lines = 0;
         }
         if self.lines >= MAX_LINES {
-            self.left_out += 1;
+            self.omitted += 1;
             return None;
         }
         self.lines += 1;
-        Some(std::mem::take(&mut self.left_out))
+        Some(std::mem::take(&mut self.omitted))
     }
 
     /// Logs a line that is not a message, unless the rate is exceeded.
-    pub(super) fn log_unparsed(&mut self, session: &SessionLogId, why: &str, line: &[u8]) {
-        if let Some(left_out) = self.admit(Instant::now()) {
+    pub(super) fn log_unparsed(&mut self, session: &SessionLogId, kind: &str, line: &[u8]) {
+        if let Some(omitted) = self.admit(Instant::now()) {
             let excerpt = sanitize(line, MAX_EXCERPT);
-            let left_out = (left_out > 0).then_some(left_out);
-            warn!(mcp.session.id = %session, left_out, "the MCP server wrote {why} to its stdout: {excerpt}");
+            let omitted = (omitted > 0).then_some(omitted);
+            warn!(mcp.session.id = %session, omitted, "the MCP server wrote {kind} to its stdout: {excerpt}");
         }
     }
 }
 
-/// Logs the lines of stderr until its end.
+/// Logs the lines of stderr until it is closed or cannot be read.
 pub(super) async fn log_stderr(session: SessionLogId, mut from: impl AsyncRead + Unpin) {
-    let (mut lines, mut rate) = (Lines::new(MAX_LINE), LineRateLimit::default());
+    let (mut lines, mut rate) = (Lines::new(MAX_LINE_BYTES), LineRateLimit::default());
     loop {
         let read = from.read_buf(lines.buffer()).await;
         while let Some(line) = lines.next_line() {
@@ -90,20 +90,20 @@ pub(super) async fn log_stderr(session: SessionLogId, mut from: impl AsyncRead +
             if let Some(line) = lines.last_line() {
                 log_line(&session, &mut rate, &line);
             }
-            return debug!(mcp.session.id = %session, "the MCP server's stderr has ended");
+            return debug!(mcp.session.id = %session, "stopped reading the MCP server's stderr");
         }
     }
 }
 
 fn log_line(session: &SessionLogId, rate: &mut LineRateLimit, line: &Line) {
-    if let Some(left_out) = rate.admit(Instant::now()) {
-        let (text, cut) = match line {
+    if let Some(omitted) = rate.admit(Instant::now()) {
+        let (text, truncated) = match line {
             Line::Whole(text) => (text, None),
             Line::TooLong { beginning, .. } => (beginning, Some(true)),
         };
-        let left_out = (left_out > 0).then_some(left_out);
-        let text = sanitize(text, MAX_LINE);
-        info!(target: "mcp_server", left_out, cut, mcp.session.id = %session, "{text}");
+        let omitted = (omitted > 0).then_some(omitted);
+        let text = sanitize(text, MAX_LINE_BYTES);
+        info!(target: "mcp_server", omitted, truncated, mcp.session.id = %session, "{text}");
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_session_does_not_tell_its_id() {
+    fn session_log_id_is_a_short_stable_hash() {
         assert_eq!(SessionLogId::of("abc"), SessionLogId::of("abc"));
         assert_ne!(SessionLogId::of("abc"), SessionLogId::of("abd"));
         assert_eq!(SessionLogId::of("abc").to_string().len(), 8);

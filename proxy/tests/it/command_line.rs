@@ -652,7 +652,7 @@ async fn one_session_has_one_name_in_all_lines_and_among_the_calls() {
         let line = lines.iter().find(|line| line.contains(text)).expect(text);
         assert_eq!(value(line, "mcp.session.id="), session, "{lines:?}");
         assert!(
-            !line.contains("left_out=") && !line.contains("cut="),
+            !line.contains("omitted=") && !line.contains("truncated="),
             "{line}"
         );
     }

@@ -1,7 +1,5 @@
 //! The removal of calls: finished, or with their session.
 
-use std::mem;
-
 use tokio::time::Instant;
 
 use super::{
@@ -9,6 +7,7 @@ use super::{
     entry::{CallKey, Finished},
     retained_call::{Completion, DeliveryState, EndedCall, RetainedOutcome},
     retention::EvictedAnswer,
+    streams::Streams,
 };
 use crate::call::{CallId, Scope};
 
@@ -41,7 +40,6 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let (mut may_cancel_server, mut needs_eviction) = (false, false);
         if let Some(key) = entry.key {
             may_cancel_server = self.unindex_request(id, &key) && key.contests == 0;
-            self.unindex_streams(id, key.session, &entry.streams);
             let completion = completion.filter(|_| !entry.streams.is_empty());
             needs_eviction = completion.is_some_and(|completion| {
                 self.retain(EndedCall {
@@ -106,8 +104,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// Begins to close a session: returns its accepted calls. Removes its retained calls, and the streams of all from the index: a
-    /// session that starts anew counts its streams anew.
+    /// Begins to close a session: returns its accepted calls. Removes its retained calls, and the event ids of all: a session that
+    /// starts anew counts its streams anew.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
@@ -117,8 +115,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let accepted = self.calls_where(|entry| entry.key.as_ref().is_some_and(is_accepted));
         for (id, _) in &accepted {
             if let Some(entry) = self.calls.get_mut(*id) {
-                let streams = mem::take(&mut entry.streams);
-                self.unindex_streams(*id, session, &streams);
+                entry.streams = Streams::default();
             }
         }
         accepted

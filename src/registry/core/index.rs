@@ -1,8 +1,10 @@
 //! Finding calls by what a client knows of them.
 //!
-//! Requests and streams of a session's calls in flight are in one map from a keyed 64-bit hash to a `CallId`, sessions
-//! in another. The hash of a session is computed once, and no client can choose keys that collide. A hit is only a
-//! hint: sessions and request ids are compared, so a collision finds nothing, and never the wrong call.
+//! The requests of a session's calls in flight are in one map from a keyed 64-bit hash to a `CallId`, sessions in another. The hash
+//! of a session is computed once, and no client can choose keys that collide. A hit is only a hint: sessions and request ids are
+//! compared, so a collision finds nothing, and never the wrong call.
+//!
+//! Event ids are in no map, because a resume is rare: it compares its event id with those of its session's calls.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -11,9 +13,9 @@ use std::{
 
 use crate::call::{RequestId, Scope};
 
-/// The key of a stream in the index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum StreamId {
+/// What is known of a stream by one of its event ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamId {
     /// The number behind the slash in `<index>/<stream>`.
     Numbered(u64),
     /// Keyed hash of a whole event id.
@@ -48,8 +50,6 @@ pub(crate) struct KeyHasher {
     paths: u64,
     number_ids: u64,
     string_ids: u64,
-    numbered_streams: u64,
-    opaque_streams: u64,
 }
 
 /// The sessions with the id of a session state, one for each scope in which calls have a key.
@@ -105,8 +105,6 @@ impl Default for KeyHasher {
             paths: multiplier("paths"),
             number_ids: multiplier("number ids"),
             string_ids: multiplier("string ids"),
-            numbered_streams: multiplier("numbered streams"),
-            opaque_streams: multiplier("opaque streams"),
             keyed,
         }
     }
@@ -133,13 +131,6 @@ impl KeyHasher {
         }
     }
 
-    pub(super) fn stream(&self, session: KeyHash, stream: StreamId) -> KeyHash {
-        match stream {
-            StreamId::Numbered(number) => session.mix(number, self.numbered_streams),
-            StreamId::Opaque(hash) => session.mix(hash, self.opaque_streams),
-        }
-    }
-
     /// The hash of a whole event id.
     pub(super) fn event(&self, event_id: &[u8]) -> u64 {
         self.keyed.hash_one(event_id)
@@ -153,13 +144,15 @@ impl KeyHasher {
     }
 }
 
-// === impl EventId ===
+// === impl StreamId ===
 
-impl EventId {
-    /// The keys that its stream may have in the index.
-    pub(super) fn streams(self) -> impl Iterator<Item = StreamId> {
-        let numbered = self.numbers.map(|(_, stream)| StreamId::Numbered(stream));
-        numbered.into_iter().chain([StreamId::Opaque(self.hash)])
+impl StreamId {
+    /// Returns `true` if an event belongs to this stream.
+    pub(super) fn has(self, event: EventId) -> bool {
+        match self {
+            Self::Numbered(stream) => event.numbers.is_some_and(|(_, of)| of == stream),
+            Self::Opaque(hash) => event.hash == hash,
+        }
     }
 }
 
@@ -233,7 +226,6 @@ mod tests {
         let counted = (0..4_096).map(|n| of_request(RequestId::Number(n << 32)));
         let spelled = (0..4_096).map(|n| of_request(RequestId::String(format!("{n:x}").into())));
         let padded = (1..4_096).map(|n| of_request(RequestId::String("x".repeat(n).into())));
-        let streams = (0..4_096).map(|n| hasher.stream(session, StreamId::Numbered(n << 48)).0);
         let sessions = (0..4_096).map(|n| {
             let id = hasher.session_id(&format!("{:032x}", n / 2));
             hasher.session(id, &Scope::Manager(n % 2)).0
@@ -242,7 +234,6 @@ mod tests {
             counted.collect(),
             spelled.collect(),
             padded.collect(),
-            streams.collect(),
             sessions.collect(),
         ];
         for hashes in sets {
@@ -274,10 +265,6 @@ mod tests {
         assert_ne!(
             hasher.request(slot, &RequestId::Number(1)),
             hasher.request(slot, &RequestId::String("1".into())),
-        );
-        assert_ne!(
-            hasher.request(slot, &RequestId::Number(1)),
-            hasher.stream(slot, StreamId::Numbered(1)),
         );
         assert_ne!(hasher.event(b"x"), hasher.event(b"y"));
     }

@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use super::{
     SessionState,
     entry::{CallKey, Entry},
-    index::{self, EventId, KeyHash, ScopeSet, StreamId},
+    index::{self, KeyHash, ScopeSet, StreamId},
     retained_call::RetainedOutcome,
-    streams::{EventIdFormat, Streams},
+    streams::EventIdFormat,
 };
 use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
 
@@ -43,101 +43,37 @@ impl<T, A> EventMatch<T, A> {
 impl<T: Clone, A: Clone> SessionState<T, A> {
     /// Records an event id of a call's stream.
     pub(crate) fn record_event_id(&mut self, id: CallId, event_id: &[u8], format: EventIdFormat) {
-        let session = self.calls.get(id).and_then(Entry::session);
-        let Some(session) = session else {
-            return;
-        };
-        let stream = match (format, index::numbers(event_id)) {
-            (EventIdFormat::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
-            (_, numbers) => match self.record_opaque_event_id(id, session, event_id, numbers) {
-                Some(stream) => stream,
-                None => return,
-            },
-        };
         let entry = self.calls.get_mut(id);
-        let Some(dropped) = entry.and_then(|entry| entry.streams.add(stream)) else {
+        let Some(entry) = entry.filter(|entry| entry.key.is_some()) else {
             return;
         };
-        let slot = self.shared.hasher.stream(session, stream);
-        self.index.insert(slot, id);
-        if let Some(dropped) = dropped {
-            self.has_incomplete_event_ids = true;
-            self.unindex_stream(session, dropped, id);
-        }
-    }
-
-    /// Returns the key for an event id of any format. `None` if the event id continues or starts a run of consecutive ids, and no
-    /// other call of the session has it.
-    fn record_opaque_event_id(
-        &mut self,
-        id: CallId,
-        session: KeyHash,
-        event_id: &[u8],
-        numbers: Option<(u64, u64)>,
-    ) -> Option<StreamId> {
-        let entry = self.calls.get_mut(id)?;
-        if numbers.is_some_and(|(index, stream)| entry.streams.continue_run(index, stream)) {
-            return None;
-        }
-        let event = EventId {
-            numbers,
-            hash: self.shared.hasher.event(event_id),
-        };
-        let mut calls = event
-            .streams()
-            .filter_map(|stream| self.call_of_stream(session, stream));
-        let is_shared = calls.any(|(call, _)| call != id);
-        self.has_shared_event_ids |= is_shared;
-        let entry = self.calls.get_mut(id)?;
-        if let Some((index, stream)) = numbers.filter(|_| !is_shared)
-            && entry.streams.start_run(index, stream)
-        {
-            let slot = self
-                .shared
-                .hasher
-                .stream(session, StreamId::Numbered(stream));
-            self.index.insert(slot, id);
-            return None;
-        }
-        Some(StreamId::Opaque(event.hash))
+        entry.streams.add(match (format, index::numbers(event_id)) {
+            (EventIdFormat::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
+            _ => StreamId::Opaque(self.shared.hasher.event(event_id)),
+        });
     }
 
     /// Records that the known event ids of a call are incomplete, because its stream cannot be read.
     pub(crate) fn mark_event_ids_incomplete(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.streams.mark_incomplete();
-            self.has_incomplete_event_ids = true;
         }
-    }
-
-    pub(super) fn unindex_streams(&mut self, id: CallId, session: KeyHash, streams: &Streams) {
-        for stream in streams.iter() {
-            self.unindex_stream(session, stream, id);
-        }
-    }
-
-    fn unindex_stream(&mut self, session: KeyHash, stream: StreamId, id: CallId) {
-        let slot = self.shared.hasher.stream(session, stream);
-        self.unindex(slot, id);
-    }
-
-    /// Removes a key from the index if it maps to this call, and returns whether it did. `None` if it is not in the index.
-    fn unindex(&mut self, slot: KeyHash, id: CallId) -> Option<bool> {
-        let is_owner = *self.index.get(slot)? == id;
-        if is_owner {
-            self.index.remove(slot);
-        }
-        Some(is_owner)
     }
 
     /// Removes the request id of an ended call from the index. Returns `false` if another call may have the id.
     pub(super) fn unindex_request(&mut self, id: CallId, key: &CallKey) -> bool {
         let slot = self.shared.hasher.request(key.session, &key.request);
-        if let Some(was_own) = self.unindex(slot, id) {
-            return was_own;
+        match self.by_request.get(slot) {
+            Some(owner) if *owner == id => {
+                self.by_request.remove(slot);
+                true
+            }
+            Some(_) => false,
+            None => {
+                let mut others = self.calls().filter(|(other, _)| *other != id);
+                !others.any(|(_, other)| other.has_key(key.session, &key.request))
+            }
         }
-        let mut others = self.calls().filter(|(other, _)| *other != id);
-        !others.any(|(_, other)| other.has_key(key.session, &key.request))
     }
 
     /// Returns which calls of a session an event id matches.
@@ -151,49 +87,24 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     fn match_event_in(&self, session: KeyHash, event_id: &[u8]) -> EventMatch<T, A> {
         let is_of_session = |entry: &Entry<T>| entry.session() == Some(session);
         let event = self.shared.hasher.event_id(event_id);
-        let mut calls = if self.has_shared_event_ids {
-            self.calls_where(|entry| is_of_session(entry) && entry.streams.contains(event))
-        } else {
-            self.call_with_event(session, event).into_iter().collect()
-        };
-        if let Some((id, call)) = calls.pop() {
-            if calls.is_empty() {
-                return EventMatch::Call(id, call);
-            }
-            calls.push((id, call));
+        let mut calls =
+            self.calls_where(|entry| is_of_session(entry) && entry.streams.contains(event));
+        if calls.len() > 1 {
             return EventMatch::Ambiguous(calls);
+        }
+        if let Some((id, call)) = calls.pop() {
+            return EventMatch::Call(id, call);
         }
         if let Some(end) = self.retained.outcome_of(session, event) {
             return EventMatch::Ended(end.clone());
         }
-        // A late client may resume a call that was removed. The lookup must not take longer the more calls there are.
-        let incomplete = if self.has_incomplete_event_ids {
-            self.calls_where(|entry| is_of_session(entry) && entry.streams.is_incomplete())
-        } else {
-            Vec::new()
-        };
+        let incomplete =
+            self.calls_where(|entry| is_of_session(entry) && entry.streams.is_incomplete());
         if incomplete.is_empty() {
             EventMatch::Nothing
         } else {
             EventMatch::Ambiguous(incomplete)
         }
-    }
-
-    /// Returns the call in flight that has an event id, where event ids are not shared.
-    fn call_with_event(&self, session: KeyHash, event: EventId) -> Option<(CallId, T)> {
-        let mut calls = event
-            .streams()
-            .filter_map(|stream| self.call_of_stream(session, stream));
-        let is_match =
-            |entry: &Entry<T>| entry.session() == Some(session) && entry.streams.contains(event);
-        let (id, entry) = calls.find(|(_, entry)| is_match(entry))?;
-        Some((id, entry.call.clone()))
-    }
-
-    /// Returns the call to which the index maps a stream.
-    fn call_of_stream(&self, session: KeyHash, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
-        let id = *self.index.get(self.shared.hasher.stream(session, stream))?;
-        Some((id, self.calls.get(id)?))
     }
 
     /// The session with this id in a scope.
@@ -209,7 +120,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     fn accepted(&self, session: KeyHash, request: &RequestId) -> Option<(CallId, T)> {
         let slot = self.shared.hasher.request(session, request);
-        let id = *self.index.get(slot)?;
+        let id = *self.by_request.get(slot)?;
         let entry = self.calls.get(id)?;
         let is_match = entry.has_key(session, request);
         is_match.then(|| (id, entry.call.clone()))

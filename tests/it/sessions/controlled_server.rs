@@ -994,7 +994,7 @@ async fn a_cancel_that_is_taken_after_seconds_does_not_meet_a_new_call_with_the_
     assert_eq!(log.ends(&number(1)), [disconnected, Outcome::Completed]);
 }
 
-/// A session remembers 256 calls whose stream the server has ended, and may have 2,048 of them.
+/// A session keeps the answers of more than 256 calls whose streams its server has ended.
 #[tokio::test]
 async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_kept() {
     const CALLS: u64 = 257;

@@ -10,9 +10,9 @@ use tokio::sync::Mutex;
 
 use crate::directory::DIRECTORY_TIMEOUT;
 
-/// Timeout of a new connection: 1 s. Commands do not wait longer than their own limit.
+/// Timeout to open a connection: 1 s. A command still fails at its own timeout.
 ///
-/// Chosen because TLS takes four round trips, to a backend that is 200 ms away.
+/// Chosen to exceed the four round trips of TLS at 200 ms each.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The source of connections.
@@ -27,7 +27,7 @@ pub(super) struct Sentinels {
     name: String,
     client: Mutex<SentinelClient>,
     /// A connection to the Sentinel that answered last.
-    asked: Mutex<Option<MultiplexedConnection>>,
+    last_sentinel: Mutex<Option<MultiplexedConnection>>,
 }
 
 // === impl Source ===
@@ -53,17 +53,17 @@ impl Sentinels {
         Arc::new(Self {
             name: name.to_owned(),
             client: Mutex::new(client),
-            asked: Mutex::default(),
+            last_sentinel: Mutex::default(),
         })
     }
 
     /// Returns `true` if a Sentinel reports this client's address as the primary's.
     ///
     /// # Errors
-    /// No Sentinel answers, or the one that does has no primary of this name.
+    /// Returns an error if the Sentinel does not answer, does not know this name, or reports no address, or if no Sentinel can be reached.
     pub(super) async fn is_primary(&self, client: &Client) -> Result<bool, RedisError> {
-        let mut asked = self.asked.lock().await;
-        let mut connection = match asked.take() {
+        let mut last_sentinel = self.last_sentinel.lock().await;
+        let mut connection = match last_sentinel.take() {
             Some(connection) => connection,
             None => {
                 let sentinel = self.client.lock().await.async_get_sentinel_client().await;
@@ -73,8 +73,8 @@ impl Sentinels {
         let mut ask = cmd("SENTINEL");
         ask.arg("MASTER").arg(&self.name);
         let primary: HashMap<String, String> = ask.query_async(&mut connection).await?;
-        // After an error another Sentinel may be asked.
-        *asked = Some(connection);
+        // Stored only on success, so after an error the next call selects a Sentinel again.
+        *last_sentinel = Some(connection);
         let field = |name| primary.get(name).map(String::as_str);
         match (
             field("ip"),
@@ -83,9 +83,14 @@ impl Sentinels {
         ) {
             (
                 Some(ip),
-                Some(is_port),
-                ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. },
-            ) => Ok(host == ip && port.to_string() == is_port),
+                Some(port),
+                ConnectionAddr::Tcp(client_host, client_port)
+                | ConnectionAddr::TcpTls {
+                    host: client_host,
+                    port: client_port,
+                    ..
+                },
+            ) => Ok(client_host == ip && client_port.to_string() == port),
             _ => Err((ErrorKind::UnexpectedReturnType, "a primary without address").into()),
         }
     }

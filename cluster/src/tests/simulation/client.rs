@@ -432,14 +432,14 @@ impl Client {
                 *its = None;
             }
         }
-        self.0.watcher.deleted(session);
+        let owner = self.0.watcher.deleted(session);
         for _ in 0..10 {
             let request = self.request(Method::DELETE, Some(session), String::new());
             if let Some(exchange) = self.send(request)
                 && let Some((status, _)) = self.head(&exchange, "delete", None).await
             {
                 if status.is_success() {
-                    self.0.watcher.is_deleted(session);
+                    self.0.watcher.is_deleted(session, owner);
                     return;
                 }
                 if status == StatusCode::NOT_FOUND {

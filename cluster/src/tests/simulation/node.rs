@@ -28,6 +28,9 @@ use crate::{
 /// How long a detached call waits for its client: 5 s.
 pub(super) const GRACE: Ms = 5_000;
 
+/// How long an instance may take to leave.
+pub(super) const LEAVE_LIMIT: Ms = 15_000;
+
 /// How long a stream is quiet before it gets a comment: 15 s.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 

@@ -17,7 +17,7 @@ use super::{
     directory_link::{DirectoryLink, LinkState},
     faults::{ClientProfile, Event, Fault, Plan},
     net::{Machine, Net, PathState},
-    node::{Environment, GRACE, Node},
+    node::{Environment, GRACE, LEAVE_LIMIT, Node},
     time::{Host, HostId, LAG, Ms, Post, WORLD},
     watcher::{Check, Failure, Lack, Watcher},
 };
@@ -43,9 +43,6 @@ const PROBED_AFTER: Ms = 6_000;
 /// away.
 const SETTLE_TIME: Ms = 28_000;
 const LONG_SETTLE_TIME: Ms = 90_000;
-
-/// How long an instance may take to leave: 15 s.
-const LEAVE_LIMIT: Duration = Duration::from_secs(15);
 
 /// What is drawn and what is checked.
 #[derive(Debug, Clone)]
@@ -464,7 +461,7 @@ impl Run {
         let has_left = running.has_left.clone();
         watcher.leaves(host);
         running.node.host.handle().spawn(async move {
-            cluster.leave(LEAVE_LIMIT).await;
+            cluster.leave(Duration::from_millis(LEAVE_LIMIT)).await;
             has_left.store(true, Ordering::Release);
         });
         post.after(WORLD, noticed, move || balancer.remove(host));

@@ -27,7 +27,7 @@ use std::{
 
 use super::{
     net::Machine,
-    node::GRACE,
+    node::{GRACE, LEAVE_LIMIT},
     time::{HostId, Ms, Post},
 };
 use crate::{
@@ -412,12 +412,15 @@ impl Watcher {
         known.served.insert(0, (host, now));
     }
 
-    pub(super) fn deleted(&self, session: &str) {
+    /// Records that the client of a session deletes it. Returns the owner.
+    pub(super) fn deleted(&self, session: &str) -> Option<HostId> {
         self.note(format!("the client of {} deletes it", short(session)));
         let mut log = self.log();
+        let owner = log.last_served(session).map(|served| served.0);
         if let Some(session) = log.sessions.get_mut(session) {
             session.is_deleted = true;
         }
+        owner
     }
 
     /// Records that an instance turned away the client of some session.
@@ -433,12 +436,15 @@ impl Watcher {
         self.log().last_refusal = Some(self.post.now());
     }
 
-    /// Records that an instance confirmed the deletion of a session.
-    pub(super) fn is_deleted(&self, session: &str) {
+    /// Records that an instance confirmed the deletion of a session, whose owner was `before` when the client sent the DELETE.
+    pub(super) fn is_deleted(&self, session: &str, before: Option<HostId>) {
         let now = self.post.now();
         let mut log = self.log();
         let owner = log.last_served(session).map(|served| served.0);
-        log.deleted.push((session.to_owned(), owner, now));
+        // Otherwise another instance has claimed it before the directory had the end of the session.
+        if owner == before {
+            log.deleted.push((session.to_owned(), owner, now));
+        }
     }
 
     pub(super) fn requested(&self) {
@@ -536,8 +542,14 @@ impl Watcher {
             return false;
         };
         let may_wait = |(owner, since): (HostId, Ms)| {
-            let process = log.processes.get(&owner);
-            since + limit > now || process.is_some_and(|it| it.state == State::Stopped)
+            let state = log.processes.get(&owner).map(|process| process.state);
+            since + limit > now
+                || match state {
+                    Some(State::Stopped) => true,
+                    // The call may have waited for its turn until then.
+                    Some(State::Dead { at }) => at + limit > now,
+                    Some(State::Alive) | None => false,
+                }
         };
         call.begun.is_some() || log.last_served(&call.session).is_some_and(may_wait)
     }
@@ -714,13 +726,20 @@ impl Log {
         // The opening of the session may be recorded later than its first call.
         served.iter().find(|(by, _)| *by == host)?;
         // The other instance may have had no lease without knowing.
-        if self.losses.is_empty() && self.owner_there(session) == Some(host) {
+        let is_record_true = self.losses.is_empty() || self.may_have_lost(owner, now, now);
+        if is_record_true && self.owner_there(session) == Some(host) {
             return None;
         }
         // The rules permit an instance to continue without the directory.
+        // A directory with older data must have settled before the instance learns of a claim.
+        let learns_after = if self.losses.is_empty() {
+            2_500
+        } else {
+            10_000
+        };
         let is_cut = self.cuts.iter().any(|(machine, _, until, _)| {
             (machine.is_none() || *machine == self.machine(host))
-                && until.is_none_or(|until| until + 2_500 >= now)
+                && until.is_none_or(|until| until + learns_after >= now)
         });
         (!is_cut).then(|| format!("{owner} serves its session since {since}"))
     }
@@ -791,6 +810,7 @@ impl Log {
                 .begun
                 .map(|(host, _)| format!("it has begun on {host}")),
             (Answer::Other(_), Some((End::Cancelled, _))) => None,
+            (Answer::Other(_), Some((End::Done, at))) if self.was_cut_short(call, at) => None,
             (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
             (Answer::Gone, Some((End::Done, at))) => {
                 let (host, _) = call.begun?;
@@ -819,6 +839,13 @@ impl Log {
             }
             (Answer::Gone, Some(_)) => None,
         }
+    }
+
+    /// Returns `true` if the limit of a `leave` may have cancelled a call in the moment in which it ended.
+    fn was_cut_short(&self, call: &Call, ended: Ms) -> bool {
+        let process = call.begun.and_then(|(host, _)| self.processes.get(&host));
+        let leaves = process.and_then(|process| process.leaves);
+        leaves.is_some_and(|at| ended >= at + LEAVE_LIMIT)
     }
 
     /// Returns for how long, between `from` and `until`, the directory was consistent for an instance and lost nothing.

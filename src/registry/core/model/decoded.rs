@@ -2,17 +2,16 @@
 
 use super::*;
 
-/// Bytes that decide, and whether a call may have about as many event ids as can be known.
-struct Choices<'a>(&'a [u8], bool);
+/// Bytes that decide.
+struct Choices<'a>(&'a [u8]);
 
 /// Maximum number of operations, because the comparison after each grows with them.
 const MAX_OPS: usize = 200;
 
 /// Runs the operations that these bytes stand for. Panics where core and model differ.
 pub(crate) fn as_the_model_says_of(bytes: &[u8]) {
-    let mut choices = Choices(bytes, false);
+    let mut choices = Choices(bytes);
     let first = choices.byte();
-    choices.1 = first >= 250;
     let room = if first.is_multiple_of(3) {
         TIGHT
     } else {
@@ -20,7 +19,7 @@ pub(crate) fn as_the_model_says_of(bytes: &[u8]) {
     };
     let mut ops = Vec::new();
     // They take the time of all else: the model searches line by line.
-    let mut floods_left = u32::from(choices.1);
+    let mut floods_left = u32::from(first >= 250);
     while !choices.0.is_empty() && ops.len() < MAX_OPS {
         ops.push(choices.op(&mut floods_left));
     }
@@ -93,17 +92,15 @@ impl Choices<'_> {
         match self.byte() {
             0..128 => Name::Own,
             128..216 => Name::Shared(self.stream()),
-            // Not beside a flood: which of them count up depends on what else there is.
-            216..240 if !self.1 => {
+            216..240 => {
                 let stream = self.one_of(3).into();
                 Name::Events(stream, self.one_of(6).into(), 1 + u32::from(self.one_of(3)))
             }
-            216..240 => Name::Own,
-            240..252 => Name::Many(990 + self.below(2_110) as u32, 1 + self.below(8) as u32),
+            240..252 => Name::Many(990 + self.below(310) as u32, 1 + self.below(8) as u32),
             252.. if *floods_left > 0 => {
                 *floods_left -= 1;
                 let first = 1_000 + self.below(10) as u32;
-                Name::Many(first, 2_045 + self.below(15) as u32)
+                Name::Many(first, 250 + self.below(16) as u32)
             }
             252.. => Name::Own,
         }

@@ -21,7 +21,7 @@ const RECHECK_DELAY: Duration = Duration::from_millis(100);
 const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 const MAX_RECHECKS: usize = 10;
 const MIN_POSTPONE: Duration = Duration::from_secs(5);
-const MAX_EVENT_IDS: usize = 1_024;
+const MAX_EVENT_IDS: usize = 256;
 
 /// An answer is identified by its number.
 pub(super) type Answer = u32;
@@ -64,8 +64,6 @@ pub(super) struct Model {
     kept: Vec<Kept>,
     /// Calls that were evicted although their clients may resume, and are not reported yet.
     evicted: Vec<CallId>,
-    /// Streams that two calls have, which MCP forbids. Either may be found, or both, or none.
-    contested: Vec<(usize, Stream)>,
 }
 
 #[derive(Debug)]
@@ -125,7 +123,6 @@ impl Model {
             calls: Vec::new(),
             kept: Vec::new(),
             evicted: Vec::new(),
-            contested: Vec::new(),
         }
     }
 
@@ -208,14 +205,8 @@ impl Model {
 
     /// Rule 8.
     pub(super) fn record_event_id(&mut self, id: CallId, stream: Stream) {
-        let call = self.get(id).filter(|call| !call.has_event_id(stream));
-        let Some(scope) = call.map(|call| call.scope) else {
-            return;
-        };
-        if !self.holders(scope, stream).is_empty() {
-            self.contested.push((scope, stream));
-        }
-        if let Some(call) = self.get_mut(id) {
+        let call = self.get_mut(id);
+        if let Some(call) = call.filter(|call| !call.has_event_id(stream)) {
             call.event_ids.push(stream);
         }
     }
@@ -414,7 +405,7 @@ impl Model {
             if let Some(DetachedState::GraceUntil { deadline, .. }) = call.state {
                 completed.until = completed.until.max(deadline);
             }
-            let event_ids = call.known_event_ids();
+            let event_ids = call.known_event_ids().collect();
             let answered = matches!(completed.end, RetainedOutcome::Answered(_));
             self.keep(Kept {
                 id,
@@ -548,45 +539,34 @@ impl Model {
         detached.map(|call| call.id).collect()
     }
 
-    /// What an event id may match.
-    pub(super) fn match_event(&self, scope: usize, stream: Stream) -> Vec<Match> {
-        let mut allowed = self.holders(scope, stream);
-        if !allowed.is_empty() && !self.contested.contains(&(scope, stream)) {
-            assert_eq!(allowed.len(), 1, "the model lost track of who is contested");
-            return allowed;
+    /// Rule 8: what an event id matches.
+    pub(super) fn match_event(&self, scope: usize, stream: Stream) -> Match {
+        let ids_of = |is_one: &dyn Fn(&Call) -> bool| {
+            let its = self.calls.iter().filter(|call| call.scope == scope);
+            let mut ids: Vec<_> = its
+                .filter(|call| is_one(call))
+                .map(|call| call.id)
+                .collect();
+            ids.sort_unstable();
+            ids
+        };
+        let in_flight = ids_of(&|call| call.has_event_id(stream));
+        match in_flight[..] {
+            [] => {}
+            [id] => return Match::Call(id),
+            _ => return Match::Ambiguous(in_flight),
         }
-        let its = || self.calls.iter().filter(|call| call.scope == scope);
-        let in_flight = its().filter(|call| call.has_event_id(stream));
-        let mut in_flight: Vec<_> = in_flight.map(|call| call.id).collect();
-        in_flight.sort_unstable();
-        allowed.push(Match::Ambiguous(in_flight));
-        let overflowed = its().filter(|call| call.event_ids.len() > 2 * MAX_EVENT_IDS);
-        let mut overflowed: Vec<_> = overflowed.map(|call| call.id).collect();
-        overflowed.sort_unstable();
-        allowed.push(if overflowed.is_empty() {
+        let mut latest = self.kept.iter().rev();
+        let is_its = |kept: &&Kept| kept.scope == scope && kept.event_ids.contains(&stream);
+        if let Some(kept) = latest.find(is_its) {
+            return Match::Ended(kept.completed.end.clone());
+        }
+        let overflowed = ids_of(&|call| call.event_ids.len() > MAX_EVENT_IDS + 1);
+        if overflowed.is_empty() {
             Match::Nothing
         } else {
             Match::Ambiguous(overflowed)
-        });
-        allowed
-    }
-
-    fn holders(&self, scope: usize, stream: Stream) -> Vec<Match> {
-        let calls = self.calls.iter().filter(|call| call.scope == scope);
-        let calls = calls.filter(|call| call.has_event_id(stream));
-        let kept = self.kept.iter().filter(|kept| kept.scope == scope);
-        let kept = kept.filter(|kept| kept.event_ids.contains(&stream));
-        calls
-            .map(|call| Match::Call(call.id))
-            .chain(kept.map(|kept| Match::Ended(kept.completed.end.clone())))
-            .collect()
-    }
-
-    /// A stream that no call has is not contested.
-    pub(super) fn settle_contests(&mut self) {
-        let mut contested = std::mem::take(&mut self.contested);
-        contested.retain(|(scope, stream)| !self.holders(*scope, *stream).is_empty());
-        self.contested = contested;
+        }
     }
 
     pub(super) fn retained_calls(&self) -> impl Iterator<Item = CallId> {
@@ -667,21 +647,14 @@ impl Call {
     }
 
     fn has_event_id(&self, stream: Stream) -> bool {
-        let known = |at: usize| at < MAX_EVENT_IDS || at + MAX_EVENT_IDS >= self.event_ids.len();
-        let mut event_ids = self.event_ids.iter().enumerate();
-        event_ids.any(|(at, name)| *name == stream && known(at))
+        self.known_event_ids().any(|known| known == stream)
     }
 
-    fn known_event_ids(&self) -> Vec<Stream> {
-        let event_ids = self.event_ids.iter().copied();
-        if self.event_ids.len() > 2 * MAX_EVENT_IDS {
-            let latest = &self.event_ids[self.event_ids.len() - MAX_EVENT_IDS..];
-            event_ids
-                .take(MAX_EVENT_IDS)
-                .chain(latest.iter().copied())
-                .collect()
-        } else {
-            event_ids.collect()
-        }
+    /// The first, and the latest.
+    fn known_event_ids(&self) -> impl Iterator<Item = Stream> {
+        let latest = self.event_ids.len().saturating_sub(MAX_EVENT_IDS);
+        let event_ids = self.event_ids.iter().enumerate();
+        let known = event_ids.filter(move |(at, _)| *at == 0 || *at >= latest);
+        known.map(|(_, stream)| *stream)
     }
 }

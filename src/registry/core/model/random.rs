@@ -139,13 +139,13 @@ fn whole() -> impl Strategy<Value = Op> {
 
 /// A call with about as many event ids as are known by name.
 fn flood() -> impl Strategy<Value = Op> {
-    (pick(), 1_000..1_010_u32, 2_045..2_060_u32)
+    (pick(), 1_000..1_010_u32, 250..266_u32)
         .prop_map(|(call, first, count)| Op::RecordEventId(call, Name::Many(first, count)))
 }
 
 /// A few more.
 fn trickle() -> impl Strategy<Value = Op> {
-    (pick(), 990..3_100_u32, 1..8_u32)
+    (pick(), 990..1_300_u32, 1..8_u32)
         .prop_map(|(call, first, count)| Op::RecordEventId(call, Name::Many(first, count)))
 }
 

@@ -1,0 +1,33 @@
+//! What the layer knows of a request, passed to the session manager and the session store.
+//!
+//! rmcp passes only the event id or the session id to them, and the layer has already cut the event id back to its plain form. All run in
+//! one task, unless a layer in between moves requests to other tasks.
+
+use tokio::task_local;
+
+use crate::ids::NamedCall;
+
+task_local! {
+    static RESUMED_CALL: Option<NamedCall>;
+    static HAS_NO_SESSION: ();
+}
+
+/// Serves a resume that named an event of this call.
+pub(crate) async fn with_resumed_call<F: Future>(call: Option<NamedCall>, served: F) -> F::Output {
+    RESUMED_CALL.scope(call, served).await
+}
+
+/// Returns the call of the resume that this task serves. `None` if there is none.
+pub(crate) fn resumed_call() -> Option<NamedCall> {
+    RESUMED_CALL.try_with(Clone::clone).ok().flatten()
+}
+
+/// Serves a request whose session provably does not exist.
+pub(crate) async fn without_session<F: Future>(served: F) -> F::Output {
+    HAS_NO_SESSION.scope((), served).await
+}
+
+/// Returns `true` if the session of the request that this task serves provably does not exist.
+pub(crate) fn has_no_session() -> bool {
+    HAS_NO_SESSION.try_with(|()| ()).is_ok()
+}

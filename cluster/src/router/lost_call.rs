@@ -1,0 +1,81 @@
+//! Answers for calls that ended with their instance.
+
+use std::{sync::Mutex, time::Duration};
+
+use axum::body::Body;
+use http::Response;
+use tokio::time::Instant;
+
+use super::Router;
+use crate::{
+    directory::{Directory as _, Look},
+    ids::{Incarnation, Record, SessionHash},
+    lock::lock,
+    resume::LostCall,
+    routing_plan::Refusal,
+    ttl_cache::TtlCache,
+};
+
+/// How long the former owner of a session, if it is alive, may still run its calls after the claim: 10 s.
+///
+/// Chosen because it learns of the claim by its next heartbeat, closes the session, and writes the answers.
+const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum number of former owners that are remembered: 16,384.
+const MAX_FORMER: usize = 16 * 1024;
+
+/// The former owners of the sessions that this instance claimed within [`LOSS_TIMEOUT`].
+#[derive(Debug)]
+pub(crate) struct FormerOwners(Mutex<TtlCache<Incarnation>>);
+
+// === impl FormerOwners ===
+
+impl FormerOwners {
+    pub(super) fn record(&self, session: SessionHash, former: Incarnation) {
+        lock(&self.0).insert(session, former, Instant::now());
+    }
+
+    fn get(&self, session: SessionHash) -> Option<Incarnation> {
+        lock(&self.0).get(session, Instant::now()).copied()
+    }
+}
+
+impl Default for FormerOwners {
+    fn default() -> Self {
+        Self(Mutex::new(TtlCache::new(MAX_FORMER, LOSS_TIMEOUT)))
+    }
+}
+
+// === impl Router ===
+
+impl Router {
+    /// Answers for a call that ended with its instance. Replaces the response of the application.
+    pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
+        let (directory, session) = (&self.directory, lost.session);
+        let find = || directory.answer(session, lost.incarnation, lost.number);
+        let mut kept = find().await;
+        if matches!(kept, Ok(None)) {
+            let look = directory.look(session).await;
+            if !look.is_ok_and(|look| self.has_ended(session, &look)) {
+                return self.reject(Refusal::NotSound);
+            }
+            // The former instance may have written the answer before it renewed the lease that was just read.
+            kept = find().await;
+        }
+        match kept {
+            Ok(kept) => lost.answer(accepted, kept.as_ref()),
+            Err(_) => self.reject(Refusal::NotSound),
+        }
+    }
+
+    /// Returns `true` if the calls of a session's former owners have ended, and all their answers that were not lost are in the directory.
+    ///
+    /// Such a call may still be running if another instance owns the session by now, or if this one claimed it a moment ago from an
+    /// instance that still has its lease.
+    fn has_ended(&self, session: SessionHash, look: &Look) -> bool {
+        let is_anothers = matches!(look.record, Some(Record::Owned(is)) if is.owner != self.me);
+        let has_lease = |former| look.leases.of(former).is_some();
+        let former_lives = self.former_owners.get(session).is_some_and(has_lease);
+        !is_anothers && !former_lives && self.heartbeat.has_all_answers(&look.leases)
+    }
+}
