@@ -22,11 +22,14 @@ mod entry;
 mod environment;
 mod error;
 mod file;
+mod subcommand;
 mod value;
+mod version;
 
 pub(crate) use self::value::normal_origin;
 pub use self::{
     error::ConfigError,
+    subcommand::{Subcommand, documented_command},
     value::{Limit, LogFormat},
 };
 
@@ -81,7 +84,7 @@ const UPSTREAM_ONLY: &[(&str, &str)] = &[
 #[derive(Clone, Parser)]
 #[command(
     name = "mcp-cancel-proxy",
-    version,
+    version = version::version(),
     about = "Stands in front of an MCP server: abandoned calls stop, and clients that resume get their answer",
     override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>...\n       mcp-cancel-proxy --demo"
 )]
@@ -242,6 +245,19 @@ pub enum Target<'a> {
 impl Config {
     /// Reads the command line, the environment, and the configuration file.
     pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
+        let (config, matches) = Self::parse(args)?;
+        config.check(&matches)?;
+        Ok(config)
+    }
+
+    /// Reads the same, and returns only the address of a running program for operators. A server need not be named.
+    pub fn read_admin(
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<Option<SocketAddr>, ConfigError> {
+        Ok(Self::parse(args)?.0.admin)
+    }
+
+    fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(Self, ArgMatches), ConfigError> {
         let args = args.into_iter().collect();
         // Errors of the command line are reported first.
         let _checked = parse_args(&args)?;
@@ -256,10 +272,9 @@ impl Config {
         let ip = config.host.unwrap_or_else(|| config.listen.ip());
         let port = config.port.unwrap_or_else(|| config.listen.port());
         config.listen = SocketAddr::new(ip, port);
-        config.check(&matches)?;
         config.warnings = [environment.warnings, file.warnings].concat();
         config.warnings.extend(config.short_grace_warnings());
-        Ok(config)
+        Ok((config, matches))
     }
 
     /// Returns the reconnect delay of clients. It follows the shortest grace, because a client has one delay for all
@@ -354,8 +369,8 @@ fn parse_args(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
         Err(error) => error,
     };
     match (error.kind(), entry::hint(&error)) {
-        // The help includes the variables.
-        (ErrorKind::DisplayHelp, _) => Ok(Config::command().try_get_matches_from(args)?),
+        // The help includes the variables and the sub-commands.
+        (ErrorKind::DisplayHelp, _) => Ok(documented_command().try_get_matches_from(args)?),
         (_, Some(hint)) => Err(ConfigError::Conflict(hint.to_owned())),
         (_, None) => Err(entry::without_secrets(error).into()),
     }

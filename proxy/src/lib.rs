@@ -20,6 +20,7 @@
 //! | [`drain`] | shuts down in bounded time |
 //! | [`log`] | writes log lines |
 //! | [`refusal`] | the responses of the proxy itself |
+//! | [`subcommand`] | runs sub-commands: health, manual page, completions |
 //! | [`demo`] | demonstrates the proxy with a built-in server |
 //! | [`http_service`] | the type of all these services |
 //!
@@ -56,6 +57,8 @@ pub mod refusal;
 #[cfg(feature = "program")]
 pub mod server;
 pub mod stdio;
+#[cfg(feature = "program")]
+pub mod subcommand;
 
 #[cfg(feature = "program")]
 pub use self::proxy::{Proxy, StartError};

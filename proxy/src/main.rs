@@ -1,6 +1,7 @@
 //! Puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
 
 use std::{
+    ffi::OsString,
     fmt,
     io::{self, Write as _},
     process::ExitCode,
@@ -12,8 +13,9 @@ use std::{
 use mcp_cancel_proxy::{
     Proxy,
     config::{Config, ConfigError},
+    demo,
     drain::Signals,
-    log,
+    log, subcommand,
 };
 use tokio::runtime::Runtime;
 
@@ -42,17 +44,16 @@ fn main() -> ExitCode {
 }
 
 async fn run() -> ExitCode {
-    if let Some(code) = mcp_cancel_proxy::demo::run_if_requested(std::env::args_os().skip(1)).await
-    {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    if let Some(code) = demo::run_if_requested(args.iter().skip(1).cloned()).await {
         return code;
     }
-    let config = match Config::read(std::env::args_os()) {
+    if let Some(ended) = subcommand::run_if_requested(&args).await {
+        return ended.unwrap_or_else(refuse);
+    }
+    let config = match Config::read(args) {
         Ok(config) => config,
-        Err(ConfigError::Options(error)) => error.exit(),
-        Err(error) => {
-            print_error(error);
-            return ExitCode::from(USAGE);
-        }
+        Err(error) => return refuse(error),
     };
     let log = match log::init(config.log_format) {
         Ok(log) => log,
@@ -81,6 +82,15 @@ async fn run() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Reports an error of the configuration, or prints the help or the version.
+fn refuse(error: ConfigError) -> ExitCode {
+    if let ConfigError::Options(error) = error {
+        error.exit();
+    }
+    print_error(error);
+    ExitCode::from(USAGE)
 }
 
 /// Writes a line to standard error, unless that is a pipe that is full.

@@ -11,6 +11,7 @@
 //! | `admin` | What do operators see? |
 //! | `draining` | Does the program shut down in time? |
 //! | `command_line` | Does the program read its options, and name what is wrong with them? |
+//! | `subcommands` | Do health, man and completions do what they promise, and disturb no server of that name? |
 //! | `log_lines` | Does the README list the log lines of the program? |
 //! | `end_to_end` | Does the program do what it is for, in front of either kind of server? |
 //! | `support` | The code that these share. |
@@ -34,4 +35,5 @@ mod log_lines;
 mod passing;
 mod redirecting;
 mod refused;
+mod subcommands;
 mod support;

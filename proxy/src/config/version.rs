@@ -1,0 +1,29 @@
+//! The version of the program, with what distinguishes two builds of it.
+
+use std::{env::consts, sync::LazyLock};
+
+/// The commit of a release. Its build sets the variable; a package of crates.io is named by its version alone.
+const COMMIT: Option<&str> = option_env!("MCP_CANCEL_PROXY_COMMIT");
+
+/// Returns the version, with the commit, the platform and the features of this build.
+pub(super) fn version() -> &'static str {
+    static VERSION: LazyLock<String> = LazyLock::new(|| {
+        let commit = COMMIT.filter(|commit| !commit.is_empty());
+        let commit = commit.map(|commit| format!("commit {commit}, "));
+        let libc = if cfg!(target_env = "musl") {
+            "-musl"
+        } else if cfg!(target_env = "gnu") {
+            "-gnu"
+        } else {
+            ""
+        };
+        format!(
+            "{} ({}{}-{}{libc}, features: program)",
+            env!("CARGO_PKG_VERSION"),
+            commit.unwrap_or_default(),
+            consts::ARCH,
+            consts::OS,
+        )
+    });
+    &VERSION
+}

@@ -1,0 +1,101 @@
+//! Runs the sub-commands: the health of a running proxy, the manual page, and completions.
+
+use std::{
+    ffi::OsString,
+    fmt,
+    io::{self, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    process::ExitCode,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::Empty;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use tokio::time::timeout;
+
+use crate::config::{Config, ConfigError, Subcommand, documented_command};
+
+/// Maximum duration of a health check: 3 s. Container engines wait 30 s by default, and probes of Kubernetes 1 s.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Runs the sub-command that the arguments name. Returns `None` if they name none.
+pub async fn run_if_requested(args: &[OsString]) -> Option<Result<ExitCode, ConfigError>> {
+    match Subcommand::read(args)? {
+        Ok(subcommand) => Some(run(subcommand).await),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
+    match subcommand {
+        Subcommand::Health { admin, config } => {
+            let mut args = vec![OsString::from("mcp-cancel-proxy")];
+            args.extend(admin.map(|admin| format!("--admin={admin}").into()));
+            if let Some(config) = config {
+                args.extend(["--config".into(), config.into_os_string()]);
+            }
+            let Some(admin) = Config::read_admin(args)? else {
+                return Err(ConfigError::Conflict(
+                    "health needs the address that the proxy has with --admin, here or as MCP_PROXY_ADMIN".to_owned(),
+                ));
+            };
+            Ok(health(admin).await)
+        }
+        Subcommand::Man => {
+            let mut page = Vec::new();
+            let written = clap_mangen::Man::new(documented_command()).render(&mut page);
+            Ok(print(written.map(|()| page)))
+        }
+        Subcommand::Completions { shell } => {
+            let mut script = Vec::new();
+            let mut command = documented_command();
+            clap_complete::generate(shell, &mut command, "mcp-cancel-proxy", &mut script);
+            Ok(print(Ok(script)))
+        }
+    }
+}
+
+/// Prints the answer of the proxy, and returns success only if it is healthy.
+async fn health(admin: SocketAddr) -> ExitCode {
+    let url = format!("http://{}/healthz", reachable(admin));
+    match timeout(HEALTH_TIMEOUT, status(&url)).await {
+        Ok(Ok(status)) if status.is_success() => print(Ok(format!("{url}: {status}\n").into())),
+        Ok(Ok(status)) => unhealthy(format_args!("{url}: {status}")),
+        Ok(Err(error)) => unhealthy(format_args!("{url}: {error}")),
+        Err(_) => unhealthy(format_args!("{url}: no answer in {HEALTH_TIMEOUT:?}")),
+    }
+}
+
+async fn status(url: &str) -> Result<StatusCode, Box<dyn std::error::Error + Send + Sync>> {
+    let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+    let response = client.request(Request::get(url).body(Empty::<Bytes>::new())?);
+    Ok(response.await?.status())
+}
+
+/// Returns an address that accepts connections: a listener on all addresses is reached on loopback.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address.ip() {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
+}
+
+fn unhealthy(line: fmt::Arguments<'_>) -> ExitCode {
+    let _written = writeln!(io::stderr(), "{line}");
+    ExitCode::FAILURE
+}
+
+fn print(text: io::Result<Vec<u8>>) -> ExitCode {
+    match text.and_then(|text| io::stdout().write_all(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => unhealthy(format_args!("error: {error}")),
+    }
+}
