@@ -10,9 +10,11 @@ use std::{
 use crate::{
     cluster::{Cluster, Options, join},
     directory::{DirectoryError, MemoryDirectory, RedisAddress, RedisDirectory},
-    filter::PeersFilter,
     ids::{Incarnation, Owner},
-    wire::{InvalidSecret, Secret},
+    relay::{
+        filter::PeersFilter,
+        wire::{InvalidSecret, Secret},
+    },
 };
 
 /// Configuration of an instance that becomes a member. [`Cluster::redis`] creates it.

@@ -23,28 +23,33 @@ use tracing::info;
 use crate::{
     answers::Answers,
     directory::{Directory, Limited},
-    filter::PeersFilter,
-    generations::Generations,
-    heartbeat::Heartbeat,
     ids::{Owner, SessionHash},
     layer::ClusterLayer,
     lock::lock,
     manager::ClusterSessionManager,
+    membership::{
+        heartbeat::Heartbeat,
+        turned_away::{CLIENT_BACKOFF, TurnedAway},
+    },
     metrics,
-    network::Network,
     orphan_confirmation::{self, OrphanWait},
-    owner_cache::OwnerCache,
-    peers::{self, PeerAuth},
-    pending_restores::PendingRestores,
-    relay::Relay,
-    request_context::has_no_session,
-    router::{FormerOwners, Router, WaitingCalls},
+    relay::{
+        client::Relay,
+        filter::PeersFilter,
+        network::Network,
+        server::{self, PeerAuth},
+        wire::Secret,
+    },
+    routing::{
+        owner_cache::OwnerCache,
+        request_context::has_no_session,
+        router::{FormerOwners, Router, WaitingCalls},
+    },
     session_closers::SessionClosers,
-    sessions::Sessions,
+    sessions::{
+        Sessions, generations::Generations, pending_restores::PendingRestores, store::ClusterStore,
+    },
     shutdown::Shutdown,
-    store::ClusterStore,
-    turned_away::{CLIENT_BACKOFF, TurnedAway},
-    wire::Secret,
 };
 
 /// The membership of an instance in a cluster. All clones share one membership.
@@ -186,8 +191,8 @@ impl Cluster {
         S::Future: Send,
     {
         let shutdown = self.shared.router.shutdown.follow();
-        let listener = peers::watched(listener);
-        peers::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
+        let listener = server::watched(listener);
+        server::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
     /// Leaves the cluster without losing a call that ends before `limit` has passed. Returns the number of cancelled calls.
@@ -251,13 +256,13 @@ impl Cluster {
 #[cfg(test)]
 impl Cluster {
     /// [`serve_peers`](Self::serve_peers) on any listener.
-    pub(crate) async fn serve_peers_on<S: peers::App>(
+    pub(crate) async fn serve_peers_on<S: server::App>(
         &self,
-        listener: impl crate::network::Listener,
+        listener: impl crate::relay::network::Listener,
         app: S,
     ) {
         let shutdown = self.shared.router.shutdown.follow();
-        peers::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
+        server::serve(listener, app, self.shared.peer_auth.clone(), shutdown).await;
     }
 
     pub(crate) fn router(&self) -> &Router {

@@ -17,13 +17,15 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
-    drain_gate::InFlightGuard,
-    fields::Fields,
-    resume::RewriteOutcome,
-    router::Router,
-    routing_plan::Action,
-    serving::{RoutedBy, serve, serve_peer, serve_remote, unless_relinquished},
-    wire::{self, FromPeer},
+    relay::wire::{self, FromPeer},
+    routing::{
+        fields::Fields,
+        plan::Action,
+        resume::RewriteOutcome,
+        router::Router,
+        serving::{RoutedBy, serve, serve_peer, serve_remote, unless_relinquished},
+    },
+    sessions::drain_gate::InFlightGuard,
 };
 
 /// Relays each request to the owner of its session. Created by [`Cluster::layer`](crate::Cluster::layer).

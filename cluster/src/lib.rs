@@ -12,49 +12,28 @@
 struct Readme;
 
 mod answers;
-mod body_idle;
 mod builder;
 mod cluster;
-mod continue_body;
 mod directory;
-mod drain_gate;
-mod fields;
-mod filter;
-mod heartbeat;
 mod ids;
-mod pending_restores;
-mod replayable_request;
-mod request_kind;
-mod session_closers;
-mod shutdown;
-
-mod generations;
 mod layer;
 mod lock;
 mod log;
 mod manager;
+mod membership;
 mod metrics;
-mod network;
 mod orphan_confirmation;
-mod owner_cache;
-mod peers;
 mod rate_limited_warning;
 mod refusals;
 mod relay;
-mod request_context;
-mod resume;
-mod routed;
-mod router;
-mod routing_plan;
-mod serving;
+mod routing;
+mod session_closers;
 mod sessions;
-mod store;
+mod shutdown;
 #[cfg(test)]
 mod tests;
 mod ttl_cache;
-mod turned_away;
 mod wait_until;
-mod wire;
 
 pub use self::{
     builder::{ClusterBuilder, ConnectError},

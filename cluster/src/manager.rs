@@ -38,12 +38,10 @@ use tracing::warn;
 
 use crate::{
     answers::{AnswerSource, Answers, Call, DetachedCall},
-    drain_gate::InFlightGuard,
-    generations::Generations,
-    heartbeat::Heartbeat,
     ids::Incarnation,
-    request_context::resumed_call,
-    sessions::Sessions,
+    membership::heartbeat::Heartbeat,
+    routing::request_context::resumed_call,
+    sessions::{Sessions, drain_gate::InFlightGuard, generations::Generations},
 };
 
 /// A session manager that tags events with their instance.

@@ -8,8 +8,6 @@
 //! | `mcp_calls_postponed_total` | counter | | how often the cancel of an abandoned call was postponed, for want of proof from the directory |
 //! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims of sessions, relinquished or with a lapsed lease |
 
-use crate::routing_plan::{Claimed, Failure, Known};
-
 /// Describes the metrics to the recorder that is installed at this time.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
@@ -51,32 +49,13 @@ pub(crate) fn directory_consistent(is_consistent: bool) {
     let _ = is_consistent;
 }
 
-pub(crate) fn looked_up(known: Known) {
-    count(
-        "mcp_cluster_lookups_total",
-        match known {
-            Known::Owner(_) => "owner",
-            Known::Unowned => "unowned",
-            Known::NoAnswer => "no_answer",
-        },
-    );
+pub(crate) fn looked_up(outcome: &'static str) {
+    count("mcp_cluster_lookups_total", outcome);
 }
 
 /// Counts a relay by its outcome.
-pub(crate) fn relayed(failure: Option<Failure>) {
-    count(
-        "mcp_cluster_relays_total",
-        match failure {
-            None => "answered",
-            Some(Failure::Refused) => "refused",
-            Some(Failure::Moved) => "moved",
-            Some(Failure::Misdirected) => "misdirected",
-            Some(Failure::Unreachable) => "unreachable",
-            Some(Failure::Silent) => "silent",
-            Some(Failure::Broken) => "broken",
-            Some(Failure::Stalled) => "stalled",
-        },
-    );
+pub(crate) fn relayed(outcome: &'static str) {
+    count("mcp_cluster_relays_total", outcome);
 }
 
 /// Counts a postponed cancel of an abandoned call.
@@ -85,16 +64,8 @@ pub(crate) fn confirmation_postponed() {
     metrics::counter!("mcp_calls_postponed_total").increment(1);
 }
 
-pub(crate) fn claimed(claimed: Claimed) {
-    count(
-        "mcp_cluster_claims_total",
-        match claimed {
-            Claimed::Won => "won",
-            Claimed::Lost(_) => "lost",
-            Claimed::Unowned => "unowned",
-            Claimed::NoAnswer => "no_answer",
-        },
-    );
+pub(crate) fn claimed(outcome: &'static str) {
+    count("mcp_cluster_claims_total", outcome);
 }
 
 #[cfg(feature = "metrics")]

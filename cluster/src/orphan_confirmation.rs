@@ -19,11 +19,13 @@ use tokio::time::Instant;
 
 use crate::{
     directory::{DIRECTORY_TIMEOUT, Directory as _, Lease, Leases},
-    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::{Incarnation, Record, SessionHash},
+    membership::{
+        heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+        turned_away::MAX_RECORD_DELAY,
+    },
     metrics,
-    router::Router,
-    turned_away::MAX_RECORD_DELAY,
+    routing::router::Router,
 };
 
 /// Time before a heartbeat was written whose clients it may lack: 1.25 s.

@@ -1,10 +1,8 @@
-//! Responses that clients get in place of the application's.
+//! The reasons why a request is not served, and the responses that clients then get in place of the application's.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
-
-use crate::routing_plan::Refusal;
 
 /// `Retry-After` of temporary refusals: 1 s, as long as a session is cached as unowned.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
@@ -14,6 +12,25 @@ const RETRY_LATER: i32 = -32000;
 
 /// The error code of a cancelled call, as the library sends it.
 const REQUEST_CANCELLED: i32 = -32800;
+
+/// The reason why a request is not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The directory did not answer, or its content proves nothing yet.
+    NotSound,
+    /// The owner could not be reached, and may still be alive.
+    OwnerAway,
+    /// The session has moved to this or another instance during the request. The request can be sent again.
+    Again,
+    /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
+    Broken,
+    /// The head of the request has more fields than a peer accepts.
+    TooManyFields,
+    /// The client disconnected in the middle of its request.
+    BrokeOff,
+    /// The client sent a part of its request, and then stalled.
+    Stalled,
+}
 
 /// Answers that a session does not begin.
 ///
@@ -63,6 +80,13 @@ fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
 }
 
 // === impl Refusal ===
+
+impl Refusal {
+    /// Returns `true` if the client is asked to retry.
+    pub(crate) fn is_temporary(self) -> bool {
+        matches!(self, Self::NotSound | Self::OwnerAway | Self::Again)
+    }
+}
 
 impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {

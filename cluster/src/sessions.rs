@@ -11,12 +11,16 @@
 
 mod contest;
 mod contested;
+pub(crate) mod drain_gate;
+pub(crate) mod generations;
 mod lapse;
 mod local_session;
+pub(crate) mod pending_restores;
 mod queues;
 mod relinquished;
 mod session_index;
 mod state;
+pub(crate) mod store;
 mod writing;
 
 pub(crate) use self::{

@@ -32,8 +32,11 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    answers::Answers, drain_gate::DrainGate, ids::SessionHash, lock::lock, log::log,
-    pending_restores::PendingRestores, sessions::Sessions,
+    answers::Answers,
+    ids::SessionHash,
+    lock::lock,
+    log::log,
+    sessions::{Sessions, drain_gate::DrainGate, pending_restores::PendingRestores},
 };
 
 /// Minimum duration of the transfer of sessions: 1 s.

@@ -11,8 +11,7 @@ use crate::{
         contract::instance,
         faulty::{Fault, Faulty},
     },
-    filter::PeersFilter,
-    wire::Secret,
+    relay::{filter::PeersFilter, wire::Secret},
 };
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
 //! 4. A missing record proves little, because the directory may have returned empty a moment ago. Each look therefore includes the leases
 //!    of that moment ([`Leases`]), each with "all of mine is written, in this run of the directory".
-//!    [`Heartbeat`](crate::heartbeat::Heartbeat) decides whether that proves anything.
+//!    [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
 //!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last look.
 //! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer, because all use a directory through [`Limited`]. Answers of calls

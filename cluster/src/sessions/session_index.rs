@@ -12,8 +12,8 @@ use std::{
 };
 
 use crate::{
-    drain_gate::{DrainGate, InFlightGuard},
     lock::lock,
+    sessions::drain_gate::{DrainGate, InFlightGuard},
 };
 
 /// Number of locks over which the ids are spread: 64.

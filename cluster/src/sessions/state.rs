@@ -19,9 +19,9 @@ use super::{
     session_index::SessionIndex,
 };
 use crate::{
-    drain_gate::{DrainGate, InFlightGuard},
     ids::{Epoch, Incarnation, Owner, SessionHash},
     lock::lock,
+    sessions::drain_gate::{DrainGate, InFlightGuard},
     ttl_cache::TtlCache,
     wait_until::wait_until,
 };

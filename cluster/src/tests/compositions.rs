@@ -49,8 +49,8 @@ use crate::{
         LEASE_TTL, MemoryDirectory,
         faulty::{Fault, Faulty},
     },
-    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::{Incarnation, Owner},
+    membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -18,11 +18,10 @@ use crate::{
         LEASE_TTL, contract,
         faulty::{Fault, Faulty},
     },
-    heartbeat::HEARTBEAT_INTERVAL,
     ids::Owner,
-    relay::UNBEGUN_TIMEOUT,
-    router::OWNER_RECHECK_INTERVAL,
-    routing_plan::Action,
+    membership::heartbeat::HEARTBEAT_INTERVAL,
+    relay::client::UNBEGUN_TIMEOUT,
+    routing::{plan::Action, router::OWNER_RECHECK_INTERVAL},
 };
 
 /// Calls `echo`. The request id is the start of `text`, because concurrent calls of one session need different ids.

@@ -35,8 +35,8 @@ use crate::{
         contract::owner_of,
         faulty::{Fault, Faulty},
     },
-    filter::PeersFilter,
-    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    relay::filter::PeersFilter,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

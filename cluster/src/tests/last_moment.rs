@@ -12,9 +12,9 @@ use crate::{
         MemoryDirectory,
         faulty::{Fault, Faulty},
     },
-    filter::PeersFilter,
-    heartbeat::HEARTBEAT_INTERVAL,
     ids::{Owner, Ownership},
+    membership::heartbeat::HEARTBEAT_INTERVAL,
+    relay::filter::PeersFilter,
 };
 
 const GRACE: Duration = Duration::from_secs(6);

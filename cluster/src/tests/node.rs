@@ -23,11 +23,10 @@ use super::fake_owner::reserve_address;
 use crate::{
     cluster::{Cluster, Options, join},
     directory::{LEASE_TTL, faulty::Faulty},
-    filter::PeersFilter,
-    heartbeat::SETTLE_PERIOD,
     ids::{CallNumber, ClusterEventId, Incarnation, Owner, SessionHash},
-    router::Router as Routing,
-    wire::Secret,
+    membership::heartbeat::SETTLE_PERIOD,
+    relay::{filter::PeersFilter, wire::Secret},
+    routing::router::Router as Routing,
 };
 
 pub(super) const SECRET: &str = "the secret of all tests";

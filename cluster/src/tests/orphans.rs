@@ -17,7 +17,7 @@ use crate::{
         contract::claim_from,
         faulty::{Fault, Faulty},
     },
-    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 const GRACE: Duration = Duration::from_secs(6);

@@ -21,8 +21,8 @@ use super::{
 use crate::{
     Cluster,
     directory::faulty::Faulty,
-    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::{Incarnation, Owner},
+    membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 const SECOND: Duration = Duration::from_secs(1);

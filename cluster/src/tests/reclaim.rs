@@ -35,14 +35,14 @@ use super::{
     },
 };
 use crate::{
-    body_idle::BODY_IDLE_TIMEOUT,
     directory::{
         Claim, Directory as _, Registration,
         contract::{claim_from, owner_of, ownership, session},
         faulty::{Fault, Faulty},
     },
-    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
     ids::Epoch,
+    membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    relay::body_idle::BODY_IDLE_TIMEOUT,
 };
 
 /// Shorter than `DIRECTORY_TIMEOUT`.

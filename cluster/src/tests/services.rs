@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Cluster,
     directory::{Directory as _, MemoryDirectory, contract::owner_of, faulty::Faulty},
-    heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 /// Two services of one membership, at `/one` and `/two`.

@@ -10,9 +10,8 @@ use crate::{
     Cluster,
     cluster::{self, Options},
     directory::{MemoryDirectory, faulty::Faulty},
-    filter::PeersFilter,
     ids::{Incarnation, Owner},
-    wire::Secret,
+    relay::{filter::PeersFilter, wire::Secret},
 };
 
 pub(super) fn directory() -> Faulty {

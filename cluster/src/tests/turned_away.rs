@@ -29,10 +29,9 @@ use crate::{
         faulty::{Fault, Faulty},
         memory::faults::Kind,
     },
-    filter::PeersFilter,
-    heartbeat::HEARTBEAT_INTERVAL,
     ids::{Owner, Ownership},
-    turned_away::CLIENT_BACKOFF,
+    membership::{heartbeat::HEARTBEAT_INTERVAL, turned_away::CLIENT_BACKOFF},
+    relay::filter::PeersFilter,
 };
 
 const GRACE: Duration = Duration::from_secs(6);

@@ -16,8 +16,8 @@ use crate::{
         contract::owner_of,
         faulty::{Fault, Faulty, Gate, Work},
     },
-    filter::PeersFilter,
-    heartbeat::HEARTBEAT_INTERVAL,
+    membership::heartbeat::HEARTBEAT_INTERVAL,
+    relay::filter::PeersFilter,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

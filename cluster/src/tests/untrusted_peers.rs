@@ -12,7 +12,7 @@ use super::{
     node::{Node, SECRET, Setup, ask},
     steps::{directory, status},
 };
-use crate::filter::PeersFilter;
+use crate::relay::filter::PeersFilter;
 
 /// Returns a request to the listener for peers, with these headers.
 fn relayed(mcp: &test_support::Mcp, said: &[(&str, &str)]) -> Request {

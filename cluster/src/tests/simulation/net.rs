@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::time::{Action, HostId, Ms, Post, WORLD};
-use crate::network::{
+use crate::relay::network::{
     Accepted, Listener,
     simulated::{Dialer, Duplex},
 };

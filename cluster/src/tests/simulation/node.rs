@@ -19,10 +19,8 @@ use super::{
 use crate::{
     cluster::{Cluster, Options, join_over},
     directory::faulty::Faulty,
-    filter::PeersFilter,
     ids::{Incarnation, Owner},
-    network::Network,
-    wire::Secret,
+    relay::{filter::PeersFilter, network::Network, wire::Secret},
 };
 
 /// How long a detached call waits for its client: 5 s.

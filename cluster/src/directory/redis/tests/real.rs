@@ -11,11 +11,13 @@ use crate::{
         KEPT_ANSWER, Limited,
         contract::{self, claim_from, instance, is_alive, ownership, session},
     },
-    heartbeat::{HEARTBEAT_INTERVAL, Heartbeat, SETTLE_PERIOD},
     ids::Epoch,
-    owner_cache::OwnerCache,
+    membership::{
+        heartbeat::{HEARTBEAT_INTERVAL, Heartbeat, SETTLE_PERIOD},
+        turned_away::TurnedAway,
+    },
+    routing::owner_cache::OwnerCache,
     sessions::Sessions,
-    turned_away::TurnedAway,
 };
 
 mod restored;

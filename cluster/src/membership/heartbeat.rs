@@ -37,10 +37,10 @@ use crate::{
     ids::{Owner, Ownership, SessionHash},
     lock::lock,
     log::log,
+    membership::turned_away::TurnedAway,
     metrics,
     rate_limited_warning::RateLimitedWarning,
     sessions::{Sessions, Work},
-    turned_away::TurnedAway,
 };
 
 mod health;

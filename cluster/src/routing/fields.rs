@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName};
 
-use crate::wire;
+use crate::relay::wire;
 
 /// The header field that names the session.
 pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");

@@ -12,8 +12,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use crate::{
-    fields::Fields,
     ids::{CallNumber, ClusterEventId, Incarnation, NamedCall, SessionHash},
+    routing::fields::Fields,
 };
 
 /// The header field with the id of the last event that a client has seen.

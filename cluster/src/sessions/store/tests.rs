@@ -14,9 +14,8 @@ use crate::{
         contract::{claim_from, instance, session},
         faulty::{Fault, Faulty},
     },
-    heartbeat::Heartbeat,
     ids::Owner,
-    turned_away::TurnedAway,
+    membership::{heartbeat::Heartbeat, turned_away::TurnedAway},
 };
 
 /// A store as rmcp uses it, with the heartbeat task that writes for it.

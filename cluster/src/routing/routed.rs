@@ -4,8 +4,10 @@ use axum::body::Body;
 use http::{Request, Response};
 
 use crate::{
-    drain_gate::InFlightGuard, pending_restores::PendingRestore,
-    replayable_request::ReplayableRequest, routing_plan::Refusal, turned_away::Waiting,
+    membership::turned_away::Waiting,
+    refusals::Refusal,
+    relay::replayable_request::ReplayableRequest,
+    sessions::{drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
 
 /// The result of routing a request.

@@ -11,8 +11,8 @@ use crate::{
     directory::{Directory as _, Look},
     ids::{Incarnation, Record, SessionHash},
     lock::lock,
-    resume::LostCall,
-    routing_plan::Refusal,
+    refusals::Refusal,
+    routing::resume::LostCall,
     ttl_cache::TtlCache,
 };
 

@@ -5,8 +5,8 @@ use http::{HeaderMap, Method};
 use serde_json::Value;
 
 use crate::{
-    ids::ClusterEventId, replayable_request::ReplayableRequest, resume::LAST_EVENT_ID,
-    routing_plan::Refusal,
+    ids::ClusterEventId, refusals::Refusal, relay::replayable_request::ReplayableRequest,
+    routing::resume::LAST_EVENT_ID,
 };
 
 /// The kind of a request, by what it begins.

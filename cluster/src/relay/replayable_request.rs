@@ -14,8 +14,8 @@ use http_body::Body as _;
 use http_body_util::BodyExt as _;
 
 use crate::{
-    body_idle::{is_stalled, limit_idle},
-    routing_plan::Refusal,
+    refusals::Refusal,
+    relay::body_idle::{is_stalled, limit_idle},
 };
 
 /// Maximum length of a body that can be sent again: 64 KiB.

@@ -13,14 +13,11 @@ use tokio::{select, sync::Notify};
 use super::Router;
 use crate::{
     directory::{Directory as _, Look},
-    fields::Fields,
     ids::{Record, SessionHash},
     lock::lock,
-    refusals,
-    replayable_request::ReplayableRequest,
-    request_kind::RequestKind,
-    routed::TransferOutcome,
-    routing_plan::Refusal,
+    refusals::{self, Refusal},
+    relay::replayable_request::ReplayableRequest,
+    routing::{fields::Fields, request_kind::RequestKind, routed::TransferOutcome},
 };
 
 /// The calls that wait for the transfer of their sessions.

@@ -9,25 +9,32 @@ use tracing::{debug, info, warn};
 
 use crate::{
     directory::{Claim, DIRECTORY_TIMEOUT, Directory as _, Limited, Look},
-    drain_gate::InFlightGuard,
-    fields::{Fields, SESSION_ID},
-    generations::Generations,
-    heartbeat::Heartbeat,
     ids::{Owner, Ownership, Record, SessionHash},
-    metrics,
-    owner_cache::{Found, OwnerCache},
-    pending_restores::{PendingRestore, PendingRestores},
-    refusals,
-    relay::{Relay, UNBEGUN_TIMEOUT},
-    replayable_request::ReplayableRequest,
-    resume::{self, RewriteOutcome},
-    routed::{Presence, Reclaimed, Routed, served},
-    routing_plan::{
-        Action, Cause, Claimed, Failure, IncomingRequest, Known, LeaseState, Refusal, RoutingPlan,
+    membership::{
+        heartbeat::Heartbeat,
+        turned_away::{SLOW_RELAY_THRESHOLD, TurnedAway},
     },
-    sessions::Sessions,
+    metrics,
+    refusals::{self, Refusal},
+    relay::{
+        client::{Relay, UNBEGUN_TIMEOUT},
+        failure::Failure,
+        replayable_request::ReplayableRequest,
+    },
+    routing::{
+        fields::{Fields, SESSION_ID},
+        owner_cache::{Found, OwnerCache},
+        plan::{Action, Cause, Claimed, IncomingRequest, Known, LeaseState, RoutingPlan},
+        resume::{self, RewriteOutcome},
+        routed::{Presence, Reclaimed, Routed, served},
+    },
+    sessions::{
+        Sessions,
+        drain_gate::InFlightGuard,
+        generations::Generations,
+        pending_restores::{PendingRestore, PendingRestores},
+    },
     shutdown::{Shutdown, ShutdownStage},
-    turned_away::{SLOW_RELAY_THRESHOLD, TurnedAway},
 };
 
 mod lost_call;
@@ -202,7 +209,7 @@ impl Router {
             action = match action {
                 Action::LookUp => {
                     let (known, is_consistent) = self.look_up(session).await;
-                    metrics::looked_up(known);
+                    metrics::looked_up(known.label());
                     match known {
                         Known::Owner(Ownership { owner, .. })
                             if owner == self.me && self.shutdown.has_relinquished(&id) =>
@@ -226,7 +233,11 @@ impl Router {
                         return Routed::Answered(refusal.into());
                     }
                     let sent = self.send(&mut replayable, session, is.owner).await;
-                    metrics::relayed(sent.as_ref().err().copied());
+                    metrics::relayed(
+                        sent.as_ref()
+                            .err()
+                            .map_or("answered", |failure| failure.label()),
+                    );
                     match sent {
                         Ok(response) => return served(waiting, Routed::Answered(response)),
                         Err(failure) => {
@@ -246,7 +257,7 @@ impl Router {
                 Action::Claim(former, cause) => {
                     restore = Some(self.restores.add(session));
                     let (claimed, is_consistent) = self.claim(session, former).await;
-                    metrics::claimed(claimed);
+                    metrics::claimed(claimed.label());
                     if claimed == Claimed::Won {
                         info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
                     }

@@ -14,6 +14,8 @@ use std::fmt;
 
 use crate::{
     ids::{Incarnation, Ownership},
+    refusals::Refusal,
+    relay::failure::Failure,
     shutdown::ShutdownStage,
 };
 
@@ -69,50 +71,12 @@ pub(crate) enum Cause {
     Relinquished,
 }
 
-/// The reason why a request is not served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// The directory did not answer, or its content proves nothing yet.
-    NotSound,
-    /// The owner could not be reached, and may still be alive.
-    OwnerAway,
-    /// The session has moved to this or another instance during the request. The request can be sent again.
-    Again,
-    /// The connection to the owner ended before the response. The request may have begun, so this instance must not send it again.
-    Broken,
-    /// The head of the request has more fields than a peer accepts.
-    TooManyFields,
-    /// The client disconnected in the middle of its request.
-    BrokeOff,
-    /// The client sent a part of its request, and then stalled.
-    Stalled,
-}
-
 /// The result of an [`Action::LookUp`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
     Owner(Ownership),
     Unowned,
     NoAnswer,
-}
-
-/// The reason why an [`Action::Relay`] failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Failure {
-    /// The connection was refused. Nothing was sent. The owner may be alive behind a firewall that rejects.
-    Refused,
-    /// The owner answered that it relinquished the session.
-    Moved,
-    /// Another instance answered at the owner's address, and does not have the session.
-    Misdirected,
-    /// There was no connection to a peer, or it ended before the body of a call was asked for.
-    Unreachable,
-    /// No head arrived in time, and no call can have begun.
-    Silent,
-    /// The connection ended before the head. A call may have begun.
-    Broken,
-    /// The body of the request stalled while it was sent.
-    Stalled,
 }
 
 /// The result of an [`Action::CheckLease`].
@@ -161,15 +125,6 @@ impl IncomingRequest {
             (false, false) if !self.has_session => Action::Serve,
             (false, false) => Action::LookUp,
         }
-    }
-}
-
-// === impl Refusal ===
-
-impl Refusal {
-    /// Returns `true` if the client is asked to retry.
-    pub(crate) fn is_temporary(self) -> bool {
-        matches!(self, Self::NotSound | Self::OwnerAway | Self::Again)
     }
 }
 
@@ -258,6 +213,33 @@ impl RoutingPlan {
             Claimed::Won => Action::Reclaim,
             Claimed::Lost(is) if is.owner.incarnation == self.me => Action::Reclaim,
             Claimed::Lost(is) => Action::Relay(is),
+        }
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    /// Returns the label of the metric.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Owner(_) => "owner",
+            Self::Unowned => "unowned",
+            Self::NoAnswer => "no_answer",
+        }
+    }
+}
+
+// === impl Claimed ===
+
+impl Claimed {
+    /// Returns the label of the metric.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Won => "won",
+            Self::Lost(_) => "lost",
+            Self::Unowned => "unowned",
+            Self::NoAnswer => "no_answer",
         }
     }
 }

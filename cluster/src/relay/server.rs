@@ -21,12 +21,14 @@ use tower_service::Service;
 use tracing::{debug, warn};
 
 use crate::{
-    filter::PeersFilter,
     ids::Incarnation,
-    network::{Accepted, Listener},
     rate_limited_warning::RateLimitedWarning,
+    relay::{
+        filter::PeersFilter,
+        network::{Accepted, Listener},
+        wire::{self, FromPeer, Secret},
+    },
     shutdown::ShutdownStage,
-    wire::{self, FromPeer, Secret},
 };
 
 /// Timeout for the head of a request: 10 s.

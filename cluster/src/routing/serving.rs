@@ -7,18 +7,18 @@ use http::{Request, Response, StatusCode};
 use tower_service::Service;
 
 use crate::{
-    drain_gate::InFlightGuard,
-    fields::Fields,
     ids::{Incarnation, SessionHash},
-    peers,
-    pending_restores::PendingRestore,
-    replayable_request::ReplayableRequest,
-    request_context::{with_resumed_call, without_session},
-    resume::{self, RewriteOutcome},
-    routed::{Presence, Reclaimed, Routed, TransferOutcome},
-    router::Router,
-    routing_plan::{Action, Refusal},
-    wire,
+    refusals::Refusal,
+    relay::{replayable_request::ReplayableRequest, server, wire},
+    routing::{
+        fields::Fields,
+        plan::Action,
+        request_context::{with_resumed_call, without_session},
+        resume::{self, RewriteOutcome},
+        routed::{Presence, Reclaimed, Routed, TransferOutcome},
+        router::Router,
+    },
+    sessions::{drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
 
 /// Maximum number of routings of one request: 3. Chosen because ownership may change in between.
@@ -114,7 +114,7 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
 /// Answers a peer that a session is not here, once the answers of its calls are written.
 async fn misdirected(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let moved = peers::moved(&head.headers, body, router.me.incarnation).await;
+    let moved = server::moved(&head.headers, body, router.me.incarnation).await;
     if router.shutdown.flush_answers().await {
         return moved;
     }

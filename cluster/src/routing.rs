@@ -1,0 +1,11 @@
+//! Brings each request to its session: here, or on the instance that owns it.
+
+pub(crate) mod fields;
+pub(crate) mod owner_cache;
+pub(crate) mod plan;
+pub(crate) mod request_context;
+pub(crate) mod request_kind;
+pub(crate) mod resume;
+pub(crate) mod routed;
+pub(crate) mod router;
+pub(crate) mod serving;
