@@ -295,7 +295,7 @@ impl Client {
     async fn done(&mut self, order: &str) {
         let what = format!("the client to do: {order}");
         let answered = async {
-            while self.answers.next_line().await.unwrap().expect("it lives") != client::DONE {}
+            while self.answers.next_line().await.unwrap().expect("it exists") != client::DONE {}
         };
         within(what, answered).await;
     }

@@ -16,7 +16,7 @@ static HEAP: Cap<System> = Cap::new(System, usize::MAX);
 const SESSIONS: usize = 100;
 const STORMS: usize = 10;
 
-/// Number of storms after which everything that lives as long as its session has its full size.
+/// Number of storms after which everything that exists as long as its session has its full size.
 const FULL_AFTER: usize = 5;
 
 /// The grace is 20 s.

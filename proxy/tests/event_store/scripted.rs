@@ -249,7 +249,7 @@ impl Setup {
     pub async fn next(&mut self) -> Arrived {
         in_time(self.arrived.recv())
             .await
-            .expect("the server lives")
+            .expect("the server exists")
     }
 
     /// Sends a request in a task of its own. Dropping the handle does not stop it. Aborting the task drops the request.
@@ -290,7 +290,7 @@ impl Setup {
 
     /// Returns the outcome of the next call that ends.
     pub async fn outcome(&mut self) -> Outcome {
-        in_time(self.ended.recv()).await.expect("the layer lives")
+        in_time(self.ended.recv()).await.expect("the layer exists")
     }
 
     /// Drops everything but the event store.

@@ -59,7 +59,7 @@ pub fn initialize(revision: &str) -> String {
 impl Client {
     /// Opens a session, and waits until the server has answered.
     pub async fn begin(stdio: &Stdio, revision: &str) -> Self {
-        let (client, mut events) = Self::knock(stdio, revision).await;
+        let (client, mut events) = Self::initialize(stdio, revision).await;
         let answer = events.answer().await;
         assert!(answer["result"].is_object(), "{answer}");
         assert_eq!(
@@ -72,7 +72,7 @@ impl Client {
     }
 
     /// Opens a session, and does not wait for the answer.
-    pub async fn knock(stdio: &Stdio, revision: &str) -> (Self, Events) {
+    pub async fn initialize(stdio: &Stdio, revision: &str) -> (Self, Events) {
         let response = send(stdio, post().body(initialize(revision).into()).unwrap()).await;
         assert_eq!(response.status(), StatusCode::OK);
         let session = response.headers()["mcp-session-id"]

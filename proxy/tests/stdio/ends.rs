@@ -220,7 +220,7 @@ async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() 
 async fn servers_that_crash_at_once_are_not_started_for_ever() {
     let stdio = serve(scripted(&["--crash"]));
     for _ in 0..3 {
-        let (_client, mut events) = Client::knock(&stdio, OLD).await;
+        let (_client, mut events) = Client::initialize(&stdio, OLD).await;
         let error = events.answer().await;
         assert!(
             error["error"]["message"]
@@ -286,7 +286,7 @@ async fn many_ends(times: u32) {
     for time in 0..times {
         let idles = time % 4 == 2;
         let (client, mut events) =
-            Client::knock(if idles { &impatient } else { &stdio }, OLD).await;
+            Client::initialize(if idles { &impatient } else { &stdio }, OLD).await;
         let answer = events.answer().await;
         let pids = answer["result"]["pids"].as_array().unwrap().iter();
         let pids: Vec<i32> = pids

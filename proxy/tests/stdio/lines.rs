@@ -156,7 +156,7 @@ async fn calls_that_are_made_all_at_once_are_all_taken() {
 #[tokio::test]
 async fn a_server_that_never_reads_makes_a_queue_that_is_bounded() {
     let stdio = serve(scripted(&["--deaf"]));
-    let (client, _events) = Client::knock(&stdio, OLD).await;
+    let (client, _events) = Client::initialize(&stdio, OLD).await;
     let large = format!(
         r#"{{"jsonrpc":"2.0","method":"x","params":{{"x":"{}"}}}}"#,
         "x".repeat(100_000)

@@ -144,7 +144,7 @@ async fn expire(setup: &Setup, mcp: &Mcp) {
     let id = mcp.session_id().expect("a session");
     let sessions = &setup.sessions.local().sessions;
     let handle = sessions.read().await.get(id).cloned();
-    let closed = handle.expect("it lives").close().await;
+    let closed = handle.expect("it exists").close().await;
     closed.expect("it is open");
     // rmcp waits until its handlers have returned.
     setup.witness.release("victim");
@@ -161,5 +161,5 @@ async fn expire(setup: &Setup, mcp: &Mcp) {
 async fn forget(setup: &Setup, mcp: &Mcp) {
     let id = mcp.session_id().expect("a session");
     let mut sessions = setup.sessions.local().sessions.write().await;
-    sessions.remove(id).expect("it lives");
+    sessions.remove(id).expect("it exists");
 }

@@ -86,7 +86,7 @@ async fn the_server_is_told_that_the_client_did_not_come_back(server: Server) {
     clock.advance(GRACE + TICK).await;
 
     let cancelled = within("notifications/cancelled", told.recv()).await;
-    let reason = cancelled.expect("the server lives").reason;
+    let reason = cancelled.expect("the server exists").reason;
     let words = "client disconnected and did not resume within its grace";
     assert_eq!(reason.as_deref(), Some(words));
 }

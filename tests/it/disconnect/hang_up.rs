@@ -227,7 +227,7 @@ async fn the_server_is_told_once_which_request_is_cancelled_and_why(server: Serv
     setup.start_call(&mcp, "x-7", "any", "a").await.fin();
 
     let cancelled = within("notifications/cancelled", told.recv()).await;
-    let cancelled = cancelled.expect("the server lives");
+    let cancelled = cancelled.expect("the server exists");
     let request = NumberOrString::String("x-7".into());
     assert_eq!(cancelled.request_id, Some(request));
     assert_eq!(cancelled.reason.as_deref(), Some("client disconnected"));

@@ -61,7 +61,7 @@ struct Asking {
 impl Askings {
     async fn next(&mut self) -> Asking {
         let asking = self.0.recv().await;
-        asking.expect("the layer lives")
+        asking.expect("the layer exists")
     }
 
     fn is_empty(&mut self) -> bool {

@@ -87,7 +87,7 @@ async fn assert_same_words(setup: &Setup, told: Told, expected: CancelReason) {
 async fn assert_told(mut told: Told, reason: Option<CancelReason>, expected: CancelReason) {
     assert_eq!(reason, Some(expected));
     let cancelled = within("notifications/cancelled", told.recv()).await;
-    let cancelled = cancelled.expect("the server lives");
+    let cancelled = cancelled.expect("the server exists");
     assert_eq!(cancelled.request_id, Some(NumberOrString::Number(1)));
     assert_eq!(cancelled.reason, Some(expected.to_string()));
 }

@@ -71,7 +71,7 @@ impl Foreign {
                     return Ok::<_, Infallible>(response);
                 }
                 let (feed, events) = mpsc::unbounded_channel::<Bytes>();
-                give.send(feed).expect("the test lives");
+                give.send(feed).expect("the test exists");
                 let events = stream::unfold(events, async |mut events| {
                     let event = events.recv().await?;
                     Some((Ok::<_, Infallible>(event), events))

@@ -228,7 +228,7 @@ impl Away<'_> {
         }
     }
 
-    /// Returns how long the answer is owed to the client.
+    /// Returns how long the client can still get the answer.
     fn patience(&self) -> Duration {
         match self.grace() {
             Some(grace) => grace,

@@ -265,11 +265,11 @@ async fn no_hang_up_before_the_decision_touches_the_held_call(way: Way) {
         if matches!(row.sent, Sent::OverHttp2) {
             let mut connection = H2::open(held.bench.addr).await;
             let stream = connection.send(&row.request(&mcp)).await;
-            within(&end, read.recv()).await.expect("the server lives");
+            within(&end, read.recv()).await.expect("the server exists");
             stream.reset();
         } else {
             let connection = held.send(&row, &mcp).await;
-            within(&end, read.recv()).await.expect("the server lives");
+            within(&end, read.recv()).await.expect("the server exists");
             connection.fin();
         }
         over.reaches(before + 1, &end).await;

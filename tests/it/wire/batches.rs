@@ -57,7 +57,7 @@ async fn a_batch_and_its_answer_pass_as_they_are() {
         let answers = json!([answer(json!(1)), answer(json!("two"))]);
 
         let event = format!("id: 1\ndata: {answers}\n\n");
-        job.events.send(event.into()).expect("the stream lives");
+        job.events.send(event.into()).expect("the stream exists");
 
         assert_eq!(client.head().await.status, 200);
         assert_eq!(client.answer().await, Some(answers));
@@ -145,7 +145,7 @@ fn event_stream(events: mpsc::UnboundedReceiver<Bytes>) -> Response {
 async fn next(jobs: &mut mpsc::UnboundedReceiver<Job>) -> Job {
     within("a request", jobs.recv())
         .await
-        .expect("the server lives")
+        .expect("the server exists")
 }
 
 /// Clients with and without a session, of two revisions that know sessions and one that does not.

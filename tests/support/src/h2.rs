@@ -78,7 +78,7 @@ impl H2 {
     pub async fn send(&mut self, request: &Request) -> H2Stream {
         within("an HTTP/2 stream", self.sender.ready())
             .await
-            .expect("the connection lives");
+            .expect("the connection exists");
         let request = request.to_http(&self.addr.to_string()).map(Full::new);
         H2Stream {
             state: State::Asked(Box::pin(self.sender.send_request(request))),

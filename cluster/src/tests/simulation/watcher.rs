@@ -821,7 +821,7 @@ impl Log {
                 let died = match self.processes.get(&host)?.state {
                     State::Dead { at } => at,
                     State::Alive | State::Stopped if is_here => {
-                        return Some(format!("{host} lives, and it ended at {at}"));
+                        return Some(format!("{host} is alive, and it ended at {at}"));
                     }
                     State::Alive | State::Stopped => now,
                 };
@@ -879,7 +879,7 @@ impl Log {
             State::Alive if process.leaves.is_none() => {
                 let is_lost = self.longest_absence(owner, now.saturating_sub(AFTERMATH), now);
                 (is_lost < LEASE_AT_RISK).then(|| {
-                    let why = format!("{owner} lives, and serves it since {since}");
+                    let why = format!("{owner} is alive, and serves it since {since}");
                     (Check::NotFound, why)
                 })
             }

@@ -67,7 +67,7 @@ impl Reader {
 impl Bodies {
     async fn next(&mut self) -> Bytes {
         let body = within("a body", self.0.recv()).await;
-        body.expect("the reader lives")
+        body.expect("the reader exists")
     }
 
     async fn next_is_a_cancel_of(&mut self, id: i64) {

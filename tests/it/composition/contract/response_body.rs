@@ -225,7 +225,7 @@ fn the_token_has_fired_when_the_destructor_of_the_body_runs() {
             let dying = Dying::new(tokens.latest(), &last_words);
             event_stream(Script::stalled().body().on_drop(move || drop(dying)))
         });
-        assert_eq!(words.said(), None, "the body lives");
+        assert_eq!(words.said(), None, "the body exists");
         drop(response);
         assert_eq!(words.said(), Some(GONE), "{kind:?}");
     }

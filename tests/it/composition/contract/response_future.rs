@@ -148,7 +148,7 @@ fn the_token_has_fired_when_the_destructor_of_the_future_runs() {
         }));
         let mut response = Box::pin(service.oneshot(kind.request()));
         assert!(poll_once(response.as_mut()).is_pending());
-        assert_eq!(words.said(), None, "the future lives");
+        assert_eq!(words.said(), None, "the future exists");
         drop(response);
         assert_eq!(words.said(), Some(Some(ClientDisconnected)), "{kind:?}");
     }

@@ -88,7 +88,7 @@ fn meet(runtime: &Runtime, layer: &CancelOnDisconnectLayer) {
 /// Waits for a replay, which must be a cancel of the call.
 fn assert_replayed(runtime: &Runtime, replays: &mut mpsc::UnboundedReceiver<Bytes>) {
     let replay = runtime.block_on(within("the replay", replays.recv()));
-    let replay = replay.expect("the service lives");
+    let replay = replay.expect("the service exists");
     let message: serde_json::Value = serde_json::from_slice(&replay).expect("JSON");
     assert_eq!(message["method"], "notifications/cancelled");
     assert_eq!(message["params"]["requestId"], 7);

@@ -181,7 +181,7 @@ impl Feed {
     }
 
     fn write(&self, text: impl Into<Bytes>) {
-        self.0.send(text.into()).expect("the body lives");
+        self.0.send(text.into()).expect("the body exists");
     }
 
     /// Waits until the body is dropped.

@@ -366,7 +366,7 @@ impl Sessions {
     pub(crate) async fn end_stream(&self, mcp: &Mcp, stream: u64, retry: Option<Duration>) {
         let id = mcp.session_id().expect("a session");
         let handle = self.local().sessions.read().await.get(id).cloned();
-        let handle = handle.expect("the session lives");
+        let handle = handle.expect("the session exists");
         let closed = handle.close_sse_stream(stream, retry).await;
         closed.expect("the stream is there");
     }

@@ -152,7 +152,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
-            "{key} lives for {left} ms"
+            "{key} expires in {left} ms"
         );
     }
     // A claim renews the expiry of the record.
