@@ -4,11 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use http_body_util::BodyExt as _;
 use rmcp::{
-    ErrorData, RoleServer, ServerHandler,
-    model::{
-        CallToolRequestParams, CallToolResponse, CallToolResult, NumberOrString,
-        ProgressNotificationParam, ProgressToken,
-    },
+    RoleServer,
+    model::{NumberOrString, ProgressNotificationParam, ProgressToken},
     service::RequestContext,
     transport::streamable_http_server::{
         StreamableHttpService, session::local::LocalSessionManager,
@@ -23,17 +20,15 @@ const CANCEL: &str =
 
 struct Tools;
 
-impl ServerHandler for Tools {
-    async fn call_tool(
-        &self,
-        _: CallToolRequestParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
+#[rmcp::tool_router(server_handler)]
+impl Tools {
+    #[rmcp::tool]
+    async fn tool(&self, context: RequestContext<RoleServer>) -> String {
         context.ct.cancelled().await;
         let token = ProgressToken(NumberOrString::String("of-call-1".into()));
         let progress = ProgressNotificationParam::new(token, 1.0);
         let _sent = context.peer.notify_progress(progress).await;
-        Ok(CallToolResult::success(vec![]).into())
+        String::new()
     }
 }
 

@@ -3,13 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use http_body_util::BodyExt as _;
-use rmcp::{
-    ErrorData, RoleServer, ServerHandler,
-    model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock},
-    service::RequestContext,
-    transport::streamable_http_server::{
-        StreamableHttpService, session::local::LocalSessionManager,
-    },
+use rmcp::transport::streamable_http_server::{
+    StreamableHttpService, session::local::LocalSessionManager,
 };
 use tokio::time::sleep;
 
@@ -18,14 +13,12 @@ const CALL: &str =
 
 struct Tools;
 
-impl ServerHandler for Tools {
-    async fn call_tool(
-        &self,
-        _: CallToolRequestParams,
-        _: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
+#[rmcp::tool_router(server_handler)]
+impl Tools {
+    #[rmcp::tool]
+    async fn tool(&self) -> String {
         sleep(Duration::from_secs(2)).await;
-        Ok(CallToolResult::success(vec![ContentBlock::text("the answer")]).into())
+        "the answer".to_owned()
     }
 }
 

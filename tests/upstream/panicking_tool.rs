@@ -3,13 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use http_body_util::BodyExt as _;
-use rmcp::{
-    ErrorData, RoleServer, ServerHandler,
-    model::{CallToolRequestParams, CallToolResponse},
-    service::RequestContext,
-    transport::streamable_http_server::{
-        StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
-    },
+use rmcp::transport::streamable_http_server::{
+    StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
 };
 use tokio::time::timeout;
 
@@ -18,12 +13,10 @@ const CALL: &str =
 
 struct Tools;
 
-impl ServerHandler for Tools {
-    async fn call_tool(
-        &self,
-        _: CallToolRequestParams,
-        _: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
+#[rmcp::tool_router(server_handler)]
+impl Tools {
+    #[rmcp::tool]
+    async fn tool(&self) -> String {
         panic!("the tool panics on purpose")
     }
 }

@@ -6,14 +6,9 @@ use std::{
     time::Duration,
 };
 
-use rmcp::{
-    ErrorData, RoleServer, ServerHandler,
-    model::{CallToolRequestParams, CallToolResponse, CallToolResult},
-    service::RequestContext,
-    transport::streamable_http_server::{
-        SessionManager, StreamableHttpServerConfig, StreamableHttpService,
-        session::{SessionState, SessionStore, SessionStoreError, local::LocalSessionManager},
-    },
+use rmcp::transport::streamable_http_server::{
+    SessionManager, StreamableHttpServerConfig, StreamableHttpService,
+    session::{SessionState, SessionStore, SessionStoreError, local::LocalSessionManager},
 };
 use tokio::time::sleep;
 
@@ -23,14 +18,12 @@ const PING: &str = r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#;
 
 struct Tools;
 
-impl ServerHandler for Tools {
-    async fn call_tool(
-        &self,
-        _: CallToolRequestParams,
-        _: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
+#[rmcp::tool_router(server_handler)]
+impl Tools {
+    #[rmcp::tool]
+    async fn tool(&self) -> String {
         sleep(Duration::from_secs(60)).await;
-        Ok(CallToolResult::success(vec![]).into())
+        String::new()
     }
 }
 

@@ -3,16 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use http_body_util::BodyExt as _;
-use rmcp::{
-    ErrorData, RoleServer, ServerHandler,
-    model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock},
-    service::RequestContext,
-    transport::streamable_http_server::{
-        StreamableHttpService,
-        session::{
-            EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
-            local::LocalSessionManager,
-        },
+use rmcp::transport::streamable_http_server::{
+    StreamableHttpService,
+    session::{
+        EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
+        local::LocalSessionManager,
     },
 };
 
@@ -21,13 +16,11 @@ const CALL: &str =
 
 struct Tools;
 
-impl ServerHandler for Tools {
-    async fn call_tool(
-        &self,
-        _: CallToolRequestParams,
-        _: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
-        Ok(CallToolResult::success(vec![ContentBlock::text("a secret")]).into())
+#[rmcp::tool_router(server_handler)]
+impl Tools {
+    #[rmcp::tool]
+    async fn tool(&self) -> String {
+        "a secret".to_owned()
     }
 }
 

@@ -3,11 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use rmcp::{
-    ErrorData, RoleServer, ServerHandler,
-    model::{
-        CallToolRequestParams, CallToolResponse, CallToolResult, NumberOrString,
-        ProgressNotificationParam, ProgressToken,
-    },
+    RoleServer,
+    model::{NumberOrString, ProgressNotificationParam, ProgressToken},
     service::RequestContext,
     transport::streamable_http_server::{
         StreamableHttpService, session::local::LocalSessionManager,
@@ -21,18 +18,16 @@ const PING: &str = r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#;
 
 struct Tools;
 
-impl ServerHandler for Tools {
-    async fn call_tool(
-        &self,
-        _: CallToolRequestParams,
-        context: RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, ErrorData> {
+#[rmcp::tool_router(server_handler)]
+impl Tools {
+    #[rmcp::tool]
+    async fn tool(&self, context: RequestContext<RoleServer>) -> String {
         for step in 0..100 {
             let token = ProgressToken(NumberOrString::String("of-call-1".into()));
             let progress = ProgressNotificationParam::new(token, step.into());
             let _sent = context.peer.notify_progress(progress).await;
         }
-        Ok(CallToolResult::success(vec![]).into())
+        String::new()
     }
 }
 
