@@ -24,6 +24,8 @@ mod hyper_buffers;
 mod hyper_unread;
 mod idle_session;
 mod late_answer;
+#[path = "../it/handlers/abort/methods_of_rmcp.rs"]
+mod methods_of_rmcp;
 mod pages;
 mod panicking_tool;
 mod restored_session;
@@ -45,7 +47,37 @@ async fn rmcp_gives_a_stored_event_to_any_session() {
     assert_eq!(seen, "the other session gets the answer: true", "{MENDED}");
 }
 
-/// A new parameter of `resume` does not compile here, which means the same.
+/// A new method may have a default implementation that calls the present one, so nothing else shows it. A new parameter of a
+/// method does not compile here, which means the same.
+#[test]
+fn rmcp_has_no_method_with_the_session_of_an_event_or_the_request_of_a_resume() {
+    let session = "src/transport/streamable_http_server/session.rs";
+    let store = "src/transport/streamable_http_server/session/store.rs";
+    let events = methods_of_rmcp::names_of(store, "pub trait EventStore");
+    let sessions = methods_of_rmcp::names_of(session, "pub trait SessionManager");
+    assert_eq!(
+        Vec::from_iter(&events),
+        ["replay_events_after", "store_event"],
+        "{MENDED}"
+    );
+    assert_eq!(
+        Vec::from_iter(&sessions),
+        [
+            "accept_message",
+            "close_session",
+            "create_session",
+            "create_standalone_stream",
+            "create_stream",
+            "event_store",
+            "has_session",
+            "initialize_session",
+            "restore_session",
+            "resume",
+        ],
+        "{MENDED}"
+    );
+}
+
 #[tokio::test]
 async fn rmcp_resumes_without_the_extensions_of_the_request() {
     let seen = resume_context::observe().await;
