@@ -25,7 +25,8 @@ use crate::{
     exchange::{Contest, INJECTION_TIMEOUT, PendingCancel},
 };
 
-/// Creates the stream of a request. `F` is boxed because it holds the message, which is large, and rmcp moves this twice.
+/// Creates the stream of a request. `F` is boxed because it is large, and rmcp moves this twice (`future_size` in ARCHITECTURE.md,
+/// Workarounds).
 pub(super) struct CreateStream<F> {
     created: F,
     call: Option<BoundCall>,

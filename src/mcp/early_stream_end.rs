@@ -1,7 +1,7 @@
 //! Retains answers whose streams ended early, between the transport of a session and the stream of the call.
 //!
 //! A server may end a stream whose call keeps running (SEP-1699). rmcp also ends a stream if it refuses a resume, or if its
-//! event store refuses the answer. Then rmcp drops the answer of that call.
+//! event store refuses the answer. Then rmcp drops the answer (`late_answer` in ARCHITECTURE.md, Workarounds).
 //!
 //! The end of a stream is observed when the stream is polled, before or after its answer passes the transport. So where
 //! streams can end early, the transport offers each answer to its exchange. If the last stream has ended, the answer is

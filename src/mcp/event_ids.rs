@@ -1,8 +1,8 @@
 //! Event ids that are bound to their session.
 //!
-//! An event store replays to every client that sends one of its event ids. Neither rmcp nor the store checks the session of the
-//! event. So every event id that a client receives has a keyed MAC of the id and its session. A resume is passed on only if
-//! the MAC matches its session. No state is kept for this.
+//! rmcp replays stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). So every event id that a client
+//! receives has a keyed MAC of the id and its session. A resume is passed on only if the MAC matches its session. No state is
+//! kept for this.
 //!
 //! 1. An id without a valid MAC is never passed on.
 //! 2. The registry and the client have the sealed id, the inner manager and its store the plain one.

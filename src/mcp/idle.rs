@@ -1,4 +1,5 @@
-//! Tracks whether a session is idle: its uses, and the time of the last one, under one lock.
+//! Tracks whether a session is idle: its uses, and the time of the last one, under one lock. Replaces rmcp's timer
+//! (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
 //! 1. A session is closed only if it has no uses and its last use is an idle timeout ago. It then stays closed.
 //! 2. Of a [touch](IdleTracker::touch) and a close, the first wins. The session stays open for the idle timeout, or the

@@ -1,7 +1,7 @@
 //! The tasks that serve sessions.
 //!
-//! When an rmcp task ends, it closes its session by id. By then another session may have that id, if it was restored while
-//! the handlers of the former one were ending.
+//! When an rmcp task ends, it closes its session by id, which another session may have by then (`restored_session` in
+//! ARCHITECTURE.md, Workarounds).
 
 use std::{
     collections::HashMap,

@@ -1,7 +1,6 @@
 //! Suppresses messages that the cancelled calls of a session still send.
 //!
-//! rmcp drops the answer of a cancelled request, but not an answer that was already sent. Nor does it drop the progress and
-//! the requests of a handler that keeps running: rmcp sends them on the standalone stream of the session. So the transport
+//! rmcp sends them on the standalone stream of the session (`cancelled_call` in ARCHITECTURE.md, Workarounds). So the transport
 //! of the session drops these messages, and so do its streams.
 //!
 //! A handler that awaited a reply of its client when its call was cancelled would wait without end. The transport sends it

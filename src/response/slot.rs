@@ -1,7 +1,7 @@
 //! Holds the inner body of a stream, so that the timer can drop it although hyper does not poll.
 //!
 //! hyper polls a body only while the client reads. A client that does not read would keep the inner body open without end,
-//! and block its sender: rmcp's session worker waits for a channel of 16 messages. So the body is not in the
+//! and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). So the body is not in the
 //! [`EventStream`](super::stream::EventStream) itself. The reader takes it out for every poll and restores it afterwards.
 //! Closing the slot drops the body. No lock is held while the body is polled or dropped.
 

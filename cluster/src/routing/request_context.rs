@@ -1,7 +1,7 @@
 //! What the layer knows of a request, passed to the session manager and the session store.
 //!
-//! rmcp passes only the event id or the session id to them, and the layer has already cut the event id back to its plain form. All run in
-//! one task, unless a layer in between moves requests to other tasks.
+//! rmcp passes no request to them (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already cut the event id back to its
+//! plain form. All run in one task, unless a layer in between moves requests to other tasks.
 
 use tokio::task_local;
 

@@ -2,8 +2,8 @@
 //!
 //! 1. For a peer such a session is already here. Otherwise the peer would claim a session that was claimed a moment ago, and two instances
 //!    would restore it.
-//! 2. One request at a time restores a session. When the client of that request hangs up, rmcp answers "no such session" to all requests
-//!    that wait for it, and for a moment to later ones. Aborted restores are therefore recorded.
+//! 2. One request at a time restores a session. When the client of that request hangs up, rmcp denies the session to the other requests
+//!    (`aborted_restore` in ARCHITECTURE.md, Workarounds). Aborted restores are therefore recorded.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

@@ -1,4 +1,4 @@
-//! The methods of rmcp's `ServerHandler`, read from the source that this build uses.
+//! The methods of rmcp's traits, read from the source that this build uses. `tests/upstream` has this module, too.
 
 use std::{
     collections::BTreeSet,
@@ -9,10 +9,15 @@ use std::{
 
 use serde_json::Value;
 
-/// Returns the names of all methods, required or not.
+/// Returns the names of all methods of `ServerHandler`, required or not.
 pub(super) fn names() -> BTreeSet<String> {
-    let source = source();
-    let handler = block_after(&source, "pub trait ServerHandler").expect("the trait");
+    names_of("src/handler/server.rs", "pub trait ServerHandler")
+}
+
+/// Returns the names of all methods of the trait that begins like this in a file, required or not.
+pub(super) fn names_of(file: &str, declaration: &str) -> BTreeSet<String> {
+    let source = source(file);
+    let handler = block_after(&source, declaration).expect("the trait");
     let mut names = names_in(handler);
     // A macro in the trait generates methods too.
     for call in handler.split_inclusive("!();") {
@@ -25,9 +30,9 @@ pub(super) fn names() -> BTreeSet<String> {
     names
 }
 
-/// Returns the file with the trait, without its comments.
-fn source() -> String {
-    let file = directory().join("src/handler/server.rs");
+/// Returns a file without its comments.
+fn source(file: &str) -> String {
+    let file = directory().join(file);
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
     let lines = text
         .lines()
