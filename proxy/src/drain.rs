@@ -9,7 +9,7 @@
 //!    `SHUTDOWN_TIMEOUT`.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal stops the program at once, and the runtime kills what is left.
-//! A second SIGHUP does not, because a terminal that closes sends several.
+//! A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within [`REPEAT_WINDOW`] of the first.
 
 use std::{
     fs,
@@ -24,6 +24,7 @@ use std::{
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
+    time::Instant,
 };
 use tracing::{info, warn};
 
@@ -35,6 +36,11 @@ pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// Time for connections to close after the last call: 500 ms. They end with the process anyway.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Time after the first signal in which another one counts as the same: 500 ms.
+///
+/// Chosen because a process manager signals a whole group, in which a wrapper such as npm forwards the signal once more.
+const REPEAT_WINDOW: Duration = Duration::from_millis(500);
 
 /// Interval of the checks whether clients have read their answers: 20 ms.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -131,12 +137,18 @@ impl Signals {
                 info!("{signal}: waiting up to {drain:?} for calls (--drain); {second} to stop now");
             }
         }
+        let begun = Instant::now();
         // Fails if the receiver was dropped.
         let _served = begin.send(());
-        tokio::select! {
-            () = serving => info!("stopped"),
-            signal = self.next(|effect| effect == SignalEffect::End) => {
-                warn!("{signal} while stopping: stopping now, calls in flight are lost");
+        loop {
+            tokio::select! {
+                () = &mut serving => return info!("stopped"),
+                signal = self.next(|effect| effect == SignalEffect::End) => {
+                    if begun.elapsed() > REPEAT_WINDOW {
+                        return warn!("{signal} while stopping: stopping now, calls in flight are lost");
+                    }
+                    info!(signal, "signal ignored");
+                }
             }
         }
     }

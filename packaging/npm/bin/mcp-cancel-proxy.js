@@ -32,9 +32,8 @@ let child;
 for (const signal of ["SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"]) {
   process.on(signal, () => child.kill(signal));
 }
-// A session of its own: Ctrl-C in a terminal reaches this process only, which forwards the signal once. A second signal
-// would stop the proxy at once.
-child = spawn(binary, args, { stdio: "inherit", detached: true });
+// In the group of this process: Ctrl-C in a terminal reaches both, and the program takes the forwarded signal for the same.
+child = spawn(binary, args, { stdio: "inherit" });
 child.on("error", (error) => {
   console.error(`error: ${binary}: ${error.message}`);
   process.exit(1);

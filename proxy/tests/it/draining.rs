@@ -356,8 +356,26 @@ async fn a_second_signal_ends_it_at_once() {
             .line()
             .contains("SIGTERM: waiting up to 3600s for calls (--drain); signal again to stop now")
     );
+    sleep(REPEAT_WINDOW).await;
     program.signal(Signal::TERM);
     let (status, logged) = program.ended().await;
     assert!(status.success(), "{logged}");
     client.closed().await;
+}
+
+/// A process manager signals a whole group, and npm in it forwards the signal.
+#[tokio::test]
+async fn a_signal_that_arrives_twice_loses_no_call() {
+    let upstream = Upstream::start().await;
+    let (mut program, mut client, mut asked) = with_call(&upstream, &["--drain=1h"]).await;
+    program.signal(Signal::TERM);
+    while !program.line().contains("SIGTERM: waiting up to") {}
+    program.signal(Signal::TERM);
+    while !program.line().contains("signal ignored") {}
+    asked
+        .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
+        .await;
+    assert!(client.answer_event().await.is_some());
+    let (status, logged) = program.ended().await;
+    assert!(status.success(), "{logged}");
 }

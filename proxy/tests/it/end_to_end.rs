@@ -202,6 +202,7 @@ async fn a_second_signal_kills_all_that_the_program_started() {
     let (_call, _) = started.work(60).await;
     started.program.signal(Signal::INT);
     while !started.program.line().contains("waiting up to") {}
+    sleep(REPEAT_WINDOW).await;
     started.program.signal(Signal::INT);
     let (status, logged) = started.program.ended().await;
     assert!(status.success(), "{logged}");

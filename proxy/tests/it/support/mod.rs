@@ -1,5 +1,7 @@
 //! Code that the tests share: the proxy in this process or as a program, and a server behind it.
 
+use std::time::Duration;
+
 mod program;
 mod proxy;
 mod upstream;
@@ -10,6 +12,9 @@ pub(crate) use self::{
     upstream::{Asked, Upstream},
 };
 pub(crate) use test_support::*;
+
+/// Longer than the time in which the program takes two signals for one.
+pub(crate) const REPEAT_WINDOW: Duration = Duration::from_millis(600);
 
 /// A call of revision 2026-07-28, which has no session.
 pub(crate) fn stateless_call(id: &str) -> Request {
