@@ -58,9 +58,14 @@ pub struct ClusterLayer {
 }
 
 /// The service of a [`ClusterLayer`].
+///
+/// It is always ready, because a request that another instance serves needs no inner service. Other requests wait for the inner service in
+/// their futures.
 #[derive(Clone)]
 pub struct ClusterService<S> {
     inner: S,
+    /// Whether `inner` is ready.
+    is_ready: bool,
     router: Arc<Router>,
 }
 
@@ -96,8 +101,11 @@ impl<S> Layer<S> for ClusterLayer {
     type Service = ClusterService<S>;
 
     fn layer(&self, inner: S) -> ClusterService<S> {
-        let router = self.router.clone();
-        ClusterService { inner, router }
+        ClusterService {
+            inner,
+            is_ready: false,
+            router: self.router.clone(),
+        }
     }
 }
 
@@ -121,6 +129,27 @@ impl<S: Clone> ClusterService<S> {
     fn release_ready(&mut self) -> S {
         self.take_ready().clone()
     }
+
+    /// Serves a request of a session here.
+    fn serve(
+        &mut self,
+        request: Request<Body>,
+        rewritten: RewriteOutcome,
+        guard: Option<InFlightGuard>,
+        is_ready: bool,
+    ) -> ClusterFuture<S::Future, S::Error>
+    where
+        S: Service<Request<Body>, Response: IntoResponse, Future: Send + 'static> + Send + 'static,
+    {
+        let router = self.router.clone();
+        if is_ready && rewritten == RewriteOutcome::Unchanged {
+            return ClusterFuture::local(self.inner.call(request), guard, router);
+        }
+        let mut inner = self.take_ready();
+        ClusterFuture::remote(
+            async move { serve(&router, &mut inner, request, rewritten, guard).await },
+        )
+    }
 }
 
 impl<S> Service<Request<Body>> for ClusterService<S>
@@ -135,13 +164,15 @@ where
     type Future = ClusterFuture<S::Future, S::Error>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.inner.poll_ready(cx)
+        self.is_ready = self.inner.poll_ready(cx)?.is_ready();
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let is_ready = mem::take(&mut self.is_ready);
         let routed_by = request.extensions().get::<RoutedBy>();
         if routed_by == Some(&RoutedBy(self.router.me.incarnation)) {
-            return ClusterFuture::local(self.inner.call(request), None, self.router.clone());
+            return self.serve(request, RewriteOutcome::Unchanged, None, is_ready);
         }
         if request.extensions().get::<FromPeer>().is_some() {
             let (router, mut inner) = (self.router.clone(), self.release_ready());
@@ -161,21 +192,20 @@ where
                 serve_remote(&router, &mut inner, request).await
             });
         }
-        if !has_session {
+        if has_session {
+            let rewritten = self.router.rewrite_event_id(&mut request);
+            return self.serve(request, rewritten, guard, is_ready);
+        }
+        if is_ready {
             let future = self.inner.call(request);
             return ClusterFuture::opening(future, self.router.clone());
         }
-        match self.router.rewrite_event_id(&mut request) {
-            RewriteOutcome::Unchanged => {
-                ClusterFuture::local(self.inner.call(request), guard, self.router.clone())
-            }
-            rewritten => {
-                let (router, mut inner) = (self.router.clone(), self.take_ready());
-                ClusterFuture::remote(async move {
-                    serve(&router, &mut inner, request, rewritten, guard).await
-                })
-            }
-        }
+        let (router, mut inner) = (self.router.clone(), self.take_ready());
+        ClusterFuture::remote(async move {
+            let unchanged = RewriteOutcome::Unchanged;
+            let response = serve(&router, &mut inner, request, unchanged, None).await?;
+            Ok(router.admit_new_session(response))
+        })
     }
 }
 

@@ -40,7 +40,7 @@ use crate::{
     answers::{AnswerSource, Answers, Call, DetachedCall},
     ids::Incarnation,
     membership::heartbeat::Heartbeat,
-    routing::request_context::resumed_call,
+    routing::request_context::{on_resumed, resumed_call},
     sessions::{Sessions, drain_gate::InFlightGuard, generations::Generations},
 };
 
@@ -282,6 +282,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
+        on_resumed();
         let call = resumed_call().and_then(|named| Call::read(id.clone(), &named));
         let resumed = self.inner.resume(id, last_event_id.clone());
         resumed.map_ok(move |events| {

@@ -10,8 +10,6 @@
 //!    written. `is_settled` is set once the directory has been consistent for this instance for [`SETTLE_PERIOD`]. `has_late_answers` is
 //!    set while answers of its calls are late. `turned_away` is how long ago this instance turned a client away. A missing record proves
 //!    that the session does not exist only if [`Heartbeat::proves`] returns `true`.
-//! 5. A session is *contested* if its record in the directory has a higher epoch and another owner. A contested session serves nothing new.
-//!    If that owner has its lease, the session is relinquished. If that owner provably has no lease, the session is claimed back.
 
 use std::{
     convert::Infallible,
@@ -20,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, future::join_all, stream};
+use futures_util::future::join_all;
 use tokio::{
     select,
     sync::Notify,
@@ -32,9 +30,9 @@ use self::{health::DirectoryHealth, lane::Lane};
 use crate::{
     answers::Answers,
     directory::{
-        BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, Leases, Limited, Status,
+        BackendRunId, DIRECTORY_TIMEOUT, Directory, DirectoryError, Leases, Limited, Status,
     },
-    ids::{Owner, Ownership, SessionHash},
+    ids::{Owner, SessionHash},
     lock::lock,
     log::log,
     membership::turned_away::TurnedAway,
@@ -43,6 +41,7 @@ use crate::{
     sessions::{Sessions, Work},
 };
 
+mod contests;
 mod health;
 mod lane;
 
@@ -51,6 +50,11 @@ pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Interval of attempts while the directory does not answer: 500 ms.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Maximum lateness of a heartbeat: 400 ms. A later one reports that this instance turned clients away, because it has stalled.
+///
+/// Chosen because [`MAX_RECORD_DELAY`] and this are less than the time after a grace for which owners wait.
+const MAX_LATENESS: Duration = Duration::from_millis(400);
 
 /// Minimum interval of heartbeats, while clients are turned away: 250 ms.
 ///
@@ -65,9 +69,6 @@ const MAX_WRITES: usize = 8;
 
 /// Maximum number of concurrent batches of deletions: 4.
 const MAX_DELETIONS: usize = 4;
-
-/// Maximum number of contested sessions that are claimed back concurrently: 64.
-const MAX_CONCURRENT_CLAIMS: usize = 64;
 
 /// Keeps the lease, and writes the local sessions.
 pub(crate) struct Heartbeat {
@@ -195,8 +196,13 @@ impl Heartbeat {
 
     async fn send_heartbeats(&self) {
         let mut refresh = Instant::now() + REFRESH_SCAN_INTERVAL;
+        let mut due = Instant::now();
         loop {
             let begun = Instant::now();
+            if begun > due + MAX_LATENESS {
+                // Clients may wait whose requests this instance has not read.
+                self.turned_away.record();
+            }
             self.send_heartbeat(begun).await;
             if begun >= refresh {
                 self.sessions.refresh();
@@ -208,15 +214,17 @@ impl Heartbeat {
             }
             self.sessions.changed();
             metrics::directory_consistent(self.consistent_since().is_some());
-            let next = if is_unreachable {
+            let interval = if is_unreachable {
                 RETRY_INTERVAL
             } else {
                 HEARTBEAT_INTERVAL
             };
+            let next = begun + interval;
+            due = next.max(Instant::now());
             select! {
                 biased;
                 () = self.stop.notified() => return,
-                () = sleep_until(begun + next) => {}
+                () = sleep_until(next) => {}
                 () = self.heartbeat_due.notified() => {}
                 () = self.until_turned_away(begun + MIN_INTERVAL) => {}
             }
@@ -379,55 +387,6 @@ impl Heartbeat {
                     "directory reachable again, all sessions of this instance are written"
                 )
             });
-        }
-    }
-
-    /// Resolves contested sessions repeatedly. Never returns.
-    async fn run_contested(&self) -> Infallible {
-        loop {
-            self.resolve_contested().await;
-            let _timed_out = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
-        }
-    }
-
-    /// Relinquishes a contested session if the other owner has a lease. Claims it back if that owner provably has none.
-    async fn resolve_contested(&self) {
-        let contested = self.sessions.contested();
-        if contested.is_empty() {
-            return;
-        }
-        let Ok(leases) = self.directory.leases().await else {
-            return;
-        };
-        let has_lease = |ownership: &Ownership| leases.of(ownership.owner.incarnation).is_some();
-        let (live_owner, dead_owner): (Vec<_>, Vec<_>) = contested
-            .into_iter()
-            .partition(|(_, ownership)| has_lease(ownership));
-        for (session, ownership) in live_owner {
-            self.sessions.relinquish_to_owner(session, ownership.owner);
-        }
-        if self.proves(&leases) {
-            let claims = stream::iter(dead_owner);
-            let claims = claims.for_each_concurrent(MAX_CONCURRENT_CLAIMS, |(session, former)| {
-                self.claim_back(session, former)
-            });
-            claims.await;
-        }
-    }
-
-    async fn claim_back(&self, session: SessionHash, former: Ownership) {
-        let wanted = former.claimed_by(self.me);
-        match self.directory.claim(session, former, wanted).await {
-            Ok(Claim::Won) => {
-                log(
-                    || tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session reclaimed because its owner has no lease"),
-                );
-                self.sessions.on_claimed(session, wanted.epoch);
-            }
-            Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
-            Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // `run_contested` retries.
-            Err(_) => {}
         }
     }
 

@@ -3,6 +3,8 @@
 //! rmcp passes no request to them (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already cut the event id back to its
 //! plain form. All run in one task, unless a layer in between moves requests to other tasks.
 
+use std::cell::Cell;
+
 use tokio::task_local;
 
 use crate::ids::NamedCall;
@@ -10,6 +12,19 @@ use crate::ids::NamedCall;
 task_local! {
     static RESUMED_CALL: Option<NamedCall>;
     static HAS_NO_SESSION: ();
+    static IS_RESUMED: Cell<bool>;
+}
+
+/// Serves a resume. Returns `true` if the session manager has resumed its session, so the application has accepted the resume.
+pub(crate) async fn with_resume_noted<F: Future>(served: F) -> (F::Output, bool) {
+    let served = async { (served.await, IS_RESUMED.with(Cell::get)) };
+    IS_RESUMED.scope(Cell::new(false), served).await
+}
+
+/// Called when the session manager resumes a session.
+pub(crate) fn on_resumed() {
+    // Not set without a lost call.
+    let _is_noted = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
 /// Serves a resume that named an event of this call.

@@ -96,7 +96,7 @@ fn is_request_id(text: &str) -> bool {
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Returns `true` if the application has accepted a resume.
+/// Returns `true` if a response is a stream of events, as that of an accepted resume.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()

@@ -2,6 +2,7 @@
 
 use axum::body::Body;
 use http::{Request, Response};
+use serde_json::Value;
 
 use crate::{
     membership::turned_away::Waiting,
@@ -19,8 +20,8 @@ pub(crate) enum Routed {
 
 /// The result of a peer's request while sessions are transferred.
 pub(crate) enum TransferOutcome {
-    /// The request is served here.
-    ServedHere(Request<Body>, Presence),
+    /// The request is served here. It may be the cancel of a call with this JSON-RPC id.
+    ServedHere(Request<Body>, Presence, Option<Value>),
     /// The peer must claim the session.
     Moved(Request<Body>),
     Answered(Response<Body>),

@@ -1,9 +1,10 @@
 //! Serves requests that are not served at once: relayed by peers, for remote sessions, or after a restore.
 
-use std::{future::poll_fn, thread};
+use std::{future::poll_fn, task::Poll, thread};
 
 use axum::{body::Body, response::IntoResponse};
-use http::{Request, Response, StatusCode};
+use futures_util::poll;
+use http::{Method, Request, Response, StatusCode};
 use tower_service::Service;
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
     routing::{
         fields::Fields,
         plan::Action,
-        request_context::{with_resumed_call, without_session},
+        request_context::{with_resume_noted, with_resumed_call, without_session},
         resume::{self, RewriteOutcome},
         routed::{Presence, Reclaimed, Routed, TransferOutcome},
         router::Router,
@@ -56,14 +57,17 @@ pub(crate) async fn serve_peer<S: Inner>(
     {
         return Ok(retry_later(router));
     }
+    let mut cancelled = None;
     match action {
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
             // The request is not in flight while it waits for those that are.
             drop(presence);
-            (request, presence) = match router.transfer(request).await {
-                TransferOutcome::ServedHere(request, presence) => (request, presence),
+            (request, presence, cancelled) = match router.transfer(request).await {
+                TransferOutcome::ServedHere(request, presence, cancelled) => {
+                    (request, presence, cancelled)
+                }
                 TransferOutcome::Moved(request) => return Ok(moved(router, request).await),
                 TransferOutcome::Answered(mut response) => {
                     wire::mark(response.headers_mut(), router.me.incarnation);
@@ -84,6 +88,11 @@ pub(crate) async fn serve_peer<S: Inner>(
     };
     match served {
         Restored::Served(mut response) => {
+            if let (Some(id), Some(call)) = (&session, &cancelled)
+                && response.status().is_success()
+            {
+                router.waiting_calls.cancel(SessionHash::of(id), call);
+            }
             wire::mark(response.headers_mut(), router.me.incarnation);
             Ok(response)
         }
@@ -293,7 +302,7 @@ pub(crate) async fn serve<S: Inner>(
     rewritten: RewriteOutcome,
     guard: Option<InFlightGuard>,
 ) -> Result<Response<Body>, S::Error> {
-    poll_fn(|cx| inner.poll_ready(cx)).await?;
+    until_ready(router, inner, request.method() == Method::GET).await?;
     request
         .extensions_mut()
         .insert(RoutedBy(router.me.incarnation));
@@ -305,14 +314,33 @@ pub(crate) async fn serve<S: Inner>(
         }
         RewriteOutcome::Local(call) => Ok(with_resumed_call(call, served).await?.into_response()),
         RewriteOutcome::LostCall(lost) => {
-            let response = served.await?.into_response();
-            if resume::is_accepted(&response) {
+            let (response, is_resumed) = with_resume_noted(served).await;
+            let response = response?.into_response();
+            if is_resumed && resume::is_accepted(&response) {
                 Ok(router.answer(&lost, response).await)
             } else {
                 Ok(response)
             }
         }
     }
+}
+
+/// Waits until the inner service is ready. The client of a resume counts as turned away meanwhile, because the grace of its call may end.
+async fn until_ready<S: Inner>(
+    router: &Router,
+    inner: &mut S,
+    is_resume: bool,
+) -> Result<(), S::Error> {
+    let mut ready = poll_fn(|cx| inner.poll_ready(cx));
+    if let Poll::Ready(ready) = poll!(&mut ready) {
+        return ready;
+    }
+    let waiting = is_resume.then(|| router.turned_away.wait());
+    ready.await?;
+    if let Some(waiting) = waiting {
+        waiting.served();
+    }
+    Ok(())
 }
 
 /// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.

@@ -17,6 +17,7 @@ mod orphans;
 mod permits;
 mod races;
 mod reclaim;
+mod refused_clients;
 mod relays;
 mod resumes;
 mod services;

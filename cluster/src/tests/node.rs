@@ -60,6 +60,8 @@ pub(super) struct Setup {
     pub(super) is_stored: bool,
     #[allow(clippy::type_complexity, reason = "it is what `Tools::on_start` takes")]
     pub(super) on_start: Option<Box<dyn Fn(&str, &RequestContext<RoleServer>) + Send + Sync>>,
+    /// Adds layers of the application between rmcp's service and the cluster's layer.
+    pub(super) within: fn(Router) -> Router,
 }
 
 // === impl Setup ===
@@ -75,6 +77,7 @@ impl Default for Setup {
             options: Options::default(),
             is_stored: true,
             on_start: None,
+            within: |app| app,
         }
     }
 }
@@ -111,10 +114,8 @@ impl Setup {
             recorded.lock().unwrap().push(request.headers().clone());
             async { request }
         });
-        let app = router(service)
-            .layer(layer)
-            .layer(look)
-            .layer(cluster.layer());
+        let app = router(service).layer(layer).layer(look);
+        let app = (self.within)(app).layer(cluster.layer());
         let kept = app.clone();
         let public = serve(app.clone()).await;
         let (member, served) = (cluster.clone(), app);
@@ -209,7 +210,7 @@ impl Node {
         };
         pause();
         while !is_settled() {
-            advance(Duration::from_millis(500)).await;
+            advance(Duration::from_millis(250)).await;
             for _ in 0..20 {
                 yield_now().await;
             }

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     directory::{Directory as _, KEPT_ANSWER, faulty::Fault},
     ids::{CallNumber, ClusterEventId, Incarnation, NamedCall},
+    routing::request_context::on_resumed,
 };
 
 fn name_of(incarnation: Incarnation, number: u64, request: &str) -> String {
@@ -140,6 +141,8 @@ async fn an_answer_from_the_directory_is_only_for_clients_that_the_application_a
             assert_eq!(headers["last-event-id"], "~");
             match headers["authorization"].as_bytes() {
                 b"right" => {
+                    // As the session manager does.
+                    on_resumed();
                     ([("content-type", "text/event-stream")], ": inside\n\n").into_response()
                 }
                 _ => StatusCode::UNAUTHORIZED.into_response(),

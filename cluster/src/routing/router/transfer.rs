@@ -52,6 +52,7 @@ impl Router {
         let (Some(request), Some(id)) = (replayable.into_request(), session) else {
             return TransferOutcome::Answered(Refusal::Again.into());
         };
+        let mut cancelled = None;
         let can_be_claimed = match kind {
             RequestKind::Call(call) => {
                 let waiting = self.waiting_calls.add(SessionHash::of(&id), call);
@@ -72,7 +73,7 @@ impl Router {
                 can_be_claimed
             }
             RequestKind::Cancel(call) => {
-                self.waiting_calls.cancel(SessionHash::of(&id), &call);
+                cancelled = Some(call);
                 true
             }
             RequestKind::Other => true,
@@ -81,7 +82,7 @@ impl Router {
             return TransferOutcome::Answered(self.reject(Refusal::NotSound));
         }
         match self.presence(&id) {
-            Some(presence) => TransferOutcome::ServedHere(request, presence),
+            Some(presence) => TransferOutcome::ServedHere(request, presence, cancelled),
             None => TransferOutcome::Moved(request),
         }
     }
@@ -135,8 +136,8 @@ impl WaitingCalls {
         WaitingGuard { calls: self, call }
     }
 
-    /// Cancels the waiting calls of a session with this JSON-RPC id.
-    fn cancel(&self, session: SessionHash, request: &Value) {
+    /// Cancels the waiting calls of a session with this JSON-RPC id. The application must have accepted the cancel.
+    pub(crate) fn cancel(&self, session: SessionHash, request: &Value) {
         for call in lock(&self.0).iter() {
             if call.session == session && call.request == *request {
                 call.is_cancelled.notify_one();

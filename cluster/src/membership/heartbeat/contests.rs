@@ -1,0 +1,70 @@
+//! A session is *contested* if its record in the directory has a higher epoch and another owner. A contested session serves nothing new. If
+//! that owner has its lease, the session is relinquished. If that owner provably has no lease, the session is claimed back.
+
+use std::convert::Infallible;
+
+use futures_util::{StreamExt as _, stream};
+use tokio::time::timeout;
+
+use super::{HEARTBEAT_INTERVAL, Heartbeat};
+use crate::{
+    directory::{Claim, Directory as _},
+    ids::{Ownership, SessionHash},
+    log::log,
+};
+
+/// Maximum number of contested sessions that are claimed back concurrently: 64.
+const MAX_CONCURRENT_CLAIMS: usize = 64;
+
+// === impl Heartbeat ===
+
+impl Heartbeat {
+    /// Resolves contested sessions repeatedly. Never returns.
+    pub(super) async fn run_contested(&self) -> Infallible {
+        loop {
+            self.resolve_contested().await;
+            let _timed_out = timeout(HEARTBEAT_INTERVAL, self.sessions.until_contested()).await;
+        }
+    }
+
+    /// Relinquishes a contested session if the other owner has a lease. Claims it back if that owner provably has none.
+    async fn resolve_contested(&self) {
+        let contested = self.sessions.contested();
+        if contested.is_empty() {
+            return;
+        }
+        let Ok(leases) = self.directory.leases().await else {
+            return;
+        };
+        let has_lease = |ownership: &Ownership| leases.of(ownership.owner.incarnation).is_some();
+        let (live_owner, dead_owner): (Vec<_>, Vec<_>) = contested
+            .into_iter()
+            .partition(|(_, ownership)| has_lease(ownership));
+        for (session, ownership) in live_owner {
+            self.sessions.relinquish_to_owner(session, ownership.owner);
+        }
+        if self.proves(&leases) {
+            let claims = stream::iter(dead_owner);
+            let claims = claims.for_each_concurrent(MAX_CONCURRENT_CLAIMS, |(session, former)| {
+                self.claim_back(session, former)
+            });
+            claims.await;
+        }
+    }
+
+    async fn claim_back(&self, session: SessionHash, former: Ownership) {
+        let wanted = former.claimed_by(self.me);
+        match self.directory.claim(session, former, wanted).await {
+            Ok(Claim::Won) => {
+                log(
+                    || tracing::info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session reclaimed because its owner has no lease"),
+                );
+                self.sessions.on_claimed(session, wanted.epoch);
+            }
+            Ok(Claim::Lost(record)) => self.sessions.on_found(session, record),
+            Ok(Claim::Unknown) => self.sessions.write_again(session),
+            // `run_contested` retries.
+            Err(_) => {}
+        }
+    }
+}
