@@ -27,7 +27,7 @@ pub(crate) trait Canceller: Send + Sync {
         false
     }
 
-    /// Announces that `call` may be cancelled next. Returns `None` if no other call would wait for that.
+    /// Announces that `call` may be cancelled next. Returns `None` if nothing would wait for the guard.
     fn begin_cancel(&self, _call: &CallInfo) -> Option<CancelGuard> {
         None
     }
@@ -70,7 +70,7 @@ enum Kind {
 impl CancelError {
     pub(crate) const TIMED_OUT: Self = Self(Kind::TimedOut);
     pub(crate) const UNDELIVERED: Self = Self(Kind::Undelivered);
-    /// It would have met another call.
+    /// The cancel would have hit another call that reused the id.
     pub(crate) const REUSED: Self = Self(Kind::Reused);
 
     pub(crate) fn refused(status: StatusCode) -> Self {
@@ -90,7 +90,7 @@ impl CancelError {
     }
 
     /// Whether the same cancel may be accepted a little later: 429, 502, 503 or 504.
-    pub(crate) fn is_momentary(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self.status(),
             Some(

@@ -25,7 +25,7 @@ use crate::{
     message::{MAX_BODY, Message},
 };
 
-/// Maximum size of a request for a list that is recognized: 4 KiB.
+/// Larger requests are not recognized as `tools/list`: 4 KiB.
 const MAX_REQUEST: usize = 4 * 1024;
 
 /// A service that compares lists of tools with the tools that options name.
@@ -39,11 +39,11 @@ pub(crate) struct Listing<S> {
 #[derive(Debug, Clone)]
 struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
-/// Bytes of a body, up to a limit.
+/// A copy of a body, discarded if it exceeds a limit.
 #[derive(Debug, Default)]
 struct Copied {
     bytes: Vec<u8>,
-    is_cut: bool,
+    is_too_large: bool,
 }
 
 /// A body whose data is observed while it passes.
@@ -152,8 +152,8 @@ impl UnlistedTools {
 
 impl Copied {
     fn add(&mut self, data: &Bytes, max: usize) {
-        self.is_cut |= self.bytes.len() + data.len() > max;
-        if self.is_cut {
+        self.is_too_large |= self.bytes.len() + data.len() > max;
+        if self.is_too_large {
             self.bytes = Vec::new();
         } else {
             self.bytes.extend_from_slice(data);

@@ -41,7 +41,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
             }
             let Some(admin) = Config::read_admin(args)? else {
                 return Err(ConfigError::Conflict(
-                    "health needs the address that the proxy has with --admin, here or as MCP_PROXY_ADMIN".to_owned(),
+                    "health needs the proxy's admin address: set --admin, MCP_PROXY_ADMIN, or admin in the configuration file".to_owned(),
                 ));
             };
             Ok(health(admin).await)

@@ -14,8 +14,8 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
-/// With it, a disconnect is detected while hyper does not read, because bytes of a next request are in its buffer, or the
-/// handler left its request body unread. With a plain `TcpListener`, such a disconnect is detected only when a write fails,
+/// It detects a disconnect even while hyper is not reading: the next request is buffered, or the handler left the request body
+/// unread. With a plain `TcpListener`, such a disconnect is detected only when a write fails,
 /// and never without a write.
 ///
 /// An accept loop puts the peer of the stream into the extensions of each of its requests:

@@ -69,7 +69,7 @@ impl Peer {
 
     /// Returns the peer of a request's connection. `None` if the connection is not watched.
     ///
-    /// An accept loop of your own puts it there as it is, `axum::serve` as `ConnectInfo<Peer>` (feature `axum`).
+    /// Custom accept loops insert a `Peer`. `axum::serve` inserts a `ConnectInfo<Peer>` (feature `axum`).
     ///
     /// ```
     /// use watched_socket::Peer;
@@ -178,8 +178,8 @@ impl SharedStream {
     /// Waits until the read side is closed. Returns `true` if the peer has closed it.
     ///
     /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the one interest that reports it, and not
-    /// data. Unlike reading and writing, it has more than one slot for a waker. So all requests of a connection can wait,
-    /// and hyper with them.
+    /// data. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait, and hyper with
+    /// them.
     pub(super) async fn closed_by_peer(&self) -> bool {
         loop {
             let ready = self.stream.ready(Interest::PRIORITY).await;

@@ -2,7 +2,7 @@
 //!
 //! It reads and writes as tokio's own `TcpStream` does, by the methods that take a shared reference. Like tokio, it saves a
 //! system call: after a read that did not fill the buffer (a write that did not empty it) the socket is known to be drained
-//! (full), and the readiness seen *before* it is cleared.
+//! (full), so the readiness seen before the transfer is cleared.
 
 use std::{
     fmt,
@@ -24,7 +24,7 @@ use tokio::{
 
 use super::peer::{Peer, SharedStream};
 
-/// `true` if the kernel reports changes only (epoll, kqueue): then a transfer after a short one would block.
+/// Whether the kernel reports only changes, as on Linux, Android and Apple's systems: then a transfer after a short one would block.
 const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_os = "linux",
     target_os = "android",
@@ -178,7 +178,7 @@ fn poll_transfer(
 /// Runs `io`, and clears the readiness if it transferred less than `wanted` bytes.
 ///
 /// `try_io` records the readiness before it runs its closure, and clears only that one if the closure returns `WouldBlock`. So
-/// a readiness that arrives meanwhile is not lost, as it could be with a call after the transfer.
+/// readiness that arrives meanwhile is kept. Clearing it after the transfer could lose it.
 fn transfer(
     stream: &TcpStream,
     interest: Interest,

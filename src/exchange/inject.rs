@@ -66,8 +66,8 @@ impl Exchange {
                 return Err(CancelError::REUSED);
             }
             let result = injection.await;
-            let is_momentary = result.as_ref().is_err_and(CancelError::is_momentary);
-            let Some(delay) = delays.next().filter(|_| is_momentary) else {
+            let is_transient = result.as_ref().is_err_and(CancelError::is_transient);
+            let Some(delay) = delays.next().filter(|_| is_transient) else {
                 return result;
             };
             let Some(repeated) = self.another_injection(id, canceller.as_ref()) else {

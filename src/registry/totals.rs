@@ -6,7 +6,7 @@ use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
 /// Delivered calls have a quarter of all bytes. Chosen because only few of them are resumed.
-const DELIVERED_SHARE: usize = 4;
+const DELIVERED_DIVISOR: usize = 4;
 
 /// Counters that all sessions share. They need no lock: each session updates them under its own.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Totals {
     /// Maximum number of bytes of retained calls of a delivery state.
     fn max_bytes(&self, delivery: DeliveryState) -> usize {
         let all = self.retained.load(Ordering::Relaxed);
-        let of_delivered = all / DELIVERED_SHARE;
+        let of_delivered = all / DELIVERED_DIVISOR;
         match delivery {
             DeliveryState::Delivered => of_delivered,
             DeliveryState::Undelivered => all - of_delivered,

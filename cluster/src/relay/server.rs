@@ -92,7 +92,7 @@ impl PeerAuth {
     fn admits(&self, address: SocketAddr) -> bool {
         let admits = self.filter.admits(address.ip());
         if !admits {
-            let what = "an address that no peer may have connected";
+            let what = "a connection from a disallowed address";
             self.untrusted_address
                 .warn(&format_args!("{what}: {address}"));
         }
@@ -152,7 +152,7 @@ pub(crate) async fn serve(
 
 /// Answers that a session is not here, as decided from the head alone.
 ///
-/// A body that was sent without waiting to be asked for is read and discarded.
+/// Reads and discards the body unless the client sent `Expect`.
 pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, MAX_DRAINED).collect();
@@ -211,7 +211,7 @@ async fn answer(
     }
     poll_fn(|cx| app.poll_ready(cx)).await?;
     let answered = app.call(request.map(Body::new));
-    // It may hold what a limit of concurrency counts.
+    // `app` may hold a concurrency permit.
     drop(app);
     answered.await
 }

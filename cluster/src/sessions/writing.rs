@@ -16,7 +16,7 @@ use crate::{
     lock::lock,
 };
 
-/// Maximum number of sessions in one batch: 128, and not much more than 256 KiB.
+/// Maximum number of sessions in one batch: 128. A batch is also closed at 256 KiB.
 pub(super) const MAX_BATCH: usize = 128;
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 
@@ -171,7 +171,7 @@ impl Sessions {
         self.written.notify_waiters();
     }
 
-    /// Queues a batch again, of which it is unknown whether it was written.
+    /// Requeues a batch whose outcome is unknown.
     pub(crate) fn requeue(&self, batch: Batch) {
         let mut again = Vec::new();
         for Registration { session, .. } in &batch.sessions {

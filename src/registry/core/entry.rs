@@ -55,7 +55,7 @@ pub(crate) enum Expired {
     GraceConfirmed,
     /// The call timeout.
     Deadline,
-    /// The call was unobserved for `UNOBSERVED_TTL` and has been removed.
+    /// The call was unobserved for at least `UNOBSERVED_TTL` and has been removed.
     Forgotten(Finished),
 }
 

@@ -16,7 +16,7 @@ use crate::{
 /// Any node of a Redis Cluster serves only a part of the keys.
 const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
 
-/// Inspects each backend once.
+/// Inspects a backend until it is found usable.
 #[derive(Default)]
 pub(super) struct Inspection {
     /// The backend that was found usable.
@@ -75,7 +75,7 @@ impl Inspection {
         Ok(())
     }
 
-    /// Records which backend answered. If it is not the inspected one, the next heartbeat inspects it.
+    /// Forgets the usable backend if another one answered. The next heartbeat then inspects that one.
     pub(super) fn answered(&self, run: &BackendRunId) {
         let mut usable = self.usable();
         if usable.as_ref() != Some(run) {

@@ -38,7 +38,7 @@ impl Stream {
         true
     }
 
-    /// Ends it. Returns `false` if the reader detached before it had all of it.
+    /// Ends the event. Returns `false` if the reader detached before receiving all of it.
     pub(in crate::event_store) async fn end_bypass(&self, weight: Weight) -> bool {
         let id = self.state().ring.bypass_id_line();
         let taken =
@@ -62,7 +62,7 @@ impl Stream {
         }
     }
 
-    /// Repeats `step` after each progress of the reader, until it returns a value.
+    /// Runs `step`, and again whenever the reader progresses, until it returns a value.
     async fn wait_for_progress<T>(&self, mut step: impl FnMut(&mut Ring) -> Option<T>) -> T {
         loop {
             let reader_progress = self.0.reader_progress.notified();
