@@ -9,7 +9,7 @@
 //!    `SHUTDOWN_TIMEOUT`.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal stops the program at once, and the runtime kills what is left.
-//! A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within [`REPEAT_WINDOW`] of the first.
+//! A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of the first.
 
 use std::{
     fs,
