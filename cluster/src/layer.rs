@@ -61,7 +61,6 @@ pub struct ClusterLayer {
 ///
 /// It is always ready, because a request that another instance serves needs no inner service. Other requests wait for the inner service in
 /// their futures.
-#[derive(Clone)]
 pub struct ClusterService<S> {
     inner: S,
     /// Whether `inner` is ready.
@@ -149,6 +148,17 @@ impl<S: Clone> ClusterService<S> {
         ClusterFuture::remote(
             async move { serve(&router, &mut inner, request, rewritten, guard).await },
         )
+    }
+}
+
+impl<S: Clone> Clone for ClusterService<S> {
+    /// The clone of a ready service is not ready.
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            is_ready: false,
+            router: self.router.clone(),
+        }
     }
 }
 

@@ -50,8 +50,11 @@ const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 /// Also applies at the end of a shutdown, to the answers of cancelled calls and the tombstones of ended sessions.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Maximum time until the listener for peers is closed: 10 s, twice as long as its connections may take.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for open connections of peers to complete at the end: 5 s.
+pub(crate) const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum time until the listener for peers is closed: 10 s.
+const CLOSE_TIMEOUT: Duration = CONNECTION_END_TIMEOUT.saturating_mul(2);
 
 /// Delay between checks whether sessions are still being restored: 50 ms.
 const RESTORE_RECHECK_DELAY: Duration = Duration::from_millis(50);

@@ -53,8 +53,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Maximum lateness of a heartbeat: 400 ms. A later one reports that this instance turned clients away, because it has stalled.
 ///
-/// Chosen because [`MAX_RECORD_DELAY`] and this are less than the time after a grace for which owners wait.
-const MAX_LATENESS: Duration = Duration::from_millis(400);
+/// Owners allow for it before they rely on a heartbeat.
+pub(crate) const MAX_LATENESS: Duration = Duration::from_millis(400);
 
 /// Minimum interval of heartbeats, while clients are turned away: 250 ms.
 ///

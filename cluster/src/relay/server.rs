@@ -28,7 +28,7 @@ use crate::{
         network::{Accepted, Listener},
         wire::{self, FromPeer, Secret},
     },
-    shutdown::ShutdownStage,
+    shutdown::{CONNECTION_END_TIMEOUT, ShutdownStage},
 };
 
 /// Timeout for the head of a request: 10 s.
@@ -39,9 +39,6 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// By default hyper accepts 100 from a client over HTTP/1.1. Over HTTP/2 it accepts 16 KiB, counting 32 bytes for each field in addition to
 /// its name and value.
 pub(crate) const MAX_FIELDS: usize = 512;
-
-/// Maximum time for open connections to complete at a shutdown: 5 s.
-const CONNECTION_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of bytes that are read of a refused request: 64 KiB.
 ///

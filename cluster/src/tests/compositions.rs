@@ -1,25 +1,22 @@
-//! An instance with slow handlers, a concurrency limit, and responses with many fields.
+//! An instance with slow handlers, and with layers around its service.
 
 use std::{
-    convert::Infallible,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::{
     Router,
     extract::Request,
-    middleware::{Next, from_fn, map_response},
+    middleware::{Next, from_fn},
     response::{IntoResponse as _, Response},
 };
-use futures_util::future::{join, join_all};
+use futures_util::future::join;
 use http::StatusCode;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+use mcp_cancel_on_disconnect::CancellableSessionManager;
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{InitializeRequestParams, InitializeResult, ListToolsResult, PaginatedRequestParams},
@@ -27,29 +24,20 @@ use rmcp::{
     transport::streamable_http_server::StreamableHttpService,
 };
 use serde_json::json;
-use test_support::{Mcp, Mode, PATH, Tools, Witness, serve, within};
-use tokio::{
-    net::TcpListener,
-    sync::{Notify, OwnedSemaphorePermit, Semaphore},
-    task::yield_now,
-    time::timeout,
-};
-use tower_layer::Layer as _;
-use tower_service::Service;
+use test_support::{Mcp, Mode, PATH, Served, serve, within};
+use tokio::{sync::Notify, task::yield_now, time::timeout};
 
 use super::{
     fake_owner::FakeOwner,
     node::{Node, ask, hash, pass},
-    steps::{
-        close_session, directory, join_as, post_echo, run_other_tasks, status, unreachable_owner,
-    },
+    steps::{close_session, directory, join_as, post_echo, status, unreachable_owner},
 };
 use crate::{
+    Cluster,
     directory::{
         LEASE_TTL, MemoryDirectory,
         faulty::{Fault, Faulty},
     },
-    ids::{Incarnation, Owner},
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
@@ -89,6 +77,42 @@ impl ServerHandler for Slow {
     }
 }
 
+/// An instance whose handler is [`Slow`]. The next request of its session restores the session.
+struct SlowInstance {
+    directory: Faulty,
+    cluster: Cluster,
+    handler: Slow,
+    _served: Served,
+    mcp: Mcp,
+}
+
+impl SlowInstance {
+    async fn start(within: fn(Router) -> Router) -> Self {
+        let directory = directory();
+        let cluster = join_as(unreachable_owner(), &directory);
+        let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+        let mut config = Mode::Session.config();
+        config.session_store = Some(Arc::new(cluster.clone()));
+        let handler = Slow::default();
+        let made = handler.clone();
+        let service = StreamableHttpService::new(move || Ok(made.clone()), sessions, config);
+        let app = within(Router::new().nest_service(PATH, service));
+        let served = serve(app.layer(cluster.layer())).await;
+        pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
+        let mcp = Mcp::session(served.addr, PATH).await;
+        let sessions = &cluster.router().sessions;
+        sessions.relinquish_to_owner(hash(&mcp), unreachable_owner());
+        sessions.relinquished.until_closed(hash(&mcp)).await;
+        Self {
+            directory,
+            cluster,
+            handler,
+            _served: served,
+            mcp,
+        }
+    }
+}
+
 async fn list(mcp: &Mcp, id: u32) -> u16 {
     let mut listed = mcp.request(id, "tools/list", json!({})).await;
     within("a head", listed.head()).await.status
@@ -97,24 +121,14 @@ async fn list(mcp: &Mcp, id: u32) -> u16 {
 /// The client has a timeout that is shorter than its handler takes to begin, and tries again. No restore has failed: each was given up
 /// by its client. Then the directory fails once, or the handler does.
 async fn after_hang_ups(is_handler: bool, hang_ups: u32) -> [u16; 2] {
-    let directory = directory();
-    let cluster = join_as(unreachable_owner(), &directory);
-    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
-    let mut config = Mode::Session.config();
-    config.session_store = Some(Arc::new(cluster.clone()));
-    let handler = Slow::default();
-    let made = handler.clone();
-    let service = StreamableHttpService::new(move || Ok(made.clone()), sessions, config);
-    let app = Router::new().nest_service(PATH, service);
-    let served = serve(app.layer(cluster.layer())).await;
-    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
-    let mcp = Mcp::session(served.addr, PATH).await;
+    let SlowInstance {
+        directory,
+        cluster,
+        handler,
+        mcp,
+        _served,
+    } = SlowInstance::start(|app| app).await;
     let router = cluster.router();
-    router
-        .sessions
-        .relinquish_to_owner(hash(&mcp), unreachable_owner());
-    router.sessions.relinquished.until_closed(hash(&mcp)).await;
-
     handler.is_slow.store(true, Ordering::SeqCst);
     for id in 0..hang_ups {
         let before = handler.begun.load(Ordering::SeqCst);
@@ -234,155 +248,23 @@ async fn a_call_that_still_runs_is_not_lost() {
     }
 }
 
-/// Like tower's `ConcurrencyLimit`: `poll_ready` takes a permit, and the response future has it.
-pub(super) struct Limit<S> {
-    inner: S,
-    semaphore: Arc<Semaphore>,
-    permit: Option<OwnedSemaphorePermit>,
-    acquiring: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send + Sync>>>,
-}
-
-impl<S> Limit<S> {
-    pub(super) fn new(inner: S, permits: usize) -> Self {
-        let semaphore = Arc::new(Semaphore::new(permits));
-        Self {
-            inner,
-            semaphore,
-            permit: None,
-            acquiring: None,
-        }
-    }
-}
-
-impl<S: Clone> Clone for Limit<S> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            semaphore: self.semaphore.clone(),
-            permit: None,
-            acquiring: None,
-        }
-    }
-}
-
-impl<S> Service<Request> for Limit<S>
-where
-    S: Service<Request, Response = Response, Error = Infallible, Future: Send + 'static>,
-{
-    type Response = Response;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        if self.permit.is_none() {
-            let semaphore = self.semaphore.clone();
-            let acquiring = self.acquiring.get_or_insert_with(|| {
-                Box::pin(async move { semaphore.acquire_owned().await.unwrap() })
-            });
-            self.permit = Some(ready!(acquiring.as_mut().poll(cx)));
-            self.acquiring = None;
-        }
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: Request) -> Self::Future {
-        let permit = self.permit.take().expect("poll_ready first");
-        let answered = self.inner.call(request);
-        Box::pin(async move {
-            let answered = answered.await;
-            drop(permit);
-            answered
-        })
-    }
-}
-
-/// Relays calls to `ServiceBuilder::new().layer(cluster.layer()).concurrency_limit(permits).service(router)`, whose responses have further
-/// fields. Returns the status of each response, and how many calls have begun.
-async fn relayed_through(permits: usize, calls: u32, fields: u32) -> (Vec<u16>, usize) {
-    let directory = directory();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let me = Owner {
-        address: listener.local_addr().unwrap(),
-        incarnation: Incarnation::random(),
-    };
-    let cluster = join_as(me, &directory);
-    let witness = Witness::new();
-    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
-    let mut config = Mode::Session.config().with_sse_keep_alive(None);
-    config.session_store = Some(Arc::new(cluster.clone()));
-    let service = Tools::new(&witness).service_with(config, sessions);
-    let router =
-        test_support::router(service).layer(cluster.protect(CancelOnDisconnectLayer::new()));
-    let router = router.layer(map_response(move |mut response: Response| async move {
-        for at in 0..fields {
-            let cookie = format!("c{at}=1").parse().unwrap();
-            response.headers_mut().append("set-cookie", cookie);
-        }
-        response
-    }));
-    let app = cluster.layer().layer(Limit::new(router, permits));
-    let public = serve(Router::new().fallback_service(app.clone())).await;
-    let member = cluster.clone();
-    let _peers = tokio::spawn(async move { member.serve_peers(listener, app).await });
-    let b = Node::start(&directory).await;
-    b.until_settled().await;
-    let mcp = Mcp::session(public.addr, PATH).await;
-    assert_eq!(status(&mcp, 1).await, 200, "direct");
-    let at_b = b.client_of(&mcp);
-    let relayed = (0..calls).map(|id| {
-        let at_b = &at_b;
-        async move {
-            let label = format!("of {id}");
-            let mut call = at_b.call(100 + id, "hold", json!({ "label": label })).await;
-            within("a head", call.head()).await.status
-        }
-    });
-    let relayed = join_all(relayed).await;
-    run_other_tasks().await;
-    let begun = (0..calls).map(|id| witness.starts(&format!("of {id}")));
-    (relayed, begun.sum())
-}
-
-#[tokio::test]
-async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
-    for (permits, calls) in [(20, 5), (1, 1), (8, 32)] {
-        let (answered, begun) = relayed_through(permits, calls, 0).await;
-        assert!(answered.iter().all(|status| *status == 200), "{answered:?}");
-        assert_eq!(begun, calls as usize);
-    }
-}
-
-#[tokio::test]
-async fn a_response_with_many_fields_is_relayed() {
-    for fields in [80, 120, 480] {
-        assert_eq!(relayed_through(20, 1, fields).await, (vec![200], 1));
-    }
-}
-
 /// A layer inside has a timeout that is shorter than the handler takes to begin. No restore has failed: each was given up.
 #[tokio::test]
 async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
-    let directory = directory();
-    let cluster = join_as(unreachable_owner(), &directory);
-    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
-    let mut config = Mode::Session.config();
-    config.session_store = Some(Arc::new(cluster.clone()));
-    let handler = Slow::default();
-    let made = handler.clone();
-    let service = StreamableHttpService::new(move || Ok(made.clone()), sessions, config);
-    let limit = from_fn(async |request: Request, next: Next| -> Response {
-        let served = timeout(SECOND, next.run(request)).await;
-        served.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
-    });
-    let app = Router::new().nest_service(PATH, service).layer(limit);
-    let served = serve(app.layer(cluster.layer())).await;
-    pass(SETTLE_PERIOD + 2 * HEARTBEAT_INTERVAL).await;
-    let mcp = Mcp::session(served.addr, PATH).await;
+    let limited = |app: Router| {
+        app.layer(from_fn(async |request: Request, next: Next| -> Response {
+            let served = timeout(SECOND, next.run(request)).await;
+            served.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
+        }))
+    };
+    let SlowInstance {
+        directory,
+        cluster,
+        handler,
+        mcp,
+        _served,
+    } = SlowInstance::start(limited).await;
     let router = cluster.router();
-    router
-        .sessions
-        .relinquish_to_owner(hash(&mcp), unreachable_owner());
-    router.sessions.relinquished.until_closed(hash(&mcp)).await;
     handler.is_slow.store(true, Ordering::SeqCst);
     for id in 0..3 {
         assert_eq!(list(&mcp, id).await, 504);

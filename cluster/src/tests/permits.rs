@@ -1,37 +1,111 @@
 //! A concurrency limit inside the cluster's layer: requests that wait or are relayed have no permit of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
-use axum::Router;
+use axum::{Router, body::Body, extract::Request, response::Response, routing::get};
 use futures_util::{
     FutureExt as _,
-    future::{join, join_all},
+    future::{join, join_all, pending},
 };
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use serde_json::json;
-use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, serve};
-use tokio::{net::TcpListener, time::timeout};
+use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, serve, within};
+use tokio::{
+    net::TcpListener,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 use tower_layer::Layer as _;
+use tower_service::Service;
 
 use super::{
-    compositions::Limit,
     node::{Node, Setup, pass},
     steps::{directory, join_as, run_other_tasks, status},
 };
 use crate::{
-    Cluster,
+    Cluster, ClusterService,
     directory::faulty::Faulty,
     ids::{Incarnation, Owner},
     membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(6);
+
+/// Like tower's `ConcurrencyLimit`: `poll_ready` takes a permit, and the response future has it.
+struct Limit<S> {
+    inner: S,
+    semaphore: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
+    acquiring: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send + Sync>>>,
+}
+
+impl<S> Limit<S> {
+    fn new(inner: S, permits: usize) -> Self {
+        let semaphore = Arc::new(Semaphore::new(permits));
+        Self {
+            inner,
+            semaphore,
+            permit: None,
+            acquiring: None,
+        }
+    }
+}
+
+impl<S: Clone> Clone for Limit<S> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            semaphore: self.semaphore.clone(),
+            permit: None,
+            acquiring: None,
+        }
+    }
+}
+
+impl<S> Service<Request> for Limit<S>
+where
+    S: Service<Request, Response = Response, Error = Infallible, Future: Send + 'static>,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        if self.permit.is_none() {
+            let semaphore = self.semaphore.clone();
+            let acquiring = self.acquiring.get_or_insert_with(|| {
+                Box::pin(async move { semaphore.acquire_owned().await.unwrap() })
+            });
+            self.permit = Some(ready!(acquiring.as_mut().poll(cx)));
+            self.acquiring = None;
+        }
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let permit = self.permit.take().expect("poll_ready first");
+        let answered = self.inner.call(request);
+        Box::pin(async move {
+            let answered = answered.await;
+            drop(permit);
+            answered
+        })
+    }
+}
 
 /// `ServiceBuilder::new().layer(cluster.layer()).concurrency_limit(permits).service(router)`.
 struct Limited {
     cluster: Cluster,
+    app: ClusterService<Limit<Router>>,
     public: Served,
-    #[allow(dead_code, reason = "only held")]
     witness: Witness,
 }
 
@@ -48,14 +122,16 @@ impl Limited {
         let mut config = Mode::Session.config().with_sse_keep_alive(None);
         config.session_store = Some(Arc::new(cluster.clone()));
         let service = Tools::new(&witness).service_with(config, sessions);
-        let router =
-            test_support::router(service).layer(cluster.protect(CancelOnDisconnectLayer::new()));
+        let router = test_support::router(service)
+            .route("/report", get(async || pending::<()>().await))
+            .layer(cluster.protect(CancelOnDisconnectLayer::new()));
         let app = cluster.layer().layer(Limit::new(router, permits));
         let public = serve(Router::new().fallback_service(app.clone())).await;
-        let member = cluster.clone();
-        let _peers = tokio::spawn(async move { member.serve_peers(listener, app).await });
+        let (member, served) = (cluster.clone(), app.clone());
+        let _peers = tokio::spawn(async move { member.serve_peers(listener, served).await });
         Self {
             cluster,
+            app,
             public,
             witness,
         }
@@ -64,6 +140,18 @@ impl Limited {
     fn client(&self, session: &str) -> Mcp {
         Mcp::stateless(self.public.addr, PATH).in_session(session)
     }
+
+    /// Begins a request that never ends, with a permit.
+    async fn begin_report(&self) {
+        let mut app = self.app.clone();
+        poll_fn(|cx| app.poll_ready(cx)).await.unwrap();
+        tokio::spawn(app.call(report()));
+        run_other_tasks().await;
+    }
+}
+
+fn report() -> Request {
+    Request::get("/report").body(Body::empty()).unwrap()
 }
 
 /// The client of a call resumes through B, while a call that B relays waits for the owner to transfer its session. If the waiting call
@@ -71,7 +159,6 @@ impl Limited {
 ///
 /// Returns whether the call still runs, and whether the resume has a head.
 async fn is_running_although_resumed(permits: usize) -> (bool, bool) {
-    const GRACE: Duration = Duration::from_secs(6);
     let directory = directory();
     let setup = Setup {
         grace: Grace::After(GRACE),
@@ -176,4 +263,81 @@ async fn instances_with_a_concurrency_limit_can_relay_to_each_other() {
         let all = both.map(|both| [both.0, both.1].concat());
         assert_eq!(all, Ok(vec![200; 2 * calls as usize]), "{permits} permits");
     }
+}
+
+/// Relays calls to a limited instance. Returns the status of each response, and how many calls have begun.
+async fn relayed_through(permits: usize, calls: u32) -> (Vec<u16>, usize) {
+    let directory = directory();
+    let a = Limited::start(&directory, permits).await;
+    let b = Node::start(&directory).await;
+    b.until_settled().await;
+    let mcp = Mcp::session(a.public.addr, PATH).await;
+    assert_eq!(status(&mcp, 1).await, 200, "direct");
+    let at_b = b.client_of(&mcp);
+    let relayed = (0..calls).map(|id| {
+        let at_b = &at_b;
+        async move {
+            let label = format!("of {id}");
+            let mut call = at_b.call(100 + id, "hold", json!({ "label": label })).await;
+            within("a head", call.head()).await.status
+        }
+    });
+    let relayed = join_all(relayed).await;
+    run_other_tasks().await;
+    let begun = (0..calls).map(|id| a.witness.starts(&format!("of {id}")));
+    (relayed, begun.sum())
+}
+
+#[tokio::test]
+async fn relayed_requests_need_one_permit_of_a_concurrency_limit_each() {
+    for (permits, calls) in [(20, 5), (1, 1), (8, 32)] {
+        let (answered, begun) = relayed_through(permits, calls).await;
+        assert!(answered.iter().all(|status| *status == 200), "{answered:?}");
+        assert_eq!(begun, calls as usize);
+    }
+}
+
+/// B's inner service is not ready, because requests of another kind have its permits. The client resumes through B, which only has to
+/// relay.
+async fn resumed_through(permits: usize) -> bool {
+    let directory = directory();
+    let setup = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let a = setup.start(&directory).await;
+    let b = Limited::start(&directory, permits).await;
+    pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
+    let mcp = a.session().await;
+    let at_b = b.client(mcp.session_id().unwrap());
+    assert_eq!(status(&at_b, 7).await, 200, "B relays");
+    b.begin_report().await;
+
+    let named = a.detach(&mcp, 1, "long").await;
+    let _resumed = at_b.resume(&named).await;
+    run_other_tasks().await;
+    pass(4 * GRACE).await;
+    a.witness.is_running("long")
+}
+
+#[tokio::test]
+async fn a_client_that_resumes_while_the_inner_service_is_not_ready_keeps_its_call() {
+    assert!(resumed_through(2).await, "control");
+    assert!(resumed_through(1).await);
+}
+
+/// A layer outside may clone a service that is ready.
+#[tokio::test]
+async fn the_clone_of_a_ready_service_takes_a_permit_of_its_own() {
+    let directory = directory();
+    let instance = Limited::start(&directory, 1).await;
+    let mut ready = instance.app.clone();
+    poll_fn(|cx| ready.poll_ready(cx)).await.unwrap();
+    let mut clone = ready.clone();
+    let request = Request::get("/nothing").body(Body::empty()).unwrap();
+    let mut answered = Box::pin(clone.call(request));
+    assert!((&mut answered).now_or_never().is_none());
+    drop(ready);
+    let answered = within("the permit", answered).await.unwrap();
+    assert_eq!(answered.status(), 404);
 }

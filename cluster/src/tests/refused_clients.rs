@@ -1,6 +1,6 @@
 //! Clients that are refused, that wait, or that are late: their calls are not cancelled, and their answers reach no other client.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Router,
@@ -10,24 +10,18 @@ use axum::{
     response::IntoResponse as _,
     routing::get,
 };
-use futures_util::future::pending;
 use http::StatusCode;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
-use test_support::{Mcp, Mode, PATH, Tools, Witness, serve, within};
+use test_support::{Mcp, PATH, within};
 use tokio::time::sleep;
-use tower_layer::Layer as _;
 use tower_service::Service as _;
 
 use super::{
-    compositions::Limit,
     node::{Setup, pass},
-    steps::{directory, join_as, post, run_other_tasks, status, unreachable_owner},
+    steps::{directory, post, run_other_tasks},
 };
-use crate::{
-    directory::{Directory as _, MemoryDirectory, faulty::Faulty},
-    membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
-};
+use crate::directory::{Directory as _, MemoryDirectory, faulty::Faulty};
 
 const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
@@ -118,53 +112,6 @@ async fn a_cancel_for_another_host_cancels_no_waiting_call() {
     })
     .await;
     assert!(answer["result"].is_object(), "{answer}");
-}
-
-/// B's inner service is not ready, because slow requests of another kind have its permits. The client resumes through B, which only has
-/// to relay.
-async fn resumed_through(permits: usize) -> bool {
-    let directory = directory();
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = setup.start(&directory).await;
-
-    let cluster = join_as(unreachable_owner(), &directory);
-    let witness = Witness::new();
-    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
-    let mut config = Mode::Session.config().with_sse_keep_alive(None);
-    config.session_store = Some(Arc::new(cluster.clone()));
-    let service = Tools::new(&witness).service_with(config, sessions);
-    let router = test_support::router(service)
-        .route("/report", get(async || pending::<()>().await))
-        .layer(cluster.protect(CancelOnDisconnectLayer::new()));
-    let app = cluster.layer().layer(Limit::new(router, permits));
-    let public = serve(Router::new().fallback_service(app.clone())).await;
-
-    pass(SETTLE_PERIOD + 3 * HEARTBEAT_INTERVAL).await;
-    let mcp = a.session().await;
-    let at_b = Mcp::stateless(public.addr, PATH).in_session(mcp.session_id().unwrap());
-    assert_eq!(status(&at_b, 7).await, 200, "B relays");
-    let mut slow = app.clone();
-    std::future::poll_fn(|cx| slow.poll_ready(cx))
-        .await
-        .unwrap();
-    let report = http::Request::get("/report").body(Body::empty()).unwrap();
-    let _report = tokio::spawn(slow.call(report));
-    run_other_tasks().await;
-
-    let named = a.detach(&mcp, 1, "long").await;
-    let _resumed = at_b.resume(&named).await;
-    run_other_tasks().await;
-    pass(4 * GRACE).await;
-    a.witness.is_running("long")
-}
-
-#[tokio::test]
-async fn a_client_that_resumes_while_the_inner_service_is_not_ready_keeps_its_call() {
-    assert!(resumed_through(2).await, "control");
-    assert!(resumed_through(1).await);
 }
 
 /// The application checks the clients of its MCP endpoint, and has a stream of news for everybody.

@@ -5,6 +5,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::{ConnectInfo, Request},
+    middleware::map_response,
+    response::Response,
     routing::any,
 };
 use http::HeaderValue;
@@ -22,7 +24,7 @@ use tower_service::Service as _;
 use super::{
     log_lines::Warnings,
     node::{Node, SECRET, Setup},
-    steps::{directory, post_echo, status},
+    steps::{directory, post_echo, run_other_tasks, status},
 };
 
 #[tokio::test]
@@ -306,4 +308,36 @@ async fn a_large_request_and_a_large_answer_pass_whole() {
     }
     assert_eq!(b.routing().sessions.len(), 0);
     assert!(a.has(&mcp));
+}
+
+/// Adds fields to each response.
+fn with_fields<const FIELDS: usize>(app: Router) -> Router {
+    app.layer(map_response(async |mut response: Response| {
+        for at in 0..FIELDS {
+            let cookie = format!("c{at}=1").parse().unwrap();
+            response.headers_mut().append("set-cookie", cookie);
+        }
+        response
+    }))
+}
+
+#[tokio::test]
+async fn a_response_with_many_fields_is_relayed() {
+    for within in [with_fields::<80>, with_fields::<120>, with_fields::<480>] as [fn(_) -> _; 3] {
+        let directory = directory();
+        let setup = Setup {
+            within,
+            ..Setup::default()
+        };
+        let a = setup.start(&directory).await;
+        let b = Node::start(&directory).await;
+        b.until_settled().await;
+        let mcp = a.session().await;
+        assert_eq!(status(&mcp, 1).await, 200, "direct");
+        let at_b = b.client_of(&mcp);
+        let mut call = at_b.call(2, "hold", json!({ "label": "held" })).await;
+        assert_eq!(call.head().await.status, 200);
+        run_other_tasks().await;
+        assert_eq!(a.witness.starts("held"), 1);
+    }
 }

@@ -18,6 +18,7 @@ use crate::{
     refusals::{self, Refusal},
     relay::replayable_request::ReplayableRequest,
     routing::{fields::Fields, request_kind::RequestKind, routed::TransferOutcome},
+    shutdown::ShutdownStage,
 };
 
 /// The calls that wait for the transfer of their sessions.
@@ -99,8 +100,9 @@ impl Router {
 
     /// Relinquishes a session whose gate was closed while it was idle, because a peer is about to claim it.
     pub(crate) async fn relinquish_idle(&self, id: &str) {
-        let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
-        if is_closed && self.can_be_claimed(id).await {
+        let is_transferring = self.shutdown.stage() == ShutdownStage::Transferring;
+        let is_closed = || self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
+        if is_transferring && is_closed() && self.can_be_claimed(id).await {
             self.shutdown.relinquish(SessionHash::of(id));
         }
     }
