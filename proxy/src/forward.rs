@@ -422,7 +422,7 @@ fn causes(error: &legacy::Error) -> impl Iterator<Item = &(dyn Error + 'static)>
 }
 
 /// Returns the text of the first cause of an error.
-fn root_cause(error: &legacy::Error) -> String {
+pub(crate) fn root_cause(error: &legacy::Error) -> String {
     causes(error)
         .last()
         .map(ToString::to_string)

@@ -18,7 +18,10 @@ use hyper_util::{
 };
 use tokio::time::timeout;
 
-use crate::config::{Config, ConfigError, Subcommand, documented_command};
+use crate::{
+    config::{Config, ConfigError, Subcommand, documented_command},
+    forward::root_cause,
+};
 
 /// Maximum duration of a health check: 3 s. Container engines wait 30 s by default, and probes of Kubernetes 1 s.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -71,10 +74,12 @@ async fn health(admin: SocketAddr) -> ExitCode {
     }
 }
 
-async fn status(url: &str) -> Result<StatusCode, Box<dyn std::error::Error + Send + Sync>> {
+async fn status(url: &str) -> Result<StatusCode, String> {
+    let request = Request::get(url).body(Empty::<Bytes>::new());
+    let request = request.map_err(|error| error.to_string())?;
     let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
-    let response = client.request(Request::get(url).body(Empty::<Bytes>::new())?);
-    Ok(response.await?.status())
+    let response = client.request(request).await;
+    Ok(response.map_err(|error| root_cause(&error))?.status())
 }
 
 /// Returns an address that accepts connections: a listener on all addresses is reached on loopback.

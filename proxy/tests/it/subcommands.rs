@@ -65,6 +65,7 @@ fn health_is_0_while_the_proxy_runs_and_1_once_it_does_not() {
     let (code, text) = run(&["health", "--admin", &admin]);
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains(&admin), "{text}");
+    assert!(text.contains("refused"), "it names the cause: {text}");
 }
 
 #[test]
