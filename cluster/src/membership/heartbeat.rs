@@ -248,7 +248,11 @@ impl Heartbeat {
 
     async fn try_send_heartbeat(&self, begun: Instant) -> Result<(), DirectoryError> {
         self.health().on_heartbeat_begun(begun);
-        let reply = self.directory.heartbeat(self.me, &self.status()).await?;
+        let status = self.status();
+        if let Some(ago) = status.turned_away.filter(|ago| *ago < HEARTBEAT_INTERVAL) {
+            log(|| tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "clients are turned away"));
+        }
+        let reply = self.directory.heartbeat(self.me, &status).await?;
         if !reply.was_alive {
             self.health().on_lease_missing();
             let mut status = self.status();

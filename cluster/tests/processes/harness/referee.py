@@ -90,7 +90,7 @@ class Judge:
         self.faults = []
         self.worst = defaultdict(list)
         self._outages = Outages(facts)
-        self._turned_away = [fact["at"] for fact in facts if fact.get("status") == 503]
+        self._turned_away = [fact["at"] for fact in facts if fact.get("status") == 503 or fact["event"] == "turned away"]
         self._closed = {}
         for fact in facts:
             if fact["event"] == "closed":
@@ -146,9 +146,10 @@ class Judge:
         for _, back in self._outages.at(call.left_at, due + EARLY):
             limit, what = max(limit, back + self.limits.grace + self.limits.orphan_after_outage), "orphan after an outage"
             due = max(due, back)
-        # While an instance refuses clients, no orphan is cancelled, because the refused client may be its own.
+        # While an instance turns clients away, no orphan is cancelled, because such a client may be its own. An instance also reports this
+        # when it has stalled, or when a client waits for its owner.
         for away in self._turned_away:
-            if call.left_at <= away <= limit:
+            if call.left_at - self.limits.backoff <= away <= limit:
                 limit = max(limit, away + self.limits.backoff + self.limits.orphan)
         if call.cancelled_at is None:
             return self._fault("missed cancel", call)

@@ -7,6 +7,8 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer};
 
 /// Writes an event with the current time.
 pub(crate) fn note(event: &str, more: Value) {
@@ -24,4 +26,15 @@ pub(crate) fn note(event: &str, more: Value) {
 /// The first 80 characters of an id.
 pub(crate) fn short(id: &impl Display) -> String {
     id.to_string().chars().take(80).collect()
+}
+
+/// Writes a fact for each heartbeat that reports clients that were turned away.
+pub(crate) struct TurnedAway;
+
+impl<S: Subscriber> Layer<S> for TurnedAway {
+    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+        if event.metadata().target() == "mcp_cancel_cluster::turned_away" {
+            note("turned away", json!({}));
+        }
+    }
 }

@@ -23,7 +23,7 @@ use tokio::{
     sync::oneshot,
     time::timeout,
 };
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, Layer as _, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use crate::{facts::note, fault::Fault, options::Options, tools::Tools};
 
@@ -46,10 +46,10 @@ type Failure = Box<dyn Error>;
 #[tokio::main]
 async fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
+    let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(false);
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(facts::TurnedAway)
         .init();
     match serve().await {
         Ok(()) => ExitCode::SUCCESS,
