@@ -1,4 +1,4 @@
-//! The removal of calls: finished, or with their session.
+//! The end of calls and of sessions.
 
 use super::{
     SessionState,
@@ -84,8 +84,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// Begins to close a session: returns its accepted calls. Removes its retained calls, and the event ids of all: a session that
-    /// starts anew counts its streams anew.
+    /// Begins to close a session: returns its accepted calls, and removes its retained calls.
+    ///
+    /// Also removes the event ids of the accepted calls, because a session that is opened again numbers its streams anew.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
