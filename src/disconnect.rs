@@ -2,7 +2,7 @@
 //!
 //! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], and a test compares the two. The other
 //! graces replace all of its rows but those for tasks and subscriptions, with two exceptions. [`Grace::AutoAfter`] only replaces the
-//! times. [`Grace::Immediate`] also keeps the rows for streams that the server ended.
+//! times. [`Grace::Immediate`] keeps the whole table for streams that the server ended.
 
 use std::time::Duration;
 
