@@ -17,7 +17,7 @@ use crate::{
 
 /// Maximum time that a drain waits for servers to accept the cancels of its last calls: 1 s.
 ///
-/// Later cancels may still be accepted until the process ends.
+/// Cancels that take longer may still be accepted until the process ends.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A handle to the calls in flight of a layer and all its clones.
@@ -166,7 +166,7 @@ impl Calls {
             .count()
     }
 
-    /// Records that the client of a session has resumed a call on another server, through a shared event store.
+    /// Records that a client has resumed a call on another server, through a shared event store.
     ///
     /// The call then keeps running without a client here, even if the loss of its old connection is detected only later. This ends
     /// when the client resumes here. Returns `false` if no call in flight has that event id.
@@ -191,11 +191,11 @@ impl Calls {
             > 0
     }
 
-    /// Waits until all calls have ended, for at most `limit`, and cancels the rest before a shutdown.
+    /// Waits at most `limit` for all calls to end, and cancels the rest.
     ///
-    /// Their reason is [`ShuttingDown`](CancelReason::ShuttingDown). Calls that run as tasks are not cancelled. Then the drain
-    /// closes every open event stream of the layer, including standalone ones and subscriptions, and from then on every new one. It
-    /// does not wait for subscriptions to end.
+    /// The reason of these cancels is [`ShuttingDown`](CancelReason::ShuttingDown). Calls that run as tasks are not cancelled. Then
+    /// the drain closes every open event stream of the layer, including standalone ones and subscriptions, and from then on every
+    /// new one. It does not wait for subscriptions to end.
     ///
     /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Begin both at the same
     /// time, so that no new call arrives while the calls end. A drain cannot end a connection on which only a part of a request has

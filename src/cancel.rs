@@ -102,7 +102,7 @@ impl CancelError {
         )
     }
 
-    /// Returns `true` if the server did not accept the cancel in time, for example because its session is blocked.
+    /// Returns `true` if the server did not accept the cancel in time. Its session may be blocked.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::TimedOut)
     }

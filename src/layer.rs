@@ -92,7 +92,7 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call keeps running after its client has disconnected, unless its [`policy`](Self::policy) sets another grace.
+    /// Sets how long a call keeps running after a disconnect. A [`policy`](Self::policy) may set another grace.
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
@@ -266,7 +266,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Treats a connected client as disconnected if it has not read from its stream for `timeout`.
+    /// Treats a client as disconnected if it is connected and has not read its stream for `timeout`.
     ///
     /// The timeout is at least 100 ms. Off by default, and [`Duration::ZERO`] turns it off.
     ///
@@ -306,7 +306,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets how many calls are tracked, and how many bytes of answers are retained, for all clones of the layer.
+    /// Sets the limits of tracked calls and retained answers, for all clones of the layer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -42,7 +42,7 @@
 //! | [`AbortOnCancel`] | stops handlers that do not watch their token |
 //! | [`Policy`], [`RetainAnswers`], [`Limits`] | rules for single calls, which answers are retained, how much is tracked and retained |
 //! | [`Calls`] | lists the calls in flight, cancels them, and drains them before a shutdown |
-//! | [`Confirmation`], [`Orphan`] | the decision before an orphan is cancelled, and what it is about |
+//! | [`Confirmation`], [`Orphan`] | the decision whether an orphan is cancelled, and its input |
 //! | [`Event`], [`Observer`] | everything that happens to a call |
 //! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | the properties of a call, as events and snapshots have them |
 //! | [`observe`] | the rest of what events and snapshots have, and metrics |

@@ -44,8 +44,8 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Returns `true` if this session manager has bound its call before, so that a middleware must have sent the request again.
-    /// (Another manager may wrap this one.)
+    /// Returns `true` if this session manager has bound its call before. A middleware has then sent the request again. (Another
+    /// manager may wrap this one.)
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -54,7 +54,7 @@ impl Exchange {
         }
     }
 
-    /// Binds a further attempt of the same request: another stream of its call, or a call of its own if that has ended.
+    /// Binds a further attempt of the same request. It is another stream of the call, or a call of its own if the call has ended.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
@@ -182,7 +182,7 @@ impl Exchange {
         }
     }
 
-    /// Handles a request that has, or may have, reached the session manager with the id of an older call in flight.
+    /// Handles an attempt with the id of an older call in flight, once it was accepted or abandoned.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {

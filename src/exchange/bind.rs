@@ -27,7 +27,7 @@ use crate::{
 /// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A task that reads a stream of a call in the background, and observes its end, until this is dropped.
+/// Marks that a task reads a stream of a call in the background, and observes its end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -51,7 +51,7 @@ impl Drop for BackgroundReader {
 // === impl Attachment ===
 
 impl Attachment {
-    /// Reports that the stream was dropped, because its client has disconnected or because an inner service dropped it.
+    /// Reports that the stream was dropped. Either its client has disconnected, or an inner service dropped it.
     pub(crate) fn drop_stream(&self) {
         let (is_disconnected, stream_end_cause) = {
             let mut state = self.exchange.state();
@@ -131,7 +131,7 @@ impl Exchange {
             return self.rebind(call, key, canceller);
         }
         if state.request.is_untracked() {
-            // It was over the limit when its body was read, which was reported.
+            // The call was over the limit when its body was read, and was reported then.
             drop(state);
             self.release_span();
             return None;
@@ -170,7 +170,7 @@ impl Exchange {
         self.info()?.key(canceller.scope())
     }
 
-    /// Does not track a call, because it is over the limit.
+    /// Records that a call is not tracked, because it is over the limit.
     #[cold]
     fn skip_tracking(&self, call: &CallInfo) {
         let untracked = RequestBody::Known(BodyKind::Untracked(None));
@@ -228,7 +228,8 @@ impl Exchange {
         Some(self.attachment(call.id(), POST_GENERATION))
     }
 
-    /// Cancels a call of a session that is being closed, and waits until the server has accepted the cancel.
+    /// Cancels a call of a session that is being closed. Waits until the server has accepted the cancel, for at most
+    /// [`CLOSE_CANCEL_TIMEOUT`].
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let reason = CancelReason::SessionClosed;
         let Some(cancelled) = self.cancel_now(id, reason, None) else {

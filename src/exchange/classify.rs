@@ -1,4 +1,4 @@
-//! The classification of a request: what it is to the layer, from its head.
+//! The classification of requests by their heads.
 
 use std::sync::Arc;
 

@@ -188,8 +188,10 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if code that can stop the work of a call is notified of the cancel: its server, by an injection or
-    /// because in its revision the end of the stream is the cancel, or code that has its token.
+    /// Returns `true` if code that can stop the work of a call is notified of the cancel.
+    ///
+    /// That is code that has its token, or its server. The server is notified by an injection, or by the end of the stream if that
+    /// is the cancel in its revision.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -268,7 +270,9 @@ impl Exchange {
         self.end(id, Outcome::Completed, ended);
     }
 
-    /// Called when a gateway between the layer and its server has the answer, and will deliver it to a client that resumes.
+    /// Called when a gateway between the layer and its server has the answer.
+    ///
+    /// The gateway will deliver it to a client that resumes.
     pub(crate) fn on_answered_externally(&self) {
         let (call, is_open) = {
             let mut state = self.state();

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use super::{state::Exchange, tap::Tap};
 use crate::call::DetachCause;
 
-/// Reports to the exchange that the response was dropped, unless the exchange has ended before the guard drops.
+/// Reports that the response was dropped, unless the exchange has ended before the guard drops.
 ///
 /// It must be the first field of what it guards, so that the token fires before the inner destructors run.
 pub(crate) struct Guard {

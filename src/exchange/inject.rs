@@ -91,7 +91,7 @@ impl Exchange {
         )
     }
 
-    /// Returns `true` if another call has reused the id of an ended call, so that the cancel would hit that call.
+    /// Returns `true` if the cancel would hit another call, which has reused the id of this ended call.
     ///
     /// Waits for a call that is not accepted yet: it may be refused, and then the cancel must still be sent.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
@@ -113,7 +113,7 @@ impl Exchange {
         false
     }
 
-    /// Drops the canceller that replays a cancel, because its call has ended and no cancel is left to send.
+    /// Drops the canceller that replays a cancel. Called when the call has ended and no cancel is left to send.
     ///
     /// That canceller owns the request's head, its extensions and a clone of the inner service. Handlers may keep a `CallToken`, and
     /// with it the exchange, for ever.

@@ -48,7 +48,7 @@ impl Exchange {
 
     /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
     ///
-    /// If the loss of its present stream is detected later, that does not cancel it.
+    /// If the loss of its present stream is detected later, the call is not cancelled.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -114,7 +114,7 @@ impl Resume {
         })
     }
 
-    /// Returns `true` if a session manager decides whether it is accepted: rmcp answers 200 to a resume that it refuses.
+    /// Returns `true` if a session manager decides whether it is accepted. rmcp answers 200 to a resume that it refuses.
     fn is_managed(&self) -> bool {
         self.session.scope.path().is_none()
     }

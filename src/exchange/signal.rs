@@ -1,6 +1,6 @@
 //! The token of an exchange, and what fires with it: linked tokens, and clean-ups.
 //!
-//! 1. The token fires once, for a reason. The reason is set first, then the token, then the rest.
+//! 1. The token fires once, for a reason. The reason is set first. Then the token fires, then the hooks.
 //! 2. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`. A panic in one does not affect the
 //!    others. Until it begins, another runtime may take it.
 //! 3. If the call is already cancelled, a new clean-up runs at once. If it has ended otherwise, a new clean-up never runs.
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
-/// Fires when the call of an exchange is cancelled.
+/// Fires when the call of an exchange is cancelled. Also fires when a request that is not MCP is abandoned.
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,

@@ -50,7 +50,7 @@ impl Exchange {
         }
     }
 
-    /// Parses the call from the request body, once the body has ended and if no session manager bound the call.
+    /// Parses the call from a request body that has ended, unless a session manager bound the call.
     pub(crate) fn parse_body(self: &Arc<Self>) {
         if !self.body_ended.load(Ordering::Relaxed)
             || !self.body_ended.swap(false, Ordering::AcqRel)

@@ -58,7 +58,7 @@ pub(crate) struct Exchange {
     pub(super) has_call_ended: AtomicBool,
     /// What its streams have sent may have been the answer to its call, see `tap`.
     pub(super) maybe_answered: AtomicBool,
-    /// Whether its call waits for the pending cancel of an older call with its id: see [`PendingCancel`].
+    /// The [`PendingCancel`] of its call, as a number.
     pub(super) pending_cancel: AtomicU8,
     /// Wakes the response future.
     pub(super) response_waker: AtomicWaker,
@@ -115,7 +115,7 @@ pub(super) struct ExchangeState {
     /// Why a resumed stream of its call is ending now, where the stream itself cannot determine that.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of the call that a further attempt of the same request made, after the first call had ended.
+    /// The exchange of the call of a further attempt, which was made after the first call had ended.
     pub(super) next: Weak<Exchange>,
     /// Boxed, because there is none without a subscriber to spans.
     pub(super) span: Option<Box<Span>>,

@@ -148,7 +148,7 @@ impl Tap {
     }
 }
 
-/// Hints that the events of a session call are read from bytes, which may be a mistake if the server is rmcp.
+/// Hints that the events of a session call are read from bytes. That may be a mistake if the server is rmcp.
 fn emit_session_hint(call: &Attachment, event_id: &[u8]) {
     let registry = &call.exchange.shared.registry;
     let info = call.exchange.call(call.id);

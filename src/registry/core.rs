@@ -22,9 +22,9 @@
 //!    ones.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel takes effect only while the same timer is still expired
 //!    ([`SessionState::finish_due`]). The same holds for the answer to a request for confirmation ([`SessionState::confirm`],
-//!    [`SessionState::postpone`]). After a confirmation the timer is checked once more, and if the runtime was stalled meanwhile,
-//!    the confirmation is requested again. Resumes that brought no event renew the grace at most [`call_timers::MAX_EMPTY_RESUMES`]
-//!    times in a row. They are recognised only where no session manager tracks the call.
+//!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime was stalled meanwhile, and no
+//!    stall has extended the grace before, the confirmation is requested again. Resumes that brought no event renew the grace at
+//!    most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session manager tracks the call.
 //! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime was stalled and resumes may wait in
 //!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or another runtime handles it
 //!    because its own is stalled, the grace is extended, once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is
@@ -36,11 +36,11 @@
 //! 8. **Event ids.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
 //!    ([`EventIdFormat`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known. If there were more,
 //!    any unknown id of the session may be one of them.
-//! 9. **A reused id** untracks the older call, which is not cancelled. It is returned once, to be reported, and never again.
+//! 9. **A reused id** untracks the older call, which is not cancelled. The older call is returned once, to be reported, and never
+//!    again.
 //! 10. **Server-side ends** of attached calls are handled by the exchange.
 //! 11. **Retention.** An ended call is retained under its streams at least until its deadline, unless it is evicted ([`retention`]).
-//!     If it was detached, that deadline is not before the end of its grace, and not before its resume window, counted from its end,
-//!     has passed.
+//!     The deadline of a call that was detached is at least the end of its grace, and at least its own end plus its resume window.
 //! 12. **The end of a session** ends its calls, and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is kept** but calls in flight and retained calls. A detached call whose end cannot be observed is removed after
 //!     [`UNOBSERVED_TTL`], without a cancel. If it has a deadline, it is cancelled then instead. A detached call over the limits is
@@ -373,8 +373,10 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Lets a call keep running, because its client may have resumed on a stream that is not known to be this call's. On an attached
-    /// call, this takes effect when the call is detached. Returns `false` if the call has ended.
+    /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
+    ///
+    /// The client may have resumed on a stream that is not known to be this call's. On an attached call, this takes effect when the
+    /// call is detached.
     pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
@@ -384,7 +386,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Returns `true` if a call keeps running when it is detached, because its client may have resumed unobserved.
+    /// Returns `true` if a call keeps running when it is detached, as set by [`set_maybe_resumed`](Self::set_maybe_resumed).
     pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
         let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
         timers.is_some_and(|timers| timers.is_maybe_resumed)

@@ -169,7 +169,9 @@ impl<T: Tracked> Registry<T> {
         detached.unwrap_or_default()
     }
 
-    /// Returns `true` if a session has a detached call, or retains an undelivered answer that has not expired.
+    /// Returns `true` if a client may resume in a session.
+    ///
+    /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, session: &SessionKey, now: Instant) -> bool {
         let awaited = self.with_session(&session.id, |core| core.is_awaited(&session.scope, now));
         awaited.unwrap_or(false)
@@ -199,7 +201,7 @@ impl<T: Tracked> Registry<T> {
         entries.flat_map(move |entry| entry.scan_calls(before, select.clone()))
     }
 
-    /// Returns `true` if the calls in flight with this session id belong to sessions of more than one scope.
+    /// Returns `true` if calls in flight of more than one scope have this session id.
     pub(crate) fn is_ambiguous(&self, session_id: &str) -> bool {
         self.with_session(session_id, |core| core.has_several_sessions())
             .unwrap_or(false)

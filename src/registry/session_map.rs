@@ -28,7 +28,9 @@ use crate::{
 /// concurrently.
 const SESSIONLESS_SHARDS: usize = 16;
 
-/// Maximum number of expired deadlines that are handled under one lock of an entry: 16 calls in flight, and 16 retained calls.
+/// Maximum number of expired deadlines that are handled under one lock of an entry: 16.
+///
+/// The maximum applies to calls in flight and to retained calls separately.
 pub(super) const EXPIRY_BATCH: usize = 16;
 
 /// Maximum number of calls that are scanned under one lock of an entry: 256. They take about a tenth of a millisecond.
@@ -62,8 +64,7 @@ struct EntryState<T> {
     core: SessionState<T>,
     /// When the timer checks this entry. `None` if it does not.
     timer_deadline: Option<Instant>,
-    /// Set when the entry is removed from the map, because its session has no calls, neither in flight nor retained. The session
-    /// may have another entry now.
+    /// Set when the entry is removed from the map. The session may have another entry now.
     is_removed: bool,
 }
 

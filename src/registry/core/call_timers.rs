@@ -12,7 +12,7 @@ use crate::{
 
 /// Maximum time that a pending resume keeps a call past the end of its grace: 5 s.
 ///
-/// Chosen because an inner service answers a GET far sooner, and an orphan may run this much longer.
+/// Chosen because an inner service answers a GET much sooner, and an orphan may keep running for that long.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 
 /// Maximum lateness at which an expired grace is acted on at once: 2 ms. Chosen because tokio's timers round up to 1 ms.
@@ -239,8 +239,8 @@ impl CallTimers {
 
     /// Adds a pending resume. The first one stops the timer.
     ///
-    /// A resume may be the first to find the grace expired late (invariant 7). It is checked here, because it cannot be determined
-    /// once the resume has ended.
+    /// A resume may be the first to find the grace expired late (invariant 7). The lateness is checked here, because it cannot be
+    /// determined once the resume has ended.
     pub(super) fn begin_resume(&mut self, now: Instant) {
         if !self.has_pending_resume()
             && let Some(at) = self.detached_deadline()

@@ -68,8 +68,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.retained.take_evicted()
     }
 
-    /// Ends a call whose grace has expired, as [`finish`](Self::finish) does, unless its client has resumed or a resume is pending.
-    /// The lock is free between the check of the timer and the cancel (invariant 6).
+    /// Ends a call, as [`finish`](Self::finish) does, if its expiry still holds.
+    ///
+    /// The lock is free between the check of the timer and this. Meanwhile its client may have resumed, or begun to (invariant 6).
     pub(crate) fn finish_due(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
         let is_due = self.calls.get(id)?.grace_timer()?.is_expired;
         is_due.then(|| self.finish(id, Some(ended)))?

@@ -156,7 +156,7 @@ impl StreamId {
     }
 }
 
-/// Returns the numbers in `<index>/<stream>`, both decimal and of at most 19 digits, as rmcp writes and reads them.
+/// Returns the numbers in `<index>/<stream>`. Both are decimal and have at most 19 digits, as rmcp writes and reads them.
 pub(crate) fn numbers(event_id: &[u8]) -> Option<(u64, u64)> {
     let (mut index, mut number, mut digits) = (None, 0_u64, 0);
     for byte in event_id {

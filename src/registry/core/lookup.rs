@@ -253,7 +253,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(self.calls.get(id)?.grace_timer()?.resume_window)
     }
 
-    /// Returns the cause of the detach if the call has no grace, so that only a pending resume kept it running.
+    /// Returns the cause of the detach, if the call has no grace. Only a pending resume kept such a call running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
         let timer = self.calls.get(id)?.grace_timer()?;
         timer
@@ -262,7 +262,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .then(|| timer.detachment.cause())
     }
 
-    /// Returns `true` if a session has a detached call, or retains an undelivered answer that has not expired.
+    /// Returns `true` if a client may resume in a session.
+    ///
+    /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
             let is_away = |entry: &Entry<T>| {

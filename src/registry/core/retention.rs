@@ -45,12 +45,15 @@ pub(crate) struct EvictedAnswer {
 /// Maximum number of delivered calls of a session id: 64. Chosen because a client whose connection broke resumes its latest calls.
 const MAX_DELIVERED: usize = 64;
 
-/// Approximate cost of a retained call besides its answer and its texts, in bytes: its entry in the queue, 230 as measured where a
-/// session has many. So a session has at most 2,048 of them.
+/// Approximate cost of a retained call besides its answer and its texts, in bytes: 512.
+///
+/// As measured, its entry in the queue takes 230 where a session has many. By default a session has at most 2,048 of them.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
-/// Approximate further cost of the first retained call of a session, in bytes, because the session's entry would be removed without
-/// it. As measured, a session with nothing but one retained call takes about 1,400. So there are at most 12,000 of them.
+/// Approximate further cost of the first retained call of a session, in bytes: 832.
+///
+/// It counts because the session's entry would be removed without that call. As measured, a session with nothing but one retained
+/// call takes about 1,400. By default there are at most 12,000 of them.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
 /// The retained calls of a session id. Boxed, because most session ids have none, and their states are large already.
