@@ -15,8 +15,9 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// How long a drain waits for servers to accept the cancels of its last calls: 1 s. The other cancels may still be accepted
-/// until the process ends.
+/// Maximum time that a drain waits for servers to accept the cancels of its last calls: 1 s.
+///
+/// Cancels that take longer may still be accepted until the process ends.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A handle to the calls in flight of a layer and all its clones.
@@ -53,7 +54,7 @@ pub struct Calls {
     registry: Arc<Registry>,
 }
 
-/// How a [drain](Calls::drain) went.
+/// The result of a [drain](Calls::drain).
 ///
 /// ```
 /// use std::time::Duration;
@@ -69,10 +70,10 @@ pub struct Calls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DrainReport {
-    /// How many calls ended by themselves while the drain waited. A call that was cancelled meanwhile, by its client or for any other
-    /// reason, does not count.
+    /// Number of calls that ended without a cancel while the drain waited. A call that was cancelled meanwhile, by its client or for
+    /// any other reason, does not count.
     pub ended: usize,
-    /// How many calls were cancelled.
+    /// Number of calls that the drain cancelled.
     pub cancelled: usize,
 }
 
@@ -92,29 +93,29 @@ impl Calls {
         Self { registry }
     }
 
-    /// The number of calls that have not ended, attached or detached.
+    /// Returns the number of calls in flight, attached or detached.
     pub fn len(&self) -> usize {
         self.registry.len()
     }
 
-    /// Whether no call is in flight.
+    /// Returns `true` if no call is in flight.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The number of calls whose client has left.
+    /// Returns the number of calls in flight whose client has disconnected.
     pub fn detached(&self) -> usize {
         self.registry.detached()
     }
 
-    /// The number of calls of a session that have not ended.
+    /// Returns the number of calls in flight of a session.
     pub fn in_session(&self, session: &str) -> usize {
         self.registry
             .with_session(session, |core| core.len())
             .unwrap_or(0)
     }
 
-    /// All calls as they are now, oldest first.
+    /// Returns the calls in flight and their current states, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
         let snapshots = self
@@ -125,8 +126,10 @@ impl Calls {
         calls
     }
 
-    /// The call of a session with this JSON-RPC id. `None` if there is no such call, or more than one because two servers
-    /// behind the layer gave out the same session id.
+    /// Returns the call in flight of a session with this JSON-RPC id.
+    ///
+    /// Returns `None` if there is no such call. Also returns `None` if there are several, because two servers behind the layer
+    /// issued the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let found = self
             .registry
@@ -134,15 +137,18 @@ impl Calls {
         found.flatten()
     }
 
-    /// Cancels a call, attached or not: its token fires, its server is notified, and its client, if it is still there, gets the
-    /// JSON-RPC error -32800. Returns `false` if the call has ended, or runs as a task, which only its client may end.
+    /// Cancels a call, attached or not. Returns `false` if the call has ended, or runs as a task.
+    ///
+    /// The token of the call fires, and its server is notified. If its client is connected, it gets the JSON-RPC error -32800, or
+    /// -32001 for [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
         exchange.is_some_and(|exchange| exchange.force_cancel(id, reason))
     }
 
-    /// Cancels all calls of a session, and returns how many they were. It cancels none if there are calls of more than one
-    /// session, because two servers behind the layer gave out the same session id.
+    /// Cancels all calls of a session except tasks, and returns the number of cancelled calls.
+    ///
+    /// Cancels none if two servers behind the layer issued the same session id, and both have calls in flight under it.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason};
@@ -160,9 +166,10 @@ impl Calls {
             .count()
     }
 
-    /// Notes that the client of a session resumed a call on another server, where the sessions have an event store: the call
-    /// keeps running, however long its client stays away from here. That holds as well if the loss of the old connection is noticed only
-    /// later; it ends when the client resumes here. Returns `false` if no call in flight has that event id.
+    /// Records that a client has resumed a call on another server, through a shared event store.
+    ///
+    /// The call then keeps running without a client here, even if the loss of its old connection is detected only later. This ends
+    /// when the client resumes here. Returns `false` if no call in flight has that event id.
     /// [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use it.
     ///
     /// ```
@@ -177,21 +184,22 @@ impl Calls {
             .registry
             .with_session(session, |core| core.candidates_for_event(event_id));
         let calls = calls.unwrap_or_default().into_iter();
-        // Each of them, because `any` would stop at the first.
+        // `any` would stop at the first call.
         calls
             .filter(|(id, exchange)| exchange.set_maybe_resumed(*id))
             .count()
             > 0
     }
 
-    /// Brings everything to an end. It waits until all calls have ended, `limit` at most, and cancels the rest as
-    /// [`ShuttingDown`](CancelReason::ShuttingDown), except for those that run as tasks. Then it closes every event stream that
-    /// passed the layer, standalone ones and subscriptions too, and from then on every new one. It does not wait for
-    /// subscriptions to end.
+    /// Waits at most `limit` for all calls to end, and cancels the rest.
     ///
-    /// Without it, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Let both begin at the
-    /// same time, so that no new call arrives while the calls end. A drain cannot end a connection on which half a request
-    /// came in: give axum's future a limit of its own, as the example `shutdown` does.
+    /// The reason of these cancels is [`ShuttingDown`](CancelReason::ShuttingDown). Calls that run as tasks are not cancelled. Then
+    /// the drain closes every open event stream of the layer, including standalone ones and subscriptions, and from then on every
+    /// new one. It does not wait for subscriptions to end.
+    ///
+    /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Begin both at the same
+    /// time, so that no new call arrives while the calls end. A drain cannot end a connection on which only a part of a request has
+    /// arrived. So give axum's future a timeout of its own, as the example `shutdown` does.
     ///
     /// ```
     /// use std::time::Duration;
@@ -224,14 +232,14 @@ impl Calls {
     /// # Cancel safety
     ///
     /// A drain that is dropped before its end has cancelled either no call or all calls. In the second case the cancels are still
-    /// delivered. Several drains may run at the same time. They end when the first one has cancelled the rest, and each counts
-    /// the calls that ended by themselves while it waited.
+    /// delivered. Several drains may run at the same time. They end when the first one has cancelled the rest, and each counts the
+    /// calls that ended without a cancel while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {
             is_drained(&self.registry) && !self.registry.is_delivering()
         });
-        // Both ways the rest is cancelled.
+        // In both cases the rest is cancelled.
         let _in_time = match Instant::now().checked_add(limit) {
             Some(at) => timeout_at(at, all_ended).await.is_ok(),
             None => {
@@ -276,7 +284,7 @@ impl RawSnapshot {
         }
     }
 
-    /// The call as it stands at `now`.
+    /// Returns the snapshot of the call as of `now`.
     fn snapshot(self, now: Instant) -> Option<CallSnapshot> {
         let info = self.call.call(self.id)?.clone();
         let time_left = |at: Instant| at.saturating_duration_since(now);
@@ -302,7 +310,7 @@ impl fmt::Debug for Calls {
     }
 }
 
-/// Whether nothing is left to wait for. Subscriptions have no end of their own.
+/// Returns `true` if no call is left to wait for. Subscriptions do not count, because they have no end of their own.
 fn is_drained(registry: &Registry) -> bool {
     let mut waited_for = registry.scan_calls(|id, entry| {
         let call = entry.call.call(id);

@@ -9,7 +9,7 @@ use crate::call::{CallInfo, CancelReason, Scope};
 /// A cancel on its way into the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// Announces that a cancel may follow: the session of its call is not closed while this exists.
+/// Announces that a cancel may follow. The session of its call is not closed while this exists.
 pub(crate) type CancelGuard = Box<dyn Send>;
 
 /// Injects a cancel into the server that runs a call.
@@ -37,7 +37,7 @@ pub(crate) trait Canceller: Send + Sync {
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
 }
 
-/// The error of a cancel that the server could not be notified of. The call's [`CallToken`](crate::CallToken) has fired.
+/// The error of a cancel that was not delivered to the server. The call's [`CallToken`](crate::CallToken) has fired.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
@@ -81,7 +81,7 @@ impl CancelError {
         Self(Kind::Failed(why.into()))
     }
 
-    /// The status with which the inner service refused the replayed cancel.
+    /// Returns the status with which the inner service refused the replayed cancel.
     pub fn status(&self) -> Option<StatusCode> {
         match self.0 {
             Kind::Refused(status) => Some(status),
@@ -89,7 +89,7 @@ impl CancelError {
         }
     }
 
-    /// Whether the same cancel may be accepted a little later: 429, 502, 503 or 504.
+    /// Returns `true` if the same cancel may be accepted a little later: 429, 502, 503 or 504.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self.status(),
@@ -102,7 +102,7 @@ impl CancelError {
         )
     }
 
-    /// Whether the server did not take the cancel in time, as when its session is blocked.
+    /// Returns `true` if the server did not accept the cancel in time. Its session may be blocked.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::TimedOut)
     }

@@ -1,9 +1,10 @@
-//! Calls of the user's code, whose panics affect nothing else.
+//! Calls into the user's code, whose panics must not affect anything else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs an action that calls into the user's code, be it a destructor. `None` if it panicked. The caller may be in a
-/// destructor itself.
+/// Runs an action that calls the user's code, which may be a destructor. Returns `None` if it panicked.
+///
+/// May be called in a destructor.
 pub(crate) fn catch_panic<R>(action: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(action)).ok()
 }

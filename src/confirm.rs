@@ -4,7 +4,7 @@ use std::{pin::Pin, time::Duration};
 
 use crate::call::{CallInfo, Detachment};
 
-/// A call whose client did not resume within its grace, as [`confirm`](crate::CancelOnDisconnectLayer::confirm) gets it.
+/// A call whose client did not resume within its grace, as it is passed to [`confirm`](crate::CancelOnDisconnectLayer::confirm).
 ///
 /// ```
 /// use std::future::ready;
@@ -41,12 +41,12 @@ pub struct Orphan<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Confirmation {
-    /// It may: no client will resume it.
+    /// It may be cancelled, because no client will resume it.
     Cancel,
     /// Not yet. The call waits for this much longer, at least 100 ms. Then `confirm` is called again.
     Postpone(Duration),
-    /// It may: another instance owns its session, so no client will resume the call here. The call is cancelled as
-    /// [`SessionClosed`](crate::CancelReason::SessionClosed).
+    /// It may be cancelled, because another instance owns its session and no client will resume the call here. The call is cancelled
+    /// as [`SessionClosed`](crate::CancelReason::SessionClosed).
     SessionClosed,
 }
 
@@ -57,17 +57,17 @@ pub(crate) type Confirming = Pin<Box<dyn Future<Output = Confirmation> + Send>>;
 // === impl Orphan ===
 
 impl<'a> Orphan<'a> {
-    /// The call.
+    /// Returns the call.
     pub fn call(&self) -> &'a CallInfo {
         self.call
     }
 
-    /// The time that it has had no client so far.
+    /// Returns its detachment, which has not ended.
     pub fn detachment(&self) -> Detachment {
         self.detachment
     }
 
-    /// How long it had to wait at first.
+    /// Returns its grace, as it was decided at the disconnect. Postponements do not change it.
     pub fn grace(&self) -> Duration {
         self.grace
     }

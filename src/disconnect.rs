@@ -1,7 +1,8 @@
 //! What a disconnect means for a call.
 //!
 //! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], and a test compares the two. The other
-//! graces replace all of its rows but those for tasks and subscriptions; [`Grace::AutoAfter`] only replaces its times.
+//! graces replace all of its rows but those for tasks and subscriptions, with two exceptions. [`Grace::AutoAfter`] only replaces the
+//! times. [`Grace::Immediate`] keeps the whole table for streams that the server ended.
 
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// Maximum `retry` that counts several times for a grace: 10 min, because a server may send any value.
+/// Maximum `retry` that is multiplied for a grace: 10 min. Chosen because a server may send any value.
 const MAX_RETRY: Duration = Duration::from_secs(600);
 
-/// Maximum delay of the network for a client that resumes after `retry`: 5 s, or `retry` if that is shorter.
+/// Maximum network delay that is added to `retry`: 5 s. A shorter `retry` is only doubled.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// What is known of a call's stream when it ends.
@@ -46,7 +47,7 @@ impl StreamEnd {
         self.replayable && (self.stored || without_session)
     }
 
-    /// How long the client of a call that keeps running may resume.
+    /// Returns how long the client of a call that keeps running may resume.
     pub(crate) fn resume_window(self) -> Duration {
         if self.replayable {
             default_grace(self.retry)
@@ -55,7 +56,7 @@ impl StreamEnd {
         }
     }
 
-    /// How long a client that follows `retry` takes to resume. Zero if it cannot resume.
+    /// Returns how long a client that follows `retry` takes to resume. Returns zero if it cannot resume.
     fn retry_delay(self) -> Duration {
         retry_delay(self.retry.filter(|_| self.replayable))
     }
@@ -64,7 +65,7 @@ impl StreamEnd {
 // === impl DisconnectAction ===
 
 impl DisconnectAction {
-    /// How long the client of a call with this action may resume.
+    /// Returns how long the client of a call with this action may resume.
     pub(crate) fn resume_window(self, stream_end: StreamEnd) -> Duration {
         match self {
             Self::CancelNow => Duration::ZERO,
@@ -77,7 +78,7 @@ impl DisconnectAction {
 // === impl Grace ===
 
 impl Grace {
-    /// Maximum resume window of any action under this grace.
+    /// Returns the maximum resume window of any action under this grace.
     pub(crate) fn max_grace(self, retry: Option<Duration>) -> Duration {
         match self {
             Self::After(grace) | Self::AutoAfter(grace) => grace.max(default_grace(retry)),
@@ -110,14 +111,14 @@ impl Grace {
     }
 }
 
-/// The default grace for a client that can resume.
+/// Returns the default grace for a client that can resume.
 fn default_grace(retry: Option<Duration>) -> Duration {
     let counted = retry.unwrap_or_default().min(MAX_RETRY);
     let attempts = 5 * counted + Duration::from_secs(5);
     MIN_GRACE.max(attempts).max(retry_delay(retry))
 }
 
-/// How long a client that resumes after `retry` takes.
+/// Returns how long a client that resumes after `retry` takes.
 fn retry_delay(retry: Option<Duration>) -> Duration {
     let retry = retry.unwrap_or_default();
     retry.saturating_add(retry.min(MAX_DELAY))

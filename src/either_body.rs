@@ -10,10 +10,10 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 pin_project! {
-    #[project = SourceProj]
+    #[project = EitherBodyProj]
     pub(crate) enum EitherBody<B> {
         Body { #[pin] body: B },
-        // Boxed: bodies are moved often, and rarely replaced.
+        // Boxed, because bodies are moved often and rarely replaced.
         Bytes { bytes: Option<Box<Bytes>> },
     }
 }
@@ -46,8 +46,8 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         match self.project() {
-            SourceProj::Body { body } => body.poll_frame(cx),
-            SourceProj::Bytes { bytes } => {
+            EitherBodyProj::Body { body } => body.poll_frame(cx),
+            EitherBodyProj::Bytes { bytes } => {
                 let bytes = bytes.take();
                 Poll::Ready(bytes.map(|bytes| Ok(Frame::data((*bytes).into()))))
             }

@@ -1,4 +1,4 @@
-//! The parts of the inside that the fuzz targets in `fuzz/` see.
+//! The internals that the fuzz targets in `fuzz/` call.
 //!
 //! They exist only under `cfg(fuzzing)`, which cargo-fuzz sets, so no other build has them.
 
@@ -34,12 +34,12 @@ pub struct Seen {
     pub answers: Result<Option<RequestId>, ParseFailure>,
 }
 
-/// What the crate reads in a whole request body.
+/// Returns what the crate reads in a whole request body.
 pub fn read(body: &[u8]) -> Result<Read, ParseFailure> {
     envelope::read(body).map(Read::from)
 }
 
-/// What the crate reads in the frames of a response body.
+/// Returns what the crate reads in the frames of a response body.
 pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
     let mut reader = Reader::default();
     let mut events = Vec::new();
@@ -59,8 +59,7 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
     events
 }
 
-/// Runs the operations that these bytes stand for on the registry's core and on a model of it. Panics where the
-/// two differ.
+/// Runs the operations that these bytes encode on the registry's core and on a model of it. Panics if the two differ.
 pub fn registry(bytes: &[u8]) {
     registry::as_the_model_says_of(bytes);
 }

@@ -1,4 +1,4 @@
-//! The headers that the layer reads, found in one pass. One look-up for each would cost more than a pass over all headers.
+//! The headers that the layer reads, found in one pass. A look-up of each would cost more than a pass over all headers.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 

@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::call::{CancelReason, RequestId};
 
-/// An error of the server's own (JSON-RPC 2.0, section 5.1).
+/// The code of an internal error of the server (JSON-RPC 2.0, section 5.1).
 pub(crate) const INTERNAL_ERROR: i32 = -32603;
 
-/// The code and the message of the error that the client of a cancelled call gets: the reason if it is known.
+/// Returns the code and the message of the error for the client of a cancelled call. The message names the reason if it is known.
 pub(crate) fn error_for(reason: Option<CancelReason>) -> (i32, Cow<'static, str>) {
     match reason {
         Some(CancelReason::TimedOut) => (-32001, "Request timed out".into()),
@@ -19,13 +19,13 @@ pub(crate) fn error_for(reason: Option<CancelReason>) -> (i32, Cow<'static, str>
     }
 }
 
-/// The error response to a request.
+/// Returns the error response to a request.
 pub(crate) fn error(id: Value, error: Value) -> Bytes {
     let message = json!({ "jsonrpc": "2.0", "id": id, "error": error });
     Bytes::from(message.to_string())
 }
 
-/// The error response to a call that was cancelled.
+/// Returns the error response to a call that was cancelled.
 pub(crate) fn cancelled(request: &RequestId, reason: CancelReason) -> Bytes {
     let (code, message) = error_for(Some(reason));
     error(request.into(), json!({ "code": code, "message": message }))

@@ -16,7 +16,8 @@ use crate::{
     service::CancelOnDisconnect,
 };
 
-/// The least [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout): 100 ms. Chosen because each stream is looked at this often.
+/// Minimum [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout): 100 ms. Chosen because the timer checks each stream once per
+/// timeout.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
 /// Cancels the calls of clients that hang up. See the [crate docs](crate).
@@ -57,8 +58,8 @@ const MIN_STALL: Duration = Duration::from_millis(100);
 /// }
 /// ```
 ///
-/// Clones share one registry of calls. So the routes of a server may differ in their options, and [`calls`](Self::calls) still
-/// knows the calls of all:
+/// Clones share one registry of calls. So the routes of a server may differ in their options, and [`calls`](Self::calls) still has
+/// the calls of all of them:
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -83,7 +84,7 @@ pub struct CancelOnDisconnectLayer {
 // === impl CancelOnDisconnectLayer ===
 
 impl CancelOnDisconnectLayer {
-    /// A layer with [`Grace::Auto`] and a registry of its own.
+    /// Creates a layer with [`Grace::Auto`] and a registry of its own.
     pub fn new() -> Self {
         Self {
             options: Options::default(),
@@ -91,13 +92,15 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call keeps running after its client left, unless its [`policy`](Self::policy) sets another time.
+    /// Sets how long a call keeps running after a disconnect. A [`policy`](Self::policy) may set another grace.
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
     }
 
-    /// Asks for the policy of every call, once, when the call becomes known. A second closure replaces the first.
+    /// Sets the closure that returns the policy of a call. A second closure replaces the first.
+    ///
+    /// It runs once for each call, when the call becomes known.
     ///
     /// Where the policy sets nothing, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, in whatever order
     /// the options are given. They also apply if the closure panics.
@@ -106,8 +109,9 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Lets the calls for which `exempt` is true run to their end, whatever their client does: neither a grace nor
-    /// [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
+    /// Lets calls keep running after a disconnect if `exempt` returns `true` for them.
+    ///
+    /// Neither a grace nor [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
     /// [`Calls::cancel`], [`Calls::drain`], the end of their session and their client's own `notifications/cancelled`. A
     /// subscription still ends with its stream.
     ///
@@ -117,14 +121,16 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Decides whether a call is cancelled whose client did not resume within its grace. A second closure replaces the first.
+    /// Sets the closure that decides whether an orphan is cancelled. A second closure replaces the first.
+    ///
+    /// An orphan is a call whose client did not resume within its grace.
     ///
     /// Use this when the decision depends on something outside this process, for example whether the client has resumed on another
     /// server. The call waits for the decision, and a client that resumes meanwhile keeps its call. If the closure panics, or has
     /// not decided after 10 s, the call waits for another grace. The closure is not called for calls without a grace. It does not
     /// delay other cancels: [`call_timeout`](Self::call_timeout), [`Calls`], the end of a session.
     ///
-    /// The future is polled on the runtime that keeps the deadline. It keeps neither the call nor its session open.
+    /// The future is polled on a runtime that serves requests. It keeps neither the call nor its session open.
     ///
     /// ```
     /// use std::{sync::{Arc, atomic::{AtomicBool, Ordering}}, time::Duration};
@@ -154,8 +160,9 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets how long a call may last, unless its [`policy`](Self::policy) sets another limit, see
-    /// [`Policy::call_timeout`]. There is no limit by default.
+    /// Sets how long a call may last, unless its [`policy`](Self::policy) sets another limit.
+    ///
+    /// See [`Policy::call_timeout`]. There is no limit by default.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -181,12 +188,13 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Probes clients: puts a comment into every response stream (`text/event-stream`) that was quiet for this long, at least
-    /// 1 ms. This is off by default; rmcp does the same every 15 s.
+    /// Sends a comment on each `text/event-stream` response that was quiet for `interval`.
     ///
-    /// If a client vanishes, that shows only when something is written to it. A comment is not an event: clients
-    /// ignore it, and proxies take it for traffic. It stands between two events, never inside one. The response gets
-    /// `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has set them. A body that is
+    /// The interval is at least 1 ms. Off by default. rmcp does the same every 15 s.
+    ///
+    /// A client that has vanished is detected only when a write to its connection fails, and a probe is such a write. A comment is
+    /// not an event, so clients ignore it. Proxies count it as traffic. It is sent between two events, never inside one. The
+    /// response gets `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has set them. A body that is
     /// encoded, or whose length is known, gets no probes.
     ///
     /// ```
@@ -218,17 +226,20 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Answers calls whose handler stays silent: if the inner service has not answered this long after the request body, the client gets
-    /// `200 text/event-stream` and probes, and the answer as an event when it is there.
+    /// Sends the response head of a call early if its handler stays silent.
     ///
-    /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. Proxies cut
-    /// such a call at their idle limit, and a client that vanished is not noticed. It is off by default, because what the
-    /// inner service sends in its head is lost: its headers, and its status (an error status becomes the JSON-RPC error -32603,
-    /// with `data.status`, unless its body is a JSON-RPC error). The inner future is boxed.
+    /// If the inner service has not answered `silence` after the request body, the client gets `200 text/event-stream` and probes.
+    /// The answer is sent later as an event.
     ///
-    /// It applies to a POST with one call (never `initialize`) from a client that accepts events. Every POST of JSON from such a
-    /// client is passed on without its `Accept-Encoding`, because its head does not show what it carries. The call's stream is
-    /// probed every [`keep_alive`](Self::keep_alive), or else every 15 s.
+    /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. Proxies cut such a
+    /// call at their idle limit, and a client that has vanished is not detected.
+    ///
+    /// This is off by default, because the head of the inner response is lost. Its headers are dropped. An error status becomes the
+    /// JSON-RPC error -32603, with `data.status`, unless the body is a JSON-RPC error. The inner future is boxed.
+    ///
+    /// The option applies to a POST with one call (never `initialize`) from a client that accepts events. Every POST of JSON from
+    /// such a client is passed on without its `Accept-Encoding`, because its head does not show whether it carries a call. The
+    /// call's stream is probed at the interval of [`keep_alive`](Self::keep_alive), or every 15 s without one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -255,19 +266,20 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Takes a client for disconnected if it is connected and has not read from its stream for this long, at least 100 ms. This is off by
-    /// default, and [`Duration::ZERO`] turns it off.
+    /// Treats a client as disconnected if it is connected and has not read its stream for `timeout`.
     ///
-    /// The streams of a session share its worker, which waits for the slowest: one client that does not read holds up all
-    /// calls of its session, cancels included. A stream is stalled when its last frame was taken this long ago and the next
-    /// has not been asked for. A quiet stream is not stalled.
+    /// The timeout is at least 100 ms. Off by default, and [`Duration::ZERO`] turns it off.
+    ///
+    /// The streams of a session share its worker, which waits for the slowest stream. So one client that does not read blocks all
+    /// calls of its session, cancels included. A stream is stalled when its last frame was taken `timeout` ago and the next one has
+    /// not been requested. A quiet stream is not stalled.
     ///
     /// # What counts as reading
     ///
-    /// A large frame is handed on in pieces of 16 KiB, so a client that takes it slowly counts as reading. Between two pieces are
+    /// A large frame is passed on in pieces of 16 KiB, so a client that takes it slowly counts as reading. Between two pieces are
     /// the buffers of hyper and of the kernel. On Linux the kernel reports room in its send buffer, which grows to 4 MB, when a
-    /// third of it is free. A [`WatchedListener`] limits the unsent part to about 100 KiB, so that a client at 10 KB/s makes progress
-    /// within seconds.
+    /// third of it is free. A [`WatchedListener`] limits the unsent part to about 100 KiB, so that a client at 10 KB/s makes
+    /// progress within seconds.
     ///
     /// On HTTP/2 a client may stop reading one stream, and so fill the flow-control window of the whole connection. Then no stream
     /// of that connection can advance, and all streams that wait to send count as stalled. The layer cannot see which of them filled
@@ -288,13 +300,13 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets which answers are kept for clients that resume.
+    /// Sets which answers are retained for clients that resume.
     pub fn retain(mut self, retain: RetainAnswers) -> Self {
         self.options.retain = retain;
         self
     }
 
-    /// Sets how many calls are tracked, and how much is kept of answers, for all clones of the layer.
+    /// Sets the limits of tracked calls and retained answers, for all clones of the layer.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -331,13 +343,13 @@ impl CancelOnDisconnectLayer {
         self.observe(observer)
     }
 
-    /// Sets how the log shows session ids: by default as a hash that means nothing elsewhere.
+    /// Sets how the log shows session ids. By default it shows a hash whose key is new in every process.
     pub fn log_session_ids(mut self, session_ids: SessionIds) -> Self {
         self.options.observers.session_ids = session_ids;
         self
     }
 
-    /// The calls in flight through this layer and its clones.
+    /// Returns a handle to the calls in flight through this layer and its clones.
     pub fn calls(&self) -> Calls {
         Calls::new(self.registry.clone())
     }

@@ -1,8 +1,8 @@
 //! Cancels an in-flight MCP call when its client hangs up, and only then.
 //!
-//! An MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when its client closes the connection in
-//! the middle of a call: in session mode, the default, its cancellation token never fires, and the work continues
-//! without a client. This crate is a tower layer that cancels such a call.
+//! An MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when its client closes the connection in the middle
+//! of a call. In session mode, the default, the tool's cancellation token never fires, and the work continues without a client. This
+//! crate is a tower layer that cancels such a call.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -32,19 +32,19 @@
 //! | [`Grace`] | how long a call waits for a client that may resume: by default 20 s or more if the client can resume it, else not at all |
 //! | [`CallToken`] | notifies a handler that its call is cancelled, and why, where rmcp's `RequestContext::ct` is not enough |
 //!
-//! The layer works without the session manager too, over any MCP server: then it cancels with a `notifications/cancelled`
-//! POST into the inner service.
+//! The layer works without the session manager too, over any MCP server. It then cancels with a `notifications/cancelled` POST into
+//! the inner service.
 //!
 //! # What you may need later
 //!
 //! | | what for |
 //! |---|---|
 //! | [`AbortOnCancel`] | stops handlers that do not watch their token |
-//! | [`Policy`], [`RetainAnswers`], [`Limits`] | rules for single calls, which answers are kept, how much is kept track of |
-//! | [`Calls`] | the calls in flight: to see them, to cancel them, to drain them before a shutdown |
-//! | [`Confirmation`], [`Orphan`] | what is asked before an orphan is cancelled, and the answers |
+//! | [`Policy`], [`RetainAnswers`], [`Limits`] | rules for single calls, which answers are retained, how much is tracked and retained |
+//! | [`Calls`] | lists the calls in flight, cancels them, and drains them before a shutdown |
+//! | [`Confirmation`], [`Orphan`] | the decision whether an orphan is cancelled, and its input |
 //! | [`Event`], [`Observer`] | everything that happens to a call |
-//! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | what events and snapshots have of a call |
+//! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | the properties of a call, as events and snapshots have them |
 //! | [`observe`] | the rest of what events and snapshots have, and metrics |
 //! | `socket` | detects disconnects that hyper misses (feature `socket`) |
 //! | [`body`], [`transport`] | types that pass through the layer and the session manager, for services of your own |
@@ -59,38 +59,38 @@
 //!
 //! A silent connection counts as a disconnect only once a write to it fails. hyper also misses these cases:
 //!
-//! | the client | is noticed by |
+//! | the client | is detected by |
 //! |---|---|
 //! | vanished with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
-//! | left while hyper has bytes of a next request, or its body is unread | `keep_alive`, or at once behind a `WatchedListener` |
+//! | disconnected while hyper has bytes of a next request, or its body is unread | `keep_alive`, or at once behind a `WatchedListener` |
 //! | waits for a silent handler that has sent no head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
 //! | is connected and does not read | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
-//! [Deploying](manual::deploying) lists how long each takes at worst, and what proxies make of it.
+//! [Deploying](manual::deploying) lists how long each takes at worst, and how proxies affect it.
 //!
 //! # What a disconnect means
 //!
-//! [`Grace`] decides, and [the manual](manual::disconnect) has the table of all cases. By default a call that its client can
-//! resume waits for it, because real clients do resume; a call that no client can resume is cancelled at once. A client that
-//! resumes late gets its answer all the same, or the error of a cancelled call. When in doubt, nothing is cancelled:
-//! see [`ParseFailure`](observe::ParseFailure).
+//! [`Grace`] decides, and [the manual](manual::disconnect) has the table of all cases. By default a call that its client can resume
+//! waits for the client, because real clients do resume. A call that no client can resume is cancelled at once. A client that
+//! resumes late gets its answer all the same, or the error of a cancelled call. When in doubt, nothing is cancelled (see
+//! [`ParseFailure`](observe::ParseFailure)).
 //!
-//! Up to revision 2025-11-25 of the specification a disconnect SHOULD NOT be read as a cancel. A grace that ends
-//! only when no client resumed narrows that, and [`Grace::Never`] keeps to their letter. From 2026-07-28 on a disconnect MUST
-//! cancel, and it does.
+//! Up to revision 2025-11-25 of the specification, a disconnect SHOULD NOT be interpreted as a cancel. The default departs from that
+//! narrowly: it cancels only if the client cannot resume, or did not resume within its grace. [`Grace::Never`] follows the
+//! specification to the letter. From 2026-07-28 on, a disconnect MUST cancel, and it does.
 //!
 //! # Runtimes
 //!
-//! Cancels are delivered, and deadlines kept, on the tokio runtimes that serve the requests, however many they are. If the
-//! thread of one is busy, or if it has ended, another one takes over. They need their timers (`enable_time`), as rmcp does.
+//! Cancels are delivered, and deadlines kept, on all tokio runtimes that serve requests. If the thread of one is busy, or the
+//! runtime has ended, another runtime takes over. The runtimes need tokio's timers (`enable_time`), as rmcp does.
 //!
 //! # Neighbours
 //!
-//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing of calls, and cannot tell a
-//!   client that left from one that reconnects.
-//! - rmcp cancels stateless calls by itself. With this layer it still does, and the reason is known.
+//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing of calls, and cannot distinguish a
+//!   client that reconnects from one that does not.
+//! - rmcp cancels stateless calls by itself. With this layer it still does, and the reason is reported.
 //! - `mcp-cancel-proxy` is this layer as a program, in front of a server in any language.
-//! - `mcp-cancel-cluster` is for several instances of one server whose load balancer does not stick by session.
+//! - `mcp-cancel-cluster` is for several instances of one server whose load balancer does not route by session.
 //!
 //! # Features
 //!

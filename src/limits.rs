@@ -1,9 +1,9 @@
-//! Limits of what is kept track of. One session reaches its own limit long before all sessions together reach theirs.
+//! Limits of tracked calls and retained answers. One session reaches its own limit long before all sessions together reach theirs.
 
-/// How many calls a layer keeps track of, and how many bytes of answers it keeps for clients that resume.
+/// Maximum number of calls that a layer tracks, and of bytes of answers that it retains.
 ///
-/// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call makes
-/// room for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns once a minute.
+/// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call is
+/// evicted for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns at most once a minute.
 /// [The manual](crate::manual::defaults) has the reasons for the numbers.
 ///
 /// ```
@@ -29,7 +29,7 @@ pub struct Limits {
     pub(crate) retained_of_session: usize,
 }
 
-/// Which of the [`Limits`] a call met.
+/// The one of the [`Limits`] that a call exceeded.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{Limits, observe::Limit};
@@ -41,56 +41,57 @@ pub struct Limits {
 pub enum Limit {
     /// There are too many calls in flight. The call was never tracked.
     Calls,
-    /// There are too many calls without a client. The call is no longer tracked, and ended as unknown.
+    /// There are too many detached calls. The call is no longer tracked, and ended as unknown.
     Detached,
-    /// There are too many calls without a client in one session. The call is no longer tracked, and ended as unknown.
+    /// There are too many detached calls in one session. The call is no longer tracked, and ended as unknown.
     DetachedOfSession,
 }
 
 // === impl Limits ===
 
 impl Limits {
-    /// Sets how many calls may be in flight, with a client or without: 262,144 by default.
+    /// Sets how many calls may be in flight, attached or detached: 262,144 by default.
     pub fn calls(mut self, most: usize) -> Self {
         self.calls = most;
         self
     }
 
-    /// Sets how many calls may go on without a client: 65,536 by default.
+    /// Sets how many calls may be detached: 65,536 by default.
     pub fn detached(mut self, most: usize) -> Self {
         self.detached = most;
         self
     }
 
-    /// Sets how many calls of one session may go on without a client: 2,048 by default. Calls without a session count in
-    /// [`detached`](Self::detached) only.
+    /// Sets how many calls of one session may be detached: 2,048 by default.
+    ///
+    /// Calls without a session count in [`detached`](Self::detached) only.
     pub fn detached_of_session(mut self, most: usize) -> Self {
         self.detached_of_session = most;
         self
     }
 
-    /// Sets how many bytes of answers are kept: 16 MiB by default.
+    /// Sets how many bytes of answers are retained: 16 MiB by default.
     ///
-    /// An answer counts its texts, a quarter of a KiB for each block of its content, the size of everything else as JSON, and half a
-    /// KiB. The first that is kept of a session counts another 0.8 KiB. A quarter of the bytes is for answers whose client was
-    /// connected at the time of the answer, and the rest for those for which a client may still resume. A session keeps at most as
-    /// much of each as remains for all others.
+    /// An answer counts as the size of its texts, a quarter of a KiB for each block of its content, the size of everything else as
+    /// JSON, and half a KiB. The first answer that is retained of a session counts another 0.8 KiB. A quarter of the bytes is for
+    /// answers whose client was connected at the time of the answer. The rest is for answers for which a client may still resume. A
+    /// session retains at most as much of each kind as remains for all others.
     ///
     /// An answer that does not fit in what is left, or in the limit of its session, evicts older ones of its session: first those
-    /// whose client was connected. If that is not enough, it is not kept. If an answer for which a client may still resume is evicted
-    /// or not kept, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported.
+    /// whose client was connected. If that is not enough, the new answer is not retained. If an answer for which a client may still
+    /// resume is evicted or not retained, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported.
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;
         self
     }
 
-    /// Sets how many bytes of answers are kept for one session id: 1 MiB by default.
+    /// Sets how many bytes of answers are retained for one session id: 1 MiB by default.
     pub fn retained_of_session(mut self, bytes: usize) -> Self {
         self.retained_of_session = bytes;
         self
     }
 
-    /// The value of a limit.
+    /// Returns the value of a limit.
     pub fn most(&self, limit: Limit) -> usize {
         match limit {
             Limit::Calls => self.calls,
@@ -118,7 +119,7 @@ impl Default for Limits {
 impl Limit {
     pub(crate) const ALL: [Self; 3] = [Self::Calls, Self::Detached, Self::DetachedOfSession];
 
-    /// Its name in logs and metrics.
+    /// Returns its name in logs and metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Calls => "calls",

@@ -44,8 +44,8 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Returns `true` if this session manager has bound its call: a middleware sent the request again. (Another manager may wrap
-    /// this one.)
+    /// Returns `true` if this session manager has bound its call before. A middleware has then sent the request again. (Another
+    /// manager may wrap this one.)
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -54,7 +54,7 @@ impl Exchange {
         }
     }
 
-    /// Binds a further attempt of the same request: another stream of its call, or a call of its own if that has ended.
+    /// Binds a further attempt of the same request. It is another stream of the call, or a call of its own if the call has ended.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
@@ -72,7 +72,7 @@ impl Exchange {
         if state.is_answered {
             return None;
         }
-        // Under the lock of the state: a cancel from now on is deferred until the server has this attempt too.
+        // Under the lock of the state, so that a cancel from now on is deferred until the server has this attempt too.
         let ((detachment, generation), deferred) =
             session.with_deferred(|core| (core.detachment(id), core.attach(id)));
         if generation.is_some() {
@@ -111,13 +111,13 @@ impl Exchange {
         )
     }
 
-    /// The exchange of the call that a further attempt made.
+    /// Returns the exchange of the call that a further attempt made.
     #[cold]
     pub(super) fn next_call(&self) -> Option<Arc<Self>> {
         self.state().next.upgrade()
     }
 
-    /// The session manager accepted the request of a call: what was deferred is done now.
+    /// Called when the session manager has accepted the request of a call. Does what was deferred until then.
     pub(crate) fn on_dispatched(self: &Arc<Self>, id: CallId) {
         if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
             self.supersede(call);
@@ -125,12 +125,12 @@ impl Exchange {
         self.end_attempt(id, Attempt::Accepted);
     }
 
-    /// The dispatch of a call was abandoned. The session manager may have accepted the request.
+    /// Called when the dispatch of a call was abandoned. The session manager may have accepted the request.
     pub(crate) fn on_dispatch_abandoned(self: &Arc<Self>, id: CallId) {
         self.end_attempt(id, Attempt::Abandoned);
     }
 
-    /// The session manager refused the request of a call, which ends with that unless another attempt of it was accepted.
+    /// Called when the session manager has refused the request of a call. The call ends, unless it has another attempt.
     pub(crate) fn on_refused(self: &Arc<Self>, attachment: &Attachment) {
         let is_sole = match &self.state().dispatch {
             Dispatch::InProgress(attempts) => attempts.attempts <= 1 && !attempts.was_accepted,
@@ -182,11 +182,11 @@ impl Exchange {
         }
     }
 
-    /// The session manager has the request of a call whose id is that of an older call in flight.
+    /// Handles an attempt with the id of an older call in flight, once it was accepted or abandoned.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
-            // It is not known which call the id means now: neither is cancelled in place of the other.
+            // It is unknown which call the id names now, so neither is cancelled in place of the other.
             return self.finish(id, Outcome::Unknown);
         }
         let Key { session, request } = key;
@@ -206,7 +206,8 @@ impl Exchange {
         };
         for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
-            // One with the same id is untracked instead: an answer of its handler would be taken for the answer of this call.
+            // One with the same id is untracked instead, because an answer of its handler would be taken for the answer of this
+            // call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {
                 exchange.cancel_superseded(id);

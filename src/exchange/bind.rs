@@ -22,11 +22,12 @@ use crate::{
     timer::migrating_timeout,
 };
 
-/// How long a session that is being closed may take to accept a cancel: 1 s. A dead session accepts nothing, and is closed next
-/// anyway.
+/// Maximum time that a session that is being closed has to accept a cancel: 1 s.
+///
+/// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A task that reads a stream of a call in the background, and observes its end, until this is dropped.
+/// Marks that a task reads a stream of a call in the background, and observes its end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -50,8 +51,7 @@ impl Drop for BackgroundReader {
 // === impl Attachment ===
 
 impl Attachment {
-    /// Reports that the stream was dropped, because its client has disconnected or because a service inside dropped
-    /// it.
+    /// Reports that the stream was dropped. Either its client has disconnected, or an inner service dropped it.
     pub(crate) fn drop_stream(&self) {
         let (is_disconnected, stream_end_cause) = {
             let mut state = self.exchange.state();
@@ -72,7 +72,7 @@ impl Attachment {
 // === impl ExchangeState ===
 
 impl ExchangeState {
-    /// Sets the session manager as the canceller. Returns the canceller for calls without a session manager.
+    /// Sets the session manager as the canceller. Returns the previous one, which is for calls without a session manager.
     fn set_canceller(
         &mut self,
         canceller: Arc<dyn Canceller>,
@@ -91,12 +91,11 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Takes a call from the typed message that the session manager was given, and attaches it. `None` if it is not to
-    /// be tracked.
+    /// Binds the call of a typed message to its session manager, and attaches it. Returns `None` if it is not tracked.
     ///
     /// From here on a cancel is deferred until the session manager has accepted the request, see
     /// [`on_dispatched`](Self::on_dispatched). Until then the call affects no other call, tracked or not: it supersedes none, and an
-    /// older one in flight keeps its id. The caller sets next whether it [waits for a cancel](Self::set_pending_cancel).
+    /// older one in flight keeps its id. Next, the caller sets whether the call [waits for a cancel](Self::set_pending_cancel).
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -124,7 +123,7 @@ impl Exchange {
         }
         self.take_span();
         let id = call.id();
-        // Before it can be found.
+        // Set before the call can be found.
         self.set_pending_cancel(PendingCancel::Unknown);
         let mut state = self.state();
         if self.info().is_some() {
@@ -132,7 +131,7 @@ impl Exchange {
             return self.rebind(call, key, canceller);
         }
         if state.request.is_untracked() {
-            // It was over the limit when its body was read, which was reported.
+            // The call was over the limit when its body was read, and was reported then.
             drop(state);
             self.release_span();
             return None;
@@ -150,10 +149,10 @@ impl Exchange {
             None
         };
         let replay = state.set_canceller(canceller, contested);
-        // The body is not read any more.
+        // The body need not be parsed any more.
         self.body_ended.store(false, Ordering::Relaxed);
         drop(state);
-        // It owns a copy of the request's head, and whatever that owns.
+        // Dropped without the lock: it owns a copy of the request's head, and whatever that owns.
         drop(replay);
         self.on_registered(registered);
         Some(self.attachment(id, POST_GENERATION))
@@ -171,12 +170,12 @@ impl Exchange {
         self.info()?.key(canceller.scope())
     }
 
-    /// Does not track a call, because it is over the limit.
+    /// Records that a call is not tracked, because it is over the limit.
     #[cold]
     fn skip_tracking(&self, call: &CallInfo) {
         let untracked = RequestBody::Known(BodyKind::Untracked(None));
         let former = mem::replace(&mut self.state().request, untracked);
-        // That may have been reported when its body was read.
+        // The call may have been reported when its body was read.
         if !former.is_untracked() {
             self.report_untracked(call, Limit::Calls);
         }
@@ -229,7 +228,8 @@ impl Exchange {
         Some(self.attachment(call.id(), POST_GENERATION))
     }
 
-    /// Cancels a call of a session that is being closed, and waits until the server has accepted the cancel.
+    /// Cancels a call of a session that is being closed. Waits until the server has accepted the cancel, for at most
+    /// [`CLOSE_CANCEL_TIMEOUT`].
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let reason = CancelReason::SessionClosed;
         let Some(cancelled) = self.cancel_now(id, reason, None) else {
@@ -239,8 +239,8 @@ impl Exchange {
             self.register_orphaned_streams();
         }
         if let Some(injection) = self.injection(id, reason, cancelled) {
-            // A session that died by itself accepts no message, and has stopped its handlers. In any
-            // case the session is closed next.
+            // A session that has ended by itself accepts no message, and has stopped its handlers. In any case the session is closed
+            // next.
             let _result = migrating_timeout(CLOSE_CANCEL_TIMEOUT, injection).await;
         }
     }
@@ -257,7 +257,7 @@ impl Exchange {
         }
     }
 
-    /// The last stream of its call has ended without the answer. Returns the answer if it was offered before.
+    /// Records that the last stream of its call has ended without the answer. Returns the answer if it was offered before.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match former {
@@ -271,7 +271,7 @@ impl Exchange {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }
 
-    /// Its call has an open stream again, which will deliver the answer.
+    /// Records that its call has an open stream again, which will deliver the answer.
     pub(crate) fn reopen_late_answer(&self) {
         let late_answer = &mut self.state().late_answer;
         if matches!(late_answer, LateAnswer::Closed) {
@@ -295,7 +295,7 @@ impl Exchange {
         }
     }
 
-    /// Closes the open streams: the rest of them is read elsewhere.
+    /// Closes the open streams, because the rest of them is read elsewhere.
     pub(crate) fn close_streams(&self) {
         let streams = self.state().streams.upgraded();
         for stream in streams {

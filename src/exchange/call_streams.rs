@@ -1,4 +1,4 @@
-//! The open streams of an exchange, and the error that they are sent last.
+//! The open streams of an exchange, and the error that is sent on them last.
 
 use std::sync::{Arc, Weak};
 
@@ -11,7 +11,7 @@ use crate::registry::StreamHandle;
 pub(super) struct CallStreams {
     /// Nearly always the only one. It needs no allocation.
     newest: Option<Weak<dyn StreamHandle>>,
-    /// Of exchanges that were resumed, or whose call was cancelled here.
+    /// `Some` if the call was resumed, or was cancelled here.
     overflow: Option<Box<OverflowStreams>>,
 }
 

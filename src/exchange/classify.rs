@@ -1,4 +1,4 @@
-//! The receipt of a request: what it is to the layer, from its head.
+//! The classification of requests by their heads.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ impl Exchange {
         Self::of_parts(shared, session, revision, date, kind)
     }
 
-    /// Makes the exchange of a request that the layer itself sends. It has ended already, so its token never fires.
+    /// Creates the exchange of a request that the layer itself sends. It has ended already, so its token never fires.
     pub(crate) fn of_replay(shared: Arc<LayerShared>) -> Self {
         let session = SessionHeader::None;
         let revision = Revision::WithSessions;

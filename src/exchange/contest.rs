@@ -29,7 +29,7 @@ impl Contest {
         Some(Self { older, exchange })
     }
 
-    /// The server accepted the request: the call is no longer tracked.
+    /// Untracks the call, because the server accepted the request.
     #[cold]
     pub(crate) fn lose(self) {
         let Self { older, exchange } = &self;

@@ -14,14 +14,15 @@ use crate::{
     registry::{Answer, Completion, Finished, RetainedOutcome, Tracked},
 };
 
-/// Minimum time that an ended call is retained for its client: 60 s, which is also how long rmcp means to keep
-/// the events of a completed stream.
+/// Minimum time that an ended call is retained for its client: 60 s.
+///
+/// Chosen because rmcp intends to keep the events of a completed stream for the same time.
 const MIN_RETENTION: Duration = Duration::from_secs(60);
 
 /// A call that was cancelled here just now, and whose server is to be notified.
 pub(super) struct JustCancelled {
     finished: Finished,
-    /// Held since before the call has ended: a task that closes its session waits for the injection.
+    /// Taken before the call ended, so that a task that closes its session waits for the injection.
     guard: Option<CancelGuard>,
 }
 
@@ -46,7 +47,7 @@ impl Exchange {
         }
     }
 
-    /// Cancels a call as `finish` allows, and reports `event` first. The token fires before the report.
+    /// Cancels a call if `finish` ends it. The token fires first, then `event` is reported, then the end.
     pub(super) fn cancel_detached(
         self: &Arc<Self>,
         event: Option<&Event<'_>>,
@@ -64,7 +65,7 @@ impl Exchange {
         self.injection(id, reason, cancelled)
     }
 
-    /// Cancels a call, attached or not, whose server has the cancel already.
+    /// Cancels a call, attached or not, whose server has already received the cancel.
     pub(crate) fn on_cancelled_externally(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         let outcome = match reason {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
@@ -83,8 +84,9 @@ impl Exchange {
         self.release_canceller();
     }
 
-    /// Cancels a call here, attached or not. The caller notifies its server and its client, and may know its
-    /// outcome.
+    /// Cancels a call here, attached or not. The caller notifies its server and its client.
+    ///
+    /// If `outcome` is `None`, it is determined by whether the cancel has a recipient.
     pub(super) fn cancel_now(
         &self,
         id: CallId,
@@ -110,8 +112,9 @@ impl Exchange {
         true
     }
 
-    /// Cancels a call as [`force_cancel`](Self::force_cancel) does, and returns the injection. `None` if the call has ended, or runs
-    /// as a task.
+    /// Cancels a call as [`force_cancel`](Self::force_cancel) does, and returns the injection.
+    ///
+    /// Returns `None` if the call has ended, or runs as a task, and `Some(None)` if there is no injection to send now.
     pub(crate) fn begin_force_cancel(
         self: &Arc<Self>,
         id: CallId,
@@ -155,7 +158,7 @@ impl Exchange {
     ) -> Option<JustCancelled> {
         let (call, now) = (self.call(id)?, Instant::now());
         let canceller = self.state().canceller.clone();
-        // No session manager has it yet, so no other call can have its key. One may bind it in this moment.
+        // No session manager has bound the call yet, so no other call can have its key. A session manager may bind it concurrently.
         let is_on_its_way = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.begin_cancel(call));
         let ended = Completion {
@@ -185,8 +188,10 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if code that can stop the work of a call is notified of the cancel: its server, by an injection or
-    /// because in its revision the end of the stream is the cancel, or code that has its token.
+    /// Returns `true` if code that can stop the work of a call is notified of the cancel.
+    ///
+    /// That is code that has its token, or its server. The server is notified by an injection, or by the end of the stream if that
+    /// is the cancel in its revision.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -197,8 +202,7 @@ impl Exchange {
         let state = self.state();
         match state.canceller {
             Some(_) => finished.may_cancel_server,
-            // No session manager has it yet. If one still binds it, the cancel follows. Once the inner service has answered, none
-            // does.
+            // No session manager has bound the call yet. If one still does, it sends the cancel. After the response head, none does.
             None => call.session().is_some() && !state.has_head,
         }
     }
@@ -210,7 +214,7 @@ impl Exchange {
         reason: CancelReason,
         cancelled: JustCancelled,
     ) -> Option<Injection> {
-        // The cancel is pending until there is an injection.
+        // The guard in `cancelled` keeps the cancel pending until the injection exists.
         let (cancelled, canceller) = self.defer_cancel(reason, cancelled)?;
         let Some(canceller) = canceller.filter(|_| cancelled.finished.may_cancel_server) else {
             self.release_canceller();
@@ -219,8 +223,9 @@ impl Exchange {
         Some(canceller.cancel(self.call(id)?, reason))
     }
 
-    /// Defers a cancel until the call is dispatched. Returns the canceller if the call is dispatched or not bound. Both under one
-    /// lock, because a session manager that binds the call next sends the cancel then.
+    /// Defers a cancel while the call is being dispatched. Otherwise returns it, unless the dispatch has already sent it.
+    ///
+    /// The check and the deferral take one lock, because a session manager may bind the call concurrently.
     fn defer_cancel(
         &self,
         reason: CancelReason,
@@ -229,7 +234,7 @@ impl Exchange {
         let mut state = self.state();
         match &mut state.dispatch {
             Dispatch::InProgress(attempts) => {
-                // Unless the dispatch has found it cancelled.
+                // `rebind` may have deferred it already.
                 if cancelled.finished.may_cancel_server && attempts.deferred_cancel.is_none() {
                     attempts.deferred_cancel = Some((reason, cancelled.guard));
                 }
@@ -243,8 +248,8 @@ impl Exchange {
         }
     }
 
-    /// The answer of a call was observed. `answer` returns what is to be retained of it, and its size in bytes. It is not called if
-    /// nothing is to be retained.
+    /// Ends a call whose answer was observed. `answer` returns what is to be retained, and its size in bytes. It is called only if
+    /// the answer is to be retained.
     pub(crate) fn answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let is_retained = match self.shared.options.retain {
             RetainAnswers::All => true,
@@ -265,7 +270,9 @@ impl Exchange {
         self.end(id, Outcome::Completed, ended);
     }
 
-    /// A gateway between the layer and its server has the answer, and will deliver it when the client resumes.
+    /// Called when a gateway between the layer and its server has the answer.
+    ///
+    /// The gateway will deliver it to a client that resumes.
     pub(crate) fn on_answered_externally(&self) {
         let (call, is_open) = {
             let mut state = self.state();
@@ -274,7 +281,8 @@ impl Exchange {
         };
         match call {
             Some(call) => self.finish(call.id(), Outcome::Completed),
-            // No call follows, and a disconnect from now on means nothing. One that was first fires the token now.
+            // No call can start any more, and a disconnect has no effect from now on. An earlier disconnect has closed the phase,
+            // and fires the token itself.
             None if is_open => self.signal.disarm(),
             None => {}
         }
@@ -293,7 +301,7 @@ impl Exchange {
         }
     }
 
-    /// Ends a call as unknown that the registry has removed, because its end will not be observed.
+    /// Ends a call as unknown that the registry removed before its end.
     #[cold]
     pub(crate) fn end_untracked(&self, id: CallId, finished: Finished) {
         self.apply_end(id, Outcome::Unknown, finished);
@@ -350,7 +358,7 @@ impl Exchange {
             .with_session(SessionState::take_evicted)
             .unwrap_or_default();
         for evicted in &evicted {
-            // Not in the span of this call, which has nothing to do with it.
+            // Not in the span of this call, because the answer may belong to another call.
             self.shared.report(&Event::AnswerEvicted {
                 call: evicted.call,
                 session: &evicted.session,
@@ -366,11 +374,12 @@ impl Exchange {
         }
     }
 
-    /// How long the outcome of a call is retained at least. For an attached call: as if its client had disconnected just before.
+    /// Returns until when the outcome of a call is retained at least. An attached call is treated as if its client had disconnected
+    /// just before.
     fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
         let resume_window = match grace.max_grace(self.retry()) {
-            // Nearly always: no disconnect action gives more.
+            // Nearly always. No disconnect action has a longer resume window.
             short if short <= MIN_RETENTION => short,
             _ => {
                 let stream_end = self.stream_end(false);

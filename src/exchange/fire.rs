@@ -15,7 +15,7 @@ impl Exchange {
         self.signal.fire(reason, |task| self.spawn(task));
     }
 
-    /// Has `clean_up` run when the token fires.
+    /// Adds a clean-up that runs when the token fires.
     pub(crate) fn on_cancel<F>(&self, clean_up: impl FnOnce(CancelReason) -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -23,7 +23,7 @@ impl Exchange {
         self.hook(Hook::clean_up(clean_up));
     }
 
-    /// Has `token` fire with the exchange's own.
+    /// Links `token`, which fires with the exchange's own token.
     pub(crate) fn link(&self, token: CancellationToken) {
         self.hook(Hook::Fire(token));
     }
@@ -32,7 +32,7 @@ impl Exchange {
         self.signal.add(hook, |task| self.spawn(task));
     }
 
-    /// Runs a clean-up. One that has begun may have to do with its runtime, and ends with that.
+    /// Spawns a clean-up. Once begun, it may depend on its runtime, so it ends with that runtime.
     fn spawn(&self, clean_up: CleanUpTask) {
         let registry = &self.shared.registry;
         registry.timer().spawn(Migration::BeforeStart, clean_up);

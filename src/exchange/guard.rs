@@ -5,17 +5,17 @@ use std::{fmt, sync::Arc};
 use super::{state::Exchange, tap::Tap};
 use crate::call::DetachCause;
 
-/// Reports to the exchange that the response was dropped, unless the exchange has ended before the guard drops.
+/// Reports that the response was dropped, unless the exchange has ended before the guard drops.
 ///
-/// It must be the first field of what it guards: then the token fires before the inner destructors run.
+/// It must be the first field of what it guards, so that the token fires before the inner destructors run.
 pub(crate) struct Guard {
     exchange: Option<Arc<Exchange>>,
     // Boxed, because guards are moved often and most have none.
     tap: Option<Box<Tap>>,
 }
 
-/// Guards one call or poll of the inner service against a panic. The runtime may drop the future only
-/// after it caught the panic, when nothing shows any more why.
+/// Guards one call or poll of the inner service against a panic. The runtime may drop the future only after it has caught the panic,
+/// when the cause can no longer be determined.
 pub(crate) struct Polling<'a>(&'a Arc<Exchange>);
 
 // === impl Guard ===
@@ -28,7 +28,7 @@ impl Guard {
         }
     }
 
-    /// The guard of a request that another layer tracks already.
+    /// Returns the guard of a request that another layer tracks already.
     pub(crate) fn inert() -> Self {
         Self {
             exchange: None,
@@ -48,26 +48,26 @@ impl Guard {
         self.tap = Some(tap);
     }
 
-    /// The reader of the body, if it is to be read.
+    /// Returns the reader of the body, if it is to be read.
     pub(crate) fn tap(&mut self) -> Option<&mut Tap> {
         self.tap.as_deref_mut()
     }
 
-    /// The client has received the whole response.
+    /// Reports that the client has received the whole response.
     pub(crate) fn complete(&mut self) {
         if let Some(exchange) = self.exchange.take() {
             exchange.complete(self.tap.take());
         }
     }
 
-    /// The inner service failed instead of answering.
+    /// Reports that the inner service returned an error instead of a response.
     pub(crate) fn fail(&mut self) {
         if let Some(exchange) = self.exchange.take() {
             exchange.fail();
         }
     }
 
-    /// The rest of the response will not be read.
+    /// Reports that the rest of the response will not be read.
     pub(crate) fn on_dropped(&mut self, cause: DetachCause) {
         if let Some(exchange) = self.exchange.take() {
             exchange.on_dropped(cause, self.tap.take());

@@ -12,15 +12,16 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
-/// delay it without limit.
+/// Maximum time until the server has accepted a cancel, with its retries: 10 s.
+///
+/// A session whose client does not read may delay a cancel without limit.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Delays before the second and the third attempt of a cancel: 250 ms and 1 s. A server that restarts or sheds load often takes
-/// the cancel then, and all three attempts fit in [`INJECTION_TIMEOUT`].
+/// Delays before the second and the third attempt of a cancel: 250 ms and 1 s. Chosen because a server that restarts or sheds load
+/// often accepts the cancel then, and all three attempts fit in [`INJECTION_TIMEOUT`].
 const RETRY_DELAYS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
+/// A cancel on its way to the server. Its drop reports the error, if there is one.
 struct Delivery {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -30,8 +31,7 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Spawns the injection in a span, and reports if it fails. It is repeated twice if the server refuses it only
-    /// for the moment.
+    /// Spawns the injection in a span, and reports if it fails. It is repeated up to twice if the server refuses it temporarily.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
         self.release_canceller();
@@ -78,7 +78,7 @@ impl Exchange {
         }
     }
 
-    /// Returns the cancel of a call once more. `None` if no canceller is known or the call was not cancelled.
+    /// Returns another injection of the cancel. Returns `None` if no canceller is known or the call was not cancelled.
     fn another_injection(
         &self,
         id: CallId,
@@ -91,8 +91,9 @@ impl Exchange {
         )
     }
 
-    /// Returns `true` if another call has the id of an ended call meanwhile: it would be cancelled. Waits for one that
-    /// is not accepted yet, because it may be refused, and then the cancel must not be lost.
+    /// Returns `true` if the cancel would hit another call, which has reused the id of this ended call.
+    ///
+    /// Waits for a call that is not accepted yet: it may be refused, and then the cancel must still be sent.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;
@@ -112,8 +113,10 @@ impl Exchange {
         false
     }
 
-    /// Drops what would replay a cancel: its call has ended, and no cancel is left to send. It owns the request's head, its
-    /// extensions and a clone of the inner service, and handlers may keep a `CallToken`, and with it the exchange, for ever.
+    /// Drops the canceller that replays a cancel. Called when the call has ended and no cancel is left to send.
+    ///
+    /// That canceller owns the request's head, its extensions and a clone of the inner service. Handlers may keep a `CallToken`, and
+    /// with it the exchange, for ever.
     pub(super) fn release_canceller(&self) {
         let canceller = {
             let mut state = self.state();

@@ -30,7 +30,7 @@ impl Attachment {
 // === impl Exchange ===
 
 impl Exchange {
-    /// A stream of a call has ended without the answer.
+    /// Handles a stream of a call that has ended without the answer.
     #[cold]
     pub(super) fn on_stream_lost(
         self: &Arc<Self>,
@@ -62,7 +62,7 @@ impl Exchange {
             let until = until.filter(|_| !core.is_maybe_resumed(id));
             let detached = match until.or(keep_running) {
                 Some(state) => core.detach(id, generation, state, is_empty_resume, detachment),
-                // No client can resume it, and its end could be observed on this stream only.
+                // No client can resume it, and its end could only be observed on this stream.
                 None => core.untrack(id, generation),
             };
             (detached, grace.filter(|_| until.is_some()))
@@ -90,8 +90,9 @@ impl Exchange {
         }
     }
 
-    /// Returns the state of a detached call that is not to be cancelled. `None` if its end cannot be observed, and neither a resume
-    /// nor its `call_timeout` may still find it.
+    /// Returns the state of a detached call that is not to be cancelled. Returns `None` if it is to be untracked.
+    ///
+    /// That is so if its end cannot be observed, and either its client cannot resume, or it has neither a session nor a deadline.
     pub(super) fn keep_running_state(
         &self,
         call: &CallInfo,

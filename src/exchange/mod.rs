@@ -1,27 +1,26 @@
 //! One HTTP request and its response, as it passes through the layer.
 //!
-//! The service, both bodies, the response future and the session manager all hold the same [`Exchange`]
-//! and report to it what they observe; it alone decides what that means for its call. Its link in the request's
-//! extensions is the [`CallToken`](crate::CallToken), which rmcp carries to the session manager and
-//! the handler.
+//! The service, both bodies, the response future and the session manager all hold the same [`Exchange`] and report to it what they
+//! observe. The exchange alone decides what that means for its call. The link to it in the request's extensions is the
+//! [`CallToken`](crate::CallToken), which rmcp carries to the session manager and the handler.
 //!
-//! Its parts hold its data. Only `state` refers to [`Exchange`]. The other files implement what it decides:
+//! Its parts hold its data. Of them, only `state` refers to [`Exchange`]. The other files implement its decisions:
 //!
 //! | part | what it is |
 //! |---|---|
 //! | `state` | all its fields |
 //! | `identity` | whose call this is, from the request's headers |
-//! | `request_body` | what is known of the body that passes |
+//! | `request_body` | what is known of the request body |
 //! | `signal` | the token, and what fires with it |
-//! | `call_streams` | its open streams, and the error that they were sent |
+//! | `call_streams` | its open streams, and the error that was sent on them |
 //!
 //! | file | what it decides |
 //! |---|---|
 //! | `classify` | what a request is, from its head |
-//! | `start` | which call there is, from the body |
+//! | `start` | which call the request carries, from its body |
 //! | `attempts` | what each attempt of a request means, if a middleware sends the request more than once |
-//! | `contest` | what a request beyond the limits does to the call whose id it has |
-//! | `bind` | which call there is, and what becomes of its streams, from a session manager |
+//! | `contest` | what a request over a limit means for the call in flight with its id |
+//! | `bind` | which call the request carries, and what becomes of its streams, from the session manager's reports |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
 //! | `response` | what the response's head and body mean for the call |
 //! | `tap` | what the bytes of a stream mean for the call |
@@ -30,8 +29,8 @@
 //! | `confirm` | whether an orphan may be cancelled, where the layer has a `confirm` |
 //! | `waiting` | waits until a call is accepted or has ended |
 //! | `fire` | fires the token, and spawns the clean-ups |
-//! | `inject` | how its server is notified |
-//! | `streams` | how its client is notified of a cancel that it did not request |
+//! | `inject` | how the server is notified of a cancel |
+//! | `streams` | how the client is notified of a cancel that it did not request |
 //! | `report` | in which span events are reported |
 //! | `guard` | reports drops and panics |
 //!
@@ -45,9 +44,9 @@
 //!    registry, because closing a session waits for calls in flight and for pending cancels.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. The registry is called under the
 //!    lock of the state only where a call is registered or gets its key: the state, then the shard, then the session entry.
-//! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) is called, the call has completed, whatever its phase.
-//!    A call that becomes known only then is never in flight: it is reported as completed, and cannot be found.
-//!    A call that was cancelled before stays cancelled.
+//! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) is called, the call has completed, whatever its phase. A
+//!    call that becomes known only afterwards is never in flight: it is reported as completed, and cannot be found. A call that was
+//!    cancelled before stays cancelled.
 
 mod attempts;
 mod bind;

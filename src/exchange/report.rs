@@ -1,7 +1,7 @@
 //! Events, in the span in which the request was served.
 //!
-//! Much of what happens to a call happens where no span is entered: in a destructor, or on the timer's task. So the span is
-//! taken when the call becomes known, and stays open until the call has ended. Without a subscriber to spans, none is taken.
+//! Many events of a call occur where no span is entered: in a destructor, or on the timer's task. So the span is stored when the
+//! call becomes known, and stays open until the call has ended. Without a subscriber to spans, none is stored.
 
 use tracing::{Span, level_filters::LevelFilter};
 
@@ -14,7 +14,7 @@ use crate::{
 // === impl Exchange ===
 
 impl Exchange {
-    /// Takes the current span as that of its call.
+    /// Stores the current span as that of its call, unless it has one.
     pub(super) fn take_span(&self) {
         if is_subscribed() {
             let current = Span::current();
@@ -25,15 +25,15 @@ impl Exchange {
         }
     }
 
-    /// How the log shows its session id.
+    /// Returns how the log shows its session id.
     pub(crate) fn session_ids(&self) -> SessionIds {
         self.shared.options.observers.session_ids
     }
 
-    /// Its call has ended.
+    /// Drops the span, because its call has ended.
     pub(super) fn release_span(&self) {
         if is_subscribed() {
-            // A subscriber may do anything when a span closes: no lock is held then.
+            // A subscriber may do anything when a span closes, so no lock is held then.
             let span = self.state().span.take();
             drop(span);
         }
@@ -44,7 +44,7 @@ impl Exchange {
         span.flatten().unwrap_or_else(Span::none)
     }
 
-    /// Reports what happened to its call.
+    /// Reports an event of its call, in the span of the call.
     pub(super) fn report(&self, event: &Event<'_>) {
         let report = || self.shared.report(event);
         if is_subscribed() {

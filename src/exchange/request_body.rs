@@ -10,7 +10,7 @@ use crate::{
 pub(super) enum RequestBody {
     #[default]
     Passing,
-    /// It has ended. One that the layer cannot parse stays so until no session manager can bind its call.
+    /// It has ended. A body that cannot be parsed stays in this state until no session manager can bind its call any more.
     Ended(Result<Frames, UnparsedBody>),
     /// It was dropped before its end.
     Dropped(UnparsedBody),
@@ -26,7 +26,7 @@ pub(super) enum BodyKind {
     Plain,
     /// JSON-RPC, or perhaps JSON-RPC, but no call that is tracked.
     Other,
-    /// The client's own cancel of a call that was in flight then. In a box: few bodies are one.
+    /// The client's own cancel of a call that was in flight then. Boxed, because few bodies are one.
     Cancel(Box<(Key, CallId)>),
     /// A call over the limit. Its contest lasts until the server has accepted or refused the request.
     Untracked(Option<Box<dyn Contested>>),
@@ -34,7 +34,7 @@ pub(super) enum BodyKind {
 
 /// A call in flight that has the id of a request that is not tracked.
 pub(super) trait Contested: Send {
-    /// The server accepted the request: the call is no longer tracked.
+    /// Untracks the call, because the server accepted the request.
     fn lose(self: Box<Self>);
 }
 
@@ -62,7 +62,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if its kind is known and it is certainly not JSON-RPC.
+    /// Returns `true` if it is certainly not JSON-RPC, or a call that is tracked.
     pub(super) fn is_plain(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,
@@ -73,7 +73,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if a disconnect means nothing for its request: it is, or may be, JSON-RPC without a call.
+    /// Returns `true` if it is, or may be, JSON-RPC without a tracked call. A disconnect then means nothing for its request.
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,

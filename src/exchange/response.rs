@@ -46,7 +46,7 @@ pub(crate) enum BodyPlan {
     Tap(Box<Tap>),
     /// Passed on. It is the answer to this call, which ends with it.
     Answer(Attachment),
-    /// Passed on if it has the answer to this request. Else replaced by one event, because its call was cancelled.
+    /// Passed on if it has the answer to this request. Otherwise replaced by one event, because its call was cancelled.
     Late { request: RequestId, error: Bytes },
 }
 
@@ -114,7 +114,7 @@ impl Exchange {
         let registry = &self.shared.registry;
         if let RequestKind::Delete(session) = &self.kind {
             let ended = registry.begin_close(session);
-            // A call whose answer has no head yet is in flight as well.
+            // A call whose response has no head yet is in flight too.
             let pending = registry.unaccepted_in(session);
             for (id, exchange) in ended.into_iter().chain(pending) {
                 exchange.on_cancelled_externally(id, CancelReason::SessionClosed);
@@ -158,7 +158,7 @@ impl Exchange {
             RequestKind::Resume(resume) => match resume.accept(&self.shared) {
                 Accepted::Nothing => None,
                 Accepted::Attached(attached) => Some(attached),
-                // What is encoded may be the answer.
+                // An encoded body may carry the answer.
                 Accepted::Cancelled(..) if !readable => None,
                 Accepted::Cancelled(request, reason) => {
                     let error = sse::event(&jsonrpc::cancelled(&request, reason));
@@ -294,7 +294,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if a disconnect abandons the request, because it is not MCP and its client cannot resume it.
+    /// Returns `true` if a disconnect abandons the request: it is not MCP, and no client can resume it.
     ///
     /// The request carries no call. A session header alone does not prove MCP, because a client may send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
@@ -316,8 +316,8 @@ impl Exchange {
         self.maybe_answered.store(maybe, Ordering::Relaxed);
     }
 
-    /// Removes a stream of a call that may have carried the answer. The call is not cancelled. With its last stream it ends
-    /// with the outcome [`Outcome::Unknown`].
+    /// Removes a stream of a call that may have carried the answer. The call is not cancelled. It ends with its last stream, with
+    /// the outcome [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
         let finished = self.with_session(|core| core.remove_stream(id, generation));

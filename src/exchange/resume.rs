@@ -1,8 +1,8 @@
 //! Resumes: the calls that a GET with `Last-Event-ID` resumes.
 //!
-//! From its receipt on the GET stops the grace timers of these calls, so that no deadline passes while the inner service works on
-//! it. Its stream is a call's next generation once the inner service accepted it. Where a session manager tracks the call, only the
-//! manager accepts a resume: rmcp answers 200 to a resume that it refuses.
+//! From its receipt on, the GET stops the grace timers of these calls, so that no grace expires while the inner service handles it.
+//! Its stream is a call's next generation once the inner service accepted the resume. Where a session manager tracks the call, only
+//! the manager accepts a resume: rmcp answers 200 to a resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -24,17 +24,17 @@ use crate::{
 
 /// What an accepted resume is.
 pub(super) enum Accepted {
-    /// That of no known call, or one that its session manager attaches.
+    /// The resume of no known call, or of a call that its session manager attaches.
     Nothing,
     Attached(Attachment),
-    /// The call was cancelled. Its client gets that error, unless the server has the answer all the same.
+    /// The call was cancelled. Its client gets the error, unless the server sends the answer all the same.
     Cancelled(RequestId, CancelReason),
 }
 
 // === impl Exchange ===
 
 impl Exchange {
-    /// Attaches a call whose client has resumed: another stream of it is open from now on. `None` if the call has ended.
+    /// Attaches a call whose client has resumed, with the next generation. Returns `None` if the call has ended.
     pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
         let attached = self.with_session(|core| Some((core.detachment(id), core.attach(id)?)));
         let (detachment, generation) = attached??;
@@ -46,8 +46,9 @@ impl Exchange {
         })
     }
 
-    /// Lets a call keep running, because its client may have resumed unobserved. The loss of its present stream has no effect
-    /// then, if it is yet to be noticed. Returns `false` if the call has ended.
+    /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
+    ///
+    /// If the loss of its present stream is detected later, the call is not cancelled.
     pub(crate) fn set_maybe_resumed(&self, id: CallId) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -66,7 +67,7 @@ impl Exchange {
         is_marked.unwrap_or(false)
     }
 
-    /// The client of a call has resumed, and the resume was accepted.
+    /// Reports that a client's resume of a call was accepted.
     pub(crate) fn on_resumed(&self, id: CallId, detachment: Option<Detachment>) {
         self.state().stream_end_cause = None;
         if let Some(call) = self.call(id) {
@@ -75,7 +76,7 @@ impl Exchange {
     }
 }
 
-/// An event id as it is in the stream, which is UTF-8. `fetch` sends each of its characters as one byte.
+/// Returns an event id as it is in the stream, which is UTF-8. `fetch` sends each of its characters as one byte (Latin-1).
 fn as_text(event_id: &[u8]) -> Cow<'_, [u8]> {
     if str::from_utf8(event_id).is_ok() {
         return Cow::Borrowed(event_id);
@@ -87,7 +88,7 @@ fn as_text(event_id: &[u8]) -> Cow<'_, [u8]> {
 // === impl Resume ===
 
 impl Resume {
-    /// Begins a resume, which stops the grace timers of its calls. `None` if the headers do not name one event.
+    /// Begins a resume, which stops the grace timers of its calls. Returns `None` unless the headers name exactly one event.
     pub(super) fn begin(
         shared: &LayerShared,
         session: SessionKey,
@@ -113,12 +114,12 @@ impl Resume {
         })
     }
 
-    /// Returns `true` if a session manager decides whether it is accepted: rmcp answers 200 to a resume that it refuses.
+    /// Returns `true` if a session manager decides whether it is accepted. rmcp answers 200 to a resume that it refuses.
     fn is_managed(&self) -> bool {
         self.session.scope.path().is_none()
     }
 
-    /// The inner service answered it with a stream.
+    /// Handles a resume that the inner service answered with a stream.
     pub(super) fn accept(&self, shared: &LayerShared) -> Accepted {
         if self.is_managed() {
             self.end();
@@ -133,7 +134,7 @@ impl Resume {
                 Accepted::Cancelled(request, reason)
             }
             EventMatch::Ambiguous(calls) => {
-                // Also those with another pending resume: it may be refused.
+                // Also those with another pending resume, because that one may be refused.
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
@@ -147,7 +148,7 @@ impl Resume {
         accepted
     }
 
-    /// The exchange of the call in flight that it resumes.
+    /// Returns the exchange of the call in flight that it resumes.
     pub(super) fn target(&self, shared: &LayerShared) -> Option<Arc<Exchange>> {
         let call = shared.registry.with_session(&self.session.id, |core| {
             core.unique_match_for_event(&self.event_id)
@@ -166,7 +167,7 @@ impl Resume {
         }
     }
 
-    /// Ends the resume: the timers that it stopped continue.
+    /// Ends the resume. The timers that it stopped continue, unless another resume of their call is pending.
     pub(super) fn end(&self) {
         let paused = mem::take(&mut *lock(&self.paused_calls));
         for (id, exchange) in paused {

@@ -1,11 +1,10 @@
 //! The token of an exchange, and what fires with it: linked tokens, and clean-ups.
 //!
-//! 1. The token fires once, for a reason. The reason is set first, then the token, then the rest.
+//! 1. The token fires once, for a reason. The reason is set first. Then the token fires, then the hooks.
 //! 2. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`. A panic in one does not affect the
 //!    others. Until it begins, another runtime may take it.
 //! 3. If the call is already cancelled, a new clean-up runs at once. If it has ended otherwise, a new clean-up never runs.
-//! 4. When the exchange ends without a cancel, clean-ups are dropped, so that nothing that they own waits for the end of the
-//!    process.
+//! 4. When the exchange ends without a cancel, clean-ups are dropped, so that what they own is released.
 //! 5. No lock is held while a token fires, or while a clean-up is called or dropped.
 
 use std::{
@@ -21,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, catch_panic::catch_panic, lock::lock};
 
-/// Fires when the call of an exchange is cancelled.
+/// Fires when the call of an exchange is cancelled. Also fires when a request that is not MCP is abandoned.
 #[derive(Default)]
 pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
@@ -30,7 +29,7 @@ pub(crate) struct Signal {
     pending: Mutex<Pending>,
 }
 
-/// What waits for it.
+/// The token and the hooks that fire with it.
 #[derive(Default)]
 struct Pending {
     token: Option<CancellationToken>,
@@ -69,7 +68,7 @@ impl Signal {
     /// Returns the token, which the first call creates.
     pub(crate) fn token(&self) -> CancellationToken {
         let token = self.pending().token.get_or_insert_default().clone();
-        // `fire` sets the reason before it takes the lock for the token: either it finds the token, or this finds the reason.
+        // `fire` sets the reason before it takes the lock. So either `fire` finds the token, or this finds the reason.
         if self.reason.get().is_some() {
             token.cancel();
         }
@@ -90,11 +89,11 @@ impl Signal {
         pending.token.is_some() || !pending.hooks.is_empty()
     }
 
-    /// Has `hook` run when it fires.
+    /// Adds a hook that runs when it fires.
     pub(super) fn add(&self, hook: Hook, spawn: impl Fn(CleanUpTask)) {
         let unwanted = {
             let mut pending = self.pending();
-            // As for the token.
+            // `fire` sets the reason before it takes the lock. So either `fire` finds the hook, or this finds the reason.
             match self.reason.get() {
                 Some(_) => Some(hook),
                 None => pending.hooks.add(hook),
@@ -123,7 +122,7 @@ impl Signal {
         }
     }
 
-    /// Drops the hooks: the token will not fire any more.
+    /// Drops the hooks, because the token will not fire any more.
     pub(super) fn disarm(&self) {
         let hooks = mem::replace(&mut self.pending().hooks, Hooks::Ended);
         hooks.into_iter().for_each(Hook::discard);
@@ -172,7 +171,7 @@ impl Hook {
         F: Future<Output = ()> + Send + 'static,
     {
         Self::CleanUp(Box::new(|reason| {
-            // Called on the task as well: a closure may do its work before it returns a future.
+            // The closure is called on the task too, because it may do its work before it returns a future.
             Box::pin(async move { clean_up(reason).await })
         }))
     }

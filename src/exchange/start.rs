@@ -31,12 +31,12 @@ pub(super) struct Registered {
 // === impl Exchange ===
 
 impl Exchange {
-    /// The request body has ended: its frames, or why there are none to parse.
+    /// Records that the request body has ended, with its frames or why there are none to parse.
     pub(crate) fn body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.body_passed(RequestBody::Ended(frames));
     }
 
-    /// The request body was dropped before its end.
+    /// Records that the request body was dropped before its end.
     #[cold]
     pub(crate) fn body_dropped(&self, body: UnparsedBody) {
         self.body_passed(RequestBody::Dropped(body));
@@ -50,7 +50,7 @@ impl Exchange {
         }
     }
 
-    /// Parses the call from the request body, once the body has ended and if no session manager bound the call.
+    /// Parses the call from a request body that has ended, unless a session manager bound the call.
     pub(crate) fn parse_body(self: &Arc<Self>) {
         if !self.body_ended.load(Ordering::Relaxed)
             || !self.body_ended.swap(false, Ordering::AcqRel)
@@ -60,7 +60,7 @@ impl Exchange {
         let frames = {
             let mut state = self.state();
             if state.request.as_dropped().is_some() && state.phase != Phase::Streaming {
-                // A refusal need not read what it refuses, see `unread`.
+                // A refusal need not read what it refuses, see `report_unparsed_body`.
                 return;
             }
             match mem::replace(&mut state.request, RequestBody::Parsing) {
@@ -85,7 +85,7 @@ impl Exchange {
         }
     }
 
-    /// It cannot be determined which call the body carries, or whether it is JSON-RPC at all.
+    /// Handles a body that cannot be parsed: it may carry a call, or not be JSON-RPC at all.
     #[cold]
     fn on_unparsed_body(&self, body: UnparsedBody) {
         let registry = &self.shared.registry;
@@ -97,7 +97,7 @@ impl Exchange {
                 return;
             }
             if manager.is_some() && state.phase == Phase::Open && !state.has_head {
-                // The session manager may still bind the call. If it does not, `unread` reports the body.
+                // The session manager may still bind the call. If it does not, `report_unparsed_body` reports the body.
                 state.request = RequestBody::Ended(Err(body));
                 return;
             }
@@ -128,7 +128,7 @@ impl Exchange {
     }
 
     fn unparsed_body(&self, body: UnparsedBody) -> RequestBody {
-        // In a session it may have been JSON-RPC.
+        // In a session, an unread body may have been JSON-RPC.
         let is_unread = body.why == ParseFailure::NotRead && !self.session.is_none();
         RequestBody::Known(BodyKind::unparsed(body.is_ambiguous || is_unread))
     }
@@ -189,8 +189,9 @@ impl Exchange {
         self.on_registered(registered);
     }
 
-    /// Registers a call in its session. Under the lock of the state, so that it is registered once. A session entry may be locked
-    /// under that lock, and nothing under a session entry.
+    /// Registers a call in its session. Must be called under the lock of the state, so that the call is registered once.
+    ///
+    /// A session entry may be locked under that lock, and nothing under a session entry.
     pub(super) fn register(
         self: &Arc<Self>,
         call: CallInfo,
@@ -245,8 +246,9 @@ impl Exchange {
         Some((key, id))
     }
 
-    /// The call in a request that was parsed from the body. `initialize` is none, nor is a request for which
-    /// it cannot be determined whether it belongs to a session.
+    /// Returns the call in a request that was parsed from the body.
+    ///
+    /// Returns `None` for `initialize`, and if it cannot be determined whether the request belongs to a session.
     fn call_of(&self, request: Request<'_>) -> Option<CallInfo> {
         if &*request.method == "initialize" {
             return None;

@@ -58,7 +58,7 @@ pub(crate) struct Exchange {
     pub(super) has_call_ended: AtomicBool,
     /// What its streams have sent may have been the answer to its call, see `tap`.
     pub(super) maybe_answered: AtomicBool,
-    /// Whether its call waits for the pending cancel of an older call with its id: see [`PendingCancel`].
+    /// The [`PendingCancel`] of its call, as a number.
     pub(super) pending_cancel: AtomicU8,
     /// Wakes the response future.
     pub(super) response_waker: AtomicWaker,
@@ -75,14 +75,14 @@ pub(super) struct CallRef {
 
 /// What a request may be to the layer.
 pub(super) enum RequestKind {
-    /// A POST that may carry a call, or the client's own cancel of one. One with another content type than JSON does not.
+    /// A POST that may carry a call, or the client's own cancel of one. A POST with another content type than JSON is `Other`.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
     Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
-    /// Another GET that names a session: it may open the standalone stream. Before there is a head, it does if it
-    /// accepts events.
+    /// Another GET that names a session. It may open the standalone stream. Before its response head, it counts as one that does if
+    /// it accepts events.
     Listen {
         accepts_events: bool,
     },
@@ -95,7 +95,7 @@ pub(super) enum RequestKind {
 pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
-    /// The calls whose grace timer it stopped: several, if the event id is ambiguous.
+    /// The calls whose grace timers it stopped. There are several if the event id is ambiguous.
     pub(super) paused_calls: Mutex<Vec<(CallId, Arc<Exchange>)>>,
 }
 
@@ -115,22 +115,22 @@ pub(super) struct ExchangeState {
     /// Why a resumed stream of its call is ending now, where the stream itself cannot determine that.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// Tracks the call that a further attempt of the same request made, after the first had ended.
+    /// The exchange of the call of a further attempt, which was made after the first call had ended.
     pub(super) next: Weak<Exchange>,
-    /// Boxed: without a subscriber to spans there is none.
+    /// Boxed, because there is none without a subscriber to spans.
     pub(super) span: Option<Box<Span>>,
 }
 
 /// A message that only its session manager can read.
 pub(crate) type OpaqueMessage = Arc<dyn Any + Send + Sync>;
 
-/// Whether an answer can still be delivered that the session's transport has after the call's stream ended early.
+/// Whether a stream can still deliver an answer that the session's transport has after the call's stream ended early.
 #[derive(Default)]
 pub(super) enum LateAnswer {
     /// A stream will deliver the answer, as far as is known.
     #[default]
     Possible,
-    /// The transport has sent the answer: a copy, until a stream delivers it.
+    /// A copy of the answer that the transport has sent, until a stream delivers it.
     Received(OpaqueMessage),
     /// The last stream has ended without the answer.
     Closed,
@@ -152,18 +152,18 @@ pub(super) enum Dispatch {
     NotBound,
     /// It is bound, and its request is being dispatched. A cancel must not overtake the request, so it is deferred here.
     InProgress(Attempts),
-    /// The session manager accepted the request. `is_cancelled`: and a deferred cancel.
+    /// Every attempt of the request was accepted, refused or abandoned. `is_cancelled`: a deferred cancel was then sent.
     Done { is_cancelled: bool },
 }
 
 /// What is deferred until the session manager has accepted or refused the request of a call.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// Number of attempts of the request that are in progress. A middleware may send a request again.
+    /// Number of attempts of the request that are in progress. There are several if a middleware sends the request again.
     pub(super) attempts: u32,
-    /// Whether the session manager accepted an attempt before.
+    /// Whether the session manager accepted an attempt, or may have accepted one.
     pub(super) was_accepted: bool,
-    /// The key of the call, if an older call in flight has the same: a refused request changes nothing for the older call.
+    /// The key of the call, if an older call in flight has the same key. The older call keeps the key if the request is refused.
     pub(super) contested: Option<Box<Key>>,
     pub(super) deferred_cancel: Option<(CancelReason, Option<CancelGuard>)>,
 }
@@ -172,7 +172,7 @@ pub(super) struct Attempts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PendingCancel {
-    /// It does not. Such a cancel would cancel it.
+    /// It does not wait, so such a cancel would hit it.
     None = 0,
     /// Not known yet. The call can be found already.
     Unknown = 1,
@@ -196,7 +196,7 @@ pub(super) enum Phase {
 // === impl Phase ===
 
 impl Phase {
-    /// Whether the client still waits.
+    /// Returns `true` while the client still waits.
     pub(super) fn is_open(self) -> bool {
         matches!(self, Self::Open | Self::Streaming | Self::Answering)
     }
@@ -240,13 +240,14 @@ impl Exchange {
         }
     }
 
-    /// Whether it may carry a call, as far as its head shows.
+    /// Returns `true` if it may carry a call, as far as its head shows.
     pub(crate) fn may_carry_call(&self) -> bool {
         matches!(self.kind, RequestKind::Post)
     }
 
-    /// Whether a cancel of the call in this request may have to be replayed into the inner service:
-    /// it may carry a session call, and no session manager is known to bind it.
+    /// Returns `true` if a cancel of its call may have to be replayed into the inner service.
+    ///
+    /// That is so if it may carry a session call, and no session manager has its session.
     pub(crate) fn may_need_replay(&self) -> bool {
         self.may_carry_call()
             && self.revision == Revision::WithSessions
@@ -256,18 +257,18 @@ impl Exchange {
             })
     }
 
-    /// Uses the session of its session manager, if it has one, until the returned guard is dropped.
+    /// Keeps its session in use until the returned guard is dropped. Returns `None` if no session manager has the session.
     #[cold]
     pub(crate) fn use_session(&self) -> Option<Box<dyn Send + Sync>> {
         self.shared.registry.use_session(self.session.id()?)
     }
 
-    /// Takes the canceller for a call that no session manager binds.
+    /// Sets the canceller for a call that no session manager binds.
     pub(crate) fn set_replay(&self, replay: Arc<dyn Canceller>) {
         self.state().canceller = Some(replay);
     }
 
-    /// The protocol revision that the request's header names.
+    /// Returns the protocol revision that the request's header names.
     pub(super) fn protocol_version(&self) -> Option<&str> {
         str::from_utf8(self.revision_date.as_ref()?).ok()
     }
@@ -276,17 +277,17 @@ impl Exchange {
         &self.shared.registry
     }
 
-    /// Its call, if it is known to carry one.
+    /// Returns its call, if it is known to carry one.
     pub(super) fn info(&self) -> Option<&CallInfo> {
         Some(&self.call.get()?.info)
     }
 
-    /// Whether it is known to carry a call.
+    /// Returns `true` if it is known to carry a call.
     pub(crate) fn has_call(&self) -> bool {
         self.call.get().is_some()
     }
 
-    /// Runs one operation on the state of its call's session. `None` if it carries no call.
+    /// Runs one operation on the state of its call's session. Returns `None` if it carries no call.
     pub(crate) fn with_session<R>(
         &self,
         operation: impl FnOnce(&mut SessionState) -> R,
@@ -316,7 +317,7 @@ impl Exchange {
         self.with_session(|core| core.add_background_reader(id));
     }
 
-    /// Its call, if that has this id.
+    /// Returns its call, if the call has this id.
     pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
         self.info().filter(|call| call.id() == id)
     }

@@ -1,7 +1,8 @@
 //! The message for clients that are still attached when their call is cancelled here.
 //!
-//! Before there is a head, the response future answers with it. After the head, it is sent on every open stream of the call: that
-//! of the POST, or of a resume. The inner service's body is dropped first, so that a client that does not read delays nothing.
+//! Before the response head, the response future answers with this message. After the head, the message is sent on every open stream
+//! of the call: that of the POST, or of a resume. The inner service's body is dropped first, so that a client that does not read
+//! delays nothing.
 //!
 //! A session manager observes the answer before the layer does. Until the stream that carries it has ended, a drain waits for it
 //! ([`Delivering`]).
@@ -37,7 +38,7 @@ impl Drop for Delivering {
 // === impl Exchange ===
 
 impl Exchange {
-    /// A stream of its call is open, or of the call that it resumes. Returns the exchange of the latter, if there is one.
+    /// Adds an open stream of its call, or of the call that it resumes. Returns the exchange of the resumed call, if there is one.
     pub(crate) fn on_stream_opened(&self, stream: Weak<dyn StreamHandle>) -> Option<Arc<Exchange>> {
         let mut resumed = None;
         match &self.kind {
@@ -77,7 +78,7 @@ impl Exchange {
     pub(super) fn mark_call_ended(&self, is_delivering: bool) -> bool {
         let mut state = self.state();
         state.is_delivering = is_delivering && state.is_bound();
-        // After `is_delivering`: a thread that finds the call ended finds that as well.
+        // Stored after `is_delivering`, so that a thread that finds the call ended finds that flag as well.
         self.has_call_ended.store(true, Ordering::Release);
         state.streams.has_older()
     }
@@ -122,7 +123,7 @@ impl Exchange {
         }
     }
 
-    /// Sends the clients that are attached the error of the cancelled call.
+    /// Sends the error of a cancelled call on its open streams.
     #[cold]
     pub(super) fn send_cancel_error(&self, id: CallId, reason: CancelReason) {
         let Some(call) = self.call(id) else {
@@ -143,7 +144,7 @@ impl Exchange {
         self.response_waker.register(waker);
     }
 
-    /// The JSON-RPC answer to its call, once that was cancelled here.
+    /// Returns the JSON-RPC error of its call, once the call was cancelled here.
     pub(crate) fn cancel_response(&self) -> Option<Bytes> {
         if !self.is_cancelled_here.load(Ordering::Acquire) {
             return None;
@@ -151,18 +152,18 @@ impl Exchange {
         self.state().streams.error()
     }
 
-    /// Its call, if it has not ended.
+    /// Returns its call, if the call has not ended.
     pub(crate) fn call_in_flight(&self) -> Option<&CallInfo> {
         let call = self.info()?;
         self.is_in_flight(call.id()).then_some(call)
     }
 
-    /// How often its streams are probed.
+    /// Returns the interval at which its streams are probed.
     pub(crate) fn keep_alive(&self) -> Option<Duration> {
         self.shared.options.keep_alive
     }
 
-    /// How long its client may leave a stream unread.
+    /// Returns how long its client may leave a stream unread.
     pub(crate) fn stall_timeout(&self) -> Option<Duration> {
         self.shared.options.stall_timeout
     }

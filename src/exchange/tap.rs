@@ -1,7 +1,7 @@
 //! The tap on a response's bytes, where no session manager tracks the call.
 //!
-//! A message may pass that is perhaps the answer: the body is encoded, or the message is a batch. From then on the call counts as
-//! perhaps answered, and the end of its last stream, whatever the cause, ends it as unknown. It is not cancelled.
+//! A message may be the answer without being recognised, because the body is encoded or the message is a batch. From then on, the
+//! end of the call's last stream ends the call as unknown, whatever the cause. The call is not cancelled.
 
 use bytes::Bytes;
 
@@ -17,7 +17,7 @@ use crate::{
 /// Reads a response body for a call that no session manager tracks.
 pub(crate) struct Tap {
     reads: Reads,
-    /// Until its answer has passed.
+    /// `None` once its answer has passed.
     call: Option<Attachment>,
     events: u32,
     /// The end of the body is the end of the call.
@@ -40,7 +40,7 @@ impl Tap {
         Self::of(Reads::Events(Reader::default()), call)
     }
 
-    /// For a stream that cannot be read: it may well have ids, and the answer.
+    /// Creates a tap for a stream that cannot be read. The stream may have event ids, and the answer.
     pub(super) fn opaque(call: Attachment) -> Self {
         call.exchange.record_stream_meta(true, None);
         call.exchange
@@ -48,7 +48,7 @@ impl Tap {
         Self::of(Reads::Opaque, call)
     }
 
-    /// For a body that is the answer itself.
+    /// Creates a tap for a body that is the answer itself.
     pub(crate) fn answer(call: Attachment, is_json: bool) -> Self {
         let reads = if is_json { Reads::Json } else { Reads::Opaque };
         Self {
@@ -57,7 +57,7 @@ impl Tap {
         }
     }
 
-    /// For a body that is the answer itself, and is passed on as an event.
+    /// Creates a tap for a body that is the answer itself, and is passed on as an event.
     pub(crate) fn answer_as_event(call: Attachment) -> Self {
         Self {
             is_answer: true,
@@ -86,14 +86,14 @@ impl Tap {
             Reads::Events(reader) => reader,
             Reads::Json => {
                 if let (Some(call), Some(last)) = (attachment, frame.trim_ascii_end().last()) {
-                    // Only what closes a value may be the end of the answer.
+                    // The answer may be complete only after a byte that closes an object or an array.
                     call.exchange
                         .set_maybe_answered(matches!(last, b'}' | b']'));
                 }
                 return;
             }
             Reads::Opaque => {
-                // Whatever it is, it is not nothing.
+                // An unreadable frame counts as an event.
                 *events += 1;
                 if let Some(call) = attachment {
                     call.exchange.set_maybe_answered(true);
@@ -106,7 +106,7 @@ impl Tap {
             let Some(call) = attachment else {
                 return;
             };
-            // A client cannot send white space around the id back: it would be no part of a header's value.
+            // A client cannot send back white space around the id, because a header value does not include it.
             let id = event.id.map(<[u8]>::trim_ascii);
             let event_id = id.filter(|id| !id.is_empty());
             call.exchange
@@ -148,7 +148,7 @@ impl Tap {
     }
 }
 
-/// The events of a session call are read from bytes. That may not be meant if the server is rmcp.
+/// Hints that the events of a session call are read from bytes. That may be a mistake if the server is rmcp.
 fn emit_session_hint(call: &Attachment, event_id: &[u8]) {
     let registry = &call.exchange.shared.registry;
     let info = call.exchange.call(call.id);

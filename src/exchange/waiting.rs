@@ -5,14 +5,15 @@ use std::time::Duration;
 use super::state::{Exchange, PendingCancel, SessionState};
 use crate::{call::CallId, wait_until::wait_until};
 
-/// How long a resume waits for an answer that it has overtaken: 1 s. The answer takes a poll of the reader, or until
-/// the server notices that the old connection is closed.
+/// Maximum time that a resume waits for an answer that it has overtaken: 1 s.
+///
+/// Chosen because the answer takes a poll of the reader, or the time until the server detects that the old connection is closed.
 const RACED_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 // === impl Exchange ===
 
 impl Exchange {
-    /// Waits until a call is accepted, or not in flight any more, or waits for a pending cancel itself.
+    /// Waits until a call is accepted, has ended, or waits for a pending cancel itself.
     pub(super) async fn wait_until_accepted_or_ended(&self, id: CallId) {
         let is_unaccepted = |core: &mut SessionState| core.is_unaccepted(id);
         self.wait_until(|| match self.pending_cancel() {
@@ -23,12 +24,12 @@ impl Exchange {
         .await;
     }
 
-    /// Waits for a change of a call, which [`notify_changed`](Self::notify_changed) reports.
+    /// Waits until `is_met` returns `true`, which is checked after each [`notify_changed`](Self::notify_changed).
     pub(super) async fn wait_until(&self, is_met: impl Fn() -> bool) {
         wait_until(self.changed.get_or_init(Box::default), is_met).await;
     }
 
-    /// Wakes the tasks that wait, because a call was accepted or has ended.
+    /// Wakes the waiting tasks, because a call was accepted or has ended.
     pub(super) fn notify_changed(&self) {
         // A task that begins to wait after this check finds the new state.
         if let Some(changed) = self.changed.get() {
@@ -36,8 +37,9 @@ impl Exchange {
         }
     }
 
-    /// Waits until a call has ended, but not for long. Its session manager has ended it already, so its answer
-    /// must be on its way through the layer.
+    /// Waits until a call has ended, for at most [`RACED_ANSWER_TIMEOUT`].
+    ///
+    /// Its session manager has ended it already, so its answer must be on its way through the layer.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
         // In any case the caller checks again.
         let _in_time = tokio::time::timeout(RACED_ANSWER_TIMEOUT, self.wait_until_ended(id)).await;

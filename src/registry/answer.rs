@@ -10,7 +10,7 @@ use crate::call::RequestId;
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) content: AnswerContent,
-    /// A hash of the id of its own event.
+    /// Hash of the event id under which it was sent.
     pub(crate) event: Option<u64>,
     /// The `retry` of the server: how long its client waits before it resumes.
     pub(crate) retry: Option<Duration>,

@@ -1,49 +1,52 @@
 //! The calls of one session id, in flight and retained, without clock, lock or task.
 //!
-//! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is what the caller gets back
-//! for a call, and `A` is an answer that is retained for a client that resumes. [`Totals`] counts over all sessions.
-//! A session id means one session in each scope that issued it, which is nearly always one scope. Calls without a session are in
-//! session states too, where they have no keys.
+//! `now` is always passed in. No function calls back: each returns what its caller must do. `T` is the caller's handle of a call,
+//! and `A` is an answer that is retained for a client that resumes. [`Totals`] counts over all sessions.
+//!
+//! A session id names one session in each scope that issued it. There is nearly always one such scope. Calls without a session also
+//! have a session state, in which they have no keys.
 //!
 //! # Invariants
 //!
-//! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service accepted it ([`SessionState::accept`]).
-//!    Before that it cannot affect another call.
-//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancel may be injected into the server only
-//!    if no other call of its session owns its id, or waits to,
-//!    and no request that is not tracked may have it ([`SessionState::contest`]).
+//! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service accepted its request ([`SessionState::accept`]).
+//!    Before that, the call cannot affect another call.
+//! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancel may be injected into the server only if the call owns
+//!    its id, or no other call of its session has that id. In addition, no untracked request may have the id
+//!    ([`SessionState::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline of its policy, or by an explicit
 //!    cancel.
-//! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. Attached
-//!    means that at least one of them is open. They may be accepted, attached and dropped in any order, and each is removed once.
-//! 5. **Pending resumes are counted.** Each resume that names a stream of the call stops the grace timer until it is answered, at most
-//!    [`call_timers::MAX_RESUME_WAIT`] past the deadline. One that is refused or dropped ends only itself.
+//! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. A call is attached while at
+//!    least one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
+//! 5. **Pending resumes are counted.** Each resume that names a stream of the call stops the grace timer until it is answered, at
+//!    most [`call_timers::MAX_RESUME_WAIT`] past the deadline. A resume that is refused or dropped does not affect the other pending
+//!    ones.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel takes effect only while the same timer is still expired
-//!    ([`SessionState::finish_due`]). Where the cancel needs a confirmation, the same holds for the answer
-//!    ([`SessionState::confirm`], [`SessionState::postpone`]), and the timer is checked once more: if the runtime was stalled
-//!    meanwhile, the confirmation is requested again.
-//!    Only resumes that brought no event
-//!    (a server that the layer alone observes) renew it no more than [`call_timers::MAX_EMPTY_RESUMES`] times in a row.
-//! 7. **Late wake-ups.** A grace that is found expired late is not acted on: the runtime was stalled, and the
-//!    resumes wait in the accept queue. More than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or handled by another
-//!    runtime because its own is stalled, it is postponed for long, once. Otherwise, more than [`call_timers::TIMER_RESOLUTION`]
-//!    late, it is checked again [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY) later, until that check is not more than
-//!    [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late itself, [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times at most.
-//!    A resume may be the first to find the grace expired; its own deadline is not late. Nor is a deadline late that runs late only
-//!    because the timer task has many deadlines to handle, while it lets the runtime serve its clients
-//!    ([`LatenessTracker`](crate::timer::LatenessTracker)).
+//!    ([`SessionState::finish_due`]). The same holds for the answer to a request for confirmation ([`SessionState::confirm`],
+//!    [`SessionState::postpone`]). After a confirmation the timer is checked once more. If the runtime was stalled meanwhile, and no
+//!    stall has extended the grace before, the confirmation is requested again. Resumes that brought no event renew the grace at
+//!    most [`call_timers::MAX_EMPTY_RESUMES`] times in a row. They are recognised only where no session manager tracks the call.
+//! 7. **Late wake-ups.** A grace that is found expired late is not acted on, because the runtime was stalled and resumes may wait in
+//!    the accept queue. If it is more than [`STALL_THRESHOLD`](crate::timer::STALL_THRESHOLD) late, or another runtime handles it
+//!    because its own is stalled, the grace is extended, once, by at least [`call_timers::MAX_RESUME_WAIT`]. Otherwise, if it is
+//!    more than [`call_timers::TIMER_RESOLUTION`] late, it is checked again [`RECHECK_DELAY`](crate::timer::RECHECK_DELAY) later,
+//!    until a check is at most [`RECHECK_TOLERANCE`](crate::timer::RECHECK_TOLERANCE) late, and at most
+//!    [`MAX_RECHECKS`](crate::timer::MAX_RECHECKS) times. A resume may be the first to find the grace expired late. A deadline that
+//!    passes while a resume is pending is not late. Nor is a deadline that runs late only because of a backlog of the timer task,
+//!    which lets the runtime serve its clients in between ([`LatenessTracker`](crate::timer::LatenessTracker)).
 //! 8. **Event ids.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
 //!    ([`EventIdFormat`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known. If there were more,
 //!    any unknown id of the session may be one of them.
-//! 9. **A reused id** untracks the older call, which is not cancelled. It is returned once, to be reported, and never again.
-//! 10. **Server-side ends** of attached calls are handled by the exchange: see there.
-//! 11. **Retention.** An ended call is retained under its streams at least until its deadline, see [`retention`]. If it was detached,
-//!     that is not before the end of its grace, and not before its resume window has passed: both were decided at the detach.
+//! 9. **A reused id** untracks the older call, which is not cancelled. The older call is returned once, to be reported, and never
+//!    again.
+//! 10. **Server-side ends** of attached calls are handled by the exchange.
+//! 11. **Retention.** An ended call is retained under its streams at least until its deadline, unless it is evicted ([`retention`]).
+//!     The deadline of a call that was detached is at least the end of its grace, and at least its own end plus its resume window.
 //! 12. **The end of a session** ends its calls, and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is kept** but calls in flight and retained calls. A detached call whose end cannot be observed is removed after
-//!     [`UNOBSERVED_TTL`] and not cancelled; one that has a deadline not before that. One over the limits is removed at once.
+//!     [`UNOBSERVED_TTL`], without a cancel. If it has a deadline, it is cancelled then instead. A detached call over the limits is
+//!     removed at once.
 //! 14. **In doubt, nothing is cancelled.** A call that is [maybe resumed](SessionState::set_maybe_resumed) keeps running until its
-//!     client resumes, whether the loss of its stream is noticed before or after that. No other call supersedes it.
+//!     client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
@@ -86,8 +89,9 @@ pub(crate) use self::{
     streams::EventIdFormat,
 };
 
-/// How long a detached call is tracked that has no deadline and whose end is not observed: 1 h, longer than
-/// any proxy keeps a silent stream open.
+/// How long a detached call is tracked if it has no deadline and its end is not observed: 1 h.
+///
+/// Chosen to be longer than proxies keep a silent stream open.
 pub(crate) const UNOBSERVED_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// The outcome of a detach.
@@ -117,14 +121,14 @@ pub(crate) struct RegistryShared {
 #[derive(Debug)]
 pub(crate) struct SessionState<T, A> {
     shared: Arc<RegistryShared>,
-    /// The session id and its hash. Calls without one have no keys.
+    /// The session id and its hash. `None` for calls without a session, which have no keys.
     session_id: Option<(Arc<str>, KeyHash)>,
     scopes: ScopeSet,
     calls: SmallMap<CallId, Entry<T>>,
     /// The accepted requests of calls in flight.
     by_request: SmallMap<KeyHash, CallId>,
     retained: RetainedCalls<A>,
-    /// Whether calls have ended since [`take_completion_flag`](Self::take_completion_flag).
+    /// Whether calls have ended since the last [`take_completion_flag`](Self::take_completion_flag).
     has_completed: bool,
     due: BTreeSet<(Instant, CallId)>,
     detached: usize,
@@ -160,17 +164,17 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.calls.is_empty() && self.retained.is_empty()
     }
 
-    /// Returns `true` if calls have ended since the last time, and completions are tracked.
+    /// Clears the flag that calls have ended. Returns `true` if it was set and completions are tracked.
     pub(crate) fn take_completion_flag(&mut self) -> bool {
         mem::take(&mut self.has_completed) && self.shared.totals.is_tracking_completions()
     }
 
-    /// The calls in flight.
+    /// Returns the calls in flight.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (CallId, &Entry<T>)> {
         self.calls.iter()
     }
 
-    /// The calls in flight that started after one and before another, oldest first.
+    /// Returns the calls in flight that started after `after` and before `before`, oldest first.
     pub(crate) fn calls_between(
         &self,
         after: Option<CallId>,
@@ -203,7 +207,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Makes an accepted call the owner of its id. Another owner is untracked and returned (invariant 9).
+    /// Makes an accepted call the owner of its id. A previous owner is untracked and returned (invariant 9).
     pub(crate) fn accept(&mut self, id: CallId) -> Option<UntrackedCall<T>> {
         let key = self.calls.get_mut(id)?.key.as_mut()?;
         key.is_accepted = true;
@@ -213,7 +217,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .insert(slot, id)
             .filter(|older| *older != id)?;
         let key = self.calls.get(id)?.key.as_ref()?;
-        // Otherwise it is another key with the same hash.
+        // Otherwise the older call has another key with the same hash.
         let previous = self.calls.get(older);
         let previous = previous.filter(|previous| previous.has_key(key.session, &key.request))?;
         let call = previous.call.clone();
@@ -232,7 +236,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .and_then(|accepted_call| self.calls.get(*accepted_call));
         let is_owned = accepted_call
             .is_some_and(|accepted_call| accepted_call.has_key(key.session, &key.request));
-        // No other call is untracked: none owned the id.
+        // This `accept` untracks no other call, because none owned the id.
         !is_owned && self.accept(id).is_none()
     }
 
@@ -256,7 +260,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     // --- Disconnects and resumes ---
 
-    /// Records that a stream of a call has just ended. `is_empty_resume`: it was a resume that brought no event.
+    /// Records that a stream of a call has just ended. `is_empty_resume`: the stream was a resume that brought no event.
     pub(crate) fn detach(
         &mut self,
         id: CallId,
@@ -279,7 +283,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             self.shared.totals.add_detached();
         } else if let Some(limit) = self.exceeded_limit(id) {
             if let Some(timers) = self.timers_of(id) {
-                // It was not counted as detached.
+                // `finish` must not subtract it from the detached calls, because it was not added.
                 timers.grace_timer = None;
             }
             let finished = self.finish(id, None);
@@ -303,8 +307,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_last.then(|| self.finish(id, None))?
     }
 
-    /// Returns the limit that another detached call would exceed, first that of the session. If there is none, the call is counted
-    /// as detached.
+    /// Counts a call as detached, or returns the limit that it would exceed. The limit of the session is checked first.
     fn exceeded_limit(&self, id: CallId) -> Option<Limit> {
         let totals = &self.shared.totals;
         let max = totals.max(Limit::DetachedOfSession);
@@ -316,7 +319,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         (!totals.try_add_detached()).then_some(Limit::Detached)
     }
 
-    /// Number of other detached calls of its session, where several sessions have the session id.
+    /// Returns the number of other detached calls of its session. Used where several sessions have the session id.
     fn other_detached(&self, id: CallId) -> usize {
         let session = self.calls.get(id).and_then(Entry::session);
         let others = self.calls().filter(|(other, _)| *other != id);
@@ -326,7 +329,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .count()
     }
 
-    /// Removes a call instead of a [`detach`](Self::detach), because its end can no longer be observed.
+    /// Removes a stream, as [`detach`](Self::detach) does. Untracks the call if that was its last stream, because its end can no
+    /// longer be observed.
     pub(crate) fn untrack(&mut self, id: CallId, stream: Generation) -> DetachOutcome {
         let Some(entry) = self.calls.get_mut(id) else {
             return DetachOutcome::Ignored;
@@ -338,7 +342,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         finished.map_or(DetachOutcome::Ignored, DetachOutcome::Untracked)
     }
 
-    /// Attaches a call whose resume was accepted: another stream of it is open from now on.
+    /// Attaches a call whose resume was accepted. Returns the generation of its new stream, or `None` if the call has ended.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(id)?;
         let stream = entry.add_stream();
@@ -361,7 +365,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Removes a pending resume that was added once.
+    /// Removes a pending resume that [`begin_resume`](Self::begin_resume) added.
     pub(crate) fn end_resume(&mut self, id: CallId, now: Instant) {
         if let Some(timers) = self.timers_of(id) {
             timers.end_resume(now);
@@ -369,8 +373,10 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Lets a call keep running, because its client may have resumed on a stream that is not known to be this call's. On an attached
-    /// call, this takes effect when the call is detached. Returns `false` if the call has ended.
+    /// Lets a call keep running, because its client may have resumed unobserved. Returns `false` if the call has ended.
+    ///
+    /// The client may have resumed on a stream that is not known to be this call's. On an attached call, this takes effect when the
+    /// call is detached.
     pub(crate) fn set_maybe_resumed(&mut self, id: CallId, state: DetachedState) -> bool {
         let Some(entry) = self.calls.get_mut(id) else {
             return false;
@@ -380,7 +386,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         true
     }
 
-    /// Returns `true` if a call keeps running when it is detached, because its client may have resumed unobserved.
+    /// Returns `true` if a call keeps running when it is detached, as set by [`set_maybe_resumed`](Self::set_maybe_resumed).
     pub(crate) fn is_maybe_resumed(&self, id: CallId) -> bool {
         let timers = self.calls.get(id).and_then(|entry| entry.timers.as_deref());
         timers.is_some_and(|timers| timers.is_maybe_resumed)
@@ -395,7 +401,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
     }
 
     /// Removes a task that has ended. Without such a task the call's end is not observed, so the call is removed at
-    /// `unobserved_until`. It is `None` if the end is observed elsewhere.
+    /// `unobserved_until`. `unobserved_until` is `None` if the end is observed elsewhere.
     pub(crate) fn remove_background_reader(
         &mut self,
         id: CallId,
@@ -407,7 +413,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    // --- The parts ---
+    // --- Helpers ---
 
     /// Removes a call from everything but the index of requests.
     fn remove_entry(&mut self, id: CallId, is_cancelled: bool) -> Option<Entry<T>> {

@@ -1,4 +1,4 @@
-//! The drain: what it waits for, and what it ends.
+//! What a drain waits for, and what it ends.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -7,7 +7,7 @@ use super::{Call, Registry, StreamHandle, Tracked};
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    /// Begins to track completions. Returns the number of calls that have ended by themselves since the first drain began.
+    /// Starts to track completions. Returns the number of calls that have ended without a cancel since the first drain began.
     pub(crate) fn begin_drain(&self) -> usize {
         self.sessions.shared.totals.track_completions();
         self.completions_since(0)
@@ -33,9 +33,12 @@ impl<T: Tracked> Registry<T> {
         self.deliveries.load(Ordering::Acquire) > 0
     }
 
-    /// Closes the registry. Returns the calls in flight and the registered streams. What starts later is ended at once.
+    /// Closes the registry. Returns the calls in flight and the registered streams.
+    ///
+    /// A call or stream that starts later is ended at once.
     pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn StreamHandle>>) {
-        // Before the scan for calls and streams: either the scan finds a new one, or the new one finds this flag.
+        // Set before the scan. A new call or stream is added under a lock that the scan takes, and then checks this flag. So either
+        // the scan finds it, or it finds the flag.
         self.closed.store(true, Ordering::Release);
         let calls = self.scan_calls(|id, entry| Some((id, entry.call.clone())));
         (calls.collect(), self.streams().take())

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{limits::Limit, lock::lock};
 
-/// Minimum time between two log lines about the same limit: one minute, so that many calls do not cause many lines.
+/// Minimum time between two log lines about the same limit: 1 min. Chosen so that many calls do not cause many lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The counters of calls over a limit, and of evicted answers.

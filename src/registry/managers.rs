@@ -1,5 +1,5 @@
-//! The session managers whose calls a registry has. A session is looked up among them by its id, so it is found whichever path or
-//! clone of a service a request takes.
+//! The session managers of a registry. A session is looked up by its id alone, so it is found whichever path or clone of a service a
+//! request takes.
 
 use std::sync::{
     OnceLock, PoisonError, RwLock, Weak,
@@ -13,17 +13,17 @@ const INLINE_MANAGERS: usize = 4;
 
 /// A session manager that can look up its sessions.
 pub(crate) trait Manager: Send + Sync {
-    /// Where its session ids are unique.
+    /// Returns the scope within which its session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Uses a session until the returned guard is dropped. `None` if there is no session with this id.
+    /// Keeps a session in use until the returned guard is dropped. Returns `None` if it has no session with this id.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
-    /// Whether it has a session with this id, or calls of one.
+    /// Returns `true` if it has a session with this id, or calls of one.
     fn has(&self, session: &str) -> bool;
 }
 
-/// The session managers that bound a call, or opened a session, behind the layer. Every request searches all of them.
+/// The session managers that bound a call, or opened a session, behind the layer. A look-up asks one after the other.
 #[derive(Default)]
 pub(super) struct Managers {
     inline: [OnceLock<Weak<dyn Manager>>; INLINE_MANAGERS],
@@ -50,12 +50,12 @@ impl Managers {
         }
     }
 
-    /// The scope of a session that one of them has.
+    /// Returns the scope of the first manager that has a session.
     pub(super) fn scope_of(&self, session: &str) -> Option<Scope> {
         self.find_map(|manager| manager.has(session).then(|| manager.scope()))
     }
 
-    /// Uses a session of one of them.
+    /// Keeps a session in use, in the first manager that has it.
     pub(super) fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.find_map(|manager| manager.begin_use(session))
     }

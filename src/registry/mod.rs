@@ -1,8 +1,8 @@
-//! The registry of all calls in flight, and of some that ended.
+//! The registry of the calls in flight and of the retained calls.
 //!
-//! A call belongs to its session. `core` is the state machine of one session id, without clock or lock. `session_map` has the
-//! states of all sessions, each behind its own lock, and the timer checks the sessions with an expired deadline. A lock is held
-//! for a map operation, never across an await or a callback.
+//! A call belongs to its session. `core` is the state machine of one session id, without clock or lock. `session_map` has the states
+//! of all sessions, each behind its own lock, and the timer checks the sessions with an expired deadline. A lock is held for one
+//! operation, never across an await or a callback.
 
 use std::{
     fmt,
@@ -58,7 +58,7 @@ pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
     /// The open streams that do not belong to a call in flight.
     streams: Mutex<OpenStreams>,
-    /// Set when the server has been drained: what starts later is ended at once.
+    /// Set once the server has been drained. A call or stream that starts later is ended at once.
     closed: AtomicBool,
     /// Number of answers that are on their way from a session manager to their clients.
     deliveries: AtomicUsize,
@@ -87,12 +87,12 @@ impl<T: Tracked> Registry<T> {
         self.managers.add(manager);
     }
 
-    /// Returns the scope of the session manager that has a session.
+    /// Returns the scope of the session manager that has a session. Returns `None` if none has it.
     pub(crate) fn manager_of(&self, session: &str) -> Option<Scope> {
         self.managers.scope_of(session)
     }
 
-    /// Uses a session of a session manager until the returned guard is dropped.
+    /// Keeps a session in use until the returned guard is dropped. Returns `None` if no session manager has it.
     pub(crate) fn use_session(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
         self.managers.begin_use(session)
     }
@@ -101,13 +101,14 @@ impl<T: Tracked> Registry<T> {
         &self.sessions.timer
     }
 
-    /// Notified when calls have ended during a drain.
+    /// Notified when calls end during a drain, and when no answer is being delivered any more.
     pub(crate) fn ended(&self) -> &Notify {
         &self.sessions.ended
     }
 
-    /// Runs `start`, which starts a call in the entry of its session id, or in one for calls without a session. Returns `true` if
-    /// the call starts too late: the server has been drained, and the call must end at once.
+    /// Runs `start` on the entry of a session id, or on an entry for calls without a session.
+    ///
+    /// The returned flag is `true` if the server has been drained, so that the call must end at once.
     pub(crate) fn start<R>(
         &self,
         id: CallId,
@@ -115,11 +116,12 @@ impl<T: Tracked> Registry<T> {
         start: impl FnOnce(&Arc<SessionEntry<T>>, &mut SessionState<T>) -> R,
     ) -> (R, DeferredEffects<T>, bool) {
         let (result, deferred) = self.sessions.with_or_insert(session_id, id, start);
-        // `close` sets its flag before it scans for calls: either it finds this call, or the flag is set here.
+        // `close` sets its flag before it scans for calls. Both lock this entry, so either `close` finds this call, or the flag is
+        // set here.
         (result, deferred, self.is_closed())
     }
 
-    /// Runs one operation on the state of a session id. `None` if nothing is known of the session.
+    /// Runs one operation on the state of a session id. Returns `None` if the session id has no entry.
     pub(crate) fn with_session<R>(
         &self,
         session_id: &str,
@@ -136,13 +138,13 @@ impl<T: Tracked> Registry<T> {
         event_match.unwrap_or(EventMatch::Nothing)
     }
 
-    /// Returns the call with this key. `None` if its request was not accepted.
+    /// Returns the call with this key, if its request is accepted.
     pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
         let Key { session, request } = key;
         self.with_session(&session.id, |core| core.find(&session.scope, request))?
     }
 
-    /// Returns the call with this key, also if its request is not accepted yet.
+    /// Returns the call with this key, even if its request is not accepted yet.
     pub(crate) fn find_unaccepted_too(&self, key: &Key) -> Option<Call<T>> {
         let Key { session, request } = key;
         self.with_session(&session.id, |core| {
@@ -167,7 +169,9 @@ impl<T: Tracked> Registry<T> {
         detached.unwrap_or_default()
     }
 
-    /// Returns `true` if a client may resume in a session: a detached call, or a call whose answer is retained.
+    /// Returns `true` if a client may resume in a session.
+    ///
+    /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, session: &SessionKey, now: Instant) -> bool {
         let awaited = self.with_session(&session.id, |core| core.is_awaited(&session.scope, now));
         awaited.unwrap_or(false)
@@ -185,8 +189,9 @@ impl<T: Tracked> Registry<T> {
         entries.find_map(|entry| entry.read(|core| core.call(id).cloned()))
     }
 
-    /// Scans all calls that are in flight now, in batches, so that no other call waits long for a lock. A call that ends or
-    /// starts meanwhile may be among them; each of the others is, once.
+    /// Scans the calls in flight in batches, so that no other call waits long for a lock.
+    ///
+    /// A call that starts or ends meanwhile may be missed. Every other call is scanned exactly once.
     pub(crate) fn scan_calls<R>(
         &self,
         select: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R> + Clone,
@@ -196,7 +201,7 @@ impl<T: Tracked> Registry<T> {
         entries.flat_map(move |entry| entry.scan_calls(before, select.clone()))
     }
 
-    /// Returns `true` if the calls in flight with this session id belong to several servers, each of which issued the id.
+    /// Returns `true` if calls in flight of more than one scope have this session id.
     pub(crate) fn is_ambiguous(&self, session_id: &str) -> bool {
         self.with_session(session_id, |core| core.has_several_sessions())
             .unwrap_or(false)
@@ -230,12 +235,12 @@ impl<T: Tracked> Registry<T> {
         self.len() < self.sessions.shared.totals.max(Limit::Calls)
     }
 
-    /// Registers a stream that is about to end. A drain closes it if it does not.
+    /// Registers a stream that is about to end. A drain closes it if it is still open.
     pub(crate) fn register_ending_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.streams().add(stream);
     }
 
-    /// Registers a stream that belongs to no call in flight. A drain closes it; after one it is closed at once.
+    /// Registers a stream that belongs to no call in flight. A drain closes it. After a drain, it is closed at once.
     pub(crate) fn register_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.register_ending_stream(stream.clone());
         if let Some(stream) = stream.upgrade().filter(|_| self.is_closed()) {

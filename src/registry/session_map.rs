@@ -28,7 +28,9 @@ use crate::{
 /// concurrently.
 const SESSIONLESS_SHARDS: usize = 16;
 
-/// Maximum number of expired deadlines that are handled under one lock of an entry: 16 calls in flight, and 16 retained calls.
+/// Maximum number of expired deadlines that are handled under one lock of an entry: 16.
+///
+/// The maximum applies to calls in flight and to retained calls separately.
 pub(super) const EXPIRY_BATCH: usize = 16;
 
 /// Maximum number of calls that are scanned under one lock of an entry: 256. They take about a tenth of a millisecond.
@@ -43,7 +45,7 @@ pub(crate) struct SessionMap<T> {
     sessionless: [Arc<SessionEntry<T>>; SESSIONLESS_SHARDS],
     pub(super) shared: Arc<RegistryShared>,
     pub(super) timer: Arc<Timer>,
-    /// Notified when calls have ended while completions are tracked.
+    /// Notified when calls end while completions are tracked, and when the last delivery of an answer ends.
     pub(super) ended: Notify,
 }
 
@@ -62,8 +64,7 @@ struct EntryState<T> {
     core: SessionState<T>,
     /// When the timer checks this entry. `None` if it does not.
     timer_deadline: Option<Instant>,
-    /// Set when the entry is removed from the map, because its session has no calls, neither in flight nor retained. The session
-    /// may have another entry now.
+    /// Set when the entry is removed from the map. The session may have another entry now.
     is_removed: bool,
 }
 
@@ -75,9 +76,9 @@ pub(crate) struct DeferredEffects<T> {
 }
 
 struct Effects {
-    /// A deadline that is earlier than the one of the timer.
+    /// The new deadline, if it is earlier than that of the timer.
     earlier_deadline: Option<Instant>,
-    /// A drain waits for calls to end, and one has ended.
+    /// Set if a call has ended and completions are tracked.
     has_completed: bool,
     is_empty: bool,
 }
@@ -99,7 +100,7 @@ impl<T: Tracked> SessionMap<T> {
         })
     }
 
-    /// Returns the entry of a session id. `None` if the session has no calls, or its hash is that of another session.
+    /// Returns the entry of a session id. Returns `None` if it has none, or its hash collides with that of another session id.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         let shard = self.shard(hash);
@@ -110,8 +111,8 @@ impl<T: Tracked> SessionMap<T> {
     /// Runs one operation on the state of a session id, and inserts an entry if there is none. Returns the effects of the
     /// operation, which the caller applies when no lock is held.
     ///
-    /// If another session id has the same hash, the call is stored where calls without a session are: the calls of the two
-    /// sessions could not be distinguished.
+    /// If another session id has the same hash, the call is stored in an entry for calls without a session, because one entry could
+    /// not distinguish the calls of the two sessions.
     pub(super) fn with_or_insert<R>(
         self: &Arc<Self>,
         session_id: Option<&Arc<str>>,
@@ -122,7 +123,7 @@ impl<T: Tracked> SessionMap<T> {
             let entry = session_id.and_then(|session_id| self.find_or_insert(session_id));
             let entry = entry.unwrap_or_else(|| self.sessionless(id).clone());
             let mut state = entry.state();
-            // Otherwise it was removed meanwhile.
+            // Otherwise the entry was removed between the look-up and the lock.
             if !state.is_removed {
                 let (result, effects) = state.run(|core| operation(&entry, core));
                 drop(state);
@@ -239,7 +240,6 @@ impl<T: Tracked> SessionEntry<T> {
         result
     }
 
-    /// Reads the session state.
     pub(super) fn read<R>(&self, select: impl FnOnce(&SessionState<T>) -> R) -> R {
         select(&self.state().core)
     }

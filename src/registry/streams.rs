@@ -22,7 +22,7 @@ pub(crate) trait StreamHandle: Send + Sync {
 #[derive(Default)]
 pub(super) struct OpenStreams {
     open: Vec<Weak<dyn StreamHandle>>,
-    /// Number of streams after ended ones were removed last.
+    /// Number of streams after the last removal of ended ones.
     len_after_purge: usize,
 }
 

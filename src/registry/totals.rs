@@ -1,14 +1,14 @@
-//! Counters of all sessions of a registry together.
+//! Counters over all sessions of a registry.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::core::{DeliveryState, PerDeliveryState};
 use crate::limits::{Limit, Limits};
 
-/// Delivered calls have a quarter of all bytes. Chosen because only few of them are resumed.
+/// Delivered calls may use a quarter of all bytes. Chosen because few of them are resumed.
 const DELIVERED_DIVISOR: usize = 4;
 
-/// Counters that all sessions share. They need no lock: each session updates them under its own.
+/// Counters that all sessions share. They are atomic, because each session updates them under its own lock.
 #[derive(Debug)]
 pub(crate) struct Totals {
     limits: [AtomicUsize; Limit::ALL.len()],
@@ -18,7 +18,7 @@ pub(crate) struct Totals {
     detached: AtomicUsize,
     /// The bytes of retained calls.
     bytes: PerDeliveryState<AtomicUsize>,
-    /// Whether calls that end by themselves are counted.
+    /// Whether calls that end without a cancel are counted.
     is_tracking_completions: AtomicBool,
     completions: AtomicUsize,
 }
@@ -87,7 +87,7 @@ impl Totals {
         }
     }
 
-    /// Counts the calls that end by themselves from now on.
+    /// Counts the calls that end without a cancel from now on.
     pub(super) fn track_completions(&self) {
         self.is_tracking_completions.store(true, Ordering::Relaxed);
     }

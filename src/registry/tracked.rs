@@ -1,13 +1,13 @@
-//! The trait of what a registry tracks.
+//! The trait of the values that a registry tracks.
 
 use std::sync::Arc;
 
 use super::core::Finished;
 use crate::call::{CallId, CancelReason};
 
-/// What is registered for a call, and is notified when a deadline of the call has passed. Called with no lock held.
+/// A value that is registered for a call, and notified of its deadlines. Called with no lock held.
 pub(crate) trait Tracked: Send + Sync + 'static {
-    /// The call was removed from the registry, because its end will not be observed.
+    /// The call was removed from the registry before it ended.
     fn on_untracked(&self, id: CallId, finished: Finished);
 
     /// The grace of the call has expired. The cancel may need a confirmation.

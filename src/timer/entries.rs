@@ -160,11 +160,11 @@ impl TimerEntries {
     /// Returns `true` if the timer tasks must be woken for an earlier deadline, and records that they are.
     pub(super) fn needs_wake(&mut self) -> bool {
         let next = self.next();
-        let is_news = next.is_some_and(|next| self.next_wake.is_none_or(|at| next < at));
-        if is_news {
+        let is_earlier = next.is_some_and(|next| self.next_wake.is_none_or(|at| next < at));
+        if is_earlier {
             self.next_wake = next;
         }
-        is_news
+        is_earlier
     }
 
     /// Records the end of a turn. Returns when the next one is due: at once if expired entries remain.

@@ -11,10 +11,10 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-/// Delay before a deadline that ran late is checked again: 100 ms, in which a runtime reads the requests that waited.
+/// Delay before a deadline that ran late is checked again: 100 ms. Within that time, a runtime reads the requests that waited.
 pub(crate) const RECHECK_DELAY: Duration = Duration::from_millis(100);
 
-/// Maximum lateness of a recheck: 20 ms.
+/// Maximum lateness at which a recheck counts as on time: 20 ms.
 pub(crate) const RECHECK_TOLERANCE: Duration = Duration::from_millis(20);
 
 /// Maximum number of stalls that are tracked during a backlog: 16. Beyond it, the oldest stalls are merged.

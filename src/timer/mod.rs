@@ -162,7 +162,7 @@ impl Timer {
 
     /// Handles expired entries for [`POLL_BUDGET`]. Returns when the next turn is due.
     ///
-    /// Several timer tasks may do so at the same time.
+    /// Several timer tasks may call this concurrently.
     fn run_expired(&self, lateness: &LatenessTracker) -> Option<Instant> {
         let begun = Instant::now();
         for _ in 0..MAX_PER_POLL {

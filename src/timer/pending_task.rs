@@ -3,9 +3,8 @@
 //! A pending task is stored in the timer. The spawned [`TaskRunner`](super::task_runner::TaskRunner) takes it when first
 //! polled, so no task runs twice. If its runtime never polls it, another runtime takes the task.
 //!
-//! A runner that is dropped releases its task to the timer tasks of other runtimes. A task migrates at most
-//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times, so runtimes that end one after another cannot pass it on
-//! forever.
+//! A runner that is dropped releases its task to the timer tasks of other runtimes, at most
+//! [`MAX_MIGRATIONS`](super::task_runner::MAX_MIGRATIONS) times. So runtimes that end one after another cannot pass it on forever.
 
 use std::{collections::BTreeMap, pin::Pin};
 

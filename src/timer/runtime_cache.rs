@@ -3,8 +3,8 @@
 //! Every request reads it, so a hit costs one relaxed load and one read of a thread-local.
 //!
 //! - A worker thread of a multi-threaded runtime stays with that runtime. Its entry is valid until a timer task ends.
-//! - A thread that drives a runtime by itself may drive another one next. There the id of the runtime is compared, which clones
-//!   the handle of the runtime. No other thread clones that handle at the same time.
+//! - A thread that drives a runtime by itself may drive another one next. So its entry compares the id of the runtime, which clones
+//!   the handle of the runtime. The clone is not contended, because no other thread drives that runtime.
 
 use std::{
     cell::Cell,

@@ -10,15 +10,17 @@ use crate::{
     timer::{MAX_RECHECKS, RECHECK_DELAY, RECHECK_TOLERANCE, STALL_THRESHOLD},
 };
 
-/// How long a pending resume keeps a call past its deadline: 5 s, far more than an inner service takes to answer
-/// a GET, and little for an orphan.
+/// Maximum time that a pending resume keeps a call past the end of its grace: 5 s.
+///
+/// Chosen because an inner service answers a GET much sooner, and an orphan may keep running for that long.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 
-/// How late a grace may be found expired to be acted on at once: 2 ms. Tokio's timers round up to 1 ms.
+/// Maximum lateness at which an expired grace is acted on at once: 2 ms. Chosen because tokio's timers round up to 1 ms.
 pub(super) const TIMER_RESOLUTION: Duration = Duration::from_millis(2);
 
-/// Maximum number of resumes in a row that renew the grace although they brought no event: 20, a minute for
-/// a client that polls every 3 s.
+/// Maximum number of resumes in a row that renew the grace although they brought no event: 20.
+///
+/// That is a minute for a client that polls every 3 s.
 pub(crate) const MAX_EMPTY_RESUMES: u32 = 20;
 
 /// The state of a detached call.
@@ -47,13 +49,13 @@ pub(super) struct CallTimers {
     pub(super) grace_timer: Option<GraceTimer>,
     /// The resumes whose streams are open.
     pub(super) resumed: Vec<Generation>,
-    /// Number of resumes that were received and are not answered.
+    /// Number of resumes that were received and are not answered yet.
     pending_resumes: u32,
     /// Number of tasks that read a stream of it in the background, and will observe its end.
     background_readers: u32,
     /// Number of resumes in a row that brought no event.
     empty_resumes: u32,
-    /// Its client may have resumed unobserved: the loss of its stream means nothing, and no other call supersedes it.
+    /// Its client may have resumed unobserved. So the loss of its stream does not cancel it, and no other call supersedes it.
     pub(super) is_maybe_resumed: bool,
     /// How often its grace has expired.
     expiry_count: u32,
@@ -67,9 +69,9 @@ pub(super) struct GraceTimer {
     pub(super) state: DetachedState,
     /// How long its client may wait before it resumes, as decided at the detach: the grace of a call that has one.
     pub(super) resume_window: Duration,
-    /// It was postponed for long.
+    /// It was extended because of a stall.
     was_postponed: bool,
-    /// The grace was found expired, but late. It must not be acted on before this time.
+    /// Set after a late expiry, or a confirmation. The grace is not acted on before this time.
     recheck_at: Option<Instant>,
     /// How often it was checked again.
     rechecks: u8,
@@ -77,9 +79,9 @@ pub(super) struct GraceTimer {
     pub(super) is_expired: bool,
     /// The cancel was confirmed.
     is_confirmed: bool,
-    /// When the call is removed, because no task reads a stream of it. It would keep running to its end otherwise.
+    /// When the call is removed, because no task observes its end. `None` while its end is observed.
     unobserved_until: Option<Instant>,
-    /// When the last pending resume ended, at most its own deadline.
+    /// When the last pending resume ended, but not later than [`MAX_RESUME_WAIT`] after the end of the grace.
     resumes_ended_at: Option<Instant>,
 }
 
@@ -115,7 +117,7 @@ impl DetachedState {
 // === impl CallTimers ===
 
 impl CallTimers {
-    /// The timers of an attached call that is cancelled at `deadline` at the latest.
+    /// Returns the timers of an attached call that is cancelled at `deadline` at the latest.
     pub(super) fn with_deadline(deadline: Instant) -> Self {
         Self {
             deadline: Some(deadline),
@@ -210,7 +212,7 @@ impl CallTimers {
         grace.into_iter().chain(self.deadline).min()
     }
 
-    /// When the grace timer is checked. `None` if the call is attached, or has no deadline.
+    /// Returns when the grace timer is checked. Returns `None` if the call is attached, or waits without a deadline.
     pub(super) fn detached_deadline(&self) -> Option<Instant> {
         let timer = self.grace_timer.as_ref()?;
         match timer.state {
@@ -218,12 +220,12 @@ impl CallTimers {
                 let at = if self.has_pending_resume() {
                     resume_deadline(deadline)
                 } else {
-                    // A deadline that passed meanwhile is not late: it could not run before.
+                    // A deadline that passed during a pending resume is not late, because it could not run then.
                     timer.resumes_ended_at.unwrap_or(deadline).max(deadline)
                 };
                 Some(timer.recheck_at.unwrap_or(at).max(at))
             }
-            // Not before its deadline: a call that is not observed can still be cancelled.
+            // Not before the deadline of the call, because an unobserved call can still be cancelled then.
             DetachedState::ForgetAt { until, .. } => Some(until).max(self.deadline),
             DetachedState::UntilComplete { .. } => timer
                 .unobserved_until
@@ -235,9 +237,10 @@ impl CallTimers {
         self.pending_resumes > 0
     }
 
-    /// Adds a pending resume, of which the first stops the timer.
+    /// Adds a pending resume. The first one stops the timer.
     ///
-    /// A resume may be the first to find the grace expired (invariant 7). When the resume ends, that could no longer be determined.
+    /// A resume may be the first to find the grace expired late (invariant 7). The lateness is checked here, because it cannot be
+    /// determined once the resume has ended.
     pub(super) fn begin_resume(&mut self, now: Instant) {
         if !self.has_pending_resume()
             && let Some(at) = self.detached_deadline()
@@ -248,7 +251,7 @@ impl CallTimers {
         self.invalidate_expiry();
     }
 
-    /// Removes a pending resume. With the last one the timer continues.
+    /// Removes a pending resume. The timer continues after the last one.
     pub(super) fn end_resume(&mut self, now: Instant) {
         if self.pending_resumes != 1 {
             self.pending_resumes = self.pending_resumes.saturating_sub(1);
@@ -272,8 +275,10 @@ impl CallTimers {
         }
     }
 
-    /// How long the outcome of a detached call that ends at `at` is retained: for its resume window, and to the end
-    /// of its grace, however often that was postponed. `None` if it is attached.
+    /// Returns until when the outcome of a detached call that ends at `at` is retained. Returns `None` if it is attached.
+    ///
+    /// That is the end of its resume window, counted from `at`, or the end of its grace, also if that was postponed. The later one
+    /// counts.
     pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
         let timer = self.grace_timer.as_ref()?;
         let whole = at.checked_add(timer.resume_window);
@@ -356,7 +361,7 @@ impl CallTimers {
         };
         let deadline = if (is_stalled || late > STALL_THRESHOLD) && !timer.was_postponed {
             timer.was_postponed = true;
-            // A confirmation from before the stall need not hold any more.
+            // A confirmation from before the stall may no longer hold.
             timer.is_confirmed = false;
             *deadline = now + (2 * *retry).max(MAX_RESUME_WAIT);
             *deadline

@@ -6,8 +6,10 @@ use crate::call::{CallId, RequestId, Scope};
 // === impl SessionState ===
 
 impl<T: Clone, A: Clone> SessionState<T, A> {
-    /// Adds a request that is not tracked to those with the id of a call in flight, and returns that call. Until the request is
-    /// [removed](Self::end_contest) no cancel of the call may be injected, because it could meet the request (invariant 2).
+    /// Counts an untracked request that has the id of a call in flight, and returns that call.
+    ///
+    /// Until [`end_contest`](Self::end_contest), no cancel of the call may be injected, because the server could apply it to that
+    /// request (invariant 2).
     pub(crate) fn contest(&mut self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         let (id, call) = self.find(scope, request)?;
         let key = self.key_mut(id)?;
@@ -15,7 +17,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some((id, call))
     }
 
-    /// Removes a request that was added once.
+    /// Removes a request that [`contest`](Self::contest) counted.
     pub(crate) fn end_contest(&mut self, id: CallId) {
         if let Some(key) = self.key_mut(id) {
             key.contests = key.contests.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! The removal of calls: finished, or with their session.
+//! The end of calls and of sessions.
 
 use super::{
     SessionState,
@@ -68,8 +68,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         self.retained.take_evicted()
     }
 
-    /// Ends a call whose grace has expired, as [`finish`](Self::finish) does, unless its client has resumed or a resume is pending.
-    /// The lock is free between the check of the timer and the cancel (invariant 6).
+    /// Ends a call, as [`finish`](Self::finish) does, if its expiry still holds.
+    ///
+    /// The lock is free between the check of the timer and this. Meanwhile its client may have resumed, or begun to (invariant 6).
     pub(crate) fn finish_due(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
         let is_due = self.calls.get(id)?.grace_timer()?.is_expired;
         is_due.then(|| self.finish(id, Some(ended)))?
@@ -84,8 +85,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         may_cancel.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// Begins to close a session: returns its accepted calls. Removes its retained calls, and the event ids of all: a session that
-    /// starts anew counts its streams anew.
+    /// Begins to close a session: returns its accepted calls, and removes its retained calls.
+    ///
+    /// Also removes the event ids of the accepted calls, because a session that is opened again numbers its streams anew.
     pub(crate) fn begin_close(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

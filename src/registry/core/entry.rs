@@ -31,7 +31,7 @@ pub(super) struct CallKey {
     pub(super) session: KeyHash,
     pub(super) request: RequestId,
     pub(super) is_accepted: bool,
-    /// Number of requests on their way that are not tracked and have this id.
+    /// Number of untracked requests in progress that have this id.
     pub(super) contests: u32,
 }
 
@@ -132,12 +132,12 @@ impl<T> Entry<T> {
         self.grace_timer().map(|timer| timer.detachment)
     }
 
-    /// When it was detached.
+    /// Returns when it was detached.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
         self.detachment().map(|detachment| detachment.since())
     }
 
-    /// When it is cancelled if its client does not resume.
+    /// Returns when it is cancelled if its client does not resume.
     pub(crate) fn grace_deadline(&self) -> Option<Instant> {
         match self.grace_timer()?.state {
             DetachedState::GraceUntil { .. } => self.timers.as_ref()?.detached_deadline(),
@@ -145,7 +145,7 @@ impl<T> Entry<T> {
         }
     }
 
-    /// When it is cancelled at the latest, attached or not.
+    /// Returns when it is cancelled at the latest, attached or not.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.timers.as_ref()?.deadline
     }

@@ -1,12 +1,12 @@
-//! The streams of a call, one after the other.
+//! The numbers of a call's streams.
 
 /// The generation of a call's first stream, that of the POST.
 pub(crate) const POST_GENERATION: Generation = Generation(1);
 
-/// The generation of a stream without a client.
+/// The generation of a stream that is only read in the background.
 pub(crate) const NO_GENERATION: Generation = Generation(0);
 
-/// Which stream of its call a stream is.
+/// The number of a stream among the streams of its call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Generation(u32);
 

@@ -1,8 +1,8 @@
-//! Finding calls by what a client knows of them.
+//! The hashes by which sessions, requests and event ids are looked up.
 //!
-//! The requests of a session's calls in flight are in one map from a keyed 64-bit hash to a `CallId`, sessions in another. The hash
-//! of a session is computed once, and no client can choose keys that collide. A hit is only a hint: sessions and request ids are
-//! compared, so a collision finds nothing, and never the wrong call.
+//! The accepted requests of a session id are in one map from a keyed 64-bit hash to a `CallId`, session ids in another. The hash of
+//! a session id is computed once, and no client can choose keys that collide. A hit is only a hint: session ids and request ids are
+//! then compared, so a collision finds nothing, and never the wrong call.
 //!
 //! Event ids are in no map, because a resume is rare: it compares its event id with those of its session's calls.
 
@@ -13,7 +13,7 @@ use std::{
 
 use crate::call::{RequestId, Scope};
 
-/// What is known of a stream by one of its event ids.
+/// A stream, as one of its event ids identifies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamId {
     /// The number behind the slash in `<index>/<stream>`.
@@ -27,7 +27,7 @@ pub(super) enum StreamId {
 pub(super) struct EventId {
     /// Index and stream, if it has the form of rmcp's.
     pub(super) numbers: Option<(u64, u64)>,
-    /// Keyed hash of all of it.
+    /// Keyed hash of the whole event id.
     pub(super) hash: u64,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct KeyHasher {
     string_ids: u64,
 }
 
-/// The sessions with the id of a session state, one for each scope in which calls have a key.
+/// The sessions with the id of a session state: one for each scope in which a call has had a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ScopeSet {
     None,
@@ -67,16 +67,16 @@ impl KeyHash {
         self.0
     }
 
-    /// The hash of a key in this session. A client chooses the key, and knows neither the session's hash nor
-    /// the multiplier. Keys that differ in few bits differ in some bits of the first product, and in any of the
-    /// second.
+    /// Returns the hash of a key in this session. A client chooses the key, and knows neither the session's hash nor the multiplier.
+    ///
+    /// Keys that differ in few bits differ in some bits of the first product, and may differ in any bit of the second.
     fn mix(self, key: u64, multiplier: u64) -> Self {
         let once = fold(self.0 ^ key, multiplier);
         Self(fold(once ^ self.0.rotate_left(32), multiplier))
     }
 }
 
-/// Both halves of a product.
+/// Returns the exclusive or of the two halves of a product.
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
@@ -111,12 +111,12 @@ impl Default for KeyHasher {
 }
 
 impl KeyHasher {
-    /// The hash of a session id.
+    /// Returns the hash of a session id.
     pub(crate) fn session_id(&self, id: &str) -> KeyHash {
         KeyHash(self.keyed.hash_one(id))
     }
 
-    /// The session with this id in a scope.
+    /// Returns the session with this id in a scope.
     pub(super) fn session(&self, id: KeyHash, scope: &Scope) -> KeyHash {
         match scope {
             Scope::Manager(number) => id.mix(*number, self.managers),
@@ -131,7 +131,7 @@ impl KeyHasher {
         }
     }
 
-    /// The hash of a whole event id.
+    /// Returns the hash of a whole event id.
     pub(super) fn event(&self, event_id: &[u8]) -> u64 {
         self.keyed.hash_one(event_id)
     }
@@ -156,12 +156,12 @@ impl StreamId {
     }
 }
 
-/// The numbers in `<index>/<stream>`, both decimal and of at most 19 digits, as rmcp writes and reads them.
+/// Returns the numbers in `<index>/<stream>`. Both are decimal and have at most 19 digits, as rmcp writes and reads them.
 pub(crate) fn numbers(event_id: &[u8]) -> Option<(u64, u64)> {
     let (mut index, mut number, mut digits) = (None, 0_u64, 0);
     for byte in event_id {
         match byte {
-            // No such number overflows.
+            // A number of 19 digits fits into a `u64`.
             b'0'..=b'9' if digits < 19 => {
                 number = 10 * number + u64::from(byte - b'0');
                 digits += 1;

@@ -19,7 +19,7 @@ pub(crate) enum EventMatch<T, A> {
     Nothing,
     /// A stream of a call in flight.
     Call(CallId, T),
-    /// One of these, perhaps: their known event ids are incomplete, or several calls have the event id.
+    /// Possibly one of these calls: their known event ids are incomplete, or several calls have the event id.
     Ambiguous(Vec<(CallId, T)>),
     /// A stream of a call that has ended.
     Ended(RetainedOutcome<A>),
@@ -107,13 +107,13 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// The session with this id in a scope.
+    /// Returns the session with this id in a scope. Returns `None` for calls without a session.
     pub(super) fn session(&self, scope: &Scope) -> Option<KeyHash> {
         let (_, id) = self.session_id.as_ref()?;
         Some(self.shared.hasher.session(*id, scope))
     }
 
-    /// The call of a session with this JSON-RPC id, if its request was accepted.
+    /// Returns the call of a session with this JSON-RPC id, if its request is accepted.
     pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         self.accepted(self.session(scope)?, request)
     }
@@ -126,7 +126,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         is_match.then(|| (id, entry.call.clone()))
     }
 
-    /// The call of a session with this JSON-RPC id, also if its request is not accepted yet.
+    /// Returns the call of a session with this JSON-RPC id, even if its request is not accepted yet.
     pub(crate) fn find_unaccepted_too(
         &self,
         scope: &Scope,
@@ -140,7 +140,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// The call with this JSON-RPC id, in whatever scope. `None` if there is none, or one in more than one scope.
+    /// Returns the call with this JSON-RPC id in any scope. Returns `None` if no scope has one, or several have.
     pub(crate) fn find_unique(&self, request: &RequestId) -> Option<CallId> {
         if let ScopeSet::One(session) = self.scopes
             && let Some((id, _)) = self.accepted(session, request)
@@ -154,7 +154,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         let mut matches: Vec<_> = matches
             .map(|(id, key)| (key.session, !key.is_accepted, id))
             .collect();
-        // Of each session the accepted call, if there is one.
+        // Keeps one call of each session: the accepted one, if there is one.
         matches.sort_unstable();
         matches.dedup_by_key(|(session, ..)| *session);
         match *matches {
@@ -213,7 +213,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// The calls of a session whose requests are not accepted yet.
+    /// Returns the calls of a session whose requests are not accepted yet.
     pub(crate) fn unaccepted(&self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();
@@ -253,7 +253,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         Some(self.calls.get(id)?.grace_timer()?.resume_window)
     }
 
-    /// Returns the cause of a detach, if the call has no grace. Only a pending resume kept it running.
+    /// Returns the cause of the detach, if the call has no grace. Only a pending resume kept such a call running.
     pub(crate) fn cause_without_grace(&self, id: CallId) -> Option<DetachCause> {
         let timer = self.calls.get(id)?.grace_timer()?;
         timer
@@ -262,7 +262,9 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
             .then(|| timer.detachment.cause())
     }
 
-    /// Returns `true` if a client may resume in a session: a detached call, or a call whose answer is retained.
+    /// Returns `true` if a client may resume in a session.
+    ///
+    /// That is so if the session has a detached call, or an undelivered answer that is retained and has not expired.
     pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
         self.session(scope).is_some_and(|session| {
             let is_away = |entry: &Entry<T>| {
@@ -274,7 +276,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// The detached calls of a session.
+    /// Returns the detached calls of a session.
     pub(crate) fn detached(&self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

@@ -19,7 +19,7 @@ pub(crate) struct Completion<A> {
     /// The size of the answer in bytes.
     pub(crate) weight: usize,
     pub(crate) at: Instant,
-    /// It is retained at least until then. For a detached call, the time that was decided at the detach may be later.
+    /// It is retained at least until this time. For a detached call, the end of its grace or resume window may be later.
     pub(crate) until: Instant,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct RetainedCall<A> {
     pub(super) streams: Streams,
     pub(super) outcome: RetainedOutcome<A>,
     pub(super) weight: usize,
-    /// It is retained at least until then.
+    /// It is retained at least until this time.
     pub(super) until: Instant,
 }
 
@@ -77,7 +77,7 @@ impl<A> EndedCall<A> {
 // === impl DeliveryState ===
 
 impl DeliveryState {
-    /// In the order in which they are evicted.
+    /// All states, in the order in which calls are evicted.
     pub(crate) const ALL: [Self; 2] = [Self::Delivered, Self::Undelivered];
 }
 
@@ -110,7 +110,7 @@ impl<A> RetainedOutcome<A> {
         }
     }
 
-    /// Length of the texts in it that a client chose.
+    /// Returns the length of the text in it that a client chose.
     pub(super) fn text_len(&self) -> usize {
         match self {
             Self::Cancelled(RequestId::String(id), _) => id.len(),

@@ -4,19 +4,19 @@
 //! gets: the answer, or the error of a cancelled call. The client may resume any number of times.
 //!
 //! The retained calls of a session id are in one queue, in order of completion. Expired calls are removed from its head. A retained
-//! call may therefore outlive its own deadline, if an older one has a later deadline. They are in no map: a late client is rare,
-//! and searches those of its session only.
+//! call may therefore outlive its own deadline, if an older one has a later deadline. They are in no map, because a late client is
+//! rare, and its resume searches the calls of its session only.
 //!
 //! # Limits
 //!
 //! 1. The calls of a session id have a limit in bytes, and at most [`MAX_DELIVERED`] of them are delivered. For a call that exceeds
-//!    it, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
+//!    a limit, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
 //! 2. The calls of all sessions have a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an
-//!    undelivered one. A session retains at most as much of each as remains for all others ([`Totals::try_add_bytes`]): a new
+//!    undelivered one. A session retains at most as much of each as remains for all others ([`Totals::try_add_bytes`]). So a new
 //!    session finds space, however much the others retain.
-//! 3. No call is evicted for one of another session, no undelivered call for a delivered one, and none for a call that cannot fit.
-//!    Such a call is not retained.
-//! 4. [`EvictedAnswer`] reports undelivered calls that were evicted or not retained: their clients get what they would get without
+//! 3. No call is evicted for one of another session, no undelivered call for a delivered one, and none for a call that cannot fit. A
+//!    call that cannot fit is not retained.
+//! 4. [`EvictedAnswer`] reports undelivered calls that were evicted or not retained. Their clients get what they would get without
 //!    this crate.
 
 use std::{collections::VecDeque, mem, sync::Arc};
@@ -45,15 +45,18 @@ pub(crate) struct EvictedAnswer {
 /// Maximum number of delivered calls of a session id: 64. Chosen because a client whose connection broke resumes its latest calls.
 const MAX_DELIVERED: usize = 64;
 
-/// Approximate cost of a retained call besides its answer and its texts, in bytes: its entry in the queue, 230 as measured where a
-/// session has many. So a session has at most 2,048 of them.
+/// Approximate cost of a retained call besides its answer and its texts, in bytes: 512.
+///
+/// As measured, its entry in the queue takes 230 where a session has many. By default a session has at most 2,048 of them.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
-/// Approximate further cost of the first retained call of a session, in bytes, because the session's entry would be removed without
-/// it. As measured, a session with nothing but one retained call takes about 1,400. So there are at most 12,000 of them.
+/// Approximate further cost of the first retained call of a session, in bytes: 832.
+///
+/// It counts because the session's entry would be removed without that call. As measured, a session with nothing but one retained
+/// call takes about 1,400. By default there are at most 12,000 of them.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
-/// The retained calls of a session. Boxed, because most sessions have none and are large enough.
+/// The retained calls of a session id. Boxed, because most session ids have none, and their states are large already.
 #[derive(Debug)]
 pub(super) struct RetainedCalls<A>(Option<Box<RetainedQueue<A>>>);
 
@@ -71,14 +74,15 @@ struct RetainedQueue<A> {
 // === impl RetainedCalls ===
 
 impl<A> RetainedCalls<A> {
-    /// Retains an ended call if it fits, and evicts older ones of the session for it. Returns `true` if an answer was evicted.
+    /// Retains an ended call if it fits, and evicts older ones of the session id for it. Returns `true` if evictions are to be
+    /// reported.
     pub(super) fn retain(&mut self, id: &Arc<str>, ended: EndedCall<A>, totals: &Totals) -> bool {
         let queue = self.0.get_or_insert_default();
         queue.retain(id, ended, totals);
         !queue.evicted.is_empty()
     }
 
-    /// Removes at most `max` that have expired by `now`.
+    /// Removes at most `max` calls from the head of the queue that have expired by `now`.
     pub(super) fn remove_expired(&mut self, now: Instant, max: usize, totals: &Totals) {
         let Some(queue) = &mut self.0 else {
             return;
@@ -126,7 +130,7 @@ impl<A> RetainedCalls<A> {
             .any(|call| matches!(call.outcome, RetainedOutcome::Answered(_)) && call.until > now)
     }
 
-    /// When the next retained call is removed.
+    /// Returns when the next retained call is removed.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         Some(self.0.as_ref()?.calls.front()?.until)
     }

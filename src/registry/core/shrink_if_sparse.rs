@@ -5,12 +5,14 @@ use std::{
     hash::{BuildHasher, Hash},
 };
 
-/// Minimum capacity that is always kept: 64. A larger capacity is released when less than an eighth of it is used.
+/// Maximum capacity that is never reduced: 64. A larger one is reduced when less than an eighth of it is used.
 const MIN_CAPACITY: usize = 64;
 
-/// A collection that keeps its capacity when elements are removed. To be called after a removal. It leaves half of the capacity
-/// free, so that many insertions or removals are needed before it reallocates again.
+/// A collection that keeps its capacity when elements are removed.
 pub(crate) trait ShrinkIfSparse {
+    /// Releases capacity if less than an eighth of it is used. Must be called after each removal.
+    ///
+    /// Half of the remaining capacity is free, so that many insertions or removals are needed before the next reallocation.
     fn shrink_if_sparse(&mut self);
 }
 
@@ -30,7 +32,6 @@ impl<T> ShrinkIfSparse for VecDeque<T> {
     }
 }
 
-/// Returns `true` if less than an eighth is used.
 fn is_sparse(len: usize, capacity: usize) -> bool {
     capacity > MIN_CAPACITY && len < capacity / 8
 }

@@ -1,14 +1,14 @@
 //! A map that is a list while it is small, as nearly every session's is: most have one call at a time.
 //!
-//! A large one moves no more than a few entries at a time, also when it grows: the session's other calls would wait for
-//! that.
+//! A large one is a B-tree, which moves only a few entries at a time, even when it grows. The session's other calls would wait while
+//! a hash table moved all of them.
 
 use std::{collections::BTreeMap, mem, ops::Bound};
 
 /// Maximum number of entries of a list: 8. A scan of 8 entries takes no longer than a search in a tree.
 const MAX_LIST_LEN: usize = 8;
 
-/// Ordered by their keys, both ways.
+/// Both variants are ordered by key.
 #[derive(Debug)]
 pub(super) enum SmallMap<K, V> {
     List(Vec<(K, V)>),
@@ -68,7 +68,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
             return None;
         }
         if list.len() == list.capacity() {
-            // Most have one entry and never a second one.
+            // Most maps never have a second entry.
             list.reserve_exact(list.len().max(1));
         }
         list.insert(at, (key, value));
@@ -95,7 +95,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         self.after(None)
     }
 
-    /// The entries after a key, or all entries.
+    /// Returns the entries after `key`, or all entries if it is `None`.
     pub(super) fn after(&self, key: Option<K>) -> impl Iterator<Item = (K, &V)> {
         let (list, tree) = match self {
             Self::List(list) => (Some(list), None),

@@ -58,7 +58,6 @@ impl Streams {
         overflow.latest.push_back(stream);
     }
 
-    /// Records that the known ids are incomplete.
     pub(super) fn mark_incomplete(&mut self) {
         self.overflow.get_or_insert_default().is_incomplete = true;
     }
