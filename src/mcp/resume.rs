@@ -141,7 +141,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             exchange.wait_for_answer(id).await;
             // The meaning of another manager's refusal is unknown. It must not close a stream that is being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
-                // The answer is in a stream that is not read.
+                // The answer is in a stream that its client does not read.
                 exchange.close_streams();
                 exchange.wait_for_answer(id).await;
             }

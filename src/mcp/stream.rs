@@ -40,7 +40,7 @@ pub(super) struct BoundCall {
     /// Number of the stream, which stands after the slash in rmcp's event ids.
     stream: Option<u64>,
     reader: StreamReader,
-    /// `true` while the session manager has the request and has not answered.
+    /// `true` until the session manager has accepted or refused the request.
     is_dispatching: bool,
 }
 
@@ -135,7 +135,7 @@ where
 
 /// Reads a stream until the answer, the end of the stream, or the end of the call.
 ///
-/// The stream of a call whose id was reused yields nothing and does not end.
+/// The end of the call counts too, because the stream of a call whose id was reused yields nothing and does not end.
 pub(super) async fn read_in_background(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,
