@@ -1,4 +1,4 @@
-//! The loss of a client: its cause, and the time without one.
+//! Why a call is detached, and for how long.
 
 use std::{fmt, time::Duration};
 
@@ -73,7 +73,7 @@ impl DetachCause {
         }
     }
 
-    /// Returns its name in metrics and in data.
+    /// Returns the name in metrics and in serialized data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -116,7 +116,7 @@ impl Detachment {
         self.cause
     }
 
-    /// Returns how long it has lasted by now.
+    /// Returns the time since the call was detached.
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }

@@ -107,7 +107,7 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// An ambiguous body is a [`ParseFailure`], which names the first reason.
+/// Returns the first reason for which the body is ambiguous.
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
     let message = parse_members(&mut cursor, params)?.message()?;

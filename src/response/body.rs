@@ -29,7 +29,7 @@ pin_project! {
     /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
     /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here.
     ///
-    /// The example of [`CancelOnDisconnect`](crate::CancelOnDisconnect) receives one. It may also be empty:
+    /// The example of [`CancelOnDisconnect`](crate::CancelOnDisconnect) receives one. The default body is empty:
     ///
     /// ```
     /// use axum::body::Body;

@@ -253,7 +253,7 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// Returns the exchange once if its calls have ended although the inner body has not.
+    /// Returns the exchange if its call has ended although the inner body has not, but only the first time.
     fn must_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed
