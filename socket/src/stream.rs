@@ -1,8 +1,8 @@
 //! A TCP stream whose peer can be watched while hyper owns it.
 //!
 //! It reads and writes as tokio's own `TcpStream` does, by the methods that take a shared reference. Like tokio, it saves a
-//! system call: after a read that did not fill the buffer (a write that did not empty it) the socket is known to be drained
-//! (full), so the readiness seen before the transfer is cleared.
+//! system call: after a read that did not fill the buffer (a write that did not empty it), the socket is known to be drained
+//! (full). So the readiness that was recorded before the transfer is cleared.
 
 use std::{
     fmt,

@@ -28,8 +28,7 @@ pub enum DetachCause {
     /// The kernel reported that the connection was closed while hyper did not read from it, see `WatchedListener` (feature
     /// `socket`).
     PeerClosed,
-    /// The client is connected and has not read for as long as
-    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows.
+    /// The client is connected, but has not read for the [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout).
     Stalled,
     /// The server ended the stream, and its client is expected to resume for the answer (SEP-1699). rmcp also ends a stream
     /// just before it accepts another resume of the client.

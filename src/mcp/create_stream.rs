@@ -42,7 +42,7 @@ pub(super) struct CreateStream<F> {
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
-    /// `None` if the session is unknown: nothing is suppressed in it.
+    /// `None` if the session is unknown, in which case nothing is suppressed in it.
     used: Option<SessionUse>,
 }
 

@@ -70,8 +70,8 @@ pub struct CancellableSessionManager<M> {
 impl CancellableSessionManager<LocalSessionManager> {
     /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in the memory of the process.
     ///
-    /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own
-    /// timer is disabled: it closes sessions with silent calls whose clients are connected, and loses their answers.
+    /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own timer
+    /// is disabled, because it closes sessions with silent calls whose clients are connected, and their answers are lost.
     ///
     /// ```
     /// use std::time::Duration;

@@ -37,7 +37,7 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
 pub(super) struct BoundCall {
     attachment: Attachment,
     event_id_format: EventIdFormat,
-    /// Number of the stream, which stands after the slash in rmcp's event ids.
+    /// Number of the stream, which is the part after the slash of rmcp's event ids.
     stream: Option<u64>,
     reader: StreamReader,
     /// `true` until the session manager has accepted or refused the request.

@@ -46,7 +46,7 @@ const MAX_SUPPRESSED: usize = 256;
 /// The cancelled calls of a session, and the requests that its calls made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
-    /// `true` if `state` has anything. A session without cancels and client requests takes no lock.
+    /// `true` if `state` is not empty. A session without cancels and client requests takes no lock.
     active: AtomicBool,
     state: Mutex<SuppressedIds>,
     receiver: AtomicWaker,
@@ -67,7 +67,7 @@ struct SuppressedIds {
 /// calls.
 #[derive(Debug)]
 struct SuppressedCall {
-    /// `None` if another call has reused the id. The same holds for the token.
+    /// `None` if another call has reused the id. The token is also `None` if another call has reused it.
     request_id: Option<u64>,
     progress_token: Option<u64>,
 }

@@ -78,7 +78,7 @@ pub enum Event<'a> {
         /// The detachment, if the call was detached at its end.
         detachment: Option<Detachment>,
     },
-    /// A call was cancelled, but the cancel was not delivered to the server. There is no retry.
+    /// A call was cancelled, but the cancel was not delivered to the server. There is no further attempt.
     #[non_exhaustive]
     CancelFailed {
         /// The call.

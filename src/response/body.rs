@@ -175,7 +175,7 @@ where
 }
 
 impl<B: Default> Default for ResponseBody<B> {
-    /// Returns an empty body that belongs to no call. Outer layers use one for their own answers.
+    /// Returns an empty body that belongs to no call. Outer layers use such a body for their own answers.
     fn default() -> Self {
         Self::inert(EitherBody::body(B::default()))
     }
