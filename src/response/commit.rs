@@ -205,7 +205,7 @@ impl<B> JsonEvent<B> {
 
 impl<B> fmt::Debug for CommittedBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CommittedBody").finish_non_exhaustive()
+        f.debug_struct("Committed").finish_non_exhaustive()
     }
 }
 
