@@ -10,9 +10,10 @@ use crate::{
     policy::{EffectivePolicy, Policy},
 };
 
-/// Which answers are kept for clients that resume their calls. This needs
-/// [`CancellableSessionManager`](crate::CancellableSessionManager), which sees the answers. Keeping one costs a reference
-/// count, not a copy.
+/// Which answers are retained for clients that resume their calls.
+///
+/// This needs [`CancellableSessionManager`](crate::CancellableSessionManager), which observes the answers. Retaining an answer
+/// costs a reference count, or a copy of a text of up to 1 KiB.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, RetainAnswers};
@@ -24,13 +25,13 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum RetainAnswers {
-    /// All answers, for 60 s at least while there is space for them, including those that were on their way when the connection
-    /// broke. Of those, a session keeps the latest 64, and they are evicted first.
+    /// All answers, for at least 60 s unless they are evicted. This includes answers that were in transit when the connection
+    /// broke. A session retains the latest 64 answers whose client was connected, and they are evicted first.
     #[default]
     All,
-    /// The answers that were sent while no client was connected to take them.
+    /// The answers that were sent while their client was disconnected.
     Detached,
-    /// No answers: a client that resumes too late gets what rmcp gives, an empty stream.
+    /// No answers. A client that resumes after the end of its call receives an empty stream, as with rmcp alone.
     Off,
 }
 

@@ -40,16 +40,17 @@ pub enum Grace {
     #[default]
     Auto,
     /// The call is cancelled when its client disconnects. This breaks clients that resume. If the *server* ended the stream, the
-    /// call still waits as with `Auto`, because its server asked it to resume.
+    /// call still waits as with `Auto`, because the server asked the client to resume.
     Immediate,
     /// As `Auto`, but the call waits this long for a client that may resume. If the `retry` of the server is longer, the call waits
     /// that long and a little more.
     AutoAfter(Duration),
-    /// The call runs on this long, counted from the hang-up, even if its client cannot resume. If the client can, and the server
-    /// asked it to wait longer, the call keeps running for that long and a little more. The layer cannot see that a client without a
-    /// session has resumed its call from an event store: use another grace there.
+    /// The call keeps running for this long after the disconnect, even if its client cannot resume. If the client can, and the
+    /// `retry` of the server is longer, the call keeps running for that long and a little more. The layer cannot observe that a
+    /// client without a session resumes its call from an event store. Use another grace for such calls.
     After(Duration),
-    /// The call keeps running to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT. Later ones ask for a cancel.
+    /// The call keeps running to its end. The SHOULD NOT of revisions up to 2025-11-25 asks for this, and later revisions require
+    /// a cancel.
     Never,
 }
 
@@ -76,43 +77,47 @@ pub struct Policy {
     supersede: bool,
 }
 
-/// What was decided for a call, by its policy and by the layer.
+/// The rules that apply to a call, from its policy and from the layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct EffectivePolicy {
     pub(crate) grace: Grace,
     pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
-    /// Whether its client ends it only by a `notifications/cancelled`.
+    /// `true` if neither a disconnect nor `supersede` cancels the call.
     pub(crate) is_exempt: bool,
 }
 
 // === impl Policy ===
 
 impl Policy {
-    /// A policy that sets nothing: the layer's options apply.
+    /// Creates a policy that sets nothing, so the layer's options apply.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how long the call keeps running after its client left, in place of the layer's
+    /// Sets how long the call keeps running after its client disconnected, in place of the layer's
     /// [`grace`](crate::CancelOnDisconnectLayer::grace).
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = Some(grace);
         self
     }
 
-    /// Limits how long the call may last, counted from when it is known, whether its client is there or not. Then the call is
-    /// cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client gets the JSON-RPC error -32001.
+    /// Limits how long the call may last, attached or detached, from when it becomes known.
+    ///
+    /// A call that exceeds the limit is cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client receives the
+    /// JSON-RPC error -32001.
     ///
     /// The limit does not apply to `subscriptions/listen`, nor to calls that run as tasks. It replaces the layer's
-    /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout); [`Duration::MAX`] means no limit.
+    /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout). [`Duration::MAX`] means no limit.
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = Some(timeout);
         self
     }
 
-    /// Cancels the call when its client sends the same call again (session, method and all parameters but `_meta`) while this
-    /// one is detached, unless it is [exempt](crate::CancelOnDisconnectLayer::exempt).
+    /// Cancels the call if its client sends the same call again while this one is detached.
+    ///
+    /// Two calls are the same if their session, method and parameters are equal, apart from `_meta`. An
+    /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is not superseded.
     ///
     /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. The layer has
     /// no such option: a call whose policy does not set it is not superseded, and supersedes none.
@@ -121,7 +126,7 @@ impl Policy {
         self
     }
 
-    /// Completes it with the rules of the layer.
+    /// Adds the layer's rules where this policy sets nothing.
     pub(crate) fn or(self, layer: EffectivePolicy) -> EffectivePolicy {
         EffectivePolicy {
             grace: self.grace.unwrap_or(layer.grace),
@@ -135,7 +140,7 @@ impl Policy {
 // === impl EffectivePolicy ===
 
 impl EffectivePolicy {
-    /// The same for a call that is exempt.
+    /// Returns these rules, changed for an exempt call.
     pub(crate) fn exempt(self) -> Self {
         Self {
             grace: Grace::Never,

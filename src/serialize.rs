@@ -1,4 +1,4 @@
-//! Types as data (feature `serde`): ids as they are in JSON-RPC, names in snake case as in metrics, times in seconds.
+//! Serializes types (feature `serde`): ids as in JSON-RPC, names in snake case as in metrics, times in seconds.
 //!
 //! Session ids are omitted, because a client that knows one can act for the session.
 
@@ -23,7 +23,7 @@ impl Serialize for RequestId {
     }
 }
 
-// What is to be seen of a call is chosen field by field.
+// Not derived, so that a new field is not published by accident.
 impl Serialize for CallInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut info = serializer.serialize_struct("CallInfo", 5)?;

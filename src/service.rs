@@ -1,4 +1,4 @@
-//! The service, which makes an exchange of every request and observes its request and response.
+//! The service, which creates an exchange for every request, and observes the request and its response.
 
 use std::{
     fmt,
@@ -21,10 +21,11 @@ use crate::{
     token::CallToken,
 };
 
-/// Cancels the calls of clients that hang up. [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer) makes it.
+/// Cancels the calls of clients that disconnect. [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer) creates this
+/// service.
 ///
-/// The inner service gets a [`TeeBody`] and answers with any body. If the request already carries a [`CallToken`], there is
-/// another such layer outside, and this one passes everything on.
+/// The inner service gets a [`TeeBody`] and answers with any body. If the request already has a [`CallToken`], it passed another
+/// such layer, and this one passes everything on.
 ///
 /// ```
 /// use axum::body::Body;
@@ -96,20 +97,20 @@ where
         }
         let link = CallToken::new(exchange.clone());
         request.extensions_mut().insert(link);
-        let terms =
+        let response_options =
             ResponseOptions::of(&request, exchange.may_carry_call(), &self.instance.options);
-        if terms.may_commit() {
-            // What is sent as events cannot be encoded as a whole.
+        if response_options.may_commit() {
+            // An encoded answer could not be sent as events.
             request.headers_mut().remove(header::ACCEPT_ENCODING);
         }
-        // The guard stands before the inner service is called: `call` may panic too.
+        // The guard is created before the inner service is called, because `call` may panic too.
         let guard = Guard::new(exchange.clone());
         let future = {
             let _calling = guard.polling();
             let request = TeeBody::observed(request, exchange, capture);
             self.inner.call(request)
         };
-        ResponseFuture::new(guard, future, terms)
+        ResponseFuture::new(guard, future, response_options)
     }
 }
 

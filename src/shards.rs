@@ -1,8 +1,8 @@
-//! Locks over which entries are spread by a hash.
+//! Locks, among which entries are distributed by a hash.
 
 use std::slice;
 
-/// How many they are: 64, so that two entries that are looked for at the same time seldom meet at one.
+/// Number of locks: 64. Chosen so that concurrent look-ups of two entries rarely contend.
 const SHARDS: usize = 64;
 
 pub(crate) struct Shards<L>(Box<[L]>);
@@ -10,10 +10,10 @@ pub(crate) struct Shards<L>(Box<[L]>);
 // === impl Shards ===
 
 impl<L> Shards<L> {
-    /// The lock for this hash, by bits that a map behind it does not take.
+    /// Returns the lock for a hash. Uses other bits of the hash than a map behind the lock.
     pub(crate) fn of(&self, hash: u64) -> &L {
         let at = (hash >> 32) as usize % SHARDS;
-        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        #[expect(clippy::indexing_slicing, reason = "`at` is below `SHARDS`")]
         &self.0[at]
     }
 

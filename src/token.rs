@@ -6,10 +6,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, exchange::Exchange};
 
-/// A token that fires when the call it came with is cancelled, and only then: never after the call has completed.
+/// A token that fires when its call is cancelled, and never after the call has completed.
 ///
-/// The layer puts one into the extensions of every request, MCP or not, and of the cancels that it replays. On a route without MCP
-/// it fires when the client hangs up before it has the whole response.
+/// The layer puts a token into the extensions of every request, MCP or not, and of the cancels that it replays. On a route
+/// without MCP, the token fires if the client disconnects before it has received the whole response.
 ///
 /// ```
 /// use axum::{Extension, Router, body::Body, routing::get};
@@ -36,7 +36,7 @@ use crate::{call::CancelReason, exchange::Exchange};
 /// let token = tokens.recv().await.unwrap();
 /// assert!(!token.is_cancelled());
 ///
-/// drop(response); // what hyper does when the client hangs up
+/// drop(response); // what hyper does when the client disconnects
 /// token.cancelled().await;
 /// assert_eq!(token.reason(), Some(CancelReason::ClientDisconnected));
 /// # }
@@ -72,13 +72,12 @@ impl CallToken {
         &self.0
     }
 
-    /// Whether the call was cancelled. The example of [`CallToken`] shows it, [`reason`](Self::reason) and
-    /// [`cancelled`](Self::cancelled).
+    /// Returns `true` if the call was cancelled. [`CallToken`] has an example.
     pub fn is_cancelled(&self) -> bool {
         self.reason().is_some()
     }
 
-    /// Why the call was cancelled, or `None` if it was not.
+    /// Returns why the call was cancelled, or `None` if it was not.
     pub fn reason(&self) -> Option<CancelReason> {
         self.0.signal.mark_observed();
         self.0.signal.reason()
@@ -96,7 +95,7 @@ impl CallToken {
     /// Runs a future until it completes or the call is cancelled, whichever is first.
     ///
     /// On a cancel the future is dropped. That ends what it owns: a database query, an HTTP request, a child process with
-    /// `kill_on_drop`. It does not end a task that it has spawned.
+    /// `kill_on_drop`. A task that it has spawned keeps running.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, routing::get};
@@ -127,18 +126,18 @@ impl CallToken {
     /// assert!(futures_util::poll!(&mut response).is_pending());
     /// assert_eq!(reports.recv().await, Some(Ok("a quick query")));
     ///
-    /// drop(response); // what hyper does when the client hangs up
+    /// drop(response); // what hyper does when the client disconnects
     /// assert_eq!(reports.recv().await, Some(Err(CancelReason::ClientDisconnected)));
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// The reason of the cancel. If the call is cancelled already, the future is not polled.
+    /// Returns the reason of the cancel. If the call is already cancelled, the future is not polled.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it drops the future.
+    /// If this future is dropped, it drops the inner one.
     pub async fn run_until_cancelled<F: Future>(
         &self,
         future: F,
@@ -152,19 +151,20 @@ impl CallToken {
         completed.ok_or_else(|| self.reason().unwrap_or(CancelReason::ClientDisconnected))
     }
 
-    /// Runs `clean_up` once if the call is cancelled: to give back a lock, remove a temporary file, stop a bill, or tell
-    /// another server.
+    /// Runs `clean_up` once if the call is cancelled.
     ///
-    /// The clean-up gets the reason. It runs even if the handler ignores its token, was dropped or has returned. If the call
-    /// is already cancelled, it runs at once. If the call completes, it is dropped without a run, together with everything
-    /// that it owns.
+    /// For example, it releases a lock, removes a temporary file, stops billing, or notifies another server.
+    ///
+    /// The clean-up receives the reason. It runs even if the handler ignores its token, was dropped or has returned. If the call
+    /// is already cancelled, it runs at once. If the call completes, it is dropped without a run, together with everything that
+    /// it owns.
     ///
     /// It runs on a task of the runtime on which the call was cancelled. If that runtime stalls or ends before the
     /// clean-up starts, it runs on another runtime that serves requests.
     ///
-    /// A call may have several clean-ups. They run side by side, in no order, and a panic in one does not affect the others.
-    /// What must run in *any* case belongs in a destructor in the handler. A clean-up should not own a `CallToken` of its own
-    /// call: where the end of the call cannot be seen, the two would keep each other alive.
+    /// A call may have several clean-ups. They run side by side, in no order, and a panic in one does not affect the others. What
+    /// must run in *any* case belongs in a destructor in the handler. A clean-up should not own a `CallToken` of its own call. If
+    /// the end of the call is never observed, the two keep each other alive.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
@@ -196,7 +196,7 @@ impl CallToken {
     /// assert!(futures_util::poll!(&mut response).is_pending());
     /// assert_eq!(JOBS.load(Ordering::Relaxed), 1);
     ///
-    /// drop(response); // what hyper does when the client hangs up
+    /// drop(response); // what hyper does when the client disconnects
     /// while JOBS.load(Ordering::Relaxed) > 0 {
     ///     tokio::task::yield_now().await;
     /// }
@@ -209,19 +209,14 @@ impl CallToken {
         self.0.on_cancel(clean_up);
     }
 
-    /// Marks the call as answered. For a gateway or a proxy that stands between the layer and its server, reads on
-    /// when the client has left, and gives the answer to a client that resumes it.
+    /// Marks the call as answered.
     ///
-    /// The call ends as completed. Its grace and its pending resumes end, nothing is injected for it, the token will not fire and
-    /// clean-ups are dropped. A later resume passes through untouched: what it gets is the gateway's decision. A
-    /// cancel that came first stays one, also where its token fires only in this moment.
+    /// For a gateway between the layer and its server that keeps reading the answer after the client disconnected, and replays it
+    /// to a client that resumes.
     ///
-    /// It may be called at any time and more than once: before the response has a head, between two events, while the client is
-    /// away, beside a deadline that passes. Where the layer has not read the request's body yet, this is stored: the call is
-    /// reported as started and completed then, and is never in flight. On a request that carries no call (a plain route,
-    /// `initialize`, a notification, a body that cannot be read) the token will not fire any more, and nothing else changes; a
-    /// resume carries no call of its own. A call that has ended stays as it is, and so does what the layer keeps of it: with a
-    /// session manager that is the answer, if the manager saw it first.
+    /// The call ends as completed. Its grace and its pending resumes end, no cancel is injected, the token does not fire, and
+    /// clean-ups are dropped. A later resume is passed on unchanged, and the gateway decides what its client receives. An
+    /// earlier cancel still holds, even if its token fires only now.
     ///
     /// ```
     /// use std::convert::Infallible;
@@ -254,17 +249,28 @@ impl CallToken {
     ///
     /// token.answered(); // the task has read the answer
     /// assert!(layer.calls().is_empty());
-    /// drop(response); // the client hangs up
+    /// drop(response); // the client disconnects
     /// assert!(!token.is_cancelled());
     /// # }
     /// ```
+    ///
+    /// # Edge cases
+    ///
+    /// This method may be called at any time, and more than once.
+    ///
+    /// - If the layer has not parsed the request's body yet, the call is reported as started and completed once it is parsed. It
+    ///   is never in flight.
+    /// - If the request has no call (a plain route, `initialize`, a notification, a resume, a body that cannot be parsed), the
+    ///   token does not fire any more, and nothing else changes.
+    /// - If the call has ended, nothing changes. An answer that a session manager observed first stays retained.
     pub fn answered(&self) {
         self.0.on_answered_externally();
     }
 
-    /// Returns `true` if the layer itself has sent this request: the `notifications/cancelled` of a call, which it replays into
-    /// the inner service without a session manager. For gateways, which must tell it from a cancel of a client. Such a token never
-    /// fires.
+    /// Returns `true` if the layer itself has sent this request.
+    ///
+    /// Without a session manager, the layer replays a `notifications/cancelled` into the inner service to cancel a call. This
+    /// method distinguishes that request from a cancel by a client. The token of a replay never fires.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, http::StatusCode, routing::post};
@@ -288,8 +294,8 @@ impl CallToken {
         self.0.is_replay()
     }
 
-    /// A child of the call's [`CancellationToken`], for code that takes one. It fires with the call's own. Cancelling the child
-    /// does not cancel the call.
+    /// Returns a child of the call's [`CancellationToken`], which fires when the call is cancelled. Cancelling the child does not
+    /// cancel the call.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, routing::get};
@@ -338,8 +344,8 @@ mod extract {
     use super::CallToken;
 
     /// The error of a handler that takes a [`CallToken`] on a route without
-    /// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). Its answer has the status 500. A handler that takes an
-    /// `Option<CallToken>` serves such routes too.
+    /// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). Its response has the status 500. A handler that takes an
+    /// `Option<CallToken>` also serves such routes.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};

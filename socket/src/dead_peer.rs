@@ -18,10 +18,10 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// Makes the kernel detect a dead peer although no packet reports it.
 ///
-/// For example, a cable was pulled, a NAT dropped the connection, or a machine lost its power.
+/// For example, a cable was pulled, a NAT dropped the connection, or a machine lost power.
 ///
-/// On Linux, set it once on the listening socket: accepted sockets inherit the options. Elsewhere set it on each accepted
-/// socket, with axum's `ListenerExt::tap_io` for example.
+/// On Linux, apply the options once to the listening socket, because accepted sockets inherit them. Elsewhere, apply them to each
+/// accepted socket, with axum's `ListenerExt::tap_io` for example.
 ///
 /// ```
 /// use watched_socket::DeadPeer;
@@ -42,11 +42,11 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// The time counts from the last packet of the peer; *w* is the time until the first write after it:
 ///
 /// - nothing is written: idle + interval × probes, 90 s by default;
-/// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that
-///   writes a keep-alive every 15 s detects it within 106 s by default.
+/// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that writes a
+///   keep-alive every 15 s detects a dead peer within 106 s by default.
 ///
-/// Keep the user timeout at idle + interval × probes. Linux lets it override the number of probes: it gives up
-/// at the first probe after the user timeout.
+/// Keep the user timeout at idle + interval × probes. On Linux it overrides the number of probes: the kernel gives up at the
+/// first probe after the user timeout.
 ///
 /// ```
 /// use std::time::Duration;
@@ -61,16 +61,16 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// # Why not shorter
 ///
-/// The options cannot distinguish a dead peer from one that is unreachable for a while. In a test, a user timeout of 5 s
-/// closed connections after an outage of 4.5 s that had already ended, and those of clients that did not read for 8 s.
-/// The default outlasts a change of networks, a closed laptop and a long pause in a debugger.
+/// The options cannot distinguish a dead peer from one that is unreachable for a while. In a test, a user timeout of 5 s closed
+/// connections after an outage of 4.5 s that had already ended. It also closed the connections of clients that did not read for
+/// 8 s. The default outlasts a change of networks, a closed laptop and a long pause in a debugger.
 ///
 /// # Clients that do not read
 ///
-/// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, although the peer acknowledges each probe. So the kernel
-/// resets a client that is alive and does not read for the user timeout, whatever
-/// the server allows. If the server has a timeout of its own for clients that do not read, keep the user timeout above it. If clients may
-/// pause as they like, set a zero user timeout. The kernel then gives up a dead peer after its own retries, about 15 min.
+/// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, although the peer acknowledges each probe. So the
+/// kernel resets a client that is alive but does not read for the user timeout, whatever the server allows. If the server has a
+/// timeout of its own for clients that do not read, keep the user timeout above it. If clients may pause as they like, set a zero
+/// user timeout. The kernel then gives up a dead peer after its own retries, about 15 min.
 ///
 /// # HTTP/2
 ///
@@ -85,7 +85,7 @@ pub struct DeadPeer {
     user_timeout: Duration,
 }
 
-/// The options that [`DeadPeer::apply`] has set. Its `Display` also lists what this platform lacks, for the log.
+/// The options that [`DeadPeer::apply`] has set. For the log, `Display` also lists what this platform lacks.
 ///
 /// ```
 /// use watched_socket::DeadPeer;

@@ -1,13 +1,13 @@
-//! TCP sockets for [hyper](https://docs.rs/hyper). The kernel detects dead peers, and reports disconnects that hyper does not read.
+//! TCP sockets for [hyper](https://docs.rs/hyper) that detect dead peers, and disconnects while hyper does not read.
 //!
 //! hyper detects a disconnect when it reads from, or writes to, its socket. Two gaps remain:
 //!
-//! 1. The network drops packets. No packet arrives, and the kernel does not probe. [`DeadPeer`] sets the socket options
-//!    with which it probes, and gives up.
-//! 2. hyper does not read, because bytes of a next request are in its buffer, or because the handler does not read its
-//!    request body. Then hyper receives neither FIN nor RST. [`Peer::closed`] asks the kernel
-//!    instead, through the one registration that tokio has for the socket anyway. [`WatchedListener`] shows how.
-//!    [`Peer::closed`] works on Linux and Android only. On other systems it never returns.
+//! 1. The network drops packets. No packet arrives, and the kernel does not probe. With the socket options that [`DeadPeer`]
+//!    sets, the kernel probes, and gives up.
+//! 2. hyper does not read, because its buffer has bytes of the next request, or because the handler does not read the request
+//!    body. Then hyper receives neither FIN nor RST. [`Peer::closed`] asks the kernel instead, through the registration that
+//!    tokio already has for the socket. [`WatchedListener`] shows how. [`Peer::closed`] works on Linux and Android only. On other
+//!    systems it never returns.
 //!
 //! Contract:
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::closed`] is being awaited, and

@@ -7,7 +7,7 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// Delay after an error that does not concern a single connection: 1 s.
+/// Delay after an accept error that is not that of a single connection: 1 s.
 ///
 /// An immediate retry would spin, for example with too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -119,7 +119,7 @@ impl WatchedListener {
     ///
     /// # Errors
     ///
-    /// The errors are those of [`TcpListener::local_addr`].
+    /// Returns the errors of [`TcpListener::local_addr`].
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }

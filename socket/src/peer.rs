@@ -46,7 +46,7 @@ use tokio::net::TcpStream;
 /// # }
 /// ```
 ///
-/// A `Peer` does not keep the connection open, however long it is kept itself.
+/// A stored `Peer` does not keep the connection open.
 #[derive(Clone)]
 pub struct Peer {
     addr: SocketAddr,
@@ -99,8 +99,7 @@ impl Peer {
 
     /// Returns this `Peer` with another address.
     ///
-    /// For a server behind a proxy that passes the client's address on. The connection of the proxy is still the one that is
-    /// watched.
+    /// For a server behind a proxy that passes the client's address on. The watched connection is still that of the proxy.
     ///
     /// ```
     /// use std::net::SocketAddr;
@@ -133,10 +132,10 @@ impl Peer {
     ///
     /// That is a FIN or an RST of the peer, or the end of the kernel's retries (see [`DeadPeer`](super::DeadPeer)).
     ///
-    /// It needs no read or write, and unread bytes of the peer do not matter. The example of
-    /// [`WatchedStream`](super::WatchedStream) awaits it.
+    /// This needs no read or write, and works although bytes of the peer are unread. [`WatchedStream`](super::WatchedStream) has
+    /// an example.
     ///
-    /// - It never returns if this side closes the connection first. It holds no resources then.
+    /// - It never returns if this side closes the connection first. It then releases the socket.
     /// - A peer that closes only its own direction and still reads counts as disconnected, as it does for hyper. Do not await this on a
     ///   server that sets hyper's `half_close`.
     /// - It works on Linux and Android. Elsewhere it never returns.
@@ -177,9 +176,9 @@ impl SharedStream {
 
     /// Waits until the read side is closed. Returns `true` if the peer has closed it.
     ///
-    /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the one interest that reports it, and not
-    /// data. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait, and hyper with
-    /// them.
+    /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the only interest that reports it without
+    /// reporting data. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait, and hyper
+    /// with them.
     pub(super) async fn closed_by_peer(&self) -> bool {
         loop {
             let ready = self.stream.ready(Interest::PRIORITY).await;
@@ -193,13 +192,13 @@ impl SharedStream {
                     let unblock = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
                     let _cleared = self.stream.try_io(Interest::PRIORITY, unblock);
                 }
-                // The runtime shuts down.
+                // The runtime is shutting down.
                 Err(_) => return false,
             }
         }
     }
 
-    /// Returns the same for this moment, without waiting.
+    /// Returns `true` if the peer has closed the read side, without waiting.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
         closed.is_ok() && !self.is_dropped.load(Ordering::Acquire)

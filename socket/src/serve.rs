@@ -1,4 +1,4 @@
-//! The listener of watched connections as one for `axum::serve` (feature `axum`).
+//! Implements the listener traits of `axum::serve` for watched connections (feature `axum`).
 
 use std::{io, net::SocketAddr};
 

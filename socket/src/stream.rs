@@ -1,8 +1,8 @@
 //! A TCP stream whose peer can be watched while hyper owns it.
 //!
 //! It reads and writes as tokio's own `TcpStream` does, by the methods that take a shared reference. Like tokio, it saves a
-//! system call: after a read that did not fill the buffer (a write that did not empty it) the socket is known to be drained
-//! (full), so the readiness seen before the transfer is cleared.
+//! system call: after a read that did not fill the buffer (a write that did not empty it), the socket is known to be drained
+//! (full). So the readiness that was recorded before the transfer is cleared.
 
 use std::{
     fmt,
@@ -24,7 +24,7 @@ use tokio::{
 
 use super::peer::{Peer, SharedStream};
 
-/// Whether the kernel reports only changes, as on Linux, Android and Apple's systems: then a transfer after a short one would block.
+/// `true` if the kernel reports only changes of readiness. A transfer after a short one would then block.
 const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_os = "linux",
     target_os = "android",
@@ -77,9 +77,8 @@ pub struct WatchedStream {
 impl WatchedStream {
     /// Wraps a stream, with its address from `accept`.
     ///
-    /// On Linux and Android the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). So a
-    /// server notices within seconds that a slow client reads, and a response to a client that does not read takes little memory of
-    /// the kernel.
+    /// On Linux and Android the kernel then buffers at most about 100 KiB of unsent bytes (`TCP_NOTSENT_LOWAT`). So a server
+    /// detects within seconds that a slow client reads, and a response to a client that does not read takes little kernel memory.
     pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
         #[cfg(any(target_os = "linux", target_os = "android"))]
         // A kernel without the option only buffers more.
@@ -175,7 +174,7 @@ fn poll_transfer(
     }
 }
 
-/// Runs `io`, and clears the readiness if it transferred less than `wanted` bytes.
+/// Runs `io`, and clears the readiness if it transferred fewer than `wanted` bytes and the kernel is edge-triggered.
 ///
 /// `try_io` records the readiness before it runs its closure, and clears only that one if the closure returns `WouldBlock`. So
 /// readiness that arrives meanwhile is kept. Clearing it after the transfer could lose it.
@@ -209,7 +208,7 @@ impl Drop for WatchedStream {
     fn drop(&mut self) {
         self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {
-            // Fails if the connection is closed. Then the tasks have been woken already.
+            // Fails if the connection is closed, in which case the tasks have already been woken.
             let _woken = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
         }
     }

@@ -1,4 +1,4 @@
-//! The loss of a client: its cause, and the time without one.
+//! Why a call is detached, and for how long.
 
 use std::{fmt, time::Duration};
 
@@ -28,8 +28,7 @@ pub enum DetachCause {
     /// The kernel reported that the connection was closed while hyper did not read from it, see `WatchedListener` (feature
     /// `socket`).
     PeerClosed,
-    /// The client is connected and has not read for as long as
-    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows.
+    /// The client is connected, but has not read for the [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout).
     Stalled,
     /// The server ended the stream, and its client is expected to resume for the answer (SEP-1699). rmcp also ends a stream
     /// just before it accepts another resume of the client.
@@ -73,7 +72,7 @@ impl DetachCause {
         }
     }
 
-    /// Returns its name in metrics and in data.
+    /// Returns the name in metrics and in serialized data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -116,7 +115,7 @@ impl Detachment {
         self.cause
     }
 
-    /// Returns how long it has lasted by now.
+    /// Returns the time since the call was detached.
     pub fn lasted(&self) -> Duration {
         self.since.elapsed()
     }

@@ -1,4 +1,4 @@
-//! The description of a call, which observers, policies and snapshots get.
+//! The description of a call, for observers, policies and snapshots.
 
 use std::{
     borrow::Cow,
@@ -15,9 +15,9 @@ use crate::policy::EffectivePolicy;
 /// The method of 2026-07-28 whose response stream is the subscription.
 pub(crate) const LISTEN: &str = "subscriptions/listen";
 
-/// What is known of a call. Observers get it with every event, and a policy decides by it.
+/// Describes a call. Observers receive it with every event of the call, and a policy is chosen by it.
 ///
-/// `Debug` leaves out the session id, because a client that knows it can act for the session.
+/// `Debug` omits the session id, because a client that knows it can act for the session.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
@@ -56,17 +56,17 @@ pub struct CallInfo {
     protocol_version: Option<Cow<'static, str>>,
     is_task: bool,
     is_cancelled_on_disconnect: bool,
-    /// In a box, because most calls have the default.
+    /// Boxed, because most calls have the default.
     policy: Option<Box<EffectivePolicy>>,
-    /// In a box, because most calls have nothing of it.
+    /// Boxed, because most calls have none.
     typed: OnceLock<Box<TypedMeta>>,
 }
 
-/// What only few calls have, and only a session manager knows.
+/// Properties that few calls have, and that only a session manager knows.
 #[derive(Clone, Default)]
 struct TypedMeta {
     progress_token: Option<RequestId>,
-    /// Keyed hash of the arguments, if the call may be superseded.
+    /// Keyed hash of the method and the parameters, if the policy of the call supersedes.
     fingerprint: Option<u64>,
 }
 
@@ -126,7 +126,7 @@ impl CallInfo {
         }
     }
 
-    /// Whether it takes the place of `other`: the same call, sent again.
+    /// Returns `true` if this call is `other`, sent again, and takes its place.
     pub(crate) fn supersedes(&self, other: &Self) -> bool {
         !other.policy().is_exempt
             && self.fingerprint().is_some()
@@ -163,7 +163,7 @@ impl CallInfo {
         self.policy.as_deref().copied().unwrap_or_default()
     }
 
-    /// When it is cancelled at the latest.
+    /// Returns when the call times out. `None` if it has no timeout.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let may_last = self
             .policy()
@@ -172,54 +172,55 @@ impl CallInfo {
         self.started_at.checked_add(may_last)
     }
 
-    /// Returns `true` if only its client determines how long it lasts.
+    /// Returns `true` if only the client determines how long the call lasts.
     fn is_unbounded(&self) -> bool {
         self.is_task() || self.method == LISTEN
     }
 
-    /// A 2025-11-25 task-augmented request: only `tasks/cancel` may end its work.
+    /// Marks the call as a task-augmented request of 2025-11-25. Only `tasks/cancel` may end its work.
     pub(crate) fn set_task(&mut self, task: bool) {
         self.is_task = task;
     }
 
-    /// A request of revision 2026-07-28 or later: closing its stream is its cancel.
+    /// Marks the call as one of revision 2026-07-28 or later. Closing its stream cancels it.
     pub(crate) fn set_cancelled_on_disconnect(&mut self, is_cancelled: bool) {
         self.is_cancelled_on_disconnect = is_cancelled;
     }
 
-    /// The call's identity in this process.
+    /// Returns the identity of the call in this process.
     pub fn id(&self) -> CallId {
         self.id
     }
 
-    /// The time since the layer came to know the call. When the call ends, that is how long it took.
+    /// Returns the time since the call became known to the layer. In [`Event::Ended`](crate::Event::Ended), this is its duration.
     pub fn age(&self) -> Duration {
         self.started_at.elapsed()
     }
 
-    /// The JSON-RPC id the client gave it, unique in its session only.
+    /// Returns the JSON-RPC id that the client gave the call. It is unique in its session only.
     pub fn request_id(&self) -> &RequestId {
         &self.request_id
     }
 
-    /// The JSON-RPC method, such as `tools/call`. It is sent by the client, which may choose any text of any length.
+    /// Returns the JSON-RPC method, such as `tools/call`. The client may send any text of any length.
     pub fn method(&self) -> &str {
         &self.method
     }
 
-    /// The name of the called tool, for `tools/call`. It is sent by the client too.
+    /// Returns the name of the called tool, for `tools/call`. The client may send any text of any length.
     pub fn tool(&self) -> Option<&str> {
         self.tool.as_deref()
     }
 
-    /// The `Mcp-Session-Id` of a session call. A stateless call has none.
+    /// Returns the `Mcp-Session-Id` of a session call. Returns `None` for a stateless call.
     pub fn session(&self) -> Option<&str> {
         self.session.as_deref()
     }
 
-    /// The protocol revision of the call: what the request's body names, as requests of 2026-07-28 do, or else its
-    /// `MCP-Protocol-Version` header, which clients send since 2025-06-18. Returns `None` for older clients, and if the header is not
-    /// a date.
+    /// Returns the protocol revision of the call.
+    ///
+    /// The revision is in the body of a request of 2026-07-28 or later. Otherwise it is that of the `MCP-Protocol-Version`
+    /// header, which clients send since 2025-06-18. Returns `None` for older clients, and if the header is not a date.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()
     }
@@ -228,7 +229,7 @@ impl CallInfo {
         self.session.as_ref()
     }
 
-    /// What it is found by, if it is a session call. `scope`: who gave out its session's id.
+    /// Returns the key of a session call. `scope` is the issuer of its session id.
     pub(crate) fn key(&self, scope: Scope) -> Option<Key> {
         let session = SessionKey {
             scope,
@@ -244,7 +245,8 @@ impl CallInfo {
         self.typed.get()?.progress_token.as_ref()
     }
 
-    /// Whether it runs as a task. A call that a session manager bound does not: rmcp's handlers know of no task.
+    /// Returns `true` if the call runs as a task. A call that a session manager bound does not, because rmcp has no
+    /// `params.task`.
     pub(crate) fn is_task(&self) -> bool {
         self.is_task && self.typed.get().is_none()
     }

@@ -1,4 +1,4 @@
-//! The names of a call: its identity in this process, and the id that its client gave it.
+//! The ids of a call: its identity in this process, and the id that its client gave it.
 
 use std::{
     fmt,
@@ -11,7 +11,7 @@ use std::{
 
 use http::{Extensions, Uri};
 
-/// The `id` of a JSON-RPC request, read the way rmcp reads it.
+/// The `id` of a JSON-RPC request, parsed as rmcp parses it.
 ///
 /// A number and a string never alias: `1` is not `"1"` (JSON-RPC 2.0, section 4). A number in float
 /// form that is an integer is that integer: `1.0` is `1`.
@@ -36,8 +36,8 @@ pub enum RequestId {
 
 /// The identity of a call, unique in this process.
 ///
-/// JSON-RPC ids are not: every stateless client counts its own from 1. Everything that acts on a
-/// call goes by its `CallId`. It is a number, and comes back from its text:
+/// JSON-RPC ids are not unique: every stateless client counts its own from 1. So [`Calls`](crate::Calls) identifies a call by its
+/// `CallId`, which is a number, and can be parsed from its text:
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
@@ -67,23 +67,23 @@ pub struct CallId(u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseCallIdError(());
 
-/// A session as the client names it, and who gave out its id.
+/// A session id, and its issuer.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct SessionKey {
     pub(crate) scope: Scope,
     pub(crate) id: Arc<str>,
 }
 
-/// The source of session ids: the same id of another scope is another session.
+/// The issuer of session ids. The same id in another scope is another session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
     /// A session manager of ours, by its instance.
     Manager(u64),
-    /// Whatever serves this request path, see [`Scope::of_request`].
+    /// The server behind this request path, see [`Scope::of_request`].
     Path(Box<str>),
 }
 
-/// A session call by its JSON-RPC id.
+/// The key of a session call: its session and its JSON-RPC id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) session: SessionKey,
@@ -115,8 +115,8 @@ impl From<&RequestId> for serde_json::Value {
 impl CallId {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Who has a later id sees what was done before an earlier one was taken: a drain closes the registry, and looks
-        // only for calls before an id that it takes then.
+        // `AcqRel`: what happened before an id was drawn is visible to the owner of each later id. A drain closes the registry,
+        // then draws an id, and looks only for calls with earlier ids. A call with a later id finds the registry closed.
         Self(NEXT.fetch_add(1, Ordering::AcqRel))
     }
 }
@@ -155,18 +155,19 @@ impl std::error::Error for ParseCallIdError {}
 // === impl Scope ===
 
 impl Scope {
-    /// The server that a request is sent to, where no session manager of ours is known: by the path that its client asked
-    /// for, and by what a router left of that.
+    /// Returns the scope of a request to a server without a session manager of ours.
+    ///
+    /// This is the path that the client requested, together with the part of it that axum's nests left.
     pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
         let path = uri.path();
         match asked_path(extensions).filter(|asked| *asked != path) {
-            // A path has no space.
+            // The space is unambiguous, because no path has one.
             Some(asked) => Self::Path(format!("{asked} {path}").into()),
             None => Self::Path(path.into()),
         }
     }
 
-    /// The path, if no session manager of ours is known there.
+    /// Returns the path. `None` for a session manager of ours.
     pub(crate) fn path(&self) -> Option<&str> {
         match self {
             Self::Path(path) => Some(path),
@@ -175,14 +176,14 @@ impl Scope {
     }
 }
 
-/// The path before a nest of axum stripped a prefix of it, so that the servers of several nests are several.
+/// Returns the path before axum's nests stripped their prefixes, so that each nest has a scope of its own.
 #[cfg(feature = "axum")]
 fn asked_path(extensions: &Extensions) -> Option<&str> {
     let uri = extensions.get::<axum::extract::OriginalUri>()?;
     Some(uri.path())
 }
 
-/// `None`: without the feature `axum`, its extension has no type here.
+/// Returns `None`, because without the feature `axum` the type of its extension is unknown.
 #[cfg(not(feature = "axum"))]
 fn asked_path(_: &Extensions) -> Option<&str> {
     None

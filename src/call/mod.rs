@@ -1,4 +1,4 @@
-//! The data of a call: its names, what is known of it, how it loses its client and how it ends.
+//! The data of a call: its ids, its description, its detachments and its outcome.
 
 mod detach;
 mod info;

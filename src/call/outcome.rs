@@ -15,13 +15,13 @@ use std::fmt;
 pub enum CancelReason {
     /// The client closed its connection or reset its stream, and the call had no grace.
     ClientDisconnected,
-    /// The client left and did not resume within its grace.
+    /// The call was detached, and its client did not resume it within the grace.
     Orphaned,
-    /// The client sent the same call again while this one had no client.
+    /// The client sent the same call again while this one was detached.
     Superseded,
     /// The call lasted longer than its policy allows.
     TimedOut,
-    /// The server asked for the cancel, by [`Calls::cancel`](crate::Calls::cancel).
+    /// The server requested the cancel, by [`Calls::cancel`](crate::Calls::cancel) for example.
     Requested,
     /// The server is shutting down, by [`Calls::drain`](crate::Calls::drain).
     ShuttingDown,
@@ -29,14 +29,14 @@ pub enum CancelReason {
     SessionClosed,
     /// The client cancelled the call itself, by a `notifications/cancelled`.
     ClientCancelled,
-    /// A service between the layer and the handler let go of the call's stream, such as an inner
-    /// timeout that answered in its place.
+    /// A service between the layer and the handler dropped the call's stream, as an inner timeout does, or the response body
+    /// failed.
     ResponseDropped,
     /// The inner service panicked while the call was in flight.
     ServicePanicked,
 }
 
-/// How a call ended, as far as the layer could see.
+/// How a call ended, as far as the layer observed it.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelReason, Outcome};
@@ -46,28 +46,32 @@ pub enum CancelReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The answer of the call was seen: a JSON-RPC result or error.
+    /// The answer of the call was observed: a JSON-RPC result or error.
     Completed,
-    /// The call was cancelled. With the layer alone it may have completed before, unseen, while its client was away.
+    /// The call was cancelled. With the layer alone, it may have completed unobserved while it was detached.
     Cancelled(CancelReason),
-    /// The call was given up for this reason, and only the end of its stream tells its server: it has no session into which a
-    /// cancel could be injected, no handler has looked at its [`CallToken`](crate::CallToken), and its revision does not make the end of its
-    /// stream a cancel. A server that stops a call whose stream is dropped stops this one, as rmcp 3 does unless the call's events
-    /// are stored. With any other server it keeps running.
+    /// The layer gave up the call for this reason, and its server gets no cancel.
+    ///
+    /// The call has no session into which a cancel could be injected, no handler has looked at its
+    /// [`CallToken`](crate::CallToken), and its revision does not make the end of its stream a cancel. A server that stops a call
+    /// whose stream is dropped also stops this one, as rmcp 3 does unless the call's events are stored. With any other server the
+    /// call keeps running.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,
     /// The inner service failed, or answered with an error status.
     Failed,
-    /// Nothing more can be seen of the call, which was not cancelled. It keeps running behind a layer without a session manager, its
-    /// answer could not be distinguished from other messages, or its client reused its id (the specification forbids that).
+    /// The layer stopped observing the call, which was not cancelled.
+    ///
+    /// For example, it keeps running detached behind a layer without a session manager, it exceeded a limit, its answer could not
+    /// be distinguished from other messages, or its client reused its id (which the specification forbids).
     Unknown,
 }
 
 // === impl CancelReason ===
 
 impl CancelReason {
-    /// Its name in metrics and in data.
+    /// Returns the name in metrics and in serialized data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -110,7 +114,7 @@ impl fmt::Display for CancelReason {
 
 #[cfg(any(feature = "metrics", feature = "serde"))]
 impl Outcome {
-    /// Its name in metrics and in data.
+    /// Returns the name in metrics and in serialized data.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Completed => "completed",

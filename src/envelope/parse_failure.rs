@@ -46,7 +46,7 @@ use memchr::memmem;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ParseFailure {
-    /// The body is not JSON (RFC 8259), or not as `serde_json` reads it.
+    /// The body is not JSON (RFC 8259), or `serde_json` refuses a part of it.
     NotJson,
     /// The body ends inside a JSON value, or is empty.
     Truncated,

@@ -61,7 +61,7 @@ pub(crate) struct Request<'a> {
     pub(crate) tool: Option<Cow<'a, str>>,
     /// The protocol revision in `params._meta`, if it is a string.
     pub(crate) protocol_version: Option<Cow<'a, str>>,
-    /// `params.task` is an object: a task-augmented request of MCP 2025-11-25.
+    /// `true` if `params.task` is an object, as in a task-augmented request of MCP 2025-11-25.
     pub(crate) task: bool,
 }
 
@@ -107,7 +107,7 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// An ambiguous body is a [`ParseFailure`], which names the first reason.
+/// Returns the first reason for which the body is ambiguous.
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
     let message = parse_members(&mut cursor, params)?.message()?;
@@ -171,7 +171,7 @@ fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, ParseFailure> {
 fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, ParseFailure> {
     let mut meta = Meta::default();
     if cursor.next_byte() != Some(b'{') {
-        // No id depends on it, so a `_meta` of another type just has no version.
+        // A `_meta` of another type has no version. No id depends on it.
         cursor.value()?;
         return Ok(meta);
     }

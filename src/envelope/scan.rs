@@ -65,7 +65,7 @@ impl<'a> Cursor<'a> {
 
     /// Opens the object that starts here. Returns its first key, or `None` if it is empty, which also closes it.
     ///
-    /// A key is the text between its quotes, as it stands.
+    /// A key is the text between its quotes, not decoded.
     pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, ParseFailure> {
         if self.next_byte() != Some(b'{') {
             return Err(self.unexpected());
@@ -118,7 +118,7 @@ impl<'a> Cursor<'a> {
                 }
             };
             if !opened {
-                // A value ended, and with it maybe the containers around it.
+                // A value has ended, and some containers around it may end here, too.
                 while self.depth != outside && !self.comma_or_close()? {}
                 if self.depth == outside {
                     return Ok(());
@@ -211,7 +211,7 @@ impl<'a> Cursor<'a> {
 
     fn number(&mut self) -> Result<(), ParseFailure> {
         self.eat(b'-');
-        // A leading zero stands alone; a digit after it fails where a comma is expected.
+        // No digit may follow a leading zero. Such a digit fails later, where a comma is expected.
         if !self.eat(b'0') {
             self.digits()?;
         }

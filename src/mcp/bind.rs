@@ -68,8 +68,8 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns the request in a message that is not bound.
     ///
-    /// Returns `None` if the message is no request, or if no request has passed a layer yet. Then nothing is suppressed, and
-    /// no call in flight can have its id.
+    /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Before the first one passes,
+    /// nothing is suppressed, and no call in flight can have its id.
     #[cold]
     pub(super) fn untracked(
         &self,

@@ -25,7 +25,9 @@ use crate::{
     exchange::{Contest, INJECTION_TIMEOUT, PendingCancel},
 };
 
-/// Creates the stream of a request. `F` is boxed because it is large, and rmcp moves this twice (`future_size` in ARCHITECTURE.md,
+/// Creates the stream of a request.
+///
+/// `F` is a boxed future, because the inner one is large and rmcp moves `CreateStream` twice (`future_size` in ARCHITECTURE.md,
 /// Workarounds).
 pub(super) struct CreateStream<F> {
     created: F,
@@ -36,11 +38,11 @@ pub(super) struct CreateStream<F> {
     used: Option<SessionUse>,
 }
 
-/// An untracked request. It affects an older call with its id only once the manager has accepted it.
+/// An untracked request. The layer stops tracking an older call with its id only once the manager has accepted the request.
 pub(super) struct Untracked {
     pub(super) call: CallInfo,
     contest: Option<Contest>,
-    /// `None` if the session is unknown: nothing is suppressed in it.
+    /// `None` if the session is unknown, in which case nothing is suppressed in it.
     used: Option<SessionUse>,
 }
 
@@ -143,7 +145,7 @@ impl<M: SessionManager> ManagerInner<M> {
         let request = request.map(|request| request.request_id().clone());
         let tracked = exchange.cloned().zip(info.cloned());
         Either::Right(Box::pin(async move {
-            // The maximum time that a cancel takes.
+            // A cancel takes at most `INJECTION_TIMEOUT`.
             session
                 .wait_for_cancels(request.as_ref(), INJECTION_TIMEOUT)
                 .await;
@@ -167,7 +169,7 @@ impl Untracked {
         }
     }
 
-    /// Delivers the messages of this call, even if an older call with its ids is cancelled, now or while it runs.
+    /// Delivers the messages of this call, even if an older call with the same ids was cancelled, or is cancelled later.
     pub(super) fn resume_delivery(&self) {
         if let Some(used) = &self.used {
             used.suppressed.resume_delivery_untracked(&self.call);

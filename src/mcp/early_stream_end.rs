@@ -1,4 +1,4 @@
-//! Retains answers whose streams ended early, between the transport of a session and the stream of the call.
+//! Retains the answers of calls whose streams ended early.
 //!
 //! A server may end a stream whose call keeps running (SEP-1699). rmcp also ends a stream if it refuses a resume, or if its
 //! event store refuses the answer. Then rmcp drops the answer (`late_answer` in ARCHITECTURE.md, Workarounds).
@@ -25,9 +25,9 @@ use crate::{
 /// Tracks whether the streams of a session can end before their calls are answered. Never reset.
 #[derive(Debug, Default)]
 pub(super) struct EarlyStreamEnds {
-    /// For all sessions of the manager, because it has an event store or other code can reach it.
+    /// For all sessions: the manager is not rmcp's own, has an event store, or can be reached by other code.
     in_manager: Arc<AtomicBool>,
-    /// For this session, because a client resumed.
+    /// For this session: its client resumed a call, or a stream ended without the answer.
     in_session: AtomicBool,
 }
 

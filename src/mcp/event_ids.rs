@@ -70,7 +70,7 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Se
 // === impl EventIds ===
 
 impl EventIds {
-    /// Returns the key of all managers of this process without a key of their own: two of them may share a store.
+    /// Returns the key of all managers of this process that have no key of their own. These managers may share a store.
     pub(super) fn of_process() -> Self {
         static OF_PROCESS: OnceLock<EventIds> = OnceLock::new();
         let random = || {
@@ -136,10 +136,10 @@ impl Seal {
         format!("{id}{SEPARATOR}{mac:032x}")
     }
 
-    /// Returns the plain id. `None` if it is not an event id of this session.
+    /// Returns the plain id, or `None` if `sealed` is not an event id of this session.
     pub(super) fn open<'a>(&self, sealed: &'a str) -> Option<&'a str> {
         let (id, mac) = sealed.rsplit_once(SEPARATOR)?;
-        // Another text of the same number would be another id of the event.
+        // `from_str_radix` also accepts upper case and `+`, which would give one event several ids.
         let is_canonical = mac.len() == 2 * MAC_BYTES
             && mac
                 .bytes()

@@ -1,7 +1,8 @@
 //! An unkeyed hash of ids that the server issues.
 //!
 //! Every request looks up its session twice. The server issues the ids, so no client can fill a map with ids that collide. A
-//! collision gives a client nothing: a look-up compares the id itself, or only shows what its client may already have.
+//! collision gives a client nothing. A map look-up compares the id itself. Where only hashes are compared (`replay::has_answer`),
+//! they decide whether that client already has its own answer.
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 
@@ -27,13 +28,13 @@ pub(super) fn of_ends(id: &str) -> u64 {
 
 impl Hasher for IdHasher {
     fn write(&mut self, bytes: &[u8]) {
-        // Without the length, ids that repeat themselves would have one hash: the last word is taken twice.
+        // Without the length, `1` repeated 9 to 16 times would have one hash, because the last word overlaps the one before.
         self.0 ^= bytes.len() as u64;
         let (words, rest) = bytes.as_chunks();
         for word in words {
             self.write_u64(u64::from_le_bytes(*word));
         }
-        // The last word once more, and whole: cheaper than the rest byte by byte.
+        // The last eight bytes, which overlap the last word: cheaper than the rest byte by byte.
         match bytes.last_chunk() {
             Some(word) if !rest.is_empty() => self.write_u64(u64::from_le_bytes(*word)),
             Some(_) => {}
@@ -50,7 +51,7 @@ impl Hasher for IdHasher {
     }
 
     fn finish(&self) -> u64 {
-        // The map takes the lowest bits and the highest: both halves of a whole product depend on all of it.
+        // A map uses the lowest and the highest bits. Folding the 128-bit product makes both depend on the whole word.
         let product = u128::from(self.0) * 0x9e37_79b9_7f4a_7c15;
         (product as u64) ^ (product >> 64) as u64
     }

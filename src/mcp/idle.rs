@@ -1,9 +1,9 @@
 //! Tracks whether a session is idle: its uses, and the time of the last one, under one lock. Replaces rmcp's timer
 //! (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
-//! 1. A session is closed only if it has no uses and its last use is an idle timeout ago. It then stays closed.
-//! 2. Of a [touch](IdleTracker::touch) and a close, the first wins. The session stays open for the idle timeout, or the
-//!    touch returns `false`.
+//! 1. A session is closed as idle only if it has had no use for the idle timeout. A closed session stays closed.
+//! 2. If a [touch](IdleTracker::touch) and a close race, the first one to take the lock wins. Either the session stays open for
+//!    the idle timeout, or the touch returns `false`.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -56,12 +56,12 @@ impl IdleTracker {
         self.state().record_use(now, |uses| uses.saturating_sub(1));
     }
 
-    /// Returns how long the session stays open at least. `None` if the idle timeout `time` has passed.
+    /// Returns the minimum time that the session stays open. `None` if it is closed, or was idle for `time`.
     pub(super) fn time_left(&self, now: Instant, time: Duration) -> Option<Duration> {
         self.state().time_left(now, time)
     }
 
-    /// Closes the session if it was idle for `time`. Otherwise returns how long it stays open at least.
+    /// Closes the session if it was idle for `time`. Otherwise returns the minimum time that it stays open.
     pub(super) fn close_if_idle(&self, now: Instant, time: Duration) -> Option<Duration> {
         let mut state = self.state();
         let left = state.time_left(now, time);
@@ -85,7 +85,7 @@ impl IdleTracker {
 impl IdleState {
     /// Changes the number of uses. Returns `true` if the session is open.
     ///
-    /// Of the times that two threads read, the later one counts.
+    /// Two threads may read their times in one order and take the lock in the other, so the later time counts.
     fn record_use(&mut self, now: Instant, change: impl FnOnce(usize) -> usize) -> bool {
         match self {
             Self::Open { uses, last_use } => {

@@ -51,15 +51,15 @@ pub(super) struct ManagerInner<M> {
     scope: u64,
     pub(super) sessions: Sessions,
     pub(super) serve_tasks: Arc<ServeTasks>,
-    /// The manager's own timer: idle sessions are closed with or without a layer.
+    /// The manager's own timer, because idle sessions are closed with or without a layer.
     timer: Arc<Timer>,
-    /// `true` once a call was cancelled. Until then no call looks for a pending cancel.
+    /// `true` once a call was cancelled. Until then, tracked calls do not look for pending cancels.
     has_cancelled: AtomicBool,
     /// The registry of the first layer that passed a call.
     ///
     /// Calls through another layer are not bound, because their sessions could not be distinguished.
     pub(super) registry: OnceLock<Arc<Registry>>,
-    /// Hasher for the arguments of calls.
+    /// Hasher for the fingerprints of calls.
     pub(super) hasher: RandomState,
     pub(super) hints: SetupHints,
     pub(super) resume_queue: Arc<ResumeQueue>,
@@ -210,7 +210,7 @@ impl<M> ManagerInner<M> {
         self.find_pending_cancel(session, request)
     }
 
-    /// Does the same for an untracked call.
+    /// Returns the session of an untracked call if a pending cancel has the call's id.
     ///
     /// A cancel does not find an untracked call, so the two need another order. A cancel becomes pending before its call is
     /// removed from the registry. This check runs after the look-up of that call.
@@ -247,7 +247,7 @@ impl<M: SessionManager> ManagerInner<M> {
     /// Returns `true` for rmcp's own manager without an event store.
     ///
     /// Its streams end early only if other code ends them. It refuses the resume of a call in flight only once it has sent the
-    /// answer. An event store may fail at either.
+    /// answer. With an event store neither holds, because the store may fail.
     pub(super) fn is_local_manager(&self) -> bool {
         TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
             && self.manager.event_store().is_none()
@@ -281,10 +281,9 @@ impl<M: SessionManager> ManagerInner<M> {
         session
     }
 
-    /// Records a request for a session. If the session was closed for being idle, waits until the inner manager has closed
-    /// it.
+    /// Records a request for a session. Waits until the inner manager has closed the session, if it was closed as idle.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
-        // The only runtime of the timer may have ended.
+        // The timer may have had one runtime only, which may have ended.
         self.timer.ensure_on_current_runtime();
         if let Some(session) = self.sessions.touch(id) {
             let spawn = |closed| self.timer.spawn(Migration::Always, closed);
@@ -313,7 +312,7 @@ impl<M: SessionManager> ManagerInner<M> {
         self.end_calls(&id).await;
         let session = self.sessions.remove(&id);
         let closed = self.manager.close_session(&id).await;
-        // rmcp's own manager has closed a session that it reports as terminated.
+        // rmcp's own manager removes a session even if it then fails to close it.
         let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
         match session {
             Some(session) if is_open => self.sessions.restore(session),

@@ -58,7 +58,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let retained = self.retained();
         let is_stored = self.seal.is_some();
         let Some(event_id) = self.event_id_inside() else {
-            // The inner manager gets no event id of another session. The retained outcome belongs to this session.
+            // The event id of another session is not passed on. The retained outcome belongs to this session.
             return Ok(replay::replay(retained, &self.last_event_id).left_stream());
         };
         // An event store has all events that the client missed.
@@ -101,7 +101,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         Ok(resumed.right_stream())
     }
 
-    /// Returns the event id as the inner manager knows it. `None` if it does not belong to this session.
+    /// Returns the event id of the inner manager. `None` if it does not belong to this session.
     fn event_id_inside(&self) -> Option<&str> {
         match &self.seal {
             Some(seal) => seal.open(&self.last_event_id),
@@ -141,7 +141,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             exchange.wait_for_answer(id).await;
             // The meaning of another manager's refusal is unknown. It must not close a stream that is being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
-                // The answer is in a stream that is not read.
+                // The answer is in a stream that its client does not read.
                 exchange.close_streams();
                 exchange.wait_for_answer(id).await;
             }

@@ -1,8 +1,8 @@
 //! Queues of resumes: the resumes of a call are sent to the manager one at a time, in the order of arrival.
 //!
 //! rmcp gives the stream of a call to the latest resume that it receives, and ends the stream of the one before. If several
-//! resumes wait for room in the channel of a session, rmcp may receive them in any order. The client of one may have
-//! disconnected by then.
+//! resumes wait for room in the channel of a session, rmcp may receive them in any order. The stream could end up with a resume
+//! whose client has disconnected.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

@@ -1,8 +1,8 @@
 //! The sessions of a manager, and their uses.
 //!
-//! A request uses its session from when the manager receives it until the response head. A stream uses its session until it
-//! is dropped, even if only a task reads it. The registry tracks the calls without a stream, and the answers that are
-//! retained for clients that were detached.
+//! A request uses its session until the response head: from when the layer receives it, or without a layer from when the manager
+//! does. A stream uses its session until it is dropped, even if only a task reads it. The registry tracks the calls without a
+//! stream, and the answers that are retained for disconnected clients.
 
 use std::{
     collections::HashMap,
@@ -41,7 +41,7 @@ use crate::{
     },
 };
 
-/// Minimum idle timeout: 100 ms. The timer checks a session in use at this interval.
+/// Minimum idle timeout: 100 ms. The timer checks a session in use once per idle timeout.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The open sessions of a manager.
@@ -77,7 +77,7 @@ pub(super) struct Session {
 enum Notified {
     Nothing,
     Opened,
-    /// The session has closed. If the close is first, `notify_opened` reports both events.
+    /// The session has closed. If it closes before its opening is reported, `notify_opened` reports both events.
     Closed,
 }
 
@@ -146,7 +146,7 @@ impl Sessions {
         self.write(id).remove(id)
     }
 
-    /// Adds a session again that the inner manager did not close, unless another one has its id.
+    /// Adds back a session that the inner manager did not close, unless another one has its id.
     #[cold]
     pub(super) fn restore(&self, session: Arc<Session>) {
         let id = session.id.clone();

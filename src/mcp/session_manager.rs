@@ -70,8 +70,8 @@ pub struct CancellableSessionManager<M> {
 impl CancellableSessionManager<LocalSessionManager> {
     /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in the memory of the process.
     ///
-    /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own
-    /// timer is disabled: it closes sessions with silent calls whose clients are connected, and loses their answers.
+    /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own timer
+    /// is disabled, because it closes sessions with silent calls whose clients are connected, and their answers are lost.
     ///
     /// ```
     /// use std::time::Duration;
@@ -160,8 +160,8 @@ impl<M> CancellableSessionManager<M> {
 
     /// Calls a closure for every session that opens or closes, from now on. A manager may have several such closures.
     ///
-    /// It is called synchronously, with no lock held. The opening of a session is reported before its first message, and always
-    /// before its closing. The closing is reported once its calls are cancelled and no request finds it any more.
+    /// The closure is called synchronously, with no lock held. The opening of a session is reported before its first message, and
+    /// always before its closing. The closing is reported once its calls are cancelled and no request finds it any more.
     ///
     /// As for an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
     /// manager opens or closes by itself are not reported.
@@ -291,7 +291,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         if let ClientJsonRpcMessage::Request(request) = &message
             && let Some(link) = CallToken::in_message(request.request.extensions())
         {
-            // From its first call on, the layer knows the session.
+            // The layer must know the session from its first call on.
             self.shared.join_registry(link.exchange().registry());
         }
         let used = self.shared.sessions.begin_use(id);

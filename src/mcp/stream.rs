@@ -37,10 +37,10 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
 pub(super) struct BoundCall {
     attachment: Attachment,
     event_id_format: EventIdFormat,
-    /// Number of the stream, which stands after the slash in rmcp's event ids.
+    /// Number of the stream, which is the part after the slash of rmcp's event ids.
     stream: Option<u64>,
     reader: StreamReader,
-    /// `true` while the session manager has the request and has not answered.
+    /// `true` until the session manager has accepted or refused the request.
     is_dispatching: bool,
 }
 
@@ -135,7 +135,7 @@ where
 
 /// Reads a stream until the answer, the end of the stream, or the end of the call.
 ///
-/// The stream of a call whose id was reused yields nothing and does not end.
+/// The end of the call counts too, because the stream of a call whose id was reused yields nothing and does not end.
 pub(super) async fn read_in_background(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,

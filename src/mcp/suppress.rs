@@ -46,7 +46,7 @@ const MAX_SUPPRESSED: usize = 256;
 /// The cancelled calls of a session, and the requests that its calls made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
-    /// `true` if `state` has anything. A session without cancels and client requests takes no lock.
+    /// `true` if `state` is not empty. A session without cancels and client requests takes no lock.
     active: AtomicBool,
     state: Mutex<SuppressedIds>,
     receiver: AtomicWaker,
@@ -56,17 +56,18 @@ pub(super) struct Suppressed {
 struct SuppressedIds {
     hasher: RandomState,
     cancelled: VecDeque<SuppressedCall>,
-    /// Later untracked calls in flight. A message with an id of one of them is delivered.
+    /// Untracked calls in flight. A message with an id of one of them is delivered.
     untracked: VecDeque<SuppressedCall>,
-    /// `true` once there were more than [`MAX_SUPPRESSED`] of these: messages can no longer be attributed.
+    /// `true` once more than [`MAX_SUPPRESSED`] untracked calls ran at once. From then on, messages cannot be attributed.
     has_overflowed: bool,
     client_requests: PendingClientRequests,
 }
 
-/// Keyed hashes of the ids of a cancelled call. A client may choose ids of many MiB, and a session outlives its calls.
+/// Keyed hashes of the ids of a cancelled or untracked call. A client may choose ids of many MiB, and a session outlives its
+/// calls.
 #[derive(Debug)]
 struct SuppressedCall {
-    /// `None` if another call has reused the id. The same holds for the token.
+    /// `None` if another call has reused the id. The token is also `None` if another call has reused it.
     request_id: Option<u64>,
     progress_token: Option<u64>,
 }
@@ -108,7 +109,7 @@ impl Suppressed {
         });
     }
 
-    /// Delivers the messages of a new untracked call. Calls that are cancelled later are older than it.
+    /// Delivers the messages of a new untracked call, even if an older call with its ids is cancelled later.
     #[cold]
     pub(super) fn resume_delivery_untracked(&self, call: &CallInfo) {
         self.update(|state| {
@@ -122,7 +123,7 @@ impl Suppressed {
         });
     }
 
-    /// Removes an untracked call that was refused, or cancelled by its client: it sends no answer.
+    /// Removes an untracked call that was refused, or cancelled by its client. Such a call sends no answer that would remove it.
     #[cold]
     pub(super) fn forget_untracked(&self, request: &RequestId) {
         if self.is_active() {
@@ -156,7 +157,7 @@ impl Suppressed {
         })
     }
 
-    /// Returns `true` if the call of a message was cancelled after the message was sent.
+    /// Returns `true` if a message of a stream belongs to a cancelled call. It may have been sent before the cancel.
     pub(super) fn is_suppressed(&self, message: &ServerJsonRpcMessage) -> bool {
         self.is_active() && self.state().is_suppressed(message)
     }

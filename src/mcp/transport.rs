@@ -46,8 +46,7 @@ pub struct CancellableTransport<T> {
 }
 
 pin_project! {
-    /// Sends a message to the client. A named type, so that the inner future is built in place: it holds the message, which
-    /// is large.
+    /// Sends a message to the client. A named type, so that the inner future, which holds the large message, is built in place.
     #[project = SendingProj]
     enum Sending<F> {
         Handed { #[pin] sent: F },
@@ -61,7 +60,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// As cancel safe as the inner future: an error that is taken is returned in the same poll.
+    /// As cancel safe as the inner future, because an error is returned in the poll that takes it.
     struct Receive<'a, F> {
         #[pin]
         inner: F,
@@ -176,7 +175,7 @@ where
         {
             return Poll::Ready(Some(answer));
         }
-        // A message is large, and most polls return none: nothing is moved for them.
+        // Matched in place, so that the polls without a message, which is large, move nothing.
         match this.inner.poll(cx) {
             Poll::Ready(received) => {
                 if let Some(message) = &received {

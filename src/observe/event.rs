@@ -48,7 +48,7 @@ pub enum Event<'a> {
         /// The call.
         call: &'a CallInfo,
     },
-    /// A call was detached: its client disconnected.
+    /// A call was detached: its client disconnected, or its stream ended without the answer.
     #[non_exhaustive]
     Detached {
         /// The call.
@@ -78,7 +78,7 @@ pub enum Event<'a> {
         /// The detachment, if the call was detached at its end.
         detachment: Option<Detachment>,
     },
-    /// A call was cancelled, but the cancel was not delivered to the server. There is no retry.
+    /// A call was cancelled, but the cancel was not delivered to the server. There is no further attempt.
     #[non_exhaustive]
     CancelFailed {
         /// The call.
@@ -98,7 +98,7 @@ pub enum Event<'a> {
     },
     /// The outcome of an ended call was evicted, or could not be retained, because of a limit.
     ///
-    /// Its client was detached at the end, or its call was cancelled. A resume of it finds no outcome.
+    /// The call was detached at its end, or was cancelled. A client that resumes it finds no outcome.
     ///
     /// Reported to the observers of the call that needed the room, which is usually a different one.
     #[non_exhaustive]

@@ -28,7 +28,7 @@ const MAX_TEXT: usize = 128;
 
 /// Maximum number of characters of a session id that are logged: 4,096.
 ///
-/// An id may be a signed token, which differs from others only at its end. Proxies accept no longer headers by default.
+/// An id may be a signed token, which differs from others only at its end. By default, proxies refuse headers that are longer.
 const MAX_SESSION_ID: usize = 4_096;
 
 /// How the layer's log shows session ids. A client that knows such an id can act for the session.
@@ -234,7 +234,7 @@ fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }
 
-/// Returns the same, truncated after `max` characters.
+/// Does what [`sanitize`] does, and truncates after `max` characters.
 fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
     let is_printable = |text: char| text == ' ' || text.is_ascii_graphic();
     if text.len() <= max && text.chars().all(is_printable) {

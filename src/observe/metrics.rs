@@ -24,7 +24,7 @@ const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
 const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
 
-/// Label value for names that are not known. A client may make up any name.
+/// Label value for unknown names. A client may invent any name.
 const OTHER: &str = "other";
 
 /// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).

@@ -52,7 +52,7 @@ pub struct CallSnapshot {
 pub enum CallState {
     /// The client of the call is connected: it waits for the response head, or a stream of the call is open.
     Attached,
-    /// The client of the call has disconnected.
+    /// No stream of the call is open, and no client waits for its response head.
     #[non_exhaustive]
     Detached {
         /// How long the call has been detached.

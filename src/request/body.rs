@@ -26,9 +26,10 @@ use crate::{
 pin_project! {
     /// The request body that the layer gives to the inner service.
     ///
-    /// It passes the client's body on, frame by frame, unchanged. In a cancel that the layer replays, it is the notification.
+    /// It passes the client's body on, frame by frame, unchanged. In a cancel that the layer replays, it contains the
+    /// notification.
     ///
-    /// A service that accepts only one body type needs a map before it:
+    /// In front of a service that accepts only one body type, map the body:
     ///
     /// ```
     /// use axum::{body::Body, middleware::from_fn, routing::post, Router};
@@ -63,7 +64,7 @@ struct BodyObserver {
 pub(crate) enum Capture {
     /// The body is not captured, and its end is not reported.
     Off,
-    /// It may be a JSON-RPC message.
+    /// The body may be a JSON-RPC message.
     On(Frames),
     /// The body is not parsed.
     Unparsed(UnparsedBody),

@@ -23,7 +23,7 @@ use crate::{
     token::CallToken,
 };
 
-/// Headers that describe the original body or connection, or that let a service answer from a cache.
+/// Headers that describe the original body or connection, make a request conditional or partial, or resume a stream.
 const NOT_REPLAYED: [HeaderName; 15] = [
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,
@@ -42,7 +42,7 @@ const NOT_REPLAYED: [HeaderName; 15] = [
     HeaderName::from_static(LAST_EVENT_ID),
 ];
 
-/// Prefixes of more such headers.
+/// Prefixes of the names of other headers that are not replayed.
 ///
 /// These are digests of the body, signatures over it (RFC 9421), idempotency keys, and the parts of the body that SEP-2243
 /// repeats (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
@@ -112,7 +112,7 @@ impl<S, B> Replay<S, B> {
         *request.uri_mut() = self.uri.clone();
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
-        // So a handler that extracts its token accepts this request too, and an inner layer passes it through.
+        // With a token, a handler that extracts one also accepts this request, and an inner layer passes it through.
         let replayed = Arc::new(Exchange::of_replay(self.instance.clone()));
         request.extensions_mut().insert(CallToken::new(replayed));
         let headers = request.headers_mut();

@@ -29,7 +29,7 @@ pin_project! {
     /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
     /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here.
     ///
-    /// The example of [`CancelOnDisconnect`](crate::CancelOnDisconnect) receives one. It may also be empty:
+    /// The example of [`CancelOnDisconnect`](crate::CancelOnDisconnect) receives one. The default body is empty:
     ///
     /// ```
     /// use axum::body::Body;
@@ -175,7 +175,7 @@ where
 }
 
 impl<B: Default> Default for ResponseBody<B> {
-    /// Returns an empty body that belongs to no call. Outer layers use one for their own answers.
+    /// Returns an empty body that belongs to no call. Outer layers use such a body for their own answers.
     fn default() -> Self {
         Self::inert(EitherBody::body(B::default()))
     }

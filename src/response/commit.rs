@@ -1,7 +1,8 @@
 //! The inner answer as events, after a response head that was sent before it.
 //!
-//! Once the client has received `200 text/event-stream`, every answer of the inner service must become events. Its own events
-//! stay as they are, a JSON body becomes the data of one event, anything else a JSON-RPC error. The rest of its head is lost.
+//! Once the client has received `200 text/event-stream`, every answer of the inner service must become events. Events stay as
+//! they are, a JSON body becomes the data of one event, and any other answer becomes a JSON-RPC error. The headers of the inner
+//! answer are lost.
 
 use std::{
     fmt,
@@ -208,7 +209,7 @@ impl<B> fmt::Debug for CommittedBody<B> {
     }
 }
 
-/// Replaces the line ends of JSON with spaces. All of them stand between tokens.
+/// Replaces the line ends of JSON with spaces. JSON has line ends between tokens only.
 fn on_one_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;

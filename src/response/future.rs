@@ -83,7 +83,7 @@ pin_project! {
         #[pin]
         inner: InnerFuture<F>,
         options: ResponseOptions,
-        // Set while the answer waits for its head in the inner service.
+        // Set once the call was answered although the inner service has not returned the response head. A drain waits for it.
         delivering: Option<Delivering>,
         used: UseUntilHead,
     }
@@ -100,7 +100,7 @@ pin_project! {
 
 /// The use of its session by a request that waits for the response head.
 ///
-/// The session manager has not received a request whose body is incomplete, or that waits in a middleware.
+/// Needed because the session manager has not received a request whose body is incomplete, or that waits in a middleware.
 #[derive(Default)]
 enum UseUntilHead {
     /// No poll was pending so far, or a session manager had bound the call by then.
@@ -118,7 +118,9 @@ pub(crate) struct ResponseOptions {
     peer: Option<PeerClosed>,
 }
 
-/// Measures how long the inner service has been silent since its call became known, because a client may upload a request slowly.
+/// Measures how long the inner service has been silent.
+///
+/// The time starts when the call becomes known, because a client may upload its request slowly.
 struct Silence {
     limit: Duration,
     timer: Sleeper,
@@ -175,7 +177,7 @@ where
             *this.used = UseUntilHead::NotYet;
         }
         if let Some(exchange) = this.guard.exchange() {
-            // Before `settle`, only a session manager makes a call known, and a call in flight uses its session.
+            // Before `parse_body`, only a session manager can have made a call known, and a call in flight uses its session.
             if polled.is_pending()
                 && matches!(this.used, UseUntilHead::NotYet)
                 && !exchange.has_call()
@@ -357,7 +359,7 @@ impl ResponseOptions {
         }
         let is_over = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
         if let Some(call) = answered.filter(|_| !is_complete && !is_over) {
-            // The server may be at work until the end of the body. With a known length, the last byte is the end.
+            // The server may be working until the end of the body. With a known length, the last byte is the end.
             let is_json = has_type(&mcp_headers, "application/json") && !mcp_headers.is_encoded;
             if length.is_none() {
                 guard.set_tap(Box::new(Tap::answer(call, is_json)));

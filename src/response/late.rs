@@ -1,8 +1,8 @@
 //! A resumed stream of a cancelled call, without a session manager.
 //!
-//! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is
-//! buffered first. If it has the answer, the whole buffer is passed on. If it ends without the answer, or has no event for
-//! [`NEXT_EVENT_TIMEOUT`], the client receives the error alone. After an event with an id, some clients would resume again.
+//! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is buffered
+//! first. Once the stream has the answer, the whole buffer is passed on. If the stream ends without the answer, or has no event
+//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error alone. After an event with an id, some clients would resume again.
 
 use std::{
     fmt, mem,

@@ -93,7 +93,7 @@ pub(super) enum Next<B> {
 struct Stall {
     limit: Duration,
     since: Instant,
-    /// When the last frame was delivered, in ms after `since`, plus 1. 0 while the reader polls.
+    /// When the last frame was delivered, in ms after `since`, plus 1. 0 while the reader waits for the next frame.
     delivered_at: AtomicU64,
     timer: OnceLock<TimerHandle>,
 }
@@ -132,7 +132,7 @@ impl<B> BodySlot<B> {
         self.stall.is_some()
     }
 
-    /// Returns `true` if the inner body was dropped so that the client receives an error, because the call ended.
+    /// Returns `true` if the slot was closed because the call ended. The client receives an error.
     pub(super) fn was_closed_with_error(&self) -> bool {
         matches!(self.state().closing(), Some(Closing::WithError))
     }

@@ -3,8 +3,8 @@
 //! It passes the inner body on frame by frame. Between two events, and only there, the layer injects probes, which detect a
 //! client that has disconnected, and the error for a client whose call was cancelled here.
 //!
-//! With a stall timeout, it delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame when the
-//! last one was written to the socket. So a client that reads a large frame slowly would otherwise look stalled.
+//! With a stall timeout, it delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame when the last
+//! one was written to the socket. So without pieces, a client that reads a large frame slowly would count as stalled.
 
 use std::{
     mem,
@@ -36,7 +36,7 @@ const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering
 
 /// Maximum number of bytes that are delivered at once under a stall timeout: 16 KiB.
 ///
-/// Chosen because it is the default size of an HTTP/2 frame. A client that reads 400 KB/s takes 25 pieces a second.
+/// Chosen because it is the default size of an HTTP/2 frame. A client that reads 400 KB/s needs 25 pieces a second.
 const MAX_PIECE: usize = 16 * 1024;
 
 pub(super) struct EventStream<B> {
@@ -253,7 +253,7 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// Returns the exchange once if its calls have ended although the inner body has not.
+    /// Returns the exchange if its call has ended although the inner body has not, but only the first time.
     fn must_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed

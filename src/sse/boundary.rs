@@ -25,7 +25,7 @@ impl Boundary {
 
     /// Observes the next frame of the body.
     pub(crate) fn observe(&mut self, frame: &[u8]) {
-        // Ends with a blank line, whatever precedes it. Most frames are whole events and take this path.
+        // A frame that ends with a blank line ends at a boundary. Most frames are whole events and take this path.
         if frame.ends_with(b"\n\n") || frame.ends_with(b"\r\n\r\n") {
             *self = Self {
                 lines: Lines::after_start(),

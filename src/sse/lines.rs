@@ -12,7 +12,7 @@ pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 pub(super) struct Lines {
     /// Number of bytes of the BOM that were received. [`BOM_LEN`] once any other byte was received.
     bom_bytes: u8,
-    /// The last byte was a carriage return, so that a line feed would belong to it.
+    /// `true` if the last byte was a carriage return. A line feed after it belongs to the same line end.
     after_return: bool,
 }
 

@@ -3,8 +3,8 @@
 //! Without a session manager, only the bytes of the response show whether a call was answered, and whether its client can
 //! resume it. The [`Reader`] reads each frame once, before it is sent, and alters nothing. It promises:
 //!
-//! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), ended by any of its three line
-//!    ends, and none before its blank line. The type of an event is ignored: MCP has only messages.
+//! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), with any of its three line ends. An event ends at its
+//!    blank line. Its type is ignored, because MCP has only messages.
 //! 2. **An event without data counts too**, if it has an `id` or a `retry`. The standard does not dispatch such an event, but
 //!    its id becomes the last event id. MCP primes a stream that way.
 //! 3. **The splits between frames change nothing**, except for the limit in 5.

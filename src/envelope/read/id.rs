@@ -6,8 +6,8 @@ use crate::{call::RequestId, envelope::ParseFailure};
 
 /// Decodes an id from its span, to the same value as rmcp 3.9.
 pub(super) fn id(span: &[u8]) -> Result<RequestId, ParseFailure> {
-    // Nothing but a string or a number reaches `serde_json`: with its `arbitrary_precision` or
-    // `raw_value` on, which any crate of a build can do, some objects read as numbers too.
+    // Only strings and numbers reach `serde_json`. If any crate of the build enables its `arbitrary_precision` or `raw_value`, it
+    // also reads some objects as numbers.
     if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
         return Err(ParseFailure::BadId);
     }

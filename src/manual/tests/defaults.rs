@@ -32,32 +32,32 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
         "ABORT_GRACE",
     ),
     (
-        "interval of probes in a stream that went out early, without `keep_alive`",
+        "interval of probes in a stream whose head was sent early, without `keep_alive`",
         "src/response/future.rs",
         "DEFAULT_PROBE_INTERVAL",
     ),
     (
-        "time that a resume holds the clock of its call past the deadline",
+        "time by which a pending resume extends the grace of its call",
         "src/registry/core/call_timers.rs",
         "MAX_RESUME_WAIT",
     ),
     (
-        "resumes in a row that bring nothing and renew the grace (layer alone)",
+        "resumes in a row without an event that renew the grace (layer alone)",
         "src/registry/core/call_timers.rs",
         "MAX_EMPTY_RESUMES",
     ),
     (
-        "least time that an ended call is remembered for its client",
+        "minimum time that the outcome of an ended call is retained",
         "src/exchange/end.rs",
         "MIN_RETENTION",
     ),
     (
-        "kept answers of one session whose client was connected",
+        "retained answers of one session whose client was connected",
         "src/registry/core/retention.rs",
         "MAX_DELIVERED",
     ),
     (
-        "time in which a session must take a cancel",
+        "maximum time until a session accepts a cancel",
         "src/exchange/inject.rs",
         "INJECTION_TIMEOUT",
     ),
@@ -72,12 +72,12 @@ const CONSTANTS: [(&str, &str, &str); 12] = [
         "UNOBSERVED_TTL",
     ),
     (
-        "time in which the resumed stream of a cancelled call must bring an event (layer alone)",
+        "maximum time until the next event of the resumed stream of a cancelled call (layer alone)",
         "src/response/late.rs",
         "NEXT_EVENT_TIMEOUT",
     ),
     (
-        "largest request body that is read (layer alone)",
+        "largest request body that is parsed (layer alone)",
         "src/envelope/mod.rs",
         "MAX_BODY",
     ),
@@ -100,17 +100,14 @@ fn limits() -> [(&'static str, Number); 5] {
     let limits = Limits::default();
     [
         ("calls that are tracked", limits.most(Limit::Calls).into()),
+        ("detached calls", limits.most(Limit::Detached).into()),
         (
-            "calls without a client that go on",
-            limits.most(Limit::Detached).into(),
-        ),
-        (
-            "calls of one session without a client that go on",
+            "detached calls of one session",
             limits.most(Limit::DetachedOfSession).into(),
         ),
-        ("kept answers in all", limits.retained.into()),
+        ("retained answers in all", limits.retained.into()),
         (
-            "kept answers of one session",
+            "retained answers of one session",
             limits.retained_of_session.into(),
         ),
     ]

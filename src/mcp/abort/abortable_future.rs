@@ -17,7 +17,7 @@ use crate::{
 };
 
 pin_project! {
-    /// Polls a handler. Drops it if it may be stopped, once its call is cancelled and the grace has passed.
+    /// Polls a handler. Drops it when its [`AbortTimer`] completes, if it has one.
     pub(super) struct AbortableFuture<F> {
         #[pin]
         handler: Option<F>,
@@ -72,7 +72,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        // The handler first: a result in the same poll counts.
+        // The handler is polled before the timer, so that a result in the same poll counts.
         let polled = catch_panic(|| {
             let handler = this.handler.as_mut().as_pin_mut();
             handler.map(|handler| handler.poll(cx))
@@ -105,7 +105,7 @@ fn drop_handler<F>(mut handler: Pin<&mut Option<F>>) {
 // === impl RequestInfo ===
 
 impl RequestInfo {
-    /// Links the token of the context to the call, so that both fire.
+    /// Links the token of the context to the call, so that a cancel of the call fires it.
     ///
     /// Only the context has this token: rmcp creates it as a child of the token that it keeps for the request.
     pub(super) fn new(

@@ -1,4 +1,4 @@
-//! Every method of [`ServerHandler`], forwarded.
+//! Forwards every method of [`ServerHandler`].
 //!
 //! If a method with a default body is missing here, the default serves its requests, and the inner handler never receives them.
 //! A test reads the list of methods from rmcp's source.
@@ -28,7 +28,7 @@ use rmcp::{
 
 use super::{AbortOnCancel, abortable_future::RequestInfo};
 
-/// Requests, one a line: whether the handler is `abortable` or `protected`, the method with its parameters, its result, and its
+/// Requests, one per line: whether the handler is `abortable` or `protected`, the method with its parameters, its result, and its
 /// name in the protocol.
 macro_rules! requests {
     ($($mode:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
@@ -55,7 +55,7 @@ macro_rules! requests {
     };
 }
 
-/// Notifications, one a line. They have no result.
+/// Notifications, one per line. They have no result.
 macro_rules! notifications {
     ($($method:ident($($params:ty)?);)+) => {
         $(notifications!(@ $method($($params)?));)+

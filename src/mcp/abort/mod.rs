@@ -52,9 +52,9 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 ///
 /// # What it stops
 ///
-/// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. Both fire the
-/// [`RequestContext::ct`] that the handler sees. rmcp alone does not fire it for a call of 2026-07-28 whose events are stored,
-/// nor for a call whose cancel could not be injected.
+/// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. The
+/// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. rmcp alone does not fire that one for a
+/// call of 2026-07-28 whose events are stored, nor for a call whose cancel could not be injected.
 ///
 /// | stopped | runs to its end |
 /// |---|---|
@@ -62,12 +62,12 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// | all lists, `server/discover`, skills, `resources/directory/read` | `resources/subscribe` and `unsubscribe` |
 /// | requests with other methods | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
 ///
-/// The requests on the left do work for their client. Those on the right change what the server stores about the client, and such
-/// a change must not stop half-way.
+/// The requests on the left do work for their client. Most of those on the right change what the server stores about the client,
+/// and such a change must not stop half-way.
 ///
-/// It cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task that the handler spawned, unless
-/// the handler owns a `JoinSet` or an `AbortOnDropHandle` of it. Such work has to check a token, or to register a clean-up
-/// with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
+/// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task that the handler
+/// spawned, unless the handler owns a `JoinSet` or an `AbortOnDropHandle` of it. Such work has to check a token, or to register a
+/// clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
 ///
 /// # Panics in handlers
 ///
