@@ -7,7 +7,7 @@ use crate::relay::wire;
 /// The header field that names the session.
 pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// The same name without the prefix of all these fields.
+/// [`SESSION_ID`] without its prefix `mcp-`.
 const OF_SESSION: &str = "session-id";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -42,7 +42,7 @@ struct WaitingGuard<'a> {
 // === impl Router ===
 
 impl Router {
-    /// Serves a peer's request, or transfers its session.
+    /// Decides where a peer's request is served. Before a new call or stream, its session is transferred.
     pub(crate) async fn transfer(&self, request: Request<Body>) -> TransferOutcome {
         let session = Fields::of(request.headers()).session.map(str::to_owned);
         let mut replayable = ReplayableRequest::new(request);
@@ -107,8 +107,9 @@ impl Router {
         }
     }
 
-    /// Returns `true` if a peer can claim a session, because its record names this instance. A session that is open here but missing in the
-    /// directory is written again.
+    /// Returns `true` if a peer can claim a session: the session is not open here, or its record names this instance.
+    ///
+    /// Otherwise the session is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
