@@ -1,4 +1,6 @@
-//! Answers of calls that ended without their client, kept in the directory so that they survive this instance.
+//! Keeps answers of calls that ended without their client in the directory.
+//!
+//! They survive this instance there.
 //!
 //! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
 //!    ends, its answer is kept as it would be sent to a client that resumes this stream.

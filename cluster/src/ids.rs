@@ -33,7 +33,9 @@ const DIGITS: [u8; 16] = *b"0123456789abcdef";
 /// Separates the parts of an event id.
 const SEPARATOR: char = '~';
 
-/// One start of an instance, or one restore of a session: a random number, as text 16 hexadecimal digits.
+/// One start of an instance, or one restore of a session.
+///
+/// A random number, as text 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 

@@ -117,7 +117,7 @@ impl fmt::Debug for ClusterLayer {
 // === impl ClusterService ===
 
 impl<S: Clone> ClusterService<S> {
-    /// Returns the inner service that `poll_ready` has made ready, and keeps a clone of it for the next request.
+    /// Returns the inner service that `poll_ready` has made ready. Keeps a clone for the next request.
     fn take_ready(&mut self) -> S {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)

@@ -1,4 +1,4 @@
-//! The reasons why a request is not served, and the responses that clients then get in place of the application's.
+//! The reasons why a request is not served, and the responses for them.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};

@@ -260,7 +260,7 @@ impl ShutdownGuard<'_> {
         }
     }
 
-    /// Waits until each session that is open now has no call in flight, and closes the gates of those that still have none.
+    /// Waits until each session that is open now has been idle, and closes the gates of those that still are.
     async fn close_idle_gates(&self) {
         while !self.0.pending_restores.is_empty() {
             sleep(RESTORE_RECHECK_DELAY).await;

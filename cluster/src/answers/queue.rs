@@ -1,4 +1,4 @@
-//! The answers of ended calls: those that are waiting to be written, and those that were written.
+//! The answers of ended calls, both waiting and written.
 //!
 //! 1. A place is reserved when a call has ended, and orders the queue. An answer keeps its place until [`KEPT_ANSWER`] after the end of its
 //!    call, written or not, and regardless of failed writes.
@@ -328,7 +328,7 @@ impl AnswerQueue {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
 
-    /// Returns `true` if an answer is late ([`LATE_THRESHOLD`]): the directory has refused it, or lost it.
+    /// Returns `true` if an answer is late, because the directory has refused it or lost it.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));

@@ -1,4 +1,4 @@
-//! One hop: sends a request to the owner of its session on a new connection, and returns the response.
+//! Relays a request to the owner of its session on a new connection, and returns the response.
 //!
 //! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
 //!    client has disconnected.
@@ -83,7 +83,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Fields that a client cannot have removed by naming them in `Connection`. [`is_end_to_end`] adds more.
+/// Fields that a relay keeps even if a client names them in `Connection`. [`is_end_to_end`] adds more.
 const END_TO_END: [HeaderName; 17] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,

@@ -1,4 +1,6 @@
-//! The fields of a head that decide its routing, read in one pass, because one look-up for each would cost more.
+//! The fields of a head that decide its routing.
+//!
+//! They are read in one pass, because one look-up for each would cost more.
 
 use http::{HeaderMap, HeaderName};
 

@@ -21,7 +21,7 @@ use crate::{
 /// Maximum number of claims for one request: 3.
 const MAX_CLAIMS: u8 = 3;
 
-/// Maximum number of look-ups while another instance claims a session that this one relinquished: 20.
+/// Maximum number of look-ups while another instance claims a relinquished session: 20.
 const MAX_LOOKUP_RETRIES: u8 = 20;
 
 /// The facts about a request when its head has arrived.
@@ -151,7 +151,7 @@ impl RoutingPlan {
         }
     }
 
-    /// Returns the action for a session that this instance has relinquished, but still owns in the directory.
+    /// Returns the action for a relinquished session that no other instance has claimed yet.
     pub(crate) fn on_relinquished(&mut self) -> Action {
         if self.lookup_retries == MAX_LOOKUP_RETRIES {
             return Action::Refuse(Refusal::Again);

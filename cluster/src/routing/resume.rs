@@ -1,4 +1,4 @@
-//! Resumes: the client names an event of this incarnation, or of a former one whose calls have ended.
+//! Resumes of calls that run here, and of calls that ended with a former incarnation.
 //!
 //! 1. An event of the current generation of a session is passed on under the id that the session manager gave it.
 //! 2. An event of another generation (of another incarnation, or from before the session was restored here) is not passed on. The session
@@ -25,7 +25,7 @@ const NO_EVENT: &str = "~";
 /// The JSON-RPC error code (internal error) for calls whose server no longer runs.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// The response to a resume of a call whose answer was not kept, and whose request id is unknown.
+/// The response to a resume if the answer was not kept, and the request id is unknown.
 const NO_ANSWER: &str =
     "Last-Event-ID names an event of a server that has ended and left no answer\n";
 

@@ -1,4 +1,4 @@
-//! Routes a request: executes the actions of [`RoutingPlan`], and reports their results to the plan.
+//! Routes a request. Executes the actions of [`RoutingPlan`], and reports their results to the plan.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -42,7 +42,7 @@ mod transfer;
 
 pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 
-/// Delay between look-ups while another instance claims a session that this one relinquished: 50 ms.
+/// Delay between look-ups while another instance claims a relinquished session: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// Interval of checks whether a silent owner still owns the session of a call: 10 s.

@@ -1,4 +1,6 @@
-//! Serves requests that the layer cannot serve at once: relayed by peers, for remote sessions, or after a restore.
+//! Serves requests that the layer cannot serve at once.
+//!
+//! Peers have relayed them, or their sessions are remote, or must be restored first.
 
 use std::{future::poll_fn, task::Poll, thread};
 
@@ -25,9 +27,9 @@ use crate::{
 /// Maximum number of routings of one request: 3. Chosen because ownership may change in between.
 const MAX_ROUTINGS: usize = 3;
 
-/// Maximum length of a body that is read before a restore: 4 MiB and 1 byte, one byte more than rmcp accepts by default.
+/// Maximum length of a body that is read before a restore: 4 MiB and 1 byte.
 ///
-/// rmcp reads the body first, and then restores the session.
+/// rmcp reads the body first, and then restores the session. By default it accepts 4 MiB.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
 
 /// The inner service, for requests that are not served at once.
@@ -237,7 +239,7 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response))
 }
 
-/// When dropped, closes a session that a request was to restore, unless the session's handler has accepted it.
+/// When dropped, closes a session that a request was to restore, unless its handler has accepted it.
 ///
 /// Also runs if the client disconnects, or if the handler panics.
 struct CloseUnlessRestored<'a> {

@@ -1,4 +1,4 @@
-//! The generations of sessions, which tell apart the events of a session before and after a restore.
+//! Generations distinguish the events of a session before and after a restore.
 //!
 //! A restored session numbers its events from 0 again, also in the same process. Its event ids therefore carry a generation of their own.
 //! The event ids of other sessions carry this incarnation.

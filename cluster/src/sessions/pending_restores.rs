@@ -1,6 +1,6 @@
-//! Sessions that are about to be restored here: this instance owns them, and serves a request that restores them.
+//! Sessions that are about to be restored here.
 //!
-//! 1. For a peer such a session is already here. Otherwise the peer would claim a session that was claimed a moment ago, and two instances
+//! 1. For a peer such a session is already here. Otherwise the peer would claim a session that this instance has just claimed, and both
 //!    would restore it.
 //! 2. One request at a time restores a session. When the client of that request disconnects, rmcp answers 404 to the requests that wait
 //!    (`aborted_restore` in ARCHITECTURE.md, Workarounds). Aborted restores are therefore recorded.

@@ -14,7 +14,7 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Sends relinquished sessions to the task that closes them, and tracks which are not closed yet.
+/// Sends relinquished sessions to the task that closes them, and tracks the pending closes.
 pub(crate) struct RelinquishedSessions {
     sender: mpsc::UnboundedSender<Relinquished>,
     /// Number of pending closes of each session.

@@ -16,7 +16,7 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// Maximum time for which a living former owner may still run the calls of a claimed session: 10 s.
+/// Maximum time for which a living former owner may still run calls after a claim: 10 s.
 ///
 /// Chosen because the former owner detects the claim after its next heartbeat, closes the session, and writes the answers.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,7 +68,9 @@ impl Router {
         }
     }
 
-    /// Returns `true` if the calls of a session's former owners have ended, and all their answers that were not lost are in the directory.
+    /// Returns `true` if the calls of a session's former owners have ended.
+    ///
+    /// All their answers that were not lost are then in the directory.
     ///
     /// Such a call may still be running if another instance owns the session by now, or if this one claimed it a moment ago from an
     /// instance that still has its lease.

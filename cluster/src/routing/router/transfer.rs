@@ -98,7 +98,7 @@ impl Router {
         can_be_claimed
     }
 
-    /// Relinquishes a session whose gate was closed while it was idle, because a peer is about to claim it.
+    /// Relinquishes a session whose gate was closed while it was idle. A peer is about to claim it.
     pub(crate) async fn relinquish_idle(&self, id: &str) {
         let is_transferring = self.shutdown.stage() == ShutdownStage::Transferring;
         let is_closed = || self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
@@ -107,9 +107,9 @@ impl Router {
         }
     }
 
-    /// Returns `true` if a peer can claim a session: the session is not open here, or its record names this instance.
+    /// Returns `true` if a peer can claim a session.
     ///
-    /// Otherwise the session is written again.
+    /// The session must not be open here, or its record must name this instance. Otherwise it is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
