@@ -18,7 +18,7 @@ use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
 
 use crate::{
-    directory::{DIRECTORY_TIMEOUT, Directory as _, Lease, Leases},
+    directory::{Directory as _, Lease, Leases},
     ids::{Incarnation, Record, SessionHash},
     membership::{
         heartbeat::{HEARTBEAT_INTERVAL, MAX_LATENESS, SETTLE_PERIOD},
@@ -28,13 +28,10 @@ use crate::{
     routing::router::Router,
 };
 
-/// Time before a heartbeat was written whose clients it may lack: 1.65 s.
+/// Time before a heartbeat was composed whose clients it may lack: 1.15 s.
 ///
-/// The heartbeat was composed before it was sent, and may have taken [`DIRECTORY_TIMEOUT`] to arrive. Its instance may have stalled for
-/// [`MAX_LATENESS`] before.
-const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY
-    .saturating_add(MAX_LATENESS)
-    .saturating_add(DIRECTORY_TIMEOUT);
+/// Its instance may have stalled for [`MAX_LATENESS`] before.
+const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_LATENESS);
 
 /// Delay after a heartbeat is due before it is checked: 100 ms.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);
@@ -196,9 +193,9 @@ mod tests {
         for (since_grace, age, next) in [
             (0, 0, 2_000),
             (0, 1_000, 3_000),
-            (0, 500, 3_500),
-            (0, 300, 1_700),
-            (1_500, 1_000, 1_000),
+            (0, 900, 3_100),
+            (0, 500, 1_500),
+            (1_000, 1_500, 500),
         ] {
             let [since_grace, age, next] = [since_grace, age, next].map(Duration::from_millis);
             let wait = OrphanWait {

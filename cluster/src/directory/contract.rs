@@ -42,6 +42,10 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
     leases_and_answers::a_heartbeat_makes_no_lease(&*directory).await;
     leases_and_answers::a_lease_has_what_its_instance_wrote(&*directory).await;
+    leases_and_answers::a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own_time(
+        &*directory,
+    )
+    .await;
     leases_and_answers::an_answer_is_found_under_its_own_names_only(&*directory).await;
     leases_and_answers::an_answer_that_was_removed_is_not_found(&*directory).await;
 }

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    BackendRunId, Claim, Directory, DirectoryError, Entry, HeartbeatReply, LEASE_TTL, Lease,
-    Leases, Look, RECORD_TTL, Registration, Status,
+    BackendRunId, Claim, Directory, DirectoryError, DirectoryTime, Entry, HeartbeatReply,
+    LEASE_TTL, Lease, Leases, Look, RECORD_TTL, Registration, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
@@ -25,6 +25,9 @@ const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 
 /// Size that an answer counts in addition to its bytes.
 const ANSWER_OVERHEAD: usize = 256;
+
+/// The first time of its clock.
+const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
 /// A directory in memory, for several instances in one process. Clones are the same directory.
 ///
@@ -41,11 +44,12 @@ const ANSWER_OVERHEAD: usize = 256;
 #[derive(Clone, Default)]
 pub struct MemoryDirectory(Arc<Mutex<State>>);
 
-#[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
 struct State {
     /// Number of restarts.
     starts: u64,
+    /// When its clock was at [`CLOCK_START`].
+    started: Instant,
     sessions: HashMap<SessionHash, Known>,
     leases: HashMap<Incarnation, StoredLease>,
     /// When an instance last turned a client away.
@@ -93,6 +97,7 @@ impl MemoryDirectory {
         let mut state = self.state();
         *state = State {
             starts: state.starts + 1,
+            started: state.started,
             ..State::default()
         };
     }
@@ -103,6 +108,7 @@ impl MemoryDirectory {
         let mut state = self.state();
         *state = State {
             starts: state.starts,
+            started: state.started,
             ..State::default()
         };
     }
@@ -215,21 +221,23 @@ impl Directory for MemoryDirectory {
         let now = Instant::now();
         state.sweep(now);
         state.record_turned_away(status, now);
+        let renewed = state.composed_at(status, now);
         let lease = state.leases.get_mut(&owner.incarnation);
         let was_alive = lease.is_some();
         if let Some(lease) = lease {
-            *lease = StoredLease::new(status, now);
+            *lease = StoredLease::new(status, renewed.max(lease.renewed));
         }
         Ok(HeartbeatReply {
             run: state.run(),
             was_alive,
+            time: state.time(now),
         })
     }
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (mut state, now) = (self.state(), Instant::now());
         state.record_turned_away(status, now);
-        let lease = StoredLease::new(status, now);
+        let lease = StoredLease::new(status, state.composed_at(status, now));
         state.leases.insert(owner.incarnation, lease);
         Ok(())
     }
@@ -281,6 +289,16 @@ impl Directory for MemoryDirectory {
 // === impl State ===
 
 impl State {
+    fn time(&self, now: Instant) -> DirectoryTime {
+        CLOCK_START.after(now - self.started)
+    }
+
+    /// Returns when a status was composed, which is not after `now`.
+    fn composed_at(&self, status: &Status, now: Instant) -> Instant {
+        let ago = status.composed_at.map(|at| self.time(now).since(at));
+        now.checked_sub(ago.unwrap_or_default()).unwrap_or(now)
+    }
+
     fn run(&self) -> BackendRunId {
         BackendRunId::new(&self.starts.to_string())
     }
@@ -362,12 +380,27 @@ impl State {
     }
 }
 
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            starts: 0,
+            started: Instant::now(),
+            sessions: HashMap::new(),
+            leases: HashMap::new(),
+            turned_away: None,
+            answers: HashMap::new(),
+            write_order: VecDeque::new(),
+            answer_bytes: 0,
+        }
+    }
+}
+
 // === impl StoredLease ===
 
 impl StoredLease {
-    fn new(status: &Status, now: Instant) -> Self {
+    fn new(status: &Status, renewed: Instant) -> Self {
         Self {
-            renewed: now,
+            renewed,
             written_in: status.written_in.clone(),
             is_settled: status.is_settled,
             has_late_answers: status.has_late_answers,

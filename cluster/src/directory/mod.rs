@@ -40,7 +40,7 @@ use crate::ids::{
     CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
 };
 
-/// Lifetime of a lease: 6 s, three heartbeats.
+/// Lifetime of a lease since its heartbeat was composed: 6 s, three heartbeats.
 pub(crate) const LEASE_TTL: Duration = Duration::from_secs(6);
 
 /// How long the directory keeps a record that its owner does not write again: 1 h.
@@ -92,7 +92,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
-    /// Renews the lease if it has not lapsed. Never acquires one.
+    /// Renews the lease if it has not lapsed. Never acquires one, and never sets back when it was renewed.
     async fn heartbeat(
         &self,
         owner: Owner,
@@ -167,7 +167,7 @@ pub(crate) struct Leases {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) incarnation: Incarnation,
-    /// How long ago the lease was renewed.
+    /// How long ago its heartbeat was composed, or up to [`DIRECTORY_TIMEOUT`] more.
     pub(crate) age: Duration,
     /// The run of the backend in which all sessions of the instance are written.
     pub(crate) written_in: Option<BackendRunId>,
@@ -190,7 +190,15 @@ pub(crate) struct Status {
     pub(crate) has_late_answers: bool,
     /// How long ago the instance last turned a client away, if ever.
     pub(crate) turned_away: Option<Duration>,
+    /// When the instance composed this, or up to [`DIRECTORY_TIMEOUT`] earlier. `None` if the instance does not know the directory's time.
+    ///
+    /// The lease is renewed as of this time, so a heartbeat that arrives late does not count as current.
+    pub(crate) composed_at: Option<DirectoryTime>,
 }
+
+/// A time of the backend's clock, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DirectoryTime(pub(crate) u64);
 
 /// The id of one start of a backend. Another start may have lost the data of this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -220,6 +228,8 @@ pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
     /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the backend lost its data.
     pub(crate) was_alive: bool,
+    /// When the directory carried the heartbeat out.
+    pub(crate) time: DirectoryTime,
 }
 
 // === impl Leases ===
@@ -259,6 +269,20 @@ impl Registration {
     pub(crate) fn ownership(&self, owner: Owner) -> Ownership {
         let epoch = self.renewed.unwrap_or(self.epoch);
         Ownership { owner, epoch }
+    }
+}
+
+// === impl DirectoryTime ===
+
+impl DirectoryTime {
+    pub(crate) fn after(self, elapsed: Duration) -> Self {
+        let millis = elapsed.as_millis().try_into().unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(millis))
+    }
+
+    /// Returns the time since `earlier`, zero if that is later.
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 }
 

@@ -6,8 +6,8 @@
 //! | `mcp:i` | hash: a field an instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
-//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is a time of the backend in
-//! milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are `settled` and `owes-answers`,
+//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
+//! composed, as a time of the backend in milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are `settled` and `owes-answers`,
 //! separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease: it has the time at which any instance last
 //! turned a client away. All leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
 //!
@@ -40,8 +40,8 @@ use self::{
     scripts::Scripts,
 };
 use super::{
-    BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, Entry, HeartbeatReply,
-    LEASE_TTL, Leases, Look, RECORD_TTL, Registration, Status,
+    BackendRunId, Claim, DIRECTORY_TIMEOUT, Directory, DirectoryError, DirectoryTime, Entry,
+    HeartbeatReply, LEASE_TTL, Leases, Look, RECORD_TTL, Registration, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
@@ -127,6 +127,8 @@ impl RedisDirectory {
         lease.arg(owner.address.to_string());
         lease.arg(millis(LEASE_TTL)).arg(millis(CLOCK_SKEW));
         lease.arg(how).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
+        let composed_at = status.composed_at.map(|DirectoryTime(at)| at.to_string());
+        lease.arg(composed_at.as_deref().unwrap_or(NONE));
         lease
     }
 
@@ -147,10 +149,11 @@ impl RedisDirectory {
                 self.connections.renew();
             }
         });
-        let (was_alive, info): (bool, String) = answer?;
+        let ((was_alive, time), info): ((bool, u64), String) = answer?;
         Ok(HeartbeatReply {
             run: read_run(&info)?,
             was_alive,
+            time: DirectoryTime(time),
         })
     }
 
@@ -297,7 +300,7 @@ impl Directory for RedisDirectory {
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let lease = self.lease_of(owner, status, "make");
-        let _was_alive: bool = lease.invoke_async(&mut self.connection().await?).await?;
+        let _reply: (bool, u64) = lease.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }
 

@@ -25,6 +25,8 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
+#[cfg(test)]
+pub(crate) use self::health::MIN_LEASE;
 pub(crate) use self::health::SETTLE_PERIOD;
 use self::{health::DirectoryHealth, lane::Lane};
 use crate::{
@@ -250,9 +252,13 @@ impl Heartbeat {
         self.health().on_heartbeat_begun(begun);
         let status = self.status();
         if let Some(ago) = status.turned_away.filter(|ago| *ago < HEARTBEAT_INTERVAL) {
-            log(|| tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "clients are turned away"));
+            log(
+                || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "clients are turned away"),
+            );
         }
         let reply = self.directory.heartbeat(self.me, &status).await?;
+        self.health()
+            .on_time_read(begun, Instant::now(), reply.time);
         if !reply.was_alive {
             self.health().on_lease_missing();
             let mut status = self.status();
@@ -298,6 +304,7 @@ impl Heartbeat {
             is_settled: health.is_settled(now),
             has_late_answers,
             turned_away: self.turned_away.age(now),
+            composed_at: health.directory_time(now),
         }
     }
 

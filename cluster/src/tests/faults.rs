@@ -35,7 +35,7 @@ use crate::{
         contract::owner_of,
         faulty::{Fault, Faulty},
     },
-    membership::heartbeat::{HEARTBEAT_INTERVAL, SETTLE_PERIOD},
+    membership::heartbeat::{HEARTBEAT_INTERVAL, MIN_LEASE, SETTLE_PERIOD},
     relay::filter::PeersFilter,
 };
 
@@ -175,7 +175,7 @@ async fn an_owner_without_a_directory_serves_its_sessions_unless_the_lease_is_re
         let mcp = a.session().await;
         let mut call = running_call(&a, &mcp, 1, "begun").await;
         directory.set(Fault::Fails);
-        pass(LEASE_TTL - HEARTBEAT_INTERVAL).await;
+        pass(MIN_LEASE - HEARTBEAT_INTERVAL).await;
         assert_eq!(status(&mcp, 2).await, 200);
         pass(2 * HEARTBEAT_INTERVAL).await;
         let expected = if requires_lease { 503 } else { 200 };

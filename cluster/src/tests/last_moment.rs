@@ -1,16 +1,22 @@
 //! Clients that resume in the last moment of the grace, and instances that end soon after they turned one away.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use mcp_cancel_on_disconnect::Grace;
 use test_support::within;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::sleep};
 
 use super::node::{Node, Setup, hash, pass};
 use crate::{
     directory::{
-        MemoryDirectory,
-        faulty::{Fault, Faulty},
+        Directory as _, MemoryDirectory,
+        faulty::{Fault, Faulty, Gate, Work},
     },
     ids::{Owner, Ownership},
     membership::heartbeat::HEARTBEAT_INTERVAL,
@@ -63,6 +69,58 @@ async fn turned_away_in_time(what: &'static str, time: Duration) {
 #[tokio::test]
 async fn a_client_that_was_turned_away_while_a_heartbeat_was_on_its_way_keeps_its_call() {
     turned_away_in_time("heartbeat", 400 * MS).await;
+}
+
+/// A link on which each request arrives this much later, while it is slow.
+#[derive(Debug, Clone)]
+struct SlowLink(Arc<AtomicBool>, Duration);
+
+impl Gate for SlowLink {
+    fn pass(&self, _what: &'static str, work: Work) -> Work {
+        if !self.0.load(SeqCst) {
+            return work;
+        }
+        let time = self.1;
+        let late = tokio::spawn(async move {
+            sleep(time).await;
+            work.await
+        });
+        Box::pin(async move { late.await.unwrap() })
+    }
+}
+
+/// The heartbeats of the instance arrive, although it has given them up.
+#[tokio::test]
+async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_late_keeps_its_call()
+{
+    for (late, phase) in [600, 1_000, 3_000]
+        .into_iter()
+        .flat_map(|late| (0..20).map(move |phase| (late, phase)))
+    {
+        let link = SlowLink(Arc::default(), late * MS);
+        let of_a = Faulty::new(MemoryDirectory::default());
+        let of_b = Faulty::new(of_a.memory.clone()).behind(link.clone());
+        let setup = Setup {
+            grace: Grace::After(GRACE),
+            ..Setup::default()
+        };
+        let (a, b) = (setup.start(&of_a).await, Node::start(&of_b).await);
+        a.until_settled().await;
+        b.until_settled().await;
+        link.0.store(true, SeqCst);
+        pass(20 * SECOND).await;
+        let mcp = a.session().await;
+        pass(phase * 100 * MS).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        pass(GRACE - 100 * MS).await;
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        pass(600 * MS).await;
+        assert_eq!(resumed.head().await.status, 503);
+        pass(6 * SECOND).await;
+        let leases = of_a.memory.leases().await.unwrap();
+        assert!(leases.of(b.me.incarnation).is_some());
+        assert!(a.witness.is_running("a"), "{late} ms late, phase {phase}");
+    }
 }
 
 #[tokio::test]

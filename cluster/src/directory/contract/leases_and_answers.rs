@@ -32,18 +32,20 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
             is_settled: true,
             has_late_answers: true,
             turned_away: Some(Duration::from_secs(10)),
+            ..Status::default()
         },
         Status {
             written_in: Some(run.clone()),
             is_settled: false,
             has_late_answers: true,
             turned_away: Some(Duration::ZERO),
+            ..Status::default()
         },
         Status {
             written_in: Some(run.clone()),
             is_settled: true,
             has_late_answers: false,
-            turned_away: None,
+            ..Status::default()
         },
     ];
     // The mark of any instance counts, and outlives the lease of that instance.
@@ -69,6 +71,57 @@ pub(super) async fn a_lease_has_what_its_instance_wrote(directory: &impl Directo
     let leases = directory.leases().await.unwrap();
     assert!(leases.of(me.incarnation).is_none());
     assert_is_since(leases.turned_away, latest);
+}
+
+pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own_time(
+    directory: &impl Directory,
+) {
+    let (me, second) = (instance(1), Duration::from_secs(1));
+    let unknown = Status::default();
+    let DirectoryTime(now) = directory.heartbeat(me, &unknown).await.unwrap().time;
+    let composed = |ago: Duration| Status {
+        composed_at: Some(DirectoryTime(now - ago.as_millis() as u64)),
+        ..Status::default()
+    };
+    let age = async || {
+        let leases = directory.leases().await.unwrap();
+        leases.of(me.incarnation).map(|lease| lease.age)
+    };
+    directory
+        .acquire_lease(me, &composed(4 * second))
+        .await
+        .unwrap();
+    assert!(age().await.is_some_and(|age| age >= 4 * second));
+    assert!(
+        directory
+            .heartbeat(me, &composed(3 * second))
+            .await
+            .unwrap()
+            .was_alive
+    );
+    assert!(
+        age()
+            .await
+            .is_some_and(|age| age >= 3 * second && age < 4 * second)
+    );
+    // An older heartbeat was overtaken.
+    assert!(
+        directory
+            .heartbeat(me, &composed(5 * second))
+            .await
+            .unwrap()
+            .was_alive
+    );
+    assert!(age().await.is_some_and(|age| age < 4 * second));
+    assert!(directory.heartbeat(me, &unknown).await.unwrap().was_alive);
+    assert!(age().await.is_some_and(|age| age < second));
+    directory.release_lease(me).await.unwrap();
+    directory
+        .acquire_lease(me, &composed(LEASE_TTL))
+        .await
+        .unwrap();
+    assert_eq!(age().await, None, "this lease has lapsed already");
+    assert!(!directory.heartbeat(me, &unknown).await.unwrap().was_alive);
 }
 
 /// Asserts that `read` is the time that was written, or up to 5 s more.

@@ -53,14 +53,15 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 ";
 
-/// Renews a lease, or creates it if requested. Returns whether there was a lease to renew.
+/// Renews a lease, or creates it if requested. Returns whether there was a lease to renew, and the time of the backend.
 ///
-/// Also removes lapsed leases. Records when a client was turned away, unless a later time is known. A time ahead of the clock, which was
+/// The lease is renewed as of the time at which its instance composed it, unless it was renewed later already. Also removes lapsed leases. Records when a client was turned away, unless a later time is known. A time ahead of the clock, which was
 /// set back, becomes now.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local all, was_alive, last = redis.call('HGETALL', KEYS[1]), 0, 0
+local composed = math.min(now, tonumber(ARGV[11]) or now)
 for at = 1, #all, 2 do
     local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
     if all[at] == ARGV[10] then
@@ -73,16 +74,17 @@ for at = 1, #all, 2 do
         redis.call('HDEL', KEYS[1], all[at])
     elseif all[at] == ARGV[1] then
         was_alive = 1
+        composed = math.max(composed, renewed)
     end
 end
 if was_alive == 1 or ARGV[8] == 'make' then
-    local lease = table.concat({string.format('%.0f', now), ARGV[3], ARGV[4], ARGV[5]}, ' ')
+    local lease = table.concat({string.format('%.0f', composed), ARGV[3], ARGV[4], ARGV[5]}, ' ')
     redis.call('HSET', KEYS[1], ARGV[1], lease)
 end
 local turned_away = now - (tonumber(ARGV[2]) or now)
 if turned_away > last then redis.call('HSET', KEYS[1], ARGV[10], string.format('%.0f', turned_away)) end
 redis.call('PEXPIRE', KEYS[1], ARGV[9])
-return was_alive
+return {was_alive, now}
 ";
 
 /// The scripts, each with the hash by which the backend knows it.

@@ -17,15 +17,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::{
-    directory::{BackendRunId, LEASE_TTL},
+    directory::{BackendRunId, DIRECTORY_TIMEOUT, DirectoryTime, LEASE_TTL},
     sessions::Lapse,
 };
 
 /// Maximum time without a heartbeat before the lease counts as lapsed: 5 s.
 ///
-/// Chosen to be less than the lease's lifetime, because a heartbeat renews the lease only when it reaches the directory. It is more than
-/// the time of a late answer and the interval to the next heartbeat.
+/// Chosen to be less than [`MIN_LEASE`], and more than the time of a late answer and the interval to the next heartbeat.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
+
+/// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
+///
+/// The directory may count it as composed [`DIRECTORY_TIMEOUT`] before ([`composed_at`](crate::directory::Status::composed_at)).
+pub(crate) const MIN_LEASE: Duration = LEASE_TTL.saturating_sub(DIRECTORY_TIMEOUT);
 
 /// Time of consistency after which an unknown record is unknown to all instances: 6 s.
 ///
@@ -40,6 +44,8 @@ pub(super) struct DirectoryHealth {
     run: Option<BackendRunId>,
     /// The start of the last heartbeat that was answered.
     last_heartbeat: Option<Instant>,
+    /// A moment, and the time that the directory's clock had then, or up to [`DIRECTORY_TIMEOUT`] earlier.
+    clock: Option<(Instant, DirectoryTime)>,
     /// A heartbeat found no lease, and none was answered since the lease was acquired again.
     has_no_lease: bool,
     /// Set if each session must take a new epoch, because others may have seen no lease. The run of the backend before that.
@@ -84,6 +90,7 @@ impl DirectoryHealth {
             },
             run: None,
             last_heartbeat: None,
+            clock: None,
             has_no_lease: false,
             renewal_due: None,
             late_from: None,
@@ -100,6 +107,20 @@ impl DirectoryHealth {
             self.on_heartbeat_failed();
         }
         self.late_from = Some(now + STALL_THRESHOLD);
+    }
+
+    /// Called when the heartbeat that began at `begun` was answered, with the time at which the directory carried it out.
+    pub(super) fn on_time_read(&mut self, begun: Instant, now: Instant, time: DirectoryTime) {
+        // An answer that was read later would set the clock back by more than the lease allows for.
+        if now - begun <= DIRECTORY_TIMEOUT {
+            self.clock = Some((now, time));
+        }
+    }
+
+    /// Returns the time of the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
+    pub(super) fn directory_time(&self, now: Instant) -> Option<DirectoryTime> {
+        self.clock
+            .map(|(at, time)| time.after(now.saturating_duration_since(at)))
     }
 
     /// Returns the lapse for which sessions must be verified. Returns `None` if there is none.
@@ -234,7 +255,7 @@ impl DirectoryHealth {
     /// Returns `true` if the lease that was renewed last still lasts, by this instance's clock.
     fn is_fresh(&self, now: Instant) -> bool {
         self.last_heartbeat
-            .is_some_and(|last_heartbeat| now.saturating_duration_since(last_heartbeat) < LEASE_TTL)
+            .is_some_and(|last| now.saturating_duration_since(last) < MIN_LEASE)
     }
 }
 

@@ -23,7 +23,9 @@ use tokio::{
     sync::oneshot,
     time::timeout,
 };
-use tracing_subscriber::{EnvFilter, Layer as _, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use tracing_subscriber::{
+    EnvFilter, Layer as _, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 use crate::{facts::note, fault::Fault, options::Options, tools::Tools};
 

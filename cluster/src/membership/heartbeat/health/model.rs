@@ -45,7 +45,7 @@ impl History {
         let is_heartbeat = |what: &What| matches!(what, What::Intact | What::Broken);
         let breaks = |what: &What| matches!(what, What::Failed | What::Broken);
         let (latest, _) = self.0.iter().rfind(|(_, what)| is_heartbeat(what))?;
-        if now - *latest >= LEASE_TTL {
+        if now - *latest >= MIN_LEASE {
             return None;
         }
         let from = self.0.iter().rposition(|(_, what)| breaks(what))?;
@@ -84,7 +84,7 @@ proptest! {
                         prop_assert!(health.is_unreachable());
                     }
                     let todo = health.on_heartbeat_answered(now, BackendRunId::new(&run.to_string()));
-                    let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < LEASE_TTL) && was_alive;
+                    let is_as_left = last.is_some_and(|(at, before)| before == run && now - at < MIN_LEASE) && was_alive;
                     let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
                     let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);
                     prop_assert_eq!(todo.was_lost, !is_as_left);
