@@ -250,7 +250,7 @@ impl ClusterBuilder {
 
     /// Refuses requests for this instance's sessions while its lease may have lapsed.
     ///
-    /// The lease may have lapsed when the directory has not answered for 6 s. By default such requests are served. Another instance that
+    /// The lease may have lapsed when the directory has not answered for 5.5 s. By default such requests are served. Another instance that
     /// reaches the directory may claim a session meanwhile, and then both serve it until the directory answers again. With this option
     /// these requests get 503 with `Retry-After`. A call that has begun continues.
     ///
@@ -272,7 +272,7 @@ impl ClusterBuilder {
     /// # Errors
     ///
     /// - A URL of the directory cannot be used, for example because it needs a feature that is not enabled.
-    /// - The root certificate is not PEM, or the directory's URL does not begin with `rediss://`.
+    /// - There is a root certificate, and it is not PEM, or the directory's URL does not begin with `rediss://`.
     /// - The directory answers, and is a Redis Cluster.
     /// - There is no address to advertise, it is not an address, or [`peers_filter`](Self::peers_filter) does not admit it.
     /// - A secret is empty, or has characters that a header field cannot have.

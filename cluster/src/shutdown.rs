@@ -11,7 +11,7 @@
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
 //!    Therefore no call begins in a session that a peer was asked to claim.
 //! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
-//! 4. The peer that claims a session looks for its answers in the directory. They are written before the peer is asked to claim.
+//! 4. The answers of a session are written before a peer is asked to claim it, because the peer looks for them in the directory.
 
 use std::{
     collections::HashSet,
@@ -260,7 +260,7 @@ impl ShutdownGuard<'_> {
         }
     }
 
-    /// Waits until each session that is open now has been idle, and closes the gates of those that still are.
+    /// Waits until each open session has been idle, and closes the gates of those that still are.
     async fn close_idle_gates(&self) {
         while !self.0.pending_restores.is_empty() {
             sleep(RESTORE_RECHECK_DELAY).await;

@@ -19,9 +19,9 @@ use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 /// Chosen because the client is asked to retry after 1 s, and SDKs with their own delays wait 30 s at most.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
-/// Time after which the client of a relayed request that is not a call counts as turned away: 250 ms.
+/// Time after which the client of a relayed request counts as turned away: 250 ms.
 ///
-/// The request may be a resume, and the grace of its call may end meanwhile.
+/// This does not apply to calls. The request may be a resume, and the grace of its call may end meanwhile.
 pub(crate) const SLOW_RELAY_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.

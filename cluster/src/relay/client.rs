@@ -83,7 +83,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Fields that a relay keeps even if a client names them in `Connection`. [`is_end_to_end`] adds more.
+/// Fields that a relay keeps even if `Connection` names them. [`is_end_to_end`] adds more.
 const END_TO_END: [HeaderName; 17] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,

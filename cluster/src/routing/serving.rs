@@ -239,7 +239,7 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response))
 }
 
-/// When dropped, closes a session that a request was to restore, unless its handler has accepted it.
+/// When dropped, closes a session whose restore has not been accepted by its handler.
 ///
 /// Also runs if the client disconnects, or if the handler panics.
 struct CloseUnlessRestored<'a> {

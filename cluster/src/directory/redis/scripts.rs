@@ -35,7 +35,7 @@ end
 return is
 ";
 
-/// Replaces a record by a tombstone, unless the record is another owner's and its epoch is not lower.
+/// Replaces a record by a tombstone, unless another owner's epoch is not lower.
 ///
 /// A value that is not a record is left unchanged.
 const DELETE: &str = "

@@ -45,9 +45,11 @@ pub(super) struct DirectoryHealth {
     run: Option<BackendRunId>,
     /// The start of the last heartbeat that was answered.
     last_heartbeat: Option<Instant>,
-    /// A local time, and the time of the directory's clock at that moment, or up to [`DIRECTORY_TIMEOUT`] earlier.
+    /// A local time, and the directory's time at that moment.
+    ///
+    /// The latter may be up to [`DIRECTORY_TIMEOUT`] too early.
     clock: Option<(Instant, DirectoryTime)>,
-    /// A heartbeat found no lease, and no heartbeat was answered since the lease was acquired again.
+    /// A heartbeat found no lease, and the acquisition of a new one is not confirmed yet.
     has_no_lease: bool,
     /// The run of the backend before new epochs became due. `None` if they are not due.
     ///
