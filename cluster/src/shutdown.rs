@@ -7,7 +7,7 @@
 //! | stopped | the peer is asked to claim the session | the peer is asked to claim the session |
 //! | closed | the listener is closed | the listener is closed |
 //!
-//! 1. The stages follow each other in this order.
+//! 1. The stage only advances, in this order.
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
 //!    Therefore no call begins in a session that a peer was asked to claim.
 //! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
