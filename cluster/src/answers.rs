@@ -1,18 +1,19 @@
-//! Answers of calls that ended without their client, kept in the directory so that they survive this instance.
+//! Keeps answers of calls that ended without their client in the directory.
+//!
+//! They survive this instance there.
 //!
 //! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
 //!    ends, its answer is kept as it would be sent to a client that resumes this stream.
-//! 2. A call is marked pending first, and then looked up. A call that has ended meanwhile is kept by the thread that takes it, and only one
-//!    thread can.
+//! 2. A call is marked pending first, and then looked up again, because it may have ended meanwhile. The thread that then takes it keeps its
+//!    answer, and only one thread can take it.
 //! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
-//!    client needs. A stream that has sent its answer, and is dropped before its end was polled, may not have been read: its answer is
-//!    kept, too. An answer that a client's connection has taken is only kept by an instance that shuts down, because its memory is lost
-//!    with it.
+//!    client needs. A stream that is dropped after its answer, but before its end was polled, may not have been read, so its answer is kept,
+//!    too. An answer that a client's connection has taken is only kept by an instance that shuts down, whose memory is about to be lost.
 //! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
 //! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only
 //!    in the memory of this instance.
-//! 6. The answer of an ended call is in the [`queue`], regardless of its session. The [`writer`] writes it, and writes it again after the
-//!    directory has lost data.
+//! 6. The answer of an ended call is in the [`queue`], even after its session has closed. The [`writer`] writes it, and writes it again after
+//!    the directory has lost data.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -59,7 +60,7 @@ pub(crate) struct DetachedCall {
     pub(crate) call: Call,
     /// The generation of its session in which the call runs.
     pub(crate) generation: Incarnation,
-    /// The last event of its stream that a client can resume, with the id of the session manager.
+    /// The plain id of the last event of its stream from which a client can resume.
     pub(crate) event: String,
     pub(crate) source: Weak<dyn AnswerSource>,
 }
@@ -150,7 +151,7 @@ impl Answers {
         })
     }
 
-    /// Writes answers to the directory while it is polled. Must be run only once.
+    /// Returns the future that writes answers to the directory. Must be called only once.
     pub(crate) fn write(&self) -> impl Future<Output = ()> + Send + use<> {
         self.writer.clone().run()
     }
@@ -160,7 +161,7 @@ impl Answers {
         self.writer.write_again();
     }
 
-    /// Returns `true` if the directory has refused answers, or may have lost them.
+    /// Returns `true` if an answer is late: the directory has refused it, or lost it.
     pub(crate) fn are_late(&self) -> bool {
         self.writer.is_late()
     }
@@ -199,7 +200,7 @@ impl Answers {
         self.enqueue_if_ended(id, &call);
     }
 
-    /// Keeps the answers of pending calls that have ended unnoticed. Calls in flight stay pending.
+    /// Queues the answers of pending calls whose end was not reported yet. Calls in flight stay pending.
     pub(crate) fn enqueue_ended(&self) {
         let pending: Vec<_> = {
             let pending = self.pending();
@@ -248,7 +249,7 @@ impl Answers {
         found.next()
     }
 
-    /// Called when a session has closed. Only those of its calls that have ended have answers.
+    /// Called when a session has closed. Its pending calls will have no answers.
     pub(crate) fn on_session_closed(&self, session: &str) {
         if self.has_pending() {
             let mut pending = self.pending();
@@ -267,13 +268,13 @@ impl Answers {
         self.retains_all.load(Ordering::Acquire)
     }
 
-    /// Waits until the answers of all ended calls are written, or `until`. `true` if they are.
+    /// Waits until the answers of all ended calls are written, or `until`. Returns `true` if they are.
     pub(crate) async fn flush(&self, until: Option<Instant>) -> bool {
         self.enqueue_ended();
         self.writer.flush(until).await
     }
 
-    /// Marks a call pending. Returns the call that is not pending as a result, if any.
+    /// Marks a call pending. Returns the call that was displaced or rejected, if any.
     ///
     /// Of two calls with one id, the one with the higher number stays pending, because that one is in flight. Without room, the new call is
     /// returned.
@@ -294,7 +295,7 @@ impl Answers {
         rejected
     }
 
-    /// Takes a pending call, if it has this number. `None` takes any.
+    /// Takes a pending call if it has this number. `None` matches any number.
     fn take_pending(
         &self,
         id: CallId,

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Configuration of an instance that becomes a member. [`Cluster::redis`] creates it.
+/// Configures an instance before it joins a cluster. Created by [`Cluster::redis`] or [`Cluster::in_memory`].
 #[derive(Clone)]
 #[must_use = "nothing happens before `connect`"]
 pub struct ClusterBuilder {
@@ -96,8 +96,8 @@ impl ClusterBuilder {
     ///
     /// Each URL is for example `redis://sentinel-1:26379`. The host of the directory's own URL is then the name of the primary, and the
     /// port is ignored. The directory's URL has the user and the password of the primary. The credentials in the first Sentinel's URL are
-    /// used for all Sentinels. The Sentinels are asked for the primary when a heartbeat is refused or not answered. Each second one of them
-    /// is asked whether the primary is still the same.
+    /// used for all Sentinels. The instance asks the Sentinels for the primary when a heartbeat is refused or not answered. Each second it
+    /// asks one of them whether the primary is still the same.
     ///
     /// With a directory in memory this has no effect.
     ///
@@ -122,9 +122,9 @@ impl ClusterBuilder {
 
     /// Sets the certificate authorities (PEM) that may sign the directory's certificate.
     ///
-    /// Without this, the certificate authorities of the system are trusted. This applies to `rediss://` URLs, also to those of Sentinels.
-    /// The URL's host must be a name or an address in the certificate. Behind Sentinels that is the address of the primary as the Sentinels
-    /// report it.
+    /// By default the certificate authorities of the system are trusted. The setting applies to `rediss://` URLs, including those of
+    /// Sentinels. The certificate must contain the host of the URL. Behind Sentinels it must contain the address of the primary as the
+    /// Sentinels report it.
     ///
     /// With a directory in memory this has no effect.
     ///
@@ -157,7 +157,7 @@ impl ClusterBuilder {
     /// Sets a secret that all instances share.
     ///
     /// Without a secret, every client at an address that [`peers_filter`](Self::peers_filter) admits counts as a peer. The secret is sent
-    /// in clear, like the relayed requests. [`also_accept`](Self::also_accept) changes it without a gap.
+    /// in clear, like the relayed requests. With [`also_accept`](Self::also_accept), rolling restarts can change the secret.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
@@ -174,8 +174,7 @@ impl ClusterBuilder {
     /// | second | the new one | the old one |
     /// | third | the new one | |
     ///
-    /// This does not introduce a secret into a cluster without one. Until all instances have the secret, some relays are refused, and their
-    /// clients get 503.
+    /// A first secret cannot be introduced this way. Until all instances have it, some relays are refused, and their clients get 503.
     ///
     /// ```
     /// # use tokio::{io::{AsyncReadExt, AsyncWriteExt}, net::{TcpListener, TcpStream}};
@@ -212,9 +211,9 @@ impl ClusterBuilder {
     /// for member in [first.clone(), second.clone()] {
     ///     assert!(accepts(member.clone(), "old").await? && accepts(member, "new").await?);
     /// }
-    /// // Without the first restart, the instances that wait for theirs would refuse the others.
+    /// // Without the first restart, the instances that have not restarted yet would refuse the others.
     /// assert!(!accepts(before, "new").await?);
-    /// // After the third the old one is worth nothing.
+    /// // After the third restart the old secret is refused.
     /// assert!(accepts(third.clone(), "new").await? && !accepts(third, "old").await?);
     /// # Ok(())
     /// # }
@@ -224,7 +223,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets which addresses peers may have, both connecting and advertised in the directory.
+    /// Sets the addresses from which peers may connect, and which they may advertise.
     ///
     /// By default these are the addresses of private networks (RFC 1918, RFC 4193) and of this machine.
     pub fn peers_filter(mut self, admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
@@ -234,8 +233,8 @@ impl ClusterBuilder {
 
     /// Sets the longest time that a client waits to retry after a 503.
     ///
-    /// While any instance has turned a client away within that time, no instance cancels an abandoned call. The client may be the one of
-    /// that call. The default is 40 s, more than the official SDKs wait.
+    /// While any instance has turned a client away within that time, no instance cancels an abandoned call, because the call may be that
+    /// client's. The default is 40 s, more than the official SDKs wait.
     ///
     /// ```
     /// use std::time::Duration;
@@ -249,9 +248,9 @@ impl ClusterBuilder {
         self
     }
 
-    /// Refuses requests of the sessions of this instance while its lease may have lapsed.
+    /// Refuses requests for this instance's sessions while its lease may have lapsed.
     ///
-    /// The lease may have lapsed when the directory has not answered for 6 s. By default such requests are served. Another instance that
+    /// The lease may have lapsed when the directory has not answered for 5.5 s. By default such requests are served. Another instance that
     /// reaches the directory may claim a session meanwhile, and then both serve it until the directory answers again. With this option
     /// these requests get 503 with `Retry-After`. A call that has begun continues.
     ///
@@ -272,10 +271,11 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// - The URL of the directory cannot be read, or needs a feature that is not enabled.
+    /// - A URL of the directory cannot be used, for example because it needs a feature that is not enabled.
+    /// - There is a root certificate, and it is not PEM, or the directory's URL does not begin with `rediss://`.
     /// - The directory answers, and is a Redis Cluster.
     /// - There is no address to advertise, it is not an address, or [`peers_filter`](Self::peers_filter) does not admit it.
-    /// - A secret has characters that a header field cannot have.
+    /// - A secret is empty, or has characters that a header field cannot have.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

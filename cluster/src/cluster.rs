@@ -54,8 +54,8 @@ use crate::{
 
 /// The membership of an instance in a cluster. All clones share one membership.
 ///
-/// Several services may share one membership. A service does not find the open sessions of another service. When an instance has died, the
-/// first service that receives a request with the id of one of its sessions restores that session.
+/// Several services may share one membership. A service does not find the open sessions of another service. After an instance has died,
+/// each of its sessions is restored by the first service that receives a request for that session.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -98,7 +98,7 @@ impl Cluster {
         ClusterLayer::new(self.shared.router.clone())
     }
 
-    /// Adds a session manager. This instance owns its sessions, and its event ids name this instance.
+    /// Wraps a session manager. This instance owns its sessions, and tags their event ids.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -133,7 +133,7 @@ impl Cluster {
 
     /// Cancels abandoned calls only with proof that their clients have not resumed elsewhere.
     ///
-    /// The calls are those of sessions on `layer`. This replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
+    /// This applies to calls of sessions on `layer`, and replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -153,7 +153,7 @@ impl Cluster {
         router.shutdown.watch(layer.calls());
         let observing = router.clone();
         let observed = layer.observe_fn(move |event| {
-            // Completed calls too: the answer may have passed before the call was marked pending.
+            // Completed calls too, because a call may be marked pending after its answer was sent.
             if let Event::Ended { call, .. } = event {
                 answers.on_call_ended(call);
                 observing.shutdown.on_call_ended(call.session());
@@ -177,7 +177,7 @@ impl Cluster {
 
     /// Serves the application to the other instances, on a listener at the advertised address.
     ///
-    /// `app` is the application that clients are served, with [`layer`](Self::layer) around it. Returns after [`leave`](Self::leave).
+    /// `app` is the application that also serves clients, with [`layer`](Self::layer) around it. Returns after [`leave`](Self::leave).
     ///
     /// # Cancel safety
     ///
@@ -206,12 +206,12 @@ impl Cluster {
     ///
     /// # Timing
     ///
-    /// Leaving takes at least min(1 s, `limit`), for requests on open connections. While the directory does not accept the answers of calls
-    /// that have ended, this waits for the directory until `limit`. The answers of calls that it has cancelled get 2 s more.
+    /// Takes at least min(1 s, `limit`), because requests may still arrive on open connections. Waits until `limit` for a directory that does
+    /// not accept the answers of ended calls. The answers of cancelled calls get 2 s more.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the membership at once. Calls in flight end, and other instances claim the sessions.
+    /// Dropping the future ends the membership at once, without waiting for calls in flight. Other instances then claim the sessions.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -278,7 +278,7 @@ impl Cluster {
         self.shared.answers.count()
     }
 
-    /// Stops as at the end of the process, but the lease lapses by itself.
+    /// Stops like a killed process: the lease is not released, and lapses.
     pub(crate) fn stop_heartbeat(&self) {
         self.shared.stop_heartbeat();
         self.shared.writing.abort();

@@ -1,4 +1,4 @@
-//! Identifiers of instances, sessions (where the id must not be visible), owners, and events with their origin.
+//! Identifiers of instances, sessions, calls, owners and events.
 //!
 //! 1. A session id is a secret, because its holder has access to the session. Only its hash is sent outside the process.
 //! 2. Every identifier has exactly one text, which is stored in the directory. A text is read back as the same identifier or not at all.
@@ -21,7 +21,7 @@ mod ownership;
 /// Maximum length of a request id in an event id, as JSON: 256 bytes. Chosen because clients send event ids in a header.
 const MAX_REQUEST_ID: usize = 256;
 
-/// Maximum number of digits of a number: 20.
+/// Maximum number of decimal digits of a `u64`: 20.
 const MAX_DIGITS: usize = 20;
 
 /// Maximum length of the suffix of a plain id, if the request id is a number: 59 bytes.
@@ -33,7 +33,9 @@ const DIGITS: [u8; 16] = *b"0123456789abcdef";
 /// Separates the parts of an event id.
 const SEPARATOR: char = '~';
 
-/// One start of a process: a random number, as text 16 hexadecimal digits.
+/// One start of an instance, or one restore of a session.
+///
+/// A random number, as text 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
@@ -73,7 +75,7 @@ pub(crate) struct ParseIdError;
 // === impl Incarnation ===
 
 impl Incarnation {
-    /// Returns a random incarnation. 64 random bits make it unique among all starts.
+    /// Returns a random incarnation. Its 64 random bits make it unique.
     pub(crate) fn random() -> Self {
         Self(random())
     }
@@ -224,7 +226,7 @@ impl<'a> ClusterEventId<'a> {
         String::from_utf8(text).unwrap_or_default()
     }
 
-    /// Reads an event id from a client, which may be forged. `None` if no instance creates such ids.
+    /// Reads an event id from a client, which may be forged. Returns `None` if no instance creates such ids.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         // From the right, because the plain id is arbitrary, and may contain separators.
         let mut parts = text.rsplitn(4, SEPARATOR);

@@ -48,7 +48,7 @@ use crate::{
 ///     .layer(cluster.protect(CancelOnDisconnectLayer::new()))
 ///     .layer(cluster.layer());
 /// let response = app.call(Request::get("/health").body(Body::empty())?).await?;
-/// assert_eq!(response.status(), 200, "what has no session is served here");
+/// assert_eq!(response.status(), 200, "a request without a session is served here");
 /// # Ok(())
 /// # }
 /// ```
@@ -117,14 +117,15 @@ impl fmt::Debug for ClusterLayer {
 // === impl ClusterService ===
 
 impl<S: Clone> ClusterService<S> {
-    /// Returns the inner service that `poll_ready` has made ready, and keeps a clone of it for the next request.
+    /// Returns the inner service that `poll_ready` has made ready. Keeps a clone for the next request.
     fn take_ready(&mut self) -> S {
         let clone = self.inner.clone();
         mem::replace(&mut self.inner, clone)
     }
 
-    /// Returns a clone of the inner service for a request that may wait or be relayed. What `poll_ready` has reserved is released, because
-    /// other requests need it meanwhile.
+    /// Returns a clone of the inner service for a request that may wait or be relayed.
+    ///
+    /// Releases what `poll_ready` has reserved, because other requests need it meanwhile.
     fn release_ready(&mut self) -> S {
         self.take_ready().clone()
     }

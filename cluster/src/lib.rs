@@ -1,11 +1,11 @@
 //! Runs several instances of one MCP server behind a load balancer without sticky sessions.
 //!
-//! A request reaches its session on whichever instance it arrives. No abandoned call is cancelled without proof that its client cannot have
-//! resumed on another instance.
+//! A request reaches its session through any instance. No abandoned call is cancelled without proof that its client cannot have resumed on
+//! another instance.
 //!
-//! Each session is open on one instance, its owner. Other instances relay its requests to the owner by plain HTTP. Redis or Valkey is only
-//! the directory of owners. A resume, a cancel and an answer to the server's own question therefore reach the instance on which the call
-//! runs. There [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) observes what the client does.
+//! Each session is open on one instance, its owner. Other instances relay its requests to the owner by plain HTTP. A resume, a cancel or an
+//! answer to the server's own question therefore reaches the instance on which the call runs. There
+//! [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) tracks the client. Redis or Valkey is only the directory of owners.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

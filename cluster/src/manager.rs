@@ -3,7 +3,7 @@
 //! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer cuts it back to
 //!    `<plain>` before any inner service reads it. Two instances therefore never use one id for different events, and a reused request id
 //!    never names two calls.
-//! 2. Of an event only its id is changed.
+//! 2. Nothing but the id of an event is changed.
 
 use std::{
     fmt, mem,
@@ -78,7 +78,7 @@ pub(crate) const NOT_BEGUN: &str =
 
 /// Maximum time that a call waits until it is known whether its session is still here: 10 s.
 ///
-/// Chosen because this is decided sooner once the directory answers. The body of the call has arrived by then.
+/// Chosen because this is decided sooner once the directory answers.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {
@@ -151,7 +151,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
 
     /// Logs a warning if the service of this manager has no session store.
     ///
-    /// When a session has its first call, a store has already received its parameters.
+    /// Before the first call of a session, its store has received the parameters.
     #[cold]
     fn check_store(&self, session: &str) {
         if let Some(has_params) = self.sessions.has_params(session)

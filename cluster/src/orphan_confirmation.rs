@@ -1,16 +1,16 @@
-//! The proof before an orphan is cancelled: its client cannot have resumed on another instance.
+//! Confirms that an orphan may be cancelled: its client has not resumed on another instance.
 //!
 //! | the directory | the orphan |
 //! |---|---|
 //! | was not consistent for the whole grace, and for a lease's time | waits until it was |
-//! | has lost the lease of this instance, and what others wrote with theirs | waits for another grace |
+//! | has lost the lease of this instance, and possibly the leases and reports of the others | waits for another grace |
 //! | does not answer | waits for another grace |
-//! | has no heartbeat of a living instance that was sent after the grace ended | waits for one |
-//! | has a mark that any instance turned a client away while the call had none | waits until that client has returned or given up |
+//! | lacks a heartbeat of a living instance that was composed at least 1.15 s after the grace ended | waits for one |
+//! | has a report that any instance turned a client away recently | waits until that client has returned or given up |
 //! | has its session as this instance's | is cancelled |
 //! | does not know its session, provably, and the session is not local | is cancelled |
 //! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides its owner |
-//! | has its tombstone | ends as its session closed |
+//! | has its tombstone | ends, because its session is closed |
 
 use std::time::Duration;
 
@@ -28,9 +28,9 @@ use crate::{
     routing::router::Router,
 };
 
-/// Time before a heartbeat was composed whose clients it may lack: 1.15 s.
+/// Time before a heartbeat was composed in which it may lack a turned-away client: 1.15 s.
 ///
-/// Its instance may have stalled for [`MAX_LATENESS`] before.
+/// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_LATENESS`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_LATENESS);
 
 /// Delay after a heartbeat is due before it is checked: 100 ms.
@@ -84,7 +84,8 @@ impl OrphanWait {
 
     /// Returns the remaining wait because a client was turned away, `away` ago.
     fn remaining_since(self, away: Duration) -> Option<Duration> {
-        // Includes clients from before this call lost its own, which may have been noticed late. The next heartbeat may carry a later time.
+        // Includes clients that were turned away before the call was detached, because that may have been noticed late. The next heartbeat may
+        // carry a later time.
         let backoff = self
             .backoff
             .saturating_add(HEARTBEAT_INTERVAL + UNRECORDED_WINDOW);
@@ -93,7 +94,7 @@ impl OrphanWait {
     }
 }
 
-/// Decides whether a call may be cancelled that has waited for its client for a grace.
+/// Decides whether a call whose grace has ended may be cancelled.
 pub(crate) async fn confirm(
     router: &Router,
     session: SessionHash,

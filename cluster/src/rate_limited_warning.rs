@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{lock::lock, log::log};
 
-/// Interval in which one warning is logged: once a minute.
+/// Minimum interval between two log lines of one warning: 60 s.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// One warning, and the time at which it was last logged.
@@ -35,14 +35,14 @@ impl RateLimitedWarning {
         }
     }
 
-    /// Logs it as an error, with the same limit.
+    /// Logs an error, with the same limit.
     pub(crate) fn error(&self, what: &dyn Display) {
         if self.is_due(Instant::now()) {
             log(|| tracing::error!(target: "mcp_cancel_cluster", "{what}"));
         }
     }
 
-    /// Ends the condition. Returns `true` if it was logged since the last call.
+    /// Ends the condition. Returns `true` if it was logged since the last call of this method.
     pub(crate) fn clear(&self) -> bool {
         mem::take(&mut self.state().is_active)
     }

@@ -1,4 +1,4 @@
-//! The reasons why a request is not served, and the responses that clients then get in place of the application's.
+//! The reasons why a request is not served, and the responses for them.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -66,7 +66,7 @@ fn json_response(status: StatusCode, message: &Value) -> Response<Body> {
     response
 }
 
-/// The response to a request of a session that does not exist, identical to rmcp's.
+/// Returns the response to a request of a session that does not exist, identical to rmcp's.
 pub(crate) fn no_session() -> Response<Body> {
     refused(StatusCode::NOT_FOUND, "Not Found: Session not found")
 }

@@ -1,4 +1,4 @@
-//! Brings each request to its session: here, or on the instance that owns it.
+//! Routes each request to its session, on this instance or on the session's owner.
 
 pub(crate) mod fields;
 pub(crate) mod owner_cache;

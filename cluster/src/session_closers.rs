@@ -1,4 +1,4 @@
-//! Closes sessions that are still open here although they are no longer local, see [`RelinquishedTo`].
+//! Closes sessions that were relinquished and are still open here, see [`RelinquishedTo`].
 
 use std::{
     panic::AssertUnwindSafe,

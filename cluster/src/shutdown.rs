@@ -7,12 +7,11 @@
 //! | stopped | the peer is asked to claim the session | the peer is asked to claim the session |
 //! | closed | the listener is closed | the listener is closed |
 //!
-//! 1. The stages follow each other in this order, and never go back.
-//! 2. A session is relinquished by closing its [`DrainGate`], when no request has entered the gate and no call of the session is in flight.
+//! 1. The stage only advances, in this order.
+//! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
 //!    Therefore no call begins in a session that a peer was asked to claim.
 //! 3. A session is transferred only on a peer's request. Until then a client that returns late for an answer still finds the session here.
-//! 4. An instance that was asked to claim a session looks for its answers in the directory. The answers are written before the peer is
-//!    asked.
+//! 4. The answers of a session are written before a peer is asked to claim it, because the peer looks for them in the directory.
 
 use std::{
     collections::HashSet,
@@ -82,7 +81,7 @@ pub(crate) struct Shutdown {
     relinquished: Mutex<HashSet<SessionHash>>,
 }
 
-/// The shutdown of an instance, which is over when this is dropped.
+/// A shutdown that has begun. When dropped, the instance has stopped, and its listener for peers closes.
 pub(crate) struct ShutdownGuard<'a>(&'a Shutdown);
 
 // === impl Shutdown ===
@@ -104,7 +103,7 @@ impl Shutdown {
         }
     }
 
-    /// Adds the calls of a layer, which must end before the instance has stopped.
+    /// Adds the calls of a layer. A session with such calls in flight is not relinquished.
     pub(crate) fn watch(&self, calls: Calls) {
         lock(&self.calls).push(calls);
     }
@@ -123,7 +122,7 @@ impl Shutdown {
         self.stage.subscribe()
     }
 
-    /// Called when a call has ended, or when no request restores a session any more.
+    /// Called when a call has ended, or a request no longer takes part in a restore. Wakes the tasks that wait for its session.
     pub(crate) fn on_call_ended(&self, session: Option<&str>) {
         if self.has_begun.load(Ordering::Acquire)
             && let Some(gate) = session.and_then(|id| self.sessions.gate(id))
@@ -132,9 +131,9 @@ impl Shutdown {
         }
     }
 
-    /// Returns `true` if a session was relinquished here, for the next instance that asks for it.
+    /// Returns `true` if a session was relinquished here during the shutdown, or is about to be.
     pub(crate) fn has_relinquished(&self, id: &str) -> bool {
-        // Checked in the order in which a session is relinquished.
+        // In the order of a relinquishment: the gate closes, the session is recorded, and its gate is removed.
         let is_closed = self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
         is_closed || self.has_stopped() || lock(&self.relinquished).contains(&SessionHash::of(id))
     }
@@ -146,14 +145,14 @@ impl Shutdown {
         }
     }
 
-    /// Returns when no call of a session is in flight.
+    /// Returns when a session is idle, or its gate is closed.
     pub(crate) async fn until_idle(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
             gate.until_idle(|| self.is_idle(id)).await;
         }
     }
 
-    /// Waits until no call of a session is in flight, and relinquishes the session.
+    /// Waits until a session is idle, and relinquishes it.
     pub(crate) async fn transfer(&self, id: &str) {
         if let Some(gate) = self.sessions.gate(id) {
             gate.close_when_idle(|| self.is_idle(id)).await;
@@ -193,7 +192,7 @@ impl Shutdown {
         }
     }
 
-    /// Returns `true` if no call of a session is in flight, apart from requests in its gate.
+    /// Returns `true` if a session has no call in flight and no pending restore. Ignores the requests in its gate.
     fn is_idle(&self, id: &str) -> bool {
         let calls = lock(&self.calls).clone();
         calls.iter().all(|calls| calls.in_session(id) == 0)
@@ -261,7 +260,7 @@ impl ShutdownGuard<'_> {
         }
     }
 
-    /// Waits until each session that is open now has no call in flight, and closes the gates of those that still have none.
+    /// Waits until each open session has been idle, and closes the gates of those that still are.
     async fn close_idle_gates(&self) {
         while !self.0.pending_restores.is_empty() {
             sleep(RESTORE_RECHECK_DELAY).await;
@@ -275,13 +274,13 @@ impl ShutdownGuard<'_> {
         }
     }
 
-    /// Stops serving: no new request is served here.
+    /// Stops serving new requests.
     pub(crate) fn stop_serving(&self) {
         self.0.advance(ShutdownStage::Stopped);
         self.0.sessions.close_gates();
     }
 
-    /// Waits for the remaining calls until `until`, and cancels the rest. Returns their number.
+    /// Waits for the remaining calls until `until`, and cancels the rest. Returns the number of cancelled calls.
     pub(crate) async fn drain(&self, until: Option<Instant>) -> usize {
         let mut cancelled = 0;
         let calls = lock(&self.0.calls).clone();

@@ -4,7 +4,7 @@ use std::pin::pin;
 
 use tokio::sync::Notify;
 
-/// Returns when a condition holds. It is checked at once, and whenever `changed` notifies its waiters.
+/// Returns when `is_so` returns `true`. Checks at once, and whenever `changed` notifies its waiters.
 pub(crate) async fn wait_until(changed: &Notify, is_so: impl Fn() -> bool) {
     loop {
         let mut notified = pin!(changed.notified());

@@ -1,4 +1,4 @@
-//! The answers of ended calls: those that are waiting to be written, and those that were written.
+//! The answers of ended calls, both waiting and written.
 //!
 //! 1. A place is reserved when a call has ended, and orders the queue. An answer keeps its place until [`KEPT_ANSWER`] after the end of its
 //!    call, written or not, and regardless of failed writes.
@@ -174,7 +174,7 @@ impl AnswerQueue {
     ///
     /// # Edge cases
     ///
-    /// An answer that has a place already keeps that one. One that is larger than a session may have is itself evicted.
+    /// A key that has a place already keeps its place and its answer. An answer larger than [`MAX_OF_SESSION`] is not queued.
     pub(super) fn put(&mut self, place: Place, key: AnswerKey, text: Bytes) -> Option<Bound> {
         let size = text.len() + OVERHEAD;
         if size > MAX_OF_SESSION {
@@ -298,7 +298,7 @@ impl AnswerQueue {
                 queued.state = State::Failed;
                 self.waiting.insert(number);
             }
-            // The answer was evicted while it was written, or is still to be removed, or has expired.
+            // The answer was evicted while it was written, or its removal failed.
             _ if (is_write || !is_done) && place.expires > now => {
                 let expires = place.expires;
                 self.removals.insert(number, Removal { key, expires });
@@ -318,7 +318,7 @@ impl AnswerQueue {
         expires.chain(self.paused_until).min()
     }
 
-    /// Returns the place after all that are reserved by now.
+    /// Returns the place after all places that are reserved by now.
     pub(super) fn end(&self) -> u64 {
         self.next_place
     }
@@ -328,7 +328,7 @@ impl AnswerQueue {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
 
-    /// Returns `true` if an answer is late: the directory refuses it, or has lost it.
+    /// Returns `true` if an answer is late, because the directory has refused it or lost it.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));

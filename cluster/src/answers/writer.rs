@@ -34,7 +34,7 @@ pub(super) struct AnswerWriter {
     failing: RateLimitedWarning,
 }
 
-/// A reserved place for the answer of a call that has ended. Freed when dropped.
+/// A reserved place for the answer of a call that has ended. Freed when dropped without an answer.
 #[derive(Debug)]
 pub(super) struct ReservedPlace {
     writer: Arc<AnswerWriter>,
@@ -86,7 +86,7 @@ impl AnswerWriter {
         }
     }
 
-    /// Waits until all answers queued by now are written or evicted, or `until`. `true` if they are.
+    /// Waits until all answers queued by now are written or evicted, or `until`. Returns `true` if they are.
     pub(super) async fn flush(&self, until: Option<Instant>) -> bool {
         let end = self.queue().end();
         let all = wait_until(&self.progress, || self.queue().is_written_until(end));

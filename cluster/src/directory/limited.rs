@@ -14,7 +14,9 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// Timeout of all requests but those for [`ANSWERS_TIMEOUT`]: 500 ms. They may still be executed later.
+/// Timeout of all requests but writes and removals of answers: 500 ms.
+///
+/// A request that has timed out may still be executed.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Timeout for writing or removing an answer: 5 s.

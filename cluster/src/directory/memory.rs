@@ -26,7 +26,7 @@ const MAX_ANSWERS: usize = 64 * 1024 * 1024;
 /// Size that an answer counts in addition to its bytes.
 const ANSWER_OVERHEAD: usize = 256;
 
-/// The first time of its clock.
+/// The time of the directory's clock when it starts.
 const CLOCK_START: DirectoryTime = DirectoryTime(60 * 60 * 1000);
 
 /// A directory in memory, for several instances in one process. Clones are the same directory.

@@ -57,7 +57,7 @@ pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
 /// The directory of sessions and their owners.
 #[async_trait]
 pub(crate) trait Directory: Debug + Send + Sync + 'static {
-    /// Reads the record of a session, and then, in the same look, all leases.
+    /// Reads the record of a session and all leases, as of one moment.
     async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError>;
 
     /// Reads all leases.
@@ -66,7 +66,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Reads what is needed to restore a session. Returns `None` if it has no owner.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
-    /// Writes sessions of this owner. Returns the records that differ from what it was to write.
+    /// Writes sessions of this owner. Returns the records that differ from what was to be written.
     ///
     /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner has the session. Where the owner
     /// had no record, the session is written without its [new epoch](Registration::renewed). Each written record is kept for
@@ -228,7 +228,7 @@ pub(crate) struct HeartbeatReply {
     pub(crate) run: BackendRunId,
     /// Whether there was a lease to renew. If not, the instance counted as dead for a while, or the backend lost its data.
     pub(crate) was_alive: bool,
-    /// When the directory carried the heartbeat out.
+    /// When the directory executed the heartbeat.
     pub(crate) time: DirectoryTime,
 }
 

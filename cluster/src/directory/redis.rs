@@ -3,13 +3,14 @@
 //! | key | value | expires |
 //! |---|---|---|
 //! | `mcp:s:<session>` | hash: `o` the record of the session, `p` the `initialize` parameters | 1 h after it was written |
-//! | `mcp:i` | hash: a field an instance, its lease | a day after the last heartbeat |
+//! | `mcp:i` | hash: one field per instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
-//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
-//! composed, as a time of the backend in milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are `settled` and `owes-answers`,
-//! separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease: it has the time at which any instance last
-//! turned a client away. All leases are in one key, so they are lost together, and each instance detects the loss at its next heartbeat.
+//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is when its heartbeat was composed,
+//! as a time of the backend in milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are
+//! `settled` and `owes-answers`, separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease. It has the time
+//! at which any instance last turned a client away. All leases are in one key, so they are lost together, and each instance detects the loss
+//! at its next heartbeat.
 //!
 //! Each compare-and-set is a script on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
 //! +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
@@ -98,7 +99,7 @@ impl RedisDirectory {
         };
         match timeout(DIRECTORY_TIMEOUT, kind).await {
             Ok(Ok(kind)) => self.inspection.evaluate(kind),
-            // Heartbeats retry, and observe only a timeout.
+            // Heartbeats retry, but observe only a timeout, so the error is logged here.
             Ok(Err(error)) => {
                 warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
                 Ok(())
@@ -144,7 +145,8 @@ impl RedisDirectory {
         pipeline.cmd("INFO").arg("server");
         let answer = pipeline.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
-            // The backend may have become a replica, and another one has its name. Or it refuses the connection, which is not retried then.
+            // The backend may have become a replica, and its name may resolve to another one now. Or it refuses the connection, which is not
+            // retried automatically.
             if !error.is_io_error() {
                 self.connections.renew();
             }

@@ -22,7 +22,7 @@ pub(crate) struct Owner {
 
 /// Minimum difference between the epoch of a claim and the former one: 1,000.
 ///
-/// The epochs in between are for an owner whose record was lost that often.
+/// The epochs in between are for the owner, which takes the next one whenever its record was lost ([`Epoch::after_loss`]).
 const CLAIM_STEP: u64 = 1_000;
 
 /// The number of an ownership. As text a decimal number.

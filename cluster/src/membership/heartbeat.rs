@@ -1,4 +1,4 @@
-//! Heartbeats: keep the lease, track whether the directory is consistent, and write the local sessions.
+//! Keeps the lease, tracks whether the directory is consistent, and writes the local sessions.
 //!
 //! 1. One task writes sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do not
 //!    wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
@@ -55,7 +55,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Maximum lateness of a heartbeat: 400 ms. A later one reports that this instance turned clients away, because it has stalled.
 ///
-/// Owners allow for it before they rely on a heartbeat.
+/// Owners allow for this lateness before they rely on a heartbeat.
 pub(crate) const MAX_LATENESS: Duration = Duration::from_millis(400);
 
 /// Minimum interval of heartbeats, while clients are turned away: 250 ms.
@@ -145,14 +145,14 @@ impl Heartbeat {
         self.proves(leases) && !leases.have_late_answers() && !self.answers.are_late()
     }
 
-    /// Returns `true` if all other living instances have written their sessions in the current run of the backend.
+    /// Returns `true` if all other living instances have written their sessions in this run.
     fn all_have_written(&self, leases: &Leases) -> bool {
         self.health().run() == Some(&leases.run) && leases.all_have_written(self.me.incarnation)
     }
 
     /// Returns `true` if a session that is open here may serve new requests.
     ///
-    /// Otherwise another instance may have claimed the session: its record must be read first.
+    /// Otherwise another instance may have claimed the session, which must be verified first ([`Lapse`](crate::sessions::Lapse)).
     pub(crate) fn may_serve(&self, id: &str) -> bool {
         let lapse = self.health().lapse(Instant::now());
         if lapse.is_none() && !self.sessions.has_contested() {
@@ -202,7 +202,7 @@ impl Heartbeat {
         loop {
             let begun = Instant::now();
             if begun > due + MAX_LATENESS {
-                // Clients may wait whose requests this instance has not read.
+                // Requests may have waited unread meanwhile. Their clients count as turned away.
                 self.turned_away.record();
             }
             self.send_heartbeat(begun).await;
@@ -233,7 +233,7 @@ impl Heartbeat {
         }
     }
 
-    /// Returns at `earliest` or later, when a client was turned away that no heartbeat has reported.
+    /// Waits for a turned-away client that no heartbeat has reported, at least until `earliest`.
     async fn until_turned_away(&self, earliest: Instant) {
         self.turned_away.unreported().await;
         sleep_until(earliest).await;
@@ -352,7 +352,7 @@ impl Heartbeat {
         }
     }
 
-    /// Returns `true` if the directory accepted the write.
+    /// Writes a batch. Returns `true` if the directory accepted it.
     async fn write(&self, work: Work) -> bool {
         let written = match work {
             Work::Delete(batch) => {

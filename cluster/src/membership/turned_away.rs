@@ -1,10 +1,9 @@
-//! Tracks whether this instance turns clients away: with 503, or by letting a client wait for an unresponsive owner.
+//! Tracks when this instance last turned a client away.
 //!
-//! Each heartbeat carries how long ago that was ([`Status`](crate::directory::Status)), and a turned-away client brings the next heartbeat
-//! forward: an instance that dies afterwards has reported it. The directory has the last time of all instances,
-//! also of those that no longer run. Owners cancel no call meanwhile, because the client that was turned away may be the one of that call.
-//! The mark does not name the session of the request. A client that cannot be routed may be of any session, and the mark costs no command
-//! of its own.
+//! A client is turned away with 503, or while it waits for an unresponsive owner. Each heartbeat carries how long ago that was
+//! ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so that even an instance that dies soon
+//! has reported it. The directory has the last time of all instances, also of those that no longer run. Owners cancel no call meanwhile,
+//! because the client may be that of the call. The report names no session, so one time covers all clients, and needs no command of its own.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -20,9 +19,9 @@ use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 /// Chosen because the client is asked to retry after 1 s, and SDKs with their own delays wait 30 s at most.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
-/// Time after which the client of a relayed resume counts as turned away: 250 ms.
+/// Time after which the client of a relayed request counts as turned away: 250 ms.
 ///
-/// Chosen because the grace of its call may end meanwhile.
+/// This does not apply to calls. The request may be a resume, and the grace of its call may end meanwhile.
 pub(crate) const SLOW_RELAY_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.

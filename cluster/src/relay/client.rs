@@ -1,12 +1,12 @@
-//! One hop: sends a request to the owner of its session on a new connection, and returns the response.
+//! Relays a request to the owner of its session on a new connection, and returns the response.
 //!
-//! 1. The hop is owned by the response alone. When the response is dropped, the connection is closed, and the owner observes that the
-//!    client has hung up.
+//! 1. Only the response owns the connection. When the response is dropped, the connection is closed, and the owner observes that the
+//!    client has disconnected.
 //! 2. Frames are passed on as they arrive, without reading ahead. Backpressure of a slow client therefore reaches the owner.
-//! 3. A connection is used once, and the body of a POST is sent once the peer asks for it. Therefore no call begins twice, and a call whose
-//!    body was not asked for has not begun.
-//! 4. The head of a response must arrive within [`HEAD_TIMEOUT`]. A POST whose body was asked for may have begun a call, which has no time
-//!    limit, because the kernel detects dead peers.
+//! 3. A connection carries one request, and the body of a POST is sent when the peer asks for it. Therefore no call begins twice, and a call
+//!    whose body was not asked for has not begun.
+//! 4. The head of a response must arrive within [`HEAD_TIMEOUT`], unless the body of a POST was asked for. That POST may have begun a call,
+//!    which has no time limit. The kernel detects dead peers.
 //! 5. A response that does not identify its sender as a peer is discarded.
 
 use std::{
@@ -60,9 +60,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout for the head of a response, unless the body of a POST was asked for: 10 s.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time after which an unanswered relay may have begun a call: 12 s.
+/// Time after which a relay that still waits may have begun a call: 12 s.
 ///
-/// Chosen because the timeouts of the connection and the head are over before.
+/// Chosen because the timeouts for the connection and the head have expired by then.
 pub(crate) const UNBEGUN_TIMEOUT: Duration = CONNECT_TIMEOUT
     .saturating_add(HEAD_TIMEOUT)
     .saturating_add(Duration::from_secs(1));
@@ -83,7 +83,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
-/// Fields for the server of the request, which no client can have removed. [`is_end_to_end`] has more.
+/// Fields that a relay keeps even if `Connection` names them. [`is_end_to_end`] adds more.
 const END_TO_END: [HeaderName; 17] = [
     header::ACCEPT,
     header::ACCEPT_ENCODING,
@@ -144,7 +144,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The body cannot be read, or the head has more fields than a peer takes.
+    /// The body cannot be read, or the head has more fields than a peer accepts.
     pub(crate) async fn prepare(&self, replayable: &mut ReplayableRequest) -> Result<(), Refusal> {
         if replayable.head.headers.len() + MAX_ADDED > MAX_FIELDS {
             return Err(Refusal::TooManyFields);
@@ -152,7 +152,7 @@ impl Relay {
         replayable.read().await
     }
 
-    /// Sends a request to an owner. After a failure `replayable` knows if the request is still whole.
+    /// Sends a request to an owner. After a failure, `replayable` can be sent again if it is still whole.
     pub(crate) async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -337,7 +337,7 @@ fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
     }
 }
 
-/// Returns `true` if the client has disconnected. The listener reports this although hyper does not read.
+/// Returns `true` if the client has disconnected. The listener reports this even while hyper does not read.
 fn is_disconnected(disconnect: &mut Option<ClientDisconnect>, cx: &mut Context<'_>) -> bool {
     let is_disconnected = disconnect
         .as_mut()

@@ -1,4 +1,4 @@
-//! Why a relay failed.
+//! Failures of a relay.
 
 /// The reason why a relay failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -41,7 +41,7 @@ pub(crate) trait Listener: Send + 'static {
 
 /// A connection that a [`Listener`] accepted.
 pub(crate) trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    /// Returns what the kernel knows of the peer. Returns `None` if there is no kernel.
+    /// Returns the kernel's view of the peer. Returns `None` for a simulated connection.
     fn peer(&self) -> Option<Peer>;
 }
 
@@ -144,7 +144,7 @@ impl Listener for WatchedListener {
 
     async fn accept(&self) -> (WatchedStream, SocketAddr) {
         let (stream, address) = self.accept().await;
-        // Events are small, and must not wait for each other.
+        // Nagle's algorithm would delay small events.
         let _best_effort = stream.tcp().set_nodelay(true);
         (stream, address)
     }

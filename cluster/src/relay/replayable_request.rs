@@ -1,8 +1,7 @@
 //! A request that is kept until an instance has accepted it, and can be sent again until then.
 //!
-//! 1. The body is not read before it is sent.
-//! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. Of a longer body only the beginning is
-//!    read. A longer body is sent once, frame by frame.
+//! 1. The body is not read until the request is to be sent.
+//! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. A longer body is sent once, frame by frame.
 //! 3. A request that was not sent is whole, regardless of its length.
 //! 4. A body that stalls fails ([`limit_idle`]), also while it is sent.
 
@@ -62,7 +61,7 @@ impl ReplayableRequest {
         Ok(())
     }
 
-    /// Reads the body, or its first `limit` bytes.
+    /// Reads the body until it is longer than `limit` bytes.
     ///
     /// # Errors
     ///

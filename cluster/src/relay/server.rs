@@ -45,7 +45,7 @@ pub(crate) const MAX_FIELDS: usize = 512;
 /// Chosen because closing a connection with unread bytes may lose the response.
 const MAX_DRAINED: usize = 64 * 1024;
 
-/// Timeout for reading them: 1 s.
+/// Timeout for reading the body of a refused request: 1 s.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Decides which connections and requests are accepted.
@@ -117,7 +117,7 @@ pub(crate) fn watched(listener: TcpListener) -> WatchedListener {
     WatchedListener::new(listener)
 }
 
-/// Serves peers until `shutdown` is [`ShutdownStage::Closed`], or is dropped.
+/// Serves peers until `shutdown` is [`ShutdownStage::Closed`], or its sender is dropped.
 pub(crate) async fn serve(
     listener: impl Listener,
     app: impl App,
@@ -147,9 +147,9 @@ pub(crate) async fn serve(
     }
 }
 
-/// Answers that a session is not here, as decided from the head alone.
+/// Answers that a session is not here.
 ///
-/// Reads and discards the body unless the client sent `Expect`.
+/// Reads and discards the body, unless the peer defers it with `Expect`.
 pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, MAX_DRAINED).collect();

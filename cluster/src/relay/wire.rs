@@ -2,7 +2,8 @@
 //!
 //! Clients neither see nor can send these fields:
 //!
-//! 1. The public side removes these fields from every request before any other code reads it, and from every response of a peer.
+//! 1. The layer removes these fields from every request of a client before any other code reads it. The relay removes them from every
+//!    response.
 //! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
 //! 3. A response without the field is not a peer's, regardless of its status, because an address may have been reassigned.
 
@@ -133,7 +134,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns the client's address as the relaying peer reports it. `None` if it does not.
+/// Returns the client's address. Returns `None` if the relaying peer does not report it.
 pub(crate) fn client(headers: &HeaderMap) -> Option<SocketAddr> {
     headers.get(&CLIENT)?.to_str().ok()?.parse().ok()
 }

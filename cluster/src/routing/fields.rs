@@ -1,4 +1,6 @@
-//! The fields of a head that decide its routing, read in one pass, because one look-up for each would cost more.
+//! The fields of a head that decide its routing.
+//!
+//! They are read in one pass, because one look-up for each would cost more.
 
 use http::{HeaderMap, HeaderName};
 
@@ -7,7 +9,7 @@ use crate::relay::wire;
 /// The header field that names the session.
 pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// The same name without the prefix of all these fields.
+/// [`SESSION_ID`] without its prefix `mcp-`.
 const OF_SESSION: &str = "session-id";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 //!    [`DIRECTORY_TIMEOUT`], including the wait for a permit.
 //! 3. Sessions of this instance are not cached. Local sessions are known without a look-up, and a session that is no longer local may have
 //!    another owner by now.
-//! 4. A look-up is dropped when no request waits for it. Its result is cached only if nothing newer was learned meanwhile.
+//! 4. A look-up is dropped when no request waits for it. Its result is cached only if nothing newer was recorded meanwhile.
 
 use std::{
     collections::{HashMap, hash_map::Entry as Slot},
@@ -104,7 +104,7 @@ impl OwnerCache {
     /// Returns the owner of a session, from the cache or by a look-up.
     ///
     /// # Errors
-    /// The directory did not answer in time.
+    /// The directory failed, or did not answer in time.
     pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
         let lookup = {
             let mut state = self.0.state();

@@ -1,14 +1,13 @@
 //! Decides where a request is served. The plan does no I/O: it receives results, and returns the next action.
 //!
-//! 1. A request without a session, and a request whose session is open here, is served here without a look-up.
+//! 1. A client's request is served here without a look-up if it has no session, or if its session is open here.
 //! 2. A request from a peer is served here or refused as moved. It is never relayed, because there is only one hop.
 //! 3. Every other request is relayed to the owner of its session. A session is claimed only if the lease of its owner is over, or if its
 //!    owner answered that it relinquished the session. A refused, reset or silent connection proves nothing. An instance that loses a claim
 //!    relays to the winner. The winner may be shutting down as well, so there are up to [`MAX_CLAIMS`] claims.
-//! 4. "No such session" is answered here only if the directory was consistent for long enough. In every other doubt the client is asked to
-//!    retry.
-//! 5. An instance that shuts down does not reclaim what it has relinquished: it waits for the instance that claims the session.
-//! 6. A request whose body was already sent to a peer is not served here, and no call is sent twice.
+//! 4. "No such session" is answered here only if the directory was consistent for long enough. Otherwise the client is asked to retry.
+//! 5. An instance that shuts down does not reclaim a session that it has relinquished. It waits until another instance claims the session.
+//! 6. A call that a peer may have begun is neither served here nor sent again. Nor is a request whose body was sent and could not be kept.
 
 use std::fmt;
 
@@ -22,15 +21,15 @@ use crate::{
 /// Maximum number of claims for one request: 3.
 const MAX_CLAIMS: u8 = 3;
 
-/// Maximum number of look-ups of the instance that claims what this one relinquished: 20.
+/// Maximum number of look-ups while another instance claims a relinquished session: 20.
 const MAX_LOOKUP_RETRIES: u8 = 20;
 
 /// The facts about a request when its head has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IncomingRequest {
-    /// The request names exactly one readable session.
+    /// The request has a readable session id.
     pub(crate) has_session: bool,
-    /// The session is open here.
+    /// The session is open here. For a peer's request, it may also be about to be restored here, or have ended here.
     pub(crate) is_local: bool,
     /// The request arrived on the listener for peers.
     pub(crate) is_from_peer: bool,
@@ -43,8 +42,7 @@ pub(crate) struct IncomingRequest {
 pub(crate) enum Action {
     /// Serve the request here.
     Serve,
-    /// Serve the request here once its session is restored here. The directory has the session as this instance's, which must reclaim it
-    /// first.
+    /// Restore the session here, and serve the request. This instance owns the session, and must reclaim it first.
     Reclaim,
     /// Serve the request here, or transfer its session.
     Transfer,
@@ -153,7 +151,7 @@ impl RoutingPlan {
         }
     }
 
-    /// Returns the action for a session that this instance has relinquished, but still owns.
+    /// Returns the action for a relinquished session that no other instance has claimed yet.
     pub(crate) fn on_relinquished(&mut self) -> Action {
         if self.lookup_retries == MAX_LOOKUP_RETRIES {
             return Action::Refuse(Refusal::Again);

@@ -1,7 +1,7 @@
 //! What the layer knows of a request, passed to the session manager and the session store.
 //!
 //! rmcp passes no request to them (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already cut the event id back to its
-//! plain form. All run in one task, unless a layer in between moves requests to other tasks.
+//! plain form. The values are task-local, so a layer in between must not move a request to another task.
 
 use std::cell::Cell;
 
@@ -23,7 +23,7 @@ pub(crate) async fn with_resume_noted<F: Future>(served: F) -> (F::Output, bool)
 
 /// Called when the session manager resumes a session.
 pub(crate) fn on_resumed() {
-    // Not set without a lost call.
+    // The value exists only during the resume of a lost call.
     let _is_noted = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 

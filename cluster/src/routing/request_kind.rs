@@ -1,4 +1,4 @@
-//! The purpose of a peer's request, as far as an instance that shuts down needs it.
+//! Classifies a peer's request, for an instance that shuts down.
 
 use axum::body::Bytes;
 use http::{HeaderMap, Method};
@@ -18,7 +18,7 @@ pub(crate) enum RequestKind {
     Stream,
     /// The cancel of the call with this JSON-RPC id.
     Cancel(Value),
-    /// A request that does not outlive the session, or a call too long to be sent again.
+    /// A request that begins nothing, or a call too long to be sent again.
     ///
     /// The former are a resume, another notification, an answer to the server's question, a ping, and the end of the session.
     Other,
@@ -27,7 +27,7 @@ pub(crate) enum RequestKind {
 // === impl RequestKind ===
 
 impl RequestKind {
-    /// Reads the purpose of a request.
+    /// Returns the kind of a request.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Resumes: the client names an event of this incarnation, or of a former one whose calls have ended.
+//! Resumes of calls that run here, and of calls that ended with a former incarnation.
 //!
 //! 1. An event of the current generation of a session is passed on under the id that the session manager gave it.
 //! 2. An event of another generation (of another incarnation, or from before the session was restored here) is not passed on. The session
@@ -25,7 +25,7 @@ const NO_EVENT: &str = "~";
 /// The JSON-RPC error code (internal error) for calls whose server no longer runs.
 const INTERNAL_ERROR: i32 = -32603;
 
-/// The response to a resume of a call of which nothing is left, not even its request id.
+/// The response to a resume if the answer was not kept, and the request id is unknown.
 const NO_ANSWER: &str =
     "Last-Event-ID names an event of a server that has ended and left no answer\n";
 
@@ -41,10 +41,10 @@ pub(crate) struct LostCall {
     named: HeaderValue,
 }
 
-/// The event that a resume names.
+/// The result of [`rewrite_event_id`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// The event id was not created by an instance.
+    /// The head names no event of an instance, or no longer does.
     Unchanged,
     /// An event of this incarnation. The call is `None` if the event belongs to no call.
     Local(Option<NamedCall>),
@@ -54,7 +54,7 @@ pub(crate) enum RewriteOutcome {
 
 /// Rewrites the event id of a head into the form that the local session manager knows.
 ///
-/// `generation` is that of its session, if the session is open here.
+/// `generation` is the generation of the head's session, if that session is open here.
 pub(crate) fn rewrite_event_id(
     headers: &mut HeaderMap,
     generation: Option<Incarnation>,
@@ -106,7 +106,9 @@ pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
 // === impl LostCall ===
 
 impl LostCall {
-    /// Replaces the body of the accepted response by the kept answer, or by the error.
+    /// Returns the accepted response with the kept answer or the error as its body.
+    ///
+    /// Returns 400 if there is no answer, and no request id for an error.
     pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
         let Some(events) = self.events(kept) else {
             let mut response = Response::new(Body::from(NO_ANSWER));

@@ -1,4 +1,4 @@
-//! Brings a request to its session: executes the actions of [`RoutingPlan`], and reports their results to it.
+//! Routes a request. Executes the actions of [`RoutingPlan`], and reports their results to the plan.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -42,7 +42,7 @@ mod transfer;
 
 pub(crate) use self::{lost_call::FormerOwners, transfer::WaitingCalls};
 
-/// Delay between look-ups while another instance claims what this one relinquished: 50 ms.
+/// Delay between look-ups while another instance claims a relinquished session: 50 ms.
 const RECHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// Interval of checks whether a silent owner still owns the session of a call: 10 s.
@@ -74,7 +74,7 @@ impl Router {
     /// Returns the action for a client's new request. The request enters the gate of its session, if the session is here.
     pub(crate) fn classify(&self, session: Option<&str>) -> (Action, Option<InFlightGuard>) {
         let guard = session.and_then(|id| self.sessions.enter(id));
-        // A session that is being restored is not local until that is done. One that another instance may have claimed is looked up.
+        // A session that is being restored, or that another instance may have claimed, is not served without a look-up.
         let is_local =
             |id| guard.is_some() && !self.is_being_restored(id) && self.heartbeat.may_serve(id);
         let incoming = IncomingRequest {
@@ -98,10 +98,12 @@ impl Router {
         (incoming.action(), presence.unwrap_or_default())
     }
 
-    /// Returns the local presence of a session. `None` if a peer must claim the session. A session that is being restored is present. So is
-    /// a session that its client has ended, until the directory has its tombstone.
+    /// Returns the local presence of a session. Returns `None` if a peer must claim the session.
+    ///
+    /// A session is present while it is being restored. A session that its client has ended is present until the directory has its
+    /// tombstone.
     fn presence(&self, id: &str) -> Option<Presence> {
-        // The restore is checked first: a session that is opened after this check is found below.
+        // The restore is checked first. If it completes after this check, the session is found open below.
         let restore = self.join_restore(id);
         let guard = self.sessions.enter(id);
         let is_local =
@@ -123,7 +125,7 @@ impl Router {
     /// Called when a request no longer takes part in the restore of its session.
     pub(crate) fn on_request_done(&self, id: &str) {
         let session = SessionHash::of(id);
-        // Parameters that were loaded for this request but not restored are discarded, as if they had not been loaded.
+        // Discards parameters that were loaded for this request, but from which no session was restored.
         self.restores
             .unless_restoring(session, || self.sessions.discard_unopened(session));
         self.shutdown.on_call_ended(Some(id));
@@ -134,8 +136,9 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
-    /// Returns `true` if a local session may serve new requests within [`DIRECTORY_TIMEOUT`]. After this process stalled, sessions are
-    /// written again first.
+    /// Waits until a local session may serve new requests, at most [`DIRECTORY_TIMEOUT`]. Returns `true` if it may.
+    ///
+    /// After a stall of this process, the session may first have to be written again.
     pub(crate) async fn is_verified(&self, id: &str) -> bool {
         if self.heartbeat.may_serve(id) {
             return true;
@@ -152,8 +155,10 @@ impl Router {
         refusal.into()
     }
 
-    /// Returns the response for a session of this instance that could not be restored. It asks the client to retry. After a few attempts
-    /// that failed for another reason than the directory, it is 404, so that the client opens a new session.
+    /// Returns the response for a session of this instance that could not be restored.
+    ///
+    /// The response asks the client to retry. After three attempts that failed although the directory had returned the parameters, it is
+    /// 404, so that the client opens a new session.
     pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
         if !self.sessions.is_unrestorable(id) {
             return self.reject(Refusal::NotSound);
@@ -243,7 +248,7 @@ impl Router {
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
                             self.owners.invalidate(session, is);
-                            // The next steps take time, and the client may hang up meanwhile.
+                            // The next steps take time. A client that disconnects meanwhile counts as turned away.
                             waiting = waiting.or_else(|| Some(self.turned_away.wait()));
                             plan.on_relay_failure(is, failure)
                         }
@@ -267,7 +272,7 @@ impl Router {
                     let restore = restore.unwrap_or_else(|| self.restores.add(session));
                     return served(waiting, Routed::local(replayable, Some(restore)));
                 }
-                // The directory has no record. A session that is open here anyway is no longer this instance's, or is written again.
+                // The session provably has no owner, and is open here. The write finds its tombstone, or restores its record.
                 Action::Serve if self.sessions.is_open(session) => {
                     self.sessions.write_again(session);
                     Action::Refuse(Refusal::Again)
@@ -284,8 +289,10 @@ impl Router {
         }
     }
 
-    /// Sends a request to the owner of its session. The client of a slow request that is not a call counts as turned away while it waits. A
-    /// call waits until the session has another owner. A call that has not begun fails before the owner is first checked.
+    /// Sends a request to the owner of its session.
+    ///
+    /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
+    /// begun fails before that. The client of any other request counts as turned away while it waits longer than [`SLOW_RELAY_THRESHOLD`].
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -346,8 +353,9 @@ impl Router {
         }
     }
 
-    /// Reclaims a session of this instance before it is restored. A peer that received 421 for this session earlier can no longer claim it
-    /// on the record that it read.
+    /// Reclaims a session of this instance before it is restored.
+    ///
+    /// After that, the claim of a peer that received 421 for this session earlier fails, because the record has changed.
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
         if !self.heartbeat.is_up_to_date().await {
             // A new epoch would supersede a later claim that the directory has lost.

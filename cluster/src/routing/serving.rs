@@ -1,4 +1,6 @@
-//! Serves requests that are not served at once: relayed by peers, for remote sessions, or after a restore.
+//! Serves requests that the layer cannot serve at once.
+//!
+//! Peers have relayed them, or their sessions are remote, or must be restored first.
 
 use std::{future::poll_fn, task::Poll, thread};
 
@@ -25,9 +27,9 @@ use crate::{
 /// Maximum number of routings of one request: 3. Chosen because ownership may change in between.
 const MAX_ROUTINGS: usize = 3;
 
-/// Maximum length of a body that is read before a restore: 4 MiB (rmcp's default) and 1 byte.
+/// Maximum length of a body that is read before a restore: 4 MiB and 1 byte.
 ///
-/// rmcp reads the body first, and then restores the session.
+/// rmcp reads the body first, and then restores the session. By default it accepts 4 MiB.
 const MAX_RESTORE_BODY: usize = 4 * 1024 * 1024 + 1;
 
 /// The inner service, for requests that are not served at once.
@@ -106,8 +108,8 @@ fn session_of(request: &Request<Body>) -> Option<String> {
 
 /// Answers a peer that a session is not here.
 ///
-/// If the session is here by now, the client is asked to retry instead. A peer that received the first answer claims the session, and loses
-/// if this instance has claimed it meanwhile.
+/// If the session is here by now, the client is asked to retry instead. If this instance reclaims the session after the answer, the peer's
+/// claim fails.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let session = session_of(&request);
     if let Some(id) = &session {
@@ -130,7 +132,7 @@ async fn misdirected(router: &Router, request: Request<Body>) -> Response<Body> 
     retry_later(router)
 }
 
-/// Answers a peer that its client is asked to retry.
+/// Answers a peer whose client is to retry.
 fn retry_later(router: &Router) -> Response<Body> {
     let mut retry_later = router.reject(Refusal::Again);
     wire::mark(retry_later.headers_mut(), router.me.incarnation);
@@ -172,7 +174,7 @@ pub(crate) async fn serve_remote<S: Inner>(
     Ok(router.reject(Refusal::Again))
 }
 
-/// Serves a request that restores its session here, unless another one has restored it.
+/// Serves a request here. Restores its session, unless another request has done so.
 async fn restore_and_serve<S: Inner>(
     router: &Router,
     inner: &mut S,
@@ -219,7 +221,7 @@ async fn restore_and_serve<S: Inner>(
     });
     let served = serve(router, inner, request, rewritten, None).await?;
     if let Some(closes) = &mut closes {
-        // If the session is not restored, a layer in between has given up, and answered.
+        // rmcp answers 500 if the restore fails. With any other status, a session that is not restored was given up by a layer in between.
         closes.is_aborted = served.status() != StatusCode::INTERNAL_SERVER_ERROR;
     }
     drop(closes);
@@ -237,12 +239,14 @@ async fn restore_and_serve<S: Inner>(
     Ok(Restored::Served(response))
 }
 
-/// Closes a session that a request was to restore, unless its handler accepted it. Also if the client hangs up, or the handler panics.
+/// When dropped, closes a session whose restore has not been accepted by its handler.
+///
+/// Also runs if the client disconnects, or if the handler panics.
 struct CloseUnlessRestored<'a> {
     router: &'a Router,
     session: Option<&'a str>,
-    /// The restore has not failed. If the session is not restored, it was given up: the client hung up, a panic unwinds, or a layer in
-    /// between has answered.
+    /// The restore has not failed. A session that is not restored was given up: the client disconnected, or a layer in between has
+    /// answered. A panic counts as a failure.
     is_aborted: bool,
 }
 
@@ -279,9 +283,7 @@ enum Restored {
     Moved(Request<Body>),
 }
 
-/// When dropped, the request no longer restores its session, also if its client hung up.
-///
-/// Tasks that wait for this are woken.
+/// Calls [`Router::on_request_done`] when dropped, also if the client has disconnected.
 struct CompletionGuard<'a>(&'a Router, Option<&'a str>);
 
 impl Drop for CompletionGuard<'_> {
@@ -292,7 +294,7 @@ impl Drop for CompletionGuard<'_> {
     }
 }
 
-/// Serves a request here, and answers for a call that no longer exists.
+/// Serves a request here. Answers a resume of a call that ended with its instance.
 ///
 /// Until the response has a head, the request is in flight in its session.
 pub(crate) async fn serve<S: Inner>(

@@ -1,4 +1,4 @@
-//! The drain gate of a session: the number of requests in flight, and whether it is closed, in one atomic.
+//! The drain gate of a session counts its requests in flight, and can be closed. One atomic holds both.
 //!
 //! 1. A request enters before it is served, and exits when it has an answer. No request enters once the gate is closed.
 //! 2. The gate is closed when idle only if no request has entered since it was seen to be idle. Conditions that are checked in between,
@@ -20,7 +20,7 @@ use crate::wait_until::wait_until;
 /// Set when the gate is closed.
 const CLOSED: u64 = 1 << 63;
 
-/// Set when a task waits for the gate. Each request that exits then wakes the task.
+/// Set once a task has waited for the gate. Each request that exits then wakes the waiting tasks.
 const WATCHED: u64 = 1 << 62;
 
 /// One request in flight. The lower bits count the requests that have entered, and may wrap around.
@@ -74,7 +74,7 @@ impl DrainGate {
         closed.is_ok()
     }
 
-    /// Returns when the gate is closed, by this task because it was idle, or by another one.
+    /// Closes the gate once it is idle. Returns when it is closed, by this task or another one.
     pub(crate) async fn close_when_idle(&self, is_idle: impl Fn() -> bool) {
         wait_until(&self.changed, || self.close_if_idle(&is_idle)).await;
     }

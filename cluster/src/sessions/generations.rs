@@ -1,7 +1,7 @@
-//! The generations of sessions, which name the events of a session.
+//! Generations distinguish the events of a session before and after a restore.
 //!
-//! A restored session numbers its events from 0 again, also in the same process. Its events are therefore named by a generation of its own.
-//! Those of other sessions are named by this incarnation.
+//! A restored session numbers its events from 0 again, also in the same process. Its event ids therefore carry a generation of their own.
+//! The event ids of other sessions carry this incarnation.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,6 @@
-//! A period in which this instance may have had no lease, so that other instances may have claimed its sessions.
+//! A period in which this instance may have had no lease.
+//!
+//! Other instances may have claimed its sessions meanwhile.
 
 use tokio::time::Instant;
 

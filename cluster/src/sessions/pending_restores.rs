@@ -1,8 +1,8 @@
-//! Sessions that are about to be restored here: this instance owns them, and serves a request that restores them.
+//! Sessions that are about to be restored here.
 //!
-//! 1. For a peer such a session is already here. Otherwise the peer would claim a session that was claimed a moment ago, and two instances
+//! 1. For a peer such a session is already here. Otherwise the peer would claim a session that this instance has just claimed, and both
 //!    would restore it.
-//! 2. One request at a time restores a session. When the client of that request hangs up, rmcp denies the session to the other requests
+//! 2. One request at a time restores a session. When the client of that request disconnects, rmcp answers 404 to the requests that wait
 //!    (`aborted_restore` in ARCHITECTURE.md, Workarounds). Aborted restores are therefore recorded.
 
 use std::{
@@ -20,7 +20,7 @@ use crate::{ids::SessionHash, lock::lock, ttl_cache::TtlCache};
 
 /// How long an aborted restore is recorded: 1 s.
 ///
-/// Chosen because rmcp forgets it once a task of its own has run.
+/// Chosen because rmcp discards the result of an aborted restore once a task of its own has run.
 const ABORTED_TTL: Duration = Duration::from_secs(1);
 
 /// Maximum number of sessions with a recorded aborted restore: 4,096.
@@ -33,7 +33,7 @@ pub(crate) struct PendingRestores(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     restoring: Mutex<HashMap<SessionHash, RestoreStatus>>,
-    /// Sessions whose client hung up during the restore.
+    /// Sessions whose client disconnected during the restore.
     aborted: Mutex<TtlCache<()>>,
     /// Number of sessions with a pending restore. Nearly always zero, and then no thread takes the lock.
     count: AtomicUsize,
@@ -41,7 +41,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct RestoreStatus {
-    /// Number of requests that wait for the restore.
+    /// Number of requests that take part in the restore.
     requests: usize,
     turn: Arc<sync::Mutex<()>>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct PendingRestore {
 /// While this exists, no other request restores the session.
 pub(crate) type RestoreTurn = sync::OwnedMutexGuard<()>;
 
-/// A running restore. If dropped before [`complete`](Self::complete), its client has hung up.
+/// A running restore. If dropped before [`complete`](Self::complete), its client has disconnected.
 pub(crate) struct RestoreGuard<'a>(Option<&'a PendingRestore>);
 
 // === impl PendingRestores ===
@@ -87,7 +87,7 @@ impl PendingRestores {
         }
     }
 
-    /// Calls `act` if no restore of a session is pending. None can begin meanwhile, under the lock.
+    /// Calls `act` if no restore of a session is pending. The lock keeps restores from beginning meanwhile.
     pub(crate) fn unless_restoring(&self, session: SessionHash, act: impl FnOnce()) {
         let restoring = self.restoring();
         if !restoring.contains_key(&session) {

@@ -14,10 +14,10 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Sends relinquished sessions, and tracks which of them are not closed yet.
+/// Sends relinquished sessions to the task that closes them, and tracks the pending closes.
 pub(crate) struct RelinquishedSessions {
     sender: mpsc::UnboundedSender<Relinquished>,
-    /// How often each session was sent that is not closed yet.
+    /// Number of pending closes of each session.
     closing: Mutex<HashMap<SessionHash, usize>>,
     /// Notified when a session was closed.
     closed: Notify,
@@ -78,7 +78,7 @@ impl RelinquishedSessions {
         self.closed.notify_waiters();
     }
 
-    /// Returns when nothing is left of a session that was relinquished.
+    /// Returns when every pending close of a session is complete.
     ///
     /// A session that is restored before this returns would be closed as well.
     pub(crate) async fn until_closed(&self, session: SessionHash) {

@@ -1,4 +1,4 @@
-//! The local sessions, from the first to the last event of each.
+//! The local sessions and their lifecycle.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -29,7 +29,7 @@ use crate::{
 /// Number of locks over which the sessions are spread: 64.
 const SHARDS: usize = 64;
 
-/// How long a session may be loaded without being open: 60 s. After that the restore has failed.
+/// How long a session may be loaded without being open: 60 s. After that it is removed.
 pub(super) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of failed restores of a session: 3. After that it counts as unrestorable.
@@ -46,7 +46,7 @@ pub(crate) struct Sessions {
     pub(super) session_index: Arc<SessionIndex>,
     pub(super) shards: Box<[Mutex<HashMap<SessionHash, LocalSession>>]>,
     pub(super) me: Incarnation,
-    /// Number of restore attempts of sessions that are not restored.
+    /// Number of restore attempts of each session that is not restored yet.
     restores: Mutex<TtlCache<u32>>,
     pub(super) work: Mutex<Queues>,
     /// Number of contested sessions: nearly always zero.
@@ -105,7 +105,7 @@ impl Sessions {
         shard.get(&session).map(|local| local.params.is_some())
     }
 
-    /// Enters the gate of a local session, as every request must. `None` if not local, or the gate is closed.
+    /// Enters the gate of a session, as every request must. Returns `None` if it is not local, or its gate is closed.
     pub(crate) fn enter(&self, id: &str) -> Option<InFlightGuard> {
         self.session_index.enter(id)
     }
@@ -165,7 +165,7 @@ impl Sessions {
         self.write_if_new(session);
     }
 
-    /// Queues a session that the directory must know, and that was not written yet.
+    /// Queues a session that the directory must have, and that was not written yet.
     fn write_if_new(&self, session: SessionHash) {
         let is_new = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.is_unknown() && !std::mem::replace(&mut local.is_queued, true)
@@ -185,7 +185,8 @@ impl Sessions {
 
     /// Returns `true` if a session that was just opened may be given to its client.
     ///
-    /// Its gate must be open. The directory must have its record, unless it has no parameters. Otherwise it is relinquished, to be closed.
+    /// Its gate must be open, and the directory must have its record. A session without parameters needs no record. A session that may not be
+    /// given to its client is relinquished, to be closed.
     pub(crate) fn admit_new_session(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let is_closed = self.gate(id).is_some_and(|gate| gate.is_closed());
@@ -226,10 +227,10 @@ impl Sessions {
         attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
     }
 
-    /// Called when the restore of a session was given up, or is complete. It has not failed.
+    /// Called when the restore of a session was given up, or is complete. Such a restore does not count as a failed attempt.
     pub(crate) fn on_restore_aborted(&self, id: &str) {
         let session = SessionHash::of(id);
-        // Otherwise nothing was loaded, and the attempt is not counted.
+        // If nothing was loaded, no attempt was counted. If the session is open, its attempts are cleared already.
         let is_counted =
             (self.shard(session).get(&session)).is_some_and(|local| local.phase != Phase::Open);
         let (now, mut restores) = (Instant::now(), lock(&self.restores));
@@ -257,7 +258,7 @@ impl Sessions {
         local.params.get_or_insert(params);
     }
 
-    /// Removes a session that was loaded, and is not open, because it is not restored.
+    /// Removes a session that was loaded and not opened.
     pub(crate) fn discard_unopened(&self, session: SessionHash) {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && matches!(local.get().phase, Phase::Loaded(_))
@@ -277,20 +278,20 @@ impl Sessions {
         self.shard(session).remove(&session)
     }
 
-    /// Called when the client ended its session. The session must not be found any more.
+    /// Called when a session has ended, because its client ended it or it cannot be restored. Queues its tombstone.
     pub(crate) fn on_deleted(&self, id: &str) {
         let session = SessionHash::of(id);
         let epoch = match self.remove(session) {
             Some(local) => {
                 let epoch = local.epoch;
-                // It is open at a service other than the one that its client called.
+                // The session is open at another service than the one that its client called, and must be closed there.
                 if !matches!(local.phase, Phase::Loaded(_)) {
                     self.relinquished
                         .notify(local.into_relinquished(session, RelinquishedTo::Ended));
                 }
                 epoch
             }
-            // If the session is closed already, its record has the epoch that ends.
+            // The epoch of a closed session is not known. The tombstone takes the record's epoch if that is higher.
             None => Epoch::now(),
         };
         self.delete_later(session, epoch);
@@ -341,7 +342,7 @@ impl Sessions {
         self.until(|| self.work().deleted.is_empty()).await;
     }
 
-    /// Returns when `is_so` returns `true`. It is called after each write or loss, and after each heartbeat.
+    /// Returns when `is_so` returns `true`. Checks after each write, relinquishment and heartbeat.
     pub(crate) async fn until(&self, is_so: impl Fn() -> bool) {
         wait_until(&self.written, is_so).await;
     }
@@ -377,7 +378,7 @@ impl Sessions {
         if let Entry::Occupied(local) = self.shard(session).entry(session)
             && is_so(local.get())
         {
-            // Under the lock: a request that no longer finds the session here finds that it is being closed.
+            // Sent under the lock, so that a request that no longer finds the session here finds that it is being closed.
             self.relinquished
                 .notify(local.remove().into_relinquished(session, to));
             self.changed();
@@ -394,7 +395,7 @@ impl Sessions {
         session: SessionHash,
     ) -> MutexGuard<'_, HashMap<SessionHash, LocalSession>> {
         let at = session.spread() % SHARDS;
-        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        #[expect(clippy::indexing_slicing, reason = "`at` is below `SHARDS`")]
         lock(&self.shards[at])
     }
 

@@ -1,7 +1,7 @@
 //! rmcp's session store, in the directory: the data to restore a session on another instance.
 //!
-//! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not begin ([`Sessions::admit_new_session`]). A session that has
-//!    ended gets its tombstone once the directory answers again.
+//! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not begin ([`Sessions::admit_new_session`]). The tombstone of an
+//!    ended session is written as soon as the directory answers.
 //! 2. Only its owner restores a session. Another instance must claim it first.
 //! 3. Errors and log lines name no session by its id.
 

@@ -45,7 +45,7 @@ impl Sessions {
         self.queue_again(|_| true);
     }
 
-    /// Queues every session at a new epoch. Others may have seen this instance without a lease.
+    /// Queues every session at a new epoch. Other instances may have seen this one without a lease.
     pub(crate) fn renew_all(&self) {
         let now = Instant::now();
         for shard in &self.shards {

@@ -1,4 +1,4 @@
-//! The address of the backend, and the certificates that it is trusted by.
+//! The address of the backend, and the certificate authorities that may sign its certificate.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::directory::DirectoryError;
 
 /// How long sent data may be unacknowledged before the connection counts as dead: 2 s.
 ///
-/// After a silent period of the network, TCP itself waits about as long again.
+/// After an outage of the network, TCP's own retransmission waits about as long again.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
 /// The address of a Redis or a Valkey, as the application configures it.

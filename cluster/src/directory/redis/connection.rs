@@ -92,7 +92,7 @@ impl Connections {
         Ok(self.shared.pair().await?.answers)
     }
 
-    /// Lets the next commands establish new connections, unless that is already so.
+    /// Makes the next commands establish new connections, unless new ones are being established.
     pub(super) fn renew(&self) {
         self.shared.renew();
     }

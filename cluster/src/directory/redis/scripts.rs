@@ -35,7 +35,7 @@ end
 return is
 ";
 
-/// Replaces a record by a tombstone, unless it is another owner's and its epoch is not lower.
+/// Replaces a record by a tombstone, unless another owner's epoch is not lower.
 ///
 /// A value that is not a record is left unchanged.
 const DELETE: &str = "
@@ -55,8 +55,9 @@ return 1
 
 /// Renews a lease, or creates it if requested. Returns whether there was a lease to renew, and the time of the backend.
 ///
-/// The lease is renewed as of the time at which its instance composed it, unless it was renewed later already. Also removes lapsed leases. Records when a client was turned away, unless a later time is known. A time ahead of the clock, which was
-/// set back, becomes now.
+/// The lease is renewed as of the time at which its heartbeat was composed, unless it was renewed as of a later time. Also removes lapsed
+/// leases, and records when a client was turned away, unless a later time is known. If the clock was set back and the known time is ahead of
+/// it, that time becomes now.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,3 +1,5 @@
+//! Resolves contested sessions.
+//!
 //! A session is *contested* if its record in the directory has a higher epoch and another owner. A contested session serves nothing new. If
 //! that owner has its lease, the session is relinquished. If that owner provably has no lease, the session is claimed back.
 

@@ -2,8 +2,8 @@
 //!
 //! 1. The directory becomes consistent when an answered heartbeat found everything as it was left, and all sessions of this instance are
 //!    written. It stops being consistent when a heartbeat is not answered, or finds another start of the backend or no lease.
-//! 2. After each of these events everything is written again before the directory is consistent again. Sessions that were written meanwhile
-//!    count, unless there is a new reason. Writing therefore completes even with a backend that answers only every second request.
+//! 2. After each of these events everything is written again before the directory is consistent again. A heartbeat that is not answered
+//!    meanwhile does not restart the writes. They therefore complete even with a backend that answers only every second request.
 //! 3. If the lease was lost, each session is written at a new epoch, after the lease was acquired again. An instance that saw no lease, and
 //!    claims a session only after that, then loses the claim. New epochs wait while a later claim of another instance may be lost.
 //!    Meanwhile no instance proves anything, and none claims.
@@ -28,10 +28,11 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 
 /// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
 ///
-/// The directory may count it as composed [`DIRECTORY_TIMEOUT`] before ([`composed_at`](crate::directory::Status::composed_at)).
+/// The directory may count the heartbeat as composed up to [`DIRECTORY_TIMEOUT`] earlier
+/// ([`composed_at`](crate::directory::Status::composed_at)).
 pub(crate) const MIN_LEASE: Duration = LEASE_TTL.saturating_sub(DIRECTORY_TIMEOUT);
 
-/// Time of consistency after which an unknown record is unknown to all instances: 6 s.
+/// Time of consistency after which no instance has a session whose record is missing: 6 s.
 ///
 /// Chosen as the lifetime of a lease. Each instance that had a lease has renewed it since, or has lost it.
 pub(crate) const SETTLE_PERIOD: Duration = LEASE_TTL;
@@ -44,11 +45,15 @@ pub(super) struct DirectoryHealth {
     run: Option<BackendRunId>,
     /// The start of the last heartbeat that was answered.
     last_heartbeat: Option<Instant>,
-    /// A moment, and the time that the directory's clock had then, or up to [`DIRECTORY_TIMEOUT`] earlier.
+    /// A local time, and the directory's time at that moment.
+    ///
+    /// The latter may be up to [`DIRECTORY_TIMEOUT`] too early.
     clock: Option<(Instant, DirectoryTime)>,
-    /// A heartbeat found no lease, and none was answered since the lease was acquired again.
+    /// A heartbeat found no lease, and the acquisition of a new one is not confirmed yet.
     has_no_lease: bool,
-    /// Set if each session must take a new epoch, because others may have seen no lease. The run of the backend before that.
+    /// The run of the backend before new epochs became due. `None` if they are not due.
+    ///
+    /// They are due if other instances may have seen this one without a lease.
     renewal_due: Option<BackendRunId>,
     /// Time from which the next heartbeat is so late that the lease may have lapsed. `None` before the first.
     late_from: Option<Instant>,
@@ -76,7 +81,7 @@ enum Phase {
 pub(super) struct RequiredWork {
     /// All sessions must be written again.
     pub(super) write_all: bool,
-    /// Data was lost, or the lease.
+    /// The directory may have lost data, or the lease has lapsed.
     pub(super) was_lost: bool,
 }
 
@@ -109,7 +114,7 @@ impl DirectoryHealth {
         self.late_from = Some(now + STALL_THRESHOLD);
     }
 
-    /// Called when the heartbeat that began at `begun` was answered, with the time at which the directory carried it out.
+    /// Called when the heartbeat that began at `begun` was answered, and executed at `time`.
     pub(super) fn on_time_read(&mut self, begun: Instant, now: Instant, time: DirectoryTime) {
         // An answer that was read later would set the clock back by more than the lease allows for.
         if now - begun <= DIRECTORY_TIMEOUT {

@@ -1,4 +1,4 @@
-//! Answers for calls that ended with their instance.
+//! Answers resumes of calls that ended with their instance.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -16,9 +16,9 @@ use crate::{
     ttl_cache::TtlCache,
 };
 
-/// How long the former owner of a session, if it is alive, may still run its calls after the claim: 10 s.
+/// Maximum time for which a living former owner may still run calls after a claim: 10 s.
 ///
-/// Chosen because it learns of the claim by its next heartbeat, closes the session, and writes the answers.
+/// Chosen because the former owner detects the claim after its next heartbeat, closes the session, and writes the answers.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of former owners that are remembered: 16,384.
@@ -49,7 +49,7 @@ impl Default for FormerOwners {
 // === impl Router ===
 
 impl Router {
-    /// Answers for a call that ended with its instance. Replaces the response of the application.
+    /// Answers a resume of a call that ended with its instance, in place of the application.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let (directory, session) = (&self.directory, lost.session);
         let find = || directory.answer(session, lost.incarnation, lost.number);
@@ -59,7 +59,7 @@ impl Router {
             if !look.is_ok_and(|look| self.has_ended(session, &look)) {
                 return self.reject(Refusal::NotSound);
             }
-            // The former instance may have written the answer before it renewed the lease that was just read.
+            // Read again, because the former instance may have written the answer between the first read and the look.
             kept = find().await;
         }
         match kept {
@@ -68,7 +68,9 @@ impl Router {
         }
     }
 
-    /// Returns `true` if the calls of a session's former owners have ended, and all their answers that were not lost are in the directory.
+    /// Returns `true` if the calls of a session's former owners have ended.
+    ///
+    /// All their answers that were not lost are then in the directory.
     ///
     /// Such a call may still be running if another instance owns the session by now, or if this one claimed it a moment ago from an
     /// instance that still has its lease.

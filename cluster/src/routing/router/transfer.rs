@@ -42,7 +42,7 @@ struct WaitingGuard<'a> {
 // === impl Router ===
 
 impl Router {
-    /// Serves a peer's request, or transfers its session.
+    /// Decides where a peer's request is served. Before a new call or stream, its session is transferred.
     pub(crate) async fn transfer(&self, request: Request<Body>) -> TransferOutcome {
         let session = Fields::of(request.headers()).session.map(str::to_owned);
         let mut replayable = ReplayableRequest::new(request);
@@ -98,7 +98,7 @@ impl Router {
         can_be_claimed
     }
 
-    /// Relinquishes a session whose gate was closed while it was idle, because a peer is about to claim it.
+    /// Relinquishes a session whose gate was closed while it was idle. A peer is about to claim it.
     pub(crate) async fn relinquish_idle(&self, id: &str) {
         let is_transferring = self.shutdown.stage() == ShutdownStage::Transferring;
         let is_closed = || self.sessions.gate(id).is_some_and(|gate| gate.is_closed());
@@ -107,8 +107,9 @@ impl Router {
         }
     }
 
-    /// Returns `true` if a peer can claim a session, because its record names this instance. A session that is open here but missing in the
-    /// directory is written again.
+    /// Returns `true` if a peer can claim a session.
+    ///
+    /// The session must not be open here, or its record must name this instance. Otherwise it is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
