@@ -41,7 +41,9 @@ const MAX_RETRY: Duration = Duration::from_secs(3);
 /// Chosen because a client may need two attempts, and requests take time.
 const RETRY_DIVISOR: u32 = 4;
 
-/// Minimum grace that clients can meet: 4 s. Without a `retry`, the SDKs resume after 1 s.
+/// Minimum grace without a warning: 4 s.
+///
+/// Chosen because SDKs resume after 1 s if they were sent no `retry`, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
 /// Options that do not apply to an upstream, and why.

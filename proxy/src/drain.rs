@@ -9,8 +9,8 @@
 //!    within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin the shutdown. A second signal stops the program at once, and the runtime kills the
-//! remaining processes.
-//! A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of the first.
+//! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of
+//! the first.
 
 use std::{
     fs,
@@ -189,7 +189,7 @@ impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // The sender exists while this is awaited.
+        // Cannot fail, because the sender exists until it has sent.
         Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

@@ -242,7 +242,9 @@ fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     DeadPeer::new().user_timeout(user_timeout)
 }
 
-/// Serves a connection until it ends. Ends it once the sender of `closed` is dropped and no request is in flight.
+/// Serves a connection until it ends.
+///
+/// The connection is closed gracefully once the sender of `closed` is dropped, and when it is idle or open for too long.
 async fn connection(
     stream: WatchedStream,
     shared: Arc<Shared>,

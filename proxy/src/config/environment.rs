@@ -1,4 +1,4 @@
-//! The environment. Each variable that begins with `MCP_PROXY_` sets the option that the rest of its name names.
+//! The environment. The variable `MCP_PROXY_<NAME>` sets the option of that name.
 
 use std::ffi::{OsStr, OsString};
 

@@ -93,7 +93,7 @@ impl Event {
 
     /// Creates the first event of a stream.
     ///
-    /// It has no message, an id to resume from, and the reconnect delay.
+    /// It has no message, only an id to resume from and the reconnect delay.
     pub(crate) fn priming(retry: Duration) -> Self {
         let lines = format!("retry: {}\ndata:\n", retry.as_millis());
         Self::of_lines(lines.into_bytes(), Weight::Kept)
@@ -259,7 +259,7 @@ impl Origin {
     }
 }
 
-/// Parses a number without a sign or leading zeros, which ids never have.
+/// Parses a number. Returns `None` for a sign or leading zeros, because the ids of a store have neither.
 fn number(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     let first = text.as_bytes().first()?;

@@ -6,7 +6,7 @@
 //!
 //! 1. **Bounded.** A stream keeps at most 256 events and 1 MiB, a session 2,048 streams and 4 MiB of events, and all
 //!    sessions together [`Limits::bytes`]. The overhead of keeping them counts as well. If there is no room for a stream,
-//!    [`Resumable`] forwards the events of the call without ids, so the call cannot be resumed.
+//!    [`Resumable`] forwards the call unchanged. It can then be resumed only if the server itself keeps its events.
 //! 2. **Dropping.** Progress and log events are dropped first, the oldest before the others. Next are events that the
 //!    attached client was sent, requests and answers last. A comment in the stream has the number of dropped events. All
 //!    other events are kept: their writer waits for the client to read, and without a client the call ends with an error.

@@ -309,7 +309,7 @@ impl Ring {
         }
     }
 
-    /// Adds the priming event: it has no message, and an id to resume from.
+    /// Adds the priming event, which has no message, only an id to resume from.
     pub(crate) fn prime(&mut self) {
         self.push_reserved(Event::priming(self.limits.retry));
     }

@@ -164,7 +164,7 @@ impl Stream {
         self.0.call.as_ref().map(|(text, _)| &**text)
     }
 
-    /// Adds the priming event: it has no message, and an id to resume from.
+    /// Adds the priming event, which has no message, only an id to resume from.
     ///
     /// Only for clients whose session allows it ([`Session::primes`](super::Session::primes)). There is always room for
     /// one.
@@ -210,7 +210,7 @@ impl Stream {
         }
     }
 
-    /// Adds an event without waiting. Without room the call ends with an error, also if a client is attached.
+    /// Adds an event without waiting. Without room the call ends with an error, even if a client is attached.
     ///
     /// Use this where other work waits for the writer.
     ///

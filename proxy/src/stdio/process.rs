@@ -6,7 +6,7 @@
 //! 2. **A dropped group is killed**, however its task and the runtime end.
 //! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep pipes open.
 //!
-//! A group has two limits. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
+//! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
 //! a signal that it cannot handle, its children see only the end of their stdin. Tying them to the proxy (`PR_SET_PDEATHSIG`)
 //! requires code between fork and exec, which is unsafe. The kernel would also kill them when the *thread* that started them ends.
 
