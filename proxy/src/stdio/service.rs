@@ -74,7 +74,7 @@ pub(super) struct Inner {
     /// One permit for each process.
     pub(super) permits: Arc<Semaphore>,
     restart_backoff: Mutex<RestartBackoff>,
-    /// When a session was last refused because of the limit, and logged.
+    /// When a refusal because of the session limit was last logged.
     pub(super) refused: Mutex<Option<Instant>>,
     /// Not derived from `permits`: a shutdown acquires all of them.
     pub(super) children: AtomicUsize,

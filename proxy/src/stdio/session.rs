@@ -53,7 +53,7 @@ pub(super) struct State {
 /// Why a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
-    /// The client deleted it, or never received its id.
+    /// The client deleted it.
     Deleted,
     /// It was idle for too long.
     Idle,
