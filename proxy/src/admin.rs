@@ -43,7 +43,7 @@ use crate::{
 // `calls_page` is a symbolic link to the module of the library's example, so that there is only one copy.
 mod calls_page;
 
-/// Interval at which metrics are moved out of their buffers: 5 s. A scrape does the same.
+/// Interval at which metrics are moved out of their buffers: 5 s. A scrape moves them as well.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum number of connections of operators: 64.

@@ -36,11 +36,14 @@ pub use self::{
 /// Maximum reconnect delay that clients are sent: 3 s.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
-/// The part of a grace that the reconnect delay takes: a quarter. A client may need two attempts, and its requests take
-/// time.
+/// Ratio of a grace to the reconnect delay: 4.
+///
+/// Chosen because a client may need two attempts, and requests take time.
 const RETRY_DIVISOR: u32 = 4;
 
-/// Minimum grace that clients can meet: 4 s. Without a `retry`, the SDKs resume after 1 s.
+/// Minimum grace without a warning: 4 s.
+///
+/// Chosen because SDKs resume after 1 s if they were sent no `retry`, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
 
 /// Options that do not apply to an upstream, and why.
@@ -250,7 +253,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads the same, and returns only the address of a running program for operators. A server need not be named.
+    /// Reads the same sources, and returns only the address for operators. The configuration may lack a server.
     pub fn read_admin(
         args: impl IntoIterator<Item = OsString>,
     ) -> Result<Option<SocketAddr>, ConfigError> {
@@ -277,8 +280,9 @@ impl Config {
         Ok((config, matches))
     }
 
-    /// Returns the reconnect delay of clients. It follows the shortest grace, because a client has one delay for all
-    /// its streams.
+    /// Returns the reconnect delay of clients.
+    ///
+    /// The delay follows the shortest grace, because a client has one delay for all its streams.
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
@@ -405,7 +409,7 @@ fn with_defaults(
     Ok(all)
 }
 
-/// Returns `true` if an argument sets the option, or names the other kind of server.
+/// Returns `true` if an argument sets the option, or another option that takes its place.
 fn is_set(matches: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
         let source = matches.value_source(&option.replace('-', "_"));

@@ -1,7 +1,7 @@
 //! The file descriptors of this process, and their distribution.
 //!
-//! Sessions of a command have priority: a client that has a process keeps it. Connections get only a part. So one
-//! client with many connections does not block the processes and upstream connections of others.
+//! Sessions of a command have priority, because a client that has a process keeps it. Connections get only a part, so one
+//! client with many connections does not block the processes and upstream connections of other clients.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -13,13 +13,13 @@ const RESERVED: usize = 48;
 /// Descriptors of a session's process: its three pipes, and further ones while it starts.
 const PER_SESSION: usize = 4;
 
-/// Number of connections for which the limit of the process is raised: 4,096.
+/// Number of connections that the raised limit allows: 4,096.
 const CONNECTIONS: usize = 4_096;
 
 /// The distribution of the descriptors of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Descriptors {
-    /// All descriptors.
+    /// Maximum number of descriptors of this process.
     limit: usize,
     sessions: usize,
     is_upstream: bool,
@@ -28,12 +28,13 @@ pub(crate) struct Descriptors {
 // === impl Descriptors ===
 
 impl Descriptors {
-    /// Raises the soft limit of this process as far as needed and allowed. `sessions` is `None` in front of an
-    /// upstream.
+    /// Raises the soft limit of this process as far as needed and allowed.
+    ///
+    /// `sessions` is `None` in front of an upstream.
     pub(crate) fn raise(sessions: Option<usize>) -> Self {
         let is_upstream = sessions.is_none();
         let sessions = sessions.unwrap_or(0);
-        // One upstream connection for each client connection, at most.
+        // Assumes one upstream connection for each client connection.
         let of_connections = if is_upstream { 2 } else { 1 } * CONNECTIONS;
         let wanted = sessions.saturating_mul(PER_SESSION);
         let wanted = wanted.saturating_add(RESERVED + of_connections);

@@ -1,15 +1,16 @@
 //! The shutdown of the program, in bounded time whatever its clients and servers do.
 //!
-//! 1. `/readyz` returns 503. Clients may still resume for their answers.
-//! 2. Calls may continue for `--drain`. The same time is for clients that read kept events, and for clients that were sent a
-//!    reconnect delay and have an answer since. Then the other calls are cancelled, with an error to their clients and a cancel
-//!    to their servers.
-//! 3. No connection is accepted any more, and open ones are closed. A connection has the rest of `--drain` if a request other
-//!    than a GET is in flight, or an answer has begun. At the same time the processes of sessions are stopped, within the rest of
-//!    `SHUTDOWN_TIMEOUT`.
+//! 1. `/readyz` returns 503. Clients may still resume to get their answers.
+//! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events, and for clients
+//!    that are away, have an answer, and may still resume within their reconnect delay. Then the remaining calls are cancelled:
+//!    their clients get an error, and their servers a cancel.
+//! 3. No connection is accepted any more, and open ones are closed. They have the rest of `--drain` as long as one of them has
+//!    an answer that has begun, or a request other than a GET in flight. At the same time the processes of sessions are stopped,
+//!    within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
 //!
-//! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal stops the program at once, and the runtime kills what is left.
-//! A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of the first.
+//! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin the shutdown. A second signal stops the program at once, and the runtime kills the
+//! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of
+//! the first.
 
 use std::{
     fs,
@@ -28,13 +29,15 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-/// Maximum time of a shutdown: 9.5 s. Process managers kill a program 10 s after its signal, or later.
+/// Time for a shutdown: 9.5 s. A longer `--drain` extends it.
+///
+/// Chosen because process managers kill a program 10 s after its signal, or later.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
 /// Minimum time for the processes of sessions to end after the drain: 1.5 s.
 pub(crate) const MIN_PROCESS_TIMEOUT: Duration = Duration::from_millis(1_500);
 
-/// Time for connections to close after the last call: 500 ms. They end with the process anyway.
+/// Time for connections to close after the last call: 500 ms. They are closed with the process anyway.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Time after the first signal in which another one counts as the same: 500 ms.
@@ -63,18 +66,18 @@ enum SignalEffect {
     End,
     /// Begins the shutdown. A second one has no effect.
     Hangup,
-    /// None. Its default action would kill the program, and leave the processes of sessions.
+    /// None. The default action would kill the program, and leave the processes of sessions running.
     Nothing,
 }
 
-/// Ready once the program is to shut down.
+/// A future that completes when the program is to shut down.
 #[derive(Debug)]
 pub struct ShutdownSignal(oneshot::Receiver<()>);
 
 // === impl Signals ===
 
 impl Signals {
-    /// Handles the signals from now on. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
+    /// Starts to handle the signals. A SIGHUP that was ignored at the start, as by `nohup`, stays ignored.
     pub fn listen() -> io::Result<Self> {
         let mut signals = vec![
             ("SIGTERM", SignalEffect::End, SignalKind::terminate()),
@@ -104,7 +107,7 @@ impl Signals {
         Ok(Self(listened.collect::<io::Result<_>>()?))
     }
 
-    /// Waits for the next signal with a wanted effect, and logs the others.
+    /// Waits for the next signal whose effect `counts`, and logs the others.
     async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
             for listened in &mut self.0 {
@@ -121,8 +124,9 @@ impl Signals {
         .await
     }
 
-    /// Runs the future that `serve` returns. Its argument is ready at the first signal. Returns at once at the second.
-    /// `drain` is the time that the log line names.
+    /// Runs the future that `serve` returns, until it completes or a second signal arrives.
+    ///
+    /// The argument of `serve` completes at the first signal. `drain` is the time that the log line names.
     pub async fn serve<S: Future<Output = ()>>(
         mut self,
         drain: Duration,
@@ -168,7 +172,7 @@ fn ignored_signals(status: &str) -> Option<u64> {
     u64::from_str_radix(set.trim(), 16).ok()
 }
 
-/// Used where there is no `/proc`: a child inherits the set of ignored signals.
+/// Returns `true` if a child survives SIGHUP, because it inherits the ignored signals. Used without `/proc`.
 fn child_survives_hangup() -> bool {
     let mut child = Command::new("/bin/sh");
     child.args(["-c", "kill -HUP $$"]);
@@ -185,7 +189,7 @@ impl Future for ShutdownSignal {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // The sender exists while this is awaited.
+        // Cannot fail, because the sender exists until it has sent.
         Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

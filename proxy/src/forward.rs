@@ -2,12 +2,12 @@
 //!
 //! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
 //!    authorization. Nothing in a request chooses another host.
-//! 2. Bodies, paths, status and headers pass unchanged, except for headers of one connection. `Host` is the server's own,
-//!    because the server may check it. Event streams are requested without a content coding, because the proxy parses them. In
-//!    an encoded one it could not see the answer of a call.
+//! 2. Bodies, paths, status and headers pass unchanged, except for hop-by-hop headers and the configured ones. `Host` is the
+//!    server's own, because the server may check it. Event streams are requested without a content coding, because the proxy
+//!    must parse them to find the answer of a call.
 //! 3. If the server cannot be reached, the request gets 502 and a JSON-RPC error.
-//! 4. A redirect leads to the proxy again, or is answered with 502, so that no client bypasses the proxy.
-//! 5. A dropped response ends at the server: the connection of a call without its answer is closed.
+//! 4. A redirect of the endpoint leads to the proxy again, or is answered with 502, so that no client bypasses the proxy.
+//! 5. If a response is dropped before its end, its connection to the server is closed.
 
 use std::{
     convert::Infallible,
@@ -56,10 +56,10 @@ const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Interval of TCP keep-alives to a silent server: 60 s.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// The path of the metadata of an origin, of authorization among others (RFC 8615).
+/// Path prefix of the metadata of an origin, such as that of its authorization (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
 
-/// Headers of one connection, in addition to those that `Connection` names.
+/// Hop-by-hop headers, in addition to those that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -85,13 +85,13 @@ struct Upstream {
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// The target of a response.
+/// Where a response redirects to.
 enum Redirected {
-    /// None, or one that is not changed.
+    /// The response is no redirect, or passes unchanged.
     Unchanged,
-    /// To the proxy.
+    /// To the proxy: `Location` was rewritten.
     ToProxy,
-    /// To another origin.
+    /// To a target that the proxy does not serve, such as another origin.
     External,
 }
 
@@ -225,7 +225,7 @@ impl Upstream {
         let (body, returned) = ReplayableBody::new(body);
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
-        // Extensions belong to this process, and would exist as long as the request.
+        // Extensions are for this process only, and hyper would keep them alive with the request.
         parts.extensions.clear();
         remove_hop_by_hop(&mut parts.headers);
         parts.headers.remove(header::EXPECT);
@@ -276,7 +276,7 @@ impl Upstream {
         {
             return Redirected::Unchanged;
         }
-        // These may repeat the address, with the configured query.
+        // These headers may repeat the address, with the configured query.
         for name in [
             header::CONTENT_LENGTH,
             header::CONTENT_LOCATION,
@@ -289,9 +289,10 @@ impl Upstream {
         Redirected::ToProxy
     }
 
-    /// Returns a path at the origin of the server as clients see it.
+    /// Returns the `Location` by which clients reach a path at the origin of the server.
     ///
-    /// It is without the configured query, which the next request gets again. Returns `None` if the proxy does not serve it.
+    /// The configured query is removed, because [`target`](Self::target) adds it to the next request. Returns `None` if the
+    /// proxy does not serve the path, or if the result would still contain a configured value.
     fn location(&self, at_origin: &PathAndQuery) -> Option<HeaderValue> {
         let path = self.forwarded_path(at_origin.path())?;
         let query = match (self.endpoint.query(), at_origin.query()) {
@@ -340,7 +341,7 @@ impl Upstream {
         refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
-    /// Returns the target of a request for `requested`, if it is forwarded.
+    /// Returns the target of a request for `requested`. Returns `None` if the proxy does not forward it.
     fn target(&self, requested: &Uri) -> Option<Uri> {
         let path = self.forwarded_path(requested.path())?;
         // A server may redirect between the paths with and without the final slash.
@@ -364,7 +365,7 @@ impl Upstream {
         if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
             return None;
         }
-        // It is not known how a server resolves these.
+        // Servers resolve `..` differently, so such a path might lead out of the endpoint.
         let has_parent_segment = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
         (!has_parent_segment).then_some(path)
     }
@@ -408,7 +409,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
 
 /// Returns `true` if the head of the answer was too large for the HTTP client.
 ///
-/// Its limits are 100 fields, and its buffer.
+/// The client accepts 100 fields, and a head that fits into its buffer.
 fn is_head_too_large(error: &legacy::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
@@ -421,7 +422,7 @@ fn causes(error: &legacy::Error) -> impl Iterator<Item = &(dyn Error + 'static)>
     })
 }
 
-/// Returns the text of the first cause of an error.
+/// Returns the text of the root cause of an error.
 pub(crate) fn root_cause(error: &legacy::Error) -> String {
     causes(error)
         .last()

@@ -1,13 +1,14 @@
 //! Accepts connections, and refuses requests that must not reach the server.
 //!
-//! 1. Only requests for a path pass: no absolute URI, and of the methods only `GET`, `POST`, `DELETE`, `OPTIONS` and
-//!    `HEAD`. So a request cannot choose its server.
+//! 1. A request must name a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI is
+//!    refused, so a request cannot choose its server.
 //! 2. `Host` must be a name of this host. Otherwise a web site could make its own name resolve to this host and read
 //!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.
-//! 3. A head may have 64 KiB and take 10 s, and a body may have 4 MiB and must make progress. All bodies together and
-//!    all connections have limits ([`FrontendLimits`]).
-//! 4. The extensions of each request have its connection, so that a disconnect is detected also while hyper does not read.
-//! 5. Requests of HTTP/2 are changed to what HTTP/1 would have.
+//! 3. A head is limited to 64 KiB and 10 s, and a body to 4 MiB. A body must make progress. The number of connections and the
+//!    size of all bodies together are limited as well ([`FrontendLimits`]).
+//! 4. The extensions of each request contain the `Peer` of its connection, so that a disconnect is detected also while hyper
+//!    does not read.
+//! 5. The `Cookie` fields of an HTTP/2 request are joined into one, as HTTP/1 requires.
 
 use std::{
     convert::Infallible,
@@ -55,14 +56,14 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a head to arrive while other clients wait for a connection: 1 s.
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
-/// How long a connection of HTTP/2 may be without a request after its first one: 60 s.
+/// How long an HTTP/2 connection may have no request in flight, after its first request: 60 s.
 ///
-/// To HTTP/1 the limit of the next head applies.
+/// On an HTTP/1 connection, the next head must arrive within [`HEAD_TIMEOUT`].
 const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum number of concurrent requests on a connection of HTTP/2: 2,048.
+/// Maximum number of concurrent requests on an HTTP/2 connection: 2,048.
 ///
-/// Chosen as all calls of a command's session that may be open, and an answer or a cancel for each.
+/// Chosen as the maximum number of open calls of a command's session, plus one cancel or answer for each.
 const MAX_HTTP2_REQUESTS: u32 = 2_048;
 
 /// How long the body of a refused request is read: 5 s.
@@ -74,9 +75,9 @@ const MAX_CONNECTIONS: usize = 1 << 20;
 /// The lifetime of a connection that has no limit.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Time to read that the kernel gives a client beyond the stall timeout: 30 s.
+/// How much longer than the stall timeout the kernel waits for a client to read: 30 s.
 ///
-/// So the layer ends a stalled client first.
+/// Chosen so that the layer closes a stalled stream first.
 const STALL_MARGIN: Duration = Duration::from_secs(30);
 
 /// A listener with its filter and its limits.
@@ -91,7 +92,7 @@ pub struct Frontend {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct FrontendLimits {
-    /// Maximum number of connections. Others wait until one closes.
+    /// Maximum number of connections. Further connections wait until one closes.
     pub connections: usize,
     /// Maximum size of a request's body.
     pub body: usize,
@@ -153,10 +154,11 @@ impl Frontend {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop` is ready.
+    /// Serves until `stop` completes, then closes the connections.
     ///
-    /// Its output is how long clients may still wait for answers, and read them. Connections without a request, and
-    /// with a GET that has no head, have 500 ms to close.
+    /// The output of `stop` is how long clients may still wait for answers, and read them. Once no connection has an answer,
+    /// the rest are closed after 500 ms. A response counts as an answer once it has begun, and that to a request other than
+    /// a GET from the request on.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
@@ -233,14 +235,16 @@ impl Shared {
 /// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
 ///
 /// `None` is no limit. The kernel cannot distinguish a client that does not read from one that has vanished, so it must
-/// wait for longer.
+/// wait longer than the layer.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
         stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));
     DeadPeer::new().user_timeout(user_timeout)
 }
 
-/// Serves a connection until it ends. Ends it once the sender of `closed` is dropped and no request is in flight.
+/// Serves a connection until it ends.
+///
+/// The connection is closed gracefully once the sender of `closed` is dropped, and when it is idle or open for too long.
 async fn connection(
     stream: WatchedStream,
     shared: Arc<Shared>,
@@ -248,7 +252,7 @@ async fn connection(
     started: Weak<()>,
     mut closed: watch::Receiver<()>,
 ) {
-    // Events are small, and must not be delayed for one another.
+    // Nagle's algorithm would delay small events.
     let _best_effort = stream.tcp().set_nodelay(true);
     let peer = stream.peer();
     let in_flight = InFlight::default();
@@ -259,7 +263,7 @@ async fn connection(
         let in_flight_request = requests.start();
         request.extensions_mut().insert(peer.clone());
         let (shared, mut service, started) = (shared.clone(), service.clone(), started.clone());
-        // A GET opens a stream. Some servers send no head for it before the first event.
+        // A GET counts only from its response head on: some servers send the head of a stream with its first event.
         let early = started
             .upgrade()
             .filter(|_| request.method() != Method::GET);
@@ -281,7 +285,7 @@ async fn connection(
         .max_concurrent_streams(MAX_HTTP2_REQUESTS)
         .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // hyper's own limit begins once the version of HTTP is known.
+    // hyper's own timeout begins only once hyper has detected the HTTP version.
     let mut check = std::pin::pin!(sleep(HEAD_TIMEOUT_IF_FULL));
     let mut idle_until = Instant::now() + HEAD_TIMEOUT;
     let mut expired = std::pin::pin!(sleep(lifetime));
@@ -306,7 +310,7 @@ async fn connection(
                     if !is_open {
                         return;
                     }
-                    // A request that was sent before the client sees the shutdown is answered, or may be sent again.
+                    // With a graceful shutdown, a request that is already on its way is answered, or the client may retry it.
                     is_open = false;
                     connection.as_mut().graceful_shutdown();
                 }
@@ -346,7 +350,7 @@ async fn answer(
             let allow = HeaderValue::from_static(request_filter::ALLOW);
             refused.headers_mut().insert(header::ALLOW, allow);
         }
-        // A client with this field waits before it sends the body.
+        // A client that sent `Expect` waits before it sends the body.
         if !parts.headers.contains_key(header::EXPECT) {
             discard(body);
         }
@@ -369,7 +373,7 @@ fn discard(mut body: Incoming) {
     tokio::spawn(timeout(DISCARD_TIMEOUT, rest));
 }
 
-/// Returns a body that holds `guard` until it has ended or is dropped.
+/// Returns a body that holds `guard` until the body is dropped.
 fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
     Body::new(body.map_err(move |error| {
         let _guard = &guard;
@@ -377,9 +381,9 @@ fn with_guard(body: Body, guard: impl Send + 'static) -> Body {
     }))
 }
 
-/// Joins the fields of a cookie.
+/// Joins the `Cookie` fields into one.
 ///
-/// HTTP/2 may split it, and HTTP/1 has one field (RFC 9113, section 8.2.3).
+/// HTTP/2 may split the header, and HTTP/1 may not (RFC 9113, section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let fields = headers.get_all(header::COOKIE).iter();
     let fields: Vec<&[u8]> = fields.map(HeaderValue::as_bytes).collect();

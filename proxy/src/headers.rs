@@ -1,19 +1,19 @@
-//! The header fields that the proxy reads.
+//! The headers that the proxy reads.
 
 use http::{HeaderMap, HeaderName, header};
 
-/// The session of a request.
+/// Header with the session id.
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
-/// The protocol revision of a request.
+/// Header with the protocol revision.
 pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// The last event that a client has.
+/// Header with the id of the last event that a client has received.
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The first revision whose clients support priming events.
 ///
-/// These are events without a message, with an id to resume from.
+/// A priming event has no message, only an id to resume from.
 pub const FIRST_REVISION_WITH_PRIMING: &str = "2025-11-25";
 
 /// The first revision without sessions and resumes.
@@ -25,11 +25,11 @@ pub const EVENT_STREAM: &str = "text/event-stream";
 /// The media type of JSON.
 pub const JSON: &str = "application/json";
 
-/// A field that may occur once occurs twice, or is not text.
+/// The error for a header that occurs more than once, or is not text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ambiguous;
 
-/// Returns the value of a field that may occur once.
+/// Returns the value of a header that may occur at most once.
 pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Ambiguous> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
@@ -39,7 +39,7 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'
     }
 }
 
-/// Returns the value of a field, if it occurs once, is text, and is not empty.
+/// Returns the value of a header, if it occurs exactly once, is text, and is not empty.
 pub fn exactly_one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let value = single(headers, name).ok().flatten();
     value.filter(|value| !value.is_empty())
@@ -69,7 +69,7 @@ pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
 
 /// Returns `true` if a body has a content coding.
 ///
-/// `identity` is none, nor is an empty element of the list (RFC 9110, sections 5.6.1 and 8.4.1).
+/// `identity` and empty list elements do not count (RFC 9110, sections 5.6.1 and 8.4.1).
 pub fn has_content_coding(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::CONTENT_ENCODING).iter();
     let mut codings = values

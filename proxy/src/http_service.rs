@@ -1,4 +1,4 @@
-//! The type of the services that the proxy consists of.
+//! The trait of the services that the proxy consists of.
 
 use std::{
     convert::Infallible,
@@ -45,7 +45,7 @@ impl<S> HttpService for S where
 {
 }
 
-/// The response of such a service.
+/// The boxed response future of an [`HttpService`].
 pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 // === Around the layer ===
@@ -94,9 +94,11 @@ where
 
 // === Bodies ===
 
-/// Returns the whole body.
+/// Reads the whole body, without its trailers.
 ///
-/// Returns an equivalent body if it is longer than `max` bytes or fails.
+/// # Errors
+///
+/// Returns an equivalent body if the body is longer than `max` bytes, or cannot be read to its end.
 pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body> {
     let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
     let (mut length, mut plain) = (0, true);
@@ -104,7 +106,7 @@ pub(crate) async fn read_whole(mut body: Body, max: usize) -> Result<Bytes, Body
         let Some(frame) = body.frame().await else {
             return Ok(join(frames, length));
         };
-        // Trailers belong to one connection, as does the field that announces them.
+        // Trailers are removed like the hop-by-hop header that announces them.
         if frame.as_ref().is_ok_and(Frame::is_trailers) {
             continue;
         }

@@ -1,8 +1,8 @@
-//! Keeps calls without a session running if no disconnect cancels them.
+//! Keeps calls without a session running if no disconnect cancels them (`--exempt`, a grace of `never`).
 //!
-//! A server without sessions takes the end of a connection for the cancel of its call. So the connection of a call that
-//! may continue without its client is kept, and its response is read to the end. Only the call's token closes it
-//! earlier.
+//! A server without sessions treats the end of a connection as the cancel of its call. So a task reads the response of
+//! such a call to its end, whether the client is connected or not. The task closes the connection earlier only if the
+//! call's token fires, or at the call timeout.
 
 use std::{
     convert::Infallible,
@@ -44,11 +44,11 @@ pub(crate) struct Graces(Arc<Config>);
 #[derive(Debug, Clone)]
 pub(crate) struct KeepRunning<S> {
     inner: S,
-    /// `None` if there is no such call without a session.
+    /// `None` if there can be no such call.
     graces: Option<Graces>,
 }
 
-/// The response of such a call, which its client may read.
+/// A call whose response is read whether its client is connected or not.
 struct DetachedCall {
     token: CallToken,
     answering: ResponseFuture,
@@ -75,7 +75,7 @@ impl Graces {
     }
 
     /// Returns `true` if no disconnect cancels the calls of a tool.
-    fn keep_running(&self, tool: Option<&str>) -> bool {
+    fn keeps_running(&self, tool: Option<&str>) -> bool {
         self.is_exempt(tool) || self.of(tool) == Grace::Never
     }
 
@@ -105,7 +105,7 @@ impl Graces {
 // === impl KeepRunning ===
 
 impl<S> KeepRunning<S> {
-    /// Wraps a server. Only calls of an upstream end with their connections.
+    /// Wraps a server. Does nothing for a command, because its calls do not end with their connections.
     pub(crate) fn new(inner: S, graces: Graces) -> Self {
         let is_needed = graces.0.upstream.is_some() && graces.any_keeps_running();
         let graces = is_needed.then_some(graces);
@@ -132,7 +132,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
         }
         let (graces, token) = (graces.clone(), token.clone());
         let inner = self.inner.clone();
-        // The service that is ready is the one to call.
+        // The service that was polled ready must be called, not its clone.
         let mut inner = mem::replace(&mut self.inner, inner);
         Either::Right(Box::pin(async move {
             let (parts, body) = request.into_parts();
@@ -141,7 +141,7 @@ impl<S: HttpService> Service<Request<Body>> for KeepRunning<S> {
                     let message =
                         Message::read(&body).filter(|message| message.kind == Kind::Request);
                     let keeps_running = message
-                        .is_some_and(|message| graces.keep_running(message.tool().as_deref()));
+                        .is_some_and(|message| graces.keeps_running(message.tool().as_deref()));
                     (keeps_running, Body::from(body))
                 }
                 Err(body) => (false, body),
@@ -195,7 +195,7 @@ impl DetachedCall {
                 return;
             }
         }
-        // Completes once the last frame was taken. Fails if the client has disconnected.
+        // Completes once the client's response has taken the last frame. Fails if the client has disconnected.
         if frames.reserve().await.is_err() {
             self.token.answered();
         }

@@ -1,6 +1,6 @@
 //! The parts of the program `mcp-cancel-proxy`, which puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
 //!
-//! The path of a request, which its response takes back:
+//! A request takes this path, and its response takes the same path back:
 //!
 //! ```text
 //! client ─▶ frontend ─▶ CancelOnDisconnectLayer ─▶ event_store ─▶ forward ─▶ a server that speaks HTTP
@@ -15,14 +15,14 @@
 //! | [`stdio`] | starts servers that use stdin and stdout, and speaks HTTP for them |
 //! | [`event_store`] | keeps events of a server, for clients that resume |
 //! | [`message`], [`headers`] | read what routes a message or a request |
-//! | [`server`] | one of these servers, as it is configured |
-//! | [`admin`] | shows health, metrics and calls, on another address |
+//! | [`server`] | the configured server: an upstream or a command |
+//! | [`admin`] | serves health, metrics and calls on another address |
 //! | [`drain`] | shuts down in bounded time |
 //! | [`log`] | writes log lines |
 //! | [`refusal`] | the responses of the proxy itself |
 //! | [`subcommand`] | runs sub-commands: health, manual page, completions |
 //! | [`demo`] | demonstrates the proxy with a built-in server |
-//! | [`http_service`] | the type of all these services |
+//! | [`http_service`] | the trait of all these services |
 //!
 //! [`Proxy`] assembles them.
 

@@ -1,6 +1,6 @@
 //! Warns of tools that options name and the server does not list: misspelt names, or those of another server.
 //!
-//! The first complete list of tools decides, and costs a copy of it. Later lists are not read.
+//! Only the first complete list of tools is copied and compared.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ use crate::{
     message::{MAX_BODY, Message},
 };
 
-/// Larger requests are not recognized as `tools/list`: 4 KiB.
+/// Maximum size of a request that is recognized as `tools/list`: 4 KiB.
 const MAX_REQUEST: usize = 4 * 1024;
 
 /// A service that compares lists of tools with the tools that options name.
@@ -35,7 +35,7 @@ pub(crate) struct Listing<S> {
     unlisted: UnlistedTools,
 }
 
-/// Tools that no list has had so far. Empty after the warning.
+/// Tools that no list has contained so far. Empty after the warning.
 #[derive(Debug, Clone)]
 struct UnlistedTools(Arc<Mutex<BTreeSet<String>>>);
 
@@ -52,7 +52,7 @@ struct Tee<F> {
     observe: F,
 }
 
-/// A response to `tools/list`, which is parsed when it is dropped.
+/// The copy of a response to `tools/list`, which is parsed when it is dropped.
 struct Page {
     copied: Copied,
     unlisted: UnlistedTools,
@@ -82,7 +82,7 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Creates a service that warns of tools of `unlisted` that no list of `inner` has.
+    /// Creates a service that warns of the tools in `unlisted` that `inner` does not list.
     pub(crate) fn new(inner: S, unlisted: impl IntoIterator<Item = String>) -> Self {
         let unlisted = UnlistedTools(Arc::new(Mutex::new(unlisted.into_iter().collect())));
         Self { inner, unlisted }

@@ -1,9 +1,9 @@
 //! Log lines, as text or as JSON, on standard error.
 //!
 //! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. Text of
-//! a client or a server is one line, without control characters, and truncated.
+//! a client or a server is logged on one line, without control characters, and truncated.
 //!
-//! A thread of its own writes the lines. Where standard error is closed, full or not read, lines are dropped and counted.
+//! A dedicated thread writes the lines. If standard error is closed, full or not read, lines are dropped and counted.
 
 use std::{
     env, fmt,
@@ -109,7 +109,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     Ok(Log(queue))
 }
 
-/// Adds the default filter. A filter with a level for all targets needs none.
+/// Prepends the default filter, unless `filter` has a level for all targets.
 fn with_default(filter: &str) -> String {
     let is_for_all = |part: &str| {
         let part = part.trim();
@@ -137,8 +137,10 @@ impl Log {
     }
 }
 
-/// Logs events that the layer logs at debug only: clients that disconnect and resume. The layer logs cancels at info.
-/// `kept_for` is how long the answer of a call in a session is kept for its client, if at all.
+/// Returns an observer that logs events which the layer logs at debug only.
+///
+/// These are clients that disconnect and resume, calls that complete while their client is away, and requests that cannot be
+/// read. `kept_for` is how long the answer of a call in a session is kept for its client, if at all.
 pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
     // The fields are those of the layer's own lines.
     macro_rules! log_call {
@@ -221,7 +223,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
     }
 }
 
-/// Describes a request that the layer cannot read, although a server may take it for a call.
+/// Describes a request that the layer cannot read, although a server may read it as a call.
 fn describe_unparsed(why: ParseFailure) -> Option<&'static str> {
     Some(match why {
         ParseFailure::BadId => "a request id is neither a string nor a 64-bit integer",

@@ -27,7 +27,7 @@ const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time for the runtime to drop its tasks, which kills the processes of sessions: 200 ms.
 ///
-/// A name lookup cannot be dropped, and is not waited for.
+/// A blocking name lookup cannot be dropped. The exit waits no longer than this for one.
 const RUNTIME_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
@@ -93,7 +93,7 @@ fn refuse(error: ConfigError) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// Writes a line to standard error, unless that is a pipe that is full.
+/// Writes a line to standard error. Gives up after [`PRINT_TIMEOUT`], for example if the pipe is full.
 fn print_error(line: impl fmt::Display) {
     let line = line.to_string();
     let (done, written) = mpsc::channel();

@@ -3,9 +3,9 @@
 //! The proxy forwards messages as bytes. One pass reads the routing members and copies nothing: other values are skipped, and
 //! ids stay the text that was sent.
 //!
-//! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text. Nothing here writes.
-//! 2. **One interpretation.** A duplicate member with a meaning makes the message unreadable, because two parsers may disagree
-//!    about it.
+//! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
+//! 2. **One interpretation.** A message is unreadable if a member that the proxy reads is duplicated, because two parsers may
+//!    disagree about it. If the duplicate is in the `params`, the message counts as one without `params`.
 //! 3. **An id compares by its value** ([`IdKey`]): a server may answer `1.0` with `1`, and `"\u0061"` with `"a"`. A number
 //!    and a string are never equal.
 //!
@@ -39,7 +39,7 @@ pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// Maximum number of messages of a batch: 1,024.
 ///
-/// Chosen as the number of calls of a command's session that may be open.
+/// Chosen as the maximum number of open calls of a command's session.
 const MAX_BATCH: usize = 1024;
 
 /// One JSON-RPC message.
@@ -47,9 +47,9 @@ const MAX_BATCH: usize = 1024;
 pub struct Message<'a> {
     /// The kind of the message.
     pub kind: Kind,
-    /// Its `id`, as JSON text. `null` counts as an id: it stands for one that could not be read.
+    /// The `id`, as JSON text. `null` counts as an id, because the error for an unreadable request has it.
     pub id: Option<&'a str>,
-    /// Its `method`, which a response does not have.
+    /// The `method`. `None` for a response.
     pub method: Option<Cow<'a, str>>,
     params: Option<&'a RawValue>,
 }
@@ -65,7 +65,7 @@ pub enum Kind {
     Response,
 }
 
-/// The `params` of a message that the proxy reads. Ids and tokens are JSON text.
+/// The members of `params` that the proxy reads. Ids and tokens are JSON text.
 #[derive(Debug, Clone, Default)]
 pub struct Params<'a> {
     /// `requestId`: the call that `notifications/cancelled` cancels.
@@ -78,7 +78,7 @@ pub struct Params<'a> {
     pub revision: Option<Cow<'a, str>>,
 }
 
-/// An id or a token by its value, to be compared and hashed.
+/// An id or a token, which is compared and hashed by its value.
 ///
 /// ```
 /// use mcp_cancel_proxy::message::IdKey;
@@ -94,14 +94,14 @@ pub struct IdKey(Value);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Value {
     Integer(i128),
-    /// A number that is not certainly an integer, as it was written.
+    /// A number that is not known to be an integer, as it was written.
     Number(Box<str>),
     Text(Box<str>),
 }
 
-/// The key of ids that a server may take for the same.
+/// A key that two ids share if a server may confuse them.
 ///
-/// To JavaScript `9007199254740993` is `9007199254740992`.
+/// For example, JavaScript reads `9007199254740993` as `9007199254740992`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LooseIdKey(LooseValue);
 
@@ -126,12 +126,11 @@ struct Members<'a> {
     error: Presence,
 }
 
-/// Whether a member is present, and is `null`.
+/// Whether a member is present, and whether it is `null`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Presence {
     #[default]
     Absent,
-    /// Present, and `null`.
     Null,
     Value,
 }
@@ -172,7 +171,7 @@ fn presence<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
 
 /// Returns `true` if these members make a response.
 ///
-/// It has one of them. The other may be `null`, as some servers write it.
+/// A response has one of them. Some servers add the other one as `null`.
 fn is_response(result: Presence, error: Presence) -> bool {
     result != error
 }
@@ -180,9 +179,9 @@ fn is_response(result: Presence, error: Presence) -> bool {
 // === impl Message ===
 
 impl<'a> Message<'a> {
-    /// Reads a whole message. Returns `None` for any other text, a batch among them.
+    /// Reads one message. Returns `None` for any other text, such as a batch.
     pub fn read(text: &'a [u8]) -> Option<Self> {
-        // A struct can be read from an array, which would be a batch here.
+        // serde also reads a struct from an array, which would be a batch here.
         let first = text.trim_ascii_start().first();
         let members: Members<'a> = match first {
             Some(b'{') => serde_json::from_slice(text).ok()?,
@@ -218,9 +217,9 @@ impl<'a> Message<'a> {
         id.and_then(IdKey::of)
     }
 
-    /// Returns the message with another `requestId` in its `params`. `text` is the message itself.
+    /// Returns `text`, which is the message itself, with `id` as the `requestId` in its `params`.
     ///
-    /// Returns `None` if it has no such parameter, or already this one.
+    /// Returns `None` if the message has no `requestId`, or has `id` already.
     pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
         let own = self.params().request_id.filter(|own| *own != id)?;
         // The id is borrowed from the text.
@@ -238,7 +237,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Reads its `params`. Members that are missing or of another type are `None`.
+    /// Reads the `params`. Members that are missing, or of a wrong type, are `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
@@ -258,7 +257,7 @@ impl<'a> Message<'a> {
 
 /// Returns the messages of a batch of revision 2025-03-26, as they were written.
 ///
-/// Returns `None` if the text is not an array of at least one value and at most [`MAX_BATCH`].
+/// Returns `None` if the text is not an array of 1 to [`MAX_BATCH`] values.
 pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
     let mut rest = text.trim_ascii().strip_prefix(b"[")?;
     let mut messages = Vec::new();
@@ -291,7 +290,7 @@ fn string(value: Option<&RawValue>) -> Option<Cow<'_, str>> {
 
 fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
     let text = value?.get();
-    // A struct can be read from an array as well.
+    // serde also reads a struct from an array.
     text.starts_with('{')
         .then(|| serde_json::from_str(text).ok())?
 }
@@ -344,12 +343,12 @@ impl IdKey {
         })
     }
 
-    /// Returns the key that all ids share that a server may take for this one.
+    /// Returns the key that this id shares with all ids that a server may confuse with it.
     pub fn loose(&self) -> LooseIdKey {
         let float = match &self.0 {
             Value::Text(text) => return LooseIdKey(LooseValue::Text(text.clone())),
             Value::Integer(integer) => *integer as f64,
-            // Every JSON number is one of these, and -0 is 0.
+            // Every JSON number parses as an `f64`. Adding 0 turns -0 into 0.
             Value::Number(text) => text.parse().unwrap_or(f64::NAN) + 0.0,
         };
         LooseIdKey(LooseValue::Number(float.to_bits()))
@@ -360,7 +359,7 @@ impl IdKey {
 
 impl Value {
     fn number(text: &str) -> Option<Self> {
-        /// From here on several integers share one `f64`.
+        /// The first integer that shares its `f64` with another integer.
         const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
         if let Ok(integer) = text.parse::<i128>() {
             return Some(Self::Integer(integer));
@@ -376,7 +375,9 @@ impl Value {
     }
 }
 
-/// Returns the JSON on one line. A line break outside of strings is white space, and inside it is invalid.
+/// Returns the JSON text on one line.
+///
+/// A line break is white space outside of strings, and invalid inside them.
 pub fn single_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;

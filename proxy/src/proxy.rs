@@ -53,7 +53,7 @@ pub struct Proxy {
 #[derive(Debug, Clone, Default)]
 struct EndedCalls(Arc<AtomicUsize>);
 
-/// Why a proxy does not start. Its text is for the user.
+/// Why a proxy does not start, as a message for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
@@ -68,7 +68,7 @@ pub enum StartError {
     },
     /// The server is invalid.
     Server(ServerError),
-    /// Another error of the system.
+    /// Another I/O error.
     Io(io::Error),
 }
 
@@ -105,7 +105,7 @@ impl Proxy {
                     RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
                 let bound = Admin::bind(address, filter, state).await;
                 let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
-                // Created after the recorder was installed, because its metrics are registered there.
+                // `Metrics::new` registers its metrics with the recorder that `Admin::bind` has installed.
                 layer = layer.observe(Metrics::new());
                 Some(bound)
             }
@@ -176,7 +176,9 @@ impl Proxy {
         Ok(())
     }
 
-    /// Serves until `stop` is ready. Then drains the calls, and ends what the proxy has started, in bounded time.
+    /// Serves until `stop` completes, then shuts down in bounded time.
+    ///
+    /// The shutdown drains the calls, closes the connections, and ends the processes of sessions.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
         let named = named_tools(&self.config).map(str::to_owned);
@@ -189,14 +191,14 @@ impl Proxy {
             let (begun, before) = (Instant::now(), self.ended.count());
             self.readiness.set_not_ready();
             let left = || self.config.drain.saturating_sub(begun.elapsed());
-            // An answer ends its call. A drain that finds no call would close the stream on which the answer is being
-            // read.
+            // A call ends with its answer. So a drain may find no call, and close the stream while its client still
+            // reads the answer.
             let _in_time = timeout(left(), wait_until_answers_read(&self.server)).await;
             let cancelled = calls.drain(left()).await.cancelled;
-            // Cancelled calls have ended as well.
+            // `EndedCalls` counts cancelled calls as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
-            // The frontend waits for this. Answers that are not streams may still be read.
+            // The frontend then closes its connections. Clients may still read answers that are not streams.
             let _sent = begin_close.send(left());
             let left = SHUTDOWN_TIMEOUT
                 .saturating_sub(begun.elapsed())
@@ -204,14 +206,14 @@ impl Proxy {
             self.server.shutdown(left).await;
         };
         let closing = async {
-            // The sender is dropped only after it has sent.
+            // `begin_close` always sends before it is dropped.
             closing.await.unwrap_or_default()
         };
         let admin = async {
             if let Some(admin) = self.admin {
                 admin.serve().await;
             }
-            // Clients are served without the pages for operators as well.
+            // If the pages for operators end, clients are still served.
             pending().await
         };
         tokio::select! {
@@ -221,7 +223,7 @@ impl Proxy {
     }
 }
 
-/// Waits until no answer is pending or being read.
+/// Waits until [`Server::is_in_progress`] returns `false`.
 async fn wait_until_answers_read(server: &Server) {
     // Polled, because nothing signals that a client has read an answer.
     while server.is_in_progress() {
@@ -235,7 +237,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     let exempt = graces.clone();
     layer = layer.policy(move |call| {
         match graces.of(call.tool()) {
-            // The end of the connection cancels such a call at the upstream, so it does not wait for its client.
+            // An upstream cancels such a call when its connection closes, so a grace would have no effect.
             Grace::After(_) if is_upstream && call.session().is_none() => {
                 Policy::new().grace(Grace::Auto)
             }
@@ -254,8 +256,8 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     if let Some(timeout) = config.stall_timeout.0 {
         layer = layer.stall_timeout(timeout);
     }
-    // A command has streams of its own, which begin at once. It is never sent two calls whose ids it may take for the
-    // same.
+    // For upstreams only: the calls of a command have an event stream at once, and `stdio` refuses a call whose id the
+    // command may confuse with that of another one.
     if config.upstream.is_some() {
         layer = layer.commit_after(config.commit_after).exempt(|call| {
             call.session().is_some() && is_ambiguous_in_javascript(call.request_id())
@@ -267,7 +269,7 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
     layer
 }
 
-/// Returns `true` if a server in JavaScript reads the same number from other ids.
+/// Returns `true` if JavaScript reads the same number from other ids.
 fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
@@ -283,7 +285,7 @@ fn effect(grace: Grace, is_upstream: bool) -> String {
     match grace {
         Grace::Immediate => "a disconnect cancels its call at once (--grace)".to_owned(),
         Grace::Never => "a disconnect cancels no call (--grace)".to_owned(),
-        // The end of its connection cancels it.
+        // A call without a session is cancelled by the end of its connection.
         Grace::After(grace) if is_upstream => format!(
             "a disconnect cancels its call after {grace:?} unless its client resumes it, or at once without a session (--grace)"
         ),
@@ -297,7 +299,7 @@ fn effect(grace: Grace, is_upstream: bool) -> String {
     }
 }
 
-/// Names the tools with another grace.
+/// Names the tools to which [`effect`] does not apply.
 fn describe_tool_exceptions(config: &Config) -> String {
     let tools: BTreeSet<&str> = named_tools(config).collect();
     if tools.is_empty() {

@@ -7,19 +7,19 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 
-/// The revisions with sessions. A server and its client agree on one of them.
+/// The revisions with sessions, of which a client and its server negotiate one.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
-/// `Retry-After` while there is no room: 1 s.
+/// `Retry-After` while a limit is reached: 1 s.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The body is not JSON.
 pub const PARSE_ERROR: i32 = -32700;
 /// The request is invalid.
 pub const INVALID_REQUEST: i32 = -32600;
-/// An error of the proxy: the first of the codes that JSON-RPC leaves to implementations.
+/// An error of the proxy: the first code that JSON-RPC reserves for errors of implementations.
 pub const SERVER_ERROR: i32 = -32000;
-/// The session does not exist, or not any more.
+/// The session does not exist, or no longer exists.
 pub const SESSION_NOT_FOUND: i32 = -32001;
 const UNSUPPORTED_REVISION: i32 = -32022;
 
@@ -28,7 +28,7 @@ const UNSUPPORTED_REVISION: i32 = -32022;
 pub enum BodyError {
     /// The client sends too slowly.
     TooSlow,
-    /// The bodies of other requests use all the room.
+    /// The bodies of other requests use all of the capacity.
     NoRoom,
 }
 
@@ -61,15 +61,16 @@ pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
 
 /// Returns the error for a revision without sessions.
 ///
-/// Clients fall back to `initialize` then: those of Python and TypeScript check this code and this list.
+/// The Python and TypeScript clients check this code and this list, and then fall back to `initialize`.
 pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body> {
     let data = json!({ "supported": REVISIONS, "requested": requested });
     let error = json!({ "code": UNSUPPORTED_REVISION, "message": "Unsupported protocol version", "data": data });
     with_error(StatusCode::BAD_REQUEST, id, &error)
 }
 
-/// Returns the response to a request whose body this proxy refused to read. Returns `None` if the error has another
-/// cause.
+/// Returns the response to a request whose body this proxy refused to read.
+///
+/// Returns `None` if the error has another cause.
 pub fn for_body_error(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
     let mut causes = iter::successors(Some(error), |error| (*error).source());
     causes.find_map(|cause| {

@@ -42,7 +42,7 @@ pub struct Stats {
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
-    /// Number of bytes that are kept for clients that resume, including the cost to keep them.
+    /// Number of bytes that are kept for clients that resume, including the overhead of keeping them.
     pub buffer_bytes: usize,
     /// How often a client resumed a stream.
     pub resumes: u64,
@@ -100,7 +100,7 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                // Each process has streams for as long as it runs.
+                // A process has streams while it runs, so the store needs room for as many sessions.
                 let sessions = limits.sessions.max(config.max_sessions);
                 let store = EventStore::new(Limits { sessions, ..limits });
                 let stdio = Stdio::new(options, store).map_err(ServerError::Command)?;
@@ -123,12 +123,12 @@ impl Server {
         !matches!(self, Self::Forward(_))
     }
 
-    /// Returns how long an answer is kept for its client, if it is.
+    /// Returns how long an answer is kept for its client. Returns `None` if answers are not kept.
     pub fn retention(&self) -> Option<Duration> {
         self.is_resumable().then(|| Limits::default().retention)
     }
 
-    /// Returns the event store of an upstream, which decides about orphans.
+    /// Returns the event store of an upstream, which confirms its orphans.
     pub fn event_store(&self) -> Option<EventStore> {
         match self {
             Self::Resumable(resumable) => Some(resumable.event_store().clone()),
@@ -136,7 +136,7 @@ impl Server {
         }
     }
 
-    /// Returns the current numbers. Returns `None` if nothing is kept and no process runs.
+    /// Returns the current numbers. Returns `None` for an upstream whose events are not kept.
     pub fn stats(&self) -> Option<Stats> {
         let (kept, run) = match self {
             Self::Forward(_) => return None,
@@ -154,7 +154,7 @@ impl Server {
         })
     }
 
-    /// Returns `true` if an answer is known to be pending, or being read by its client.
+    /// Returns `true` if the shutdown should wait for a client of the [event store](EventStore::is_in_progress).
     pub fn is_in_progress(&self) -> bool {
         match self {
             Self::Forward(_) => false,
@@ -163,7 +163,7 @@ impl Server {
         }
     }
 
-    /// Ends all processes, within this time.
+    /// Stops all processes, within this time.
     pub async fn shutdown(&self, within: Duration) {
         if let Self::Stdio(stdio) = self {
             stdio.shutdown(within).await;

@@ -1,4 +1,4 @@
-//! An option that is not on the command line. It is read as if it were.
+//! An option from the environment or a file, which is parsed like its flag.
 
 use std::ffi::OsString;
 
@@ -133,8 +133,9 @@ pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Returns a hint for an argument that is not an option. It does not repeat the argument, which may be part of a
-/// secret.
+/// Returns a hint for an argument that is not an option.
+///
+/// The hint does not repeat the argument, which may be part of a secret.
 pub(super) fn hint(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else {
         return None;

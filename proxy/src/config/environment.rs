@@ -1,4 +1,4 @@
-//! The environment: each variable that begins with `MCP_PROXY_` sets the option with its name.
+//! The environment. The variable `MCP_PROXY_<NAME>` sets the option of that name.
 
 use std::ffi::{OsStr, OsString};
 
@@ -63,7 +63,9 @@ fn switch(value: &OsStr) -> Result<bool, String> {
     }
 }
 
-/// A warning and not an error, because variables of other programs may have the same prefix.
+/// Returns the warning for an unknown variable, unless Kubernetes sets it.
+///
+/// Not an error, because variables of other programs may have the same prefix.
 fn unknown(variable: &str, value: &OsStr) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
     if is_of_kubernetes(name, value) {

@@ -5,20 +5,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// An error of the configuration. Its text is for the user.
+/// An error of the configuration, as a message for the user.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// An error of the command line, or a request for the help or the version.
     Options(clap::Error),
-    /// A variable of the environment.
+    /// An error in a variable of the environment.
     Environment {
         /// The name of the variable.
         variable: String,
         /// The error.
         message: String,
     },
-    /// The configuration file.
+    /// An error in the configuration file.
     File {
         /// The path of the file.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum ConfigError {
         /// The error.
         message: String,
     },
-    /// Options that exclude one another.
+    /// Options that conflict, or lack one that they need.
     Conflict(String),
 }
 

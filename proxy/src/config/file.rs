@@ -1,4 +1,4 @@
-//! The configuration file: each of its entries sets the option with its name.
+//! The configuration file. Each entry sets the option of the same name.
 
 use std::{ffi::OsString, fs, ops::Range, path::Path};
 
@@ -89,7 +89,7 @@ fn words(text: &str) -> Result<Vec<&str>, String> {
     Ok(text.split_whitespace().collect())
 }
 
-/// Returns the entries of a table as they are written in a list.
+/// Returns the entries of a table, in the form that they have in a list.
 fn named(option: &str, table: &DeTable<'_>) -> Option<Vec<Value>> {
     let (_, between) = TABLES.iter().find(|(name, _)| *name == option)?;
     let entries = table.iter().map(|(name, value)| {

@@ -39,7 +39,7 @@ impl Subcommand {
     /// Reads the sub-command. Returns `None` if the first argument does not name one.
     pub fn read(args: &[OsString]) -> Option<Result<Self, ConfigError>> {
         let first = args.get(1)?.to_str()?;
-        // Without its options a sub-command is not complete, but named.
+        // A sub-command counts as named, even if its options are missing or invalid.
         Self::has_subcommand(first).then(|| Ok(Self::try_parse_from(args)?))
     }
 }

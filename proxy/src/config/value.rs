@@ -102,7 +102,7 @@ pub(super) fn tool(text: &str) -> Parsed<String> {
 }
 
 pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
-    // Names may contain `=`, graces only this one.
+    // A name may contain `=`, a grace only the one in `always=`.
     let at = text.rfind("=always=").or_else(|| text.rfind('='));
     let (tool_name, rest) = at
         .and_then(|at| text.split_at_checked(at))
@@ -153,7 +153,7 @@ pub(super) fn sessions(text: &str) -> Parsed<usize> {
 }
 
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
-    // The error does not repeat it, because it may contain a secret.
+    // The error does not repeat the text, which may contain a secret.
     let wrong = || "this is not the URL of a server such as http://127.0.0.1:9000/mcp".to_owned();
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
@@ -171,16 +171,16 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     }
 }
 
-/// Returns `true` if an authority without a user has a host, and then only a valid port.
+/// Returns `true` if an authority without a user has a host, followed by nothing or by a valid port.
 ///
-/// [`Authority`] accepts others, for which a connector takes the default port.
+/// [`Authority`] also accepts invalid ports, which a connector replaces by the default port.
 fn is_complete(authority: &Authority) -> bool {
     let host = authority.host();
     let has_port = authority.port_u16().is_some();
     !host.is_empty() && (authority.as_str() == host || has_port)
 }
 
-/// Parses an address to listen on. A port alone is one of 127.0.0.1.
+/// Parses an address to listen on. A port alone listens on 127.0.0.1.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     let wrong =
         || format!("`{text}` is not an address to listen on, such as 8000 or 127.0.0.1:8000");

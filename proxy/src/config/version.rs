@@ -1,8 +1,8 @@
-//! The version of the program, with what distinguishes two builds of it.
+//! The version of the program, and what distinguishes its builds.
 
 use std::{env::consts, sync::LazyLock};
 
-/// The commit of a release. Its build sets the variable; a package of crates.io is named by its version alone.
+/// The commit of a release build, which sets the variable. A build from crates.io is identified by its version alone.
 const COMMIT: Option<&str> = option_env!("MCP_CANCEL_PROXY_COMMIT");
 
 /// Returns the version, with the commit, the platform and the features of this build.

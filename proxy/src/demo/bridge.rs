@@ -1,4 +1,4 @@
-//! A bridge from HTTP to a process like other bridges: it forwards messages, and ignores a disconnect.
+//! A bridge from HTTP to a process. Like other bridges, it forwards messages and ignores a disconnect.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! A client that disconnects, over a socket.
+//! A client on a socket, which can disconnect.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ pub(super) struct Client {
     session: String,
 }
 
-/// A response and its connection. Its drop disconnects.
+/// A response and its connection. Dropping it disconnects.
 pub(super) struct Events {
     body: Incoming,
     text: String,
@@ -47,7 +47,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Calls the tool that works.
+    /// Calls the tool `work`.
     pub(super) async fn call(&self, seconds: f64, label: &str) -> Result<Events, Error> {
         let body = format!(
             r#"{{"jsonrpc":"2.0","id":{CALL_ID},"method":"tools/call","params":{{"name":"work","arguments":{{"seconds":{seconds},"label":"{label}"}}}}}}"#
@@ -84,7 +84,7 @@ async fn send(
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let mut task = JoinSet::new();
     task.spawn(async {
-        // The response reports the same end.
+        // The response reports the same error.
         let _ended = connection.await;
     });
     request

@@ -1,8 +1,8 @@
 //! A demonstration of what a disconnect does to a server on stdin and stdout, behind a bare bridge and behind the proxy.
 //!
-//! `mcp-cancel-proxy --demo` needs no other program. For every cell of the table that it prints it starts a
-//! [scripted server](server) behind one of the two, on the loopback interface. Clients call a tool that works for 4 s, and some
-//! disconnect during the call. A cell has the outcome of the *tool*, as recorded by the server, or of the answer.
+//! `mcp-cancel-proxy --demo` needs no other program. It plays each scenario once behind the bridge and once behind the proxy, with
+//! a [scripted server](server) on the loopback interface. Clients call a tool that works for 4 s, and some disconnect during the
+//! call. A cell of the printed table has the outcome of the *tool*, as recorded by the server, or of the answer.
 //! The exit code is 0 only if all outcomes are as expected.
 
 use std::{ffi::OsString, process::ExitCode, time::Duration};
@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Writes a line to standard output, if that can be written.
+/// Writes a line to standard output, and ignores errors.
 macro_rules! out {
     ($($text:tt)*) => {{
         use std::io::Write as _;
@@ -20,7 +20,7 @@ macro_rules! out {
     }};
 }
 
-/// Writes a line to standard error, if that can be written.
+/// Writes a line to standard error, and ignores errors.
 macro_rules! err {
     ($($text:tt)*) => {{
         use std::io::Write as _;
@@ -41,7 +41,7 @@ use self::{
 /// The option that requests the demo.
 pub const OPTION: &str = "--demo";
 
-/// The scenarios run side by side, but no two begin at the same time.
+/// Time between the starts of two plays, which then run concurrently: 75 ms.
 const STAGGER: Duration = Duration::from_millis(75);
 
 /// Runs the demo, or its server, if the arguments request it.

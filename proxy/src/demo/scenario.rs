@@ -39,13 +39,13 @@ const RETRY: Duration = Duration::from_millis(500);
 /// How late a cancel may be. Ample, because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
-/// How long a call is watched.
+/// Maximum duration of a client's steps: 12 s.
 const LIMIT: Duration = Duration::from_secs(12);
 
 /// Interval of the checks of a server's log.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A server, and the clients that call its tool at the same time. Each has a row in the table.
+/// A server, and the clients that call its tool at the same time. Each client has a row in the table.
 pub(super) struct Scenario {
     grace: Grace,
     pub(super) clients: &'static [(&'static str, ClientStep)],
@@ -139,7 +139,7 @@ pub(super) enum CallOutcome {
     Broken(String),
 }
 
-/// The log that a server writes. Its drop removes the file.
+/// The log that a server writes. Dropping it removes the file.
 struct ToolLog(PathBuf);
 
 // === impl Scenario ===
@@ -294,7 +294,7 @@ impl ToolLog {
         Ok(Self(env::temp_dir().join(name)))
     }
 
-    /// Returns when this was logged.
+    /// Returns when the event `what` was logged for this call.
     fn find_now(&self, what: &str, label: &str) -> Option<Duration> {
         let text = read(&self.0);
         text.lines().find_map(|line| {
@@ -329,7 +329,7 @@ fn read(path: &Path) -> String {
 
 impl Drop for ToolLog {
     fn drop(&mut self) {
-        // It is in a directory that is emptied anyway.
+        // The system empties the directory anyway.
         let _removed = fs::remove_file(&self.0);
     }
 }

@@ -1,8 +1,8 @@
 //! Budgets of bytes, and the reservations that are taken from them.
 //!
-//! 1. All reservations together never exceed the limit of their budget, nor that of its parent. A reservation that
-//!    would is refused, and takes nothing.
-//! 2. A [`Reservation`] releases what it has when it is dropped, in every budget that it was taken from.
+//! 1. All reservations together never exceed the limit of their budget, nor that of its parent. A reservation that would
+//!    exceed one is refused, and takes nothing.
+//! 2. A dropped [`Reservation`] releases its bytes, in every budget that they were taken from.
 
 use std::{
     sync::{
@@ -17,17 +17,17 @@ use std::{
 pub struct Limits {
     /// Maximum number of known sessions: 4,096.
     ///
-    /// Above it, half of those without a stream are removed, the longest unused ones: their streams are not primed from
-    /// then on.
+    /// Above it, at least half of the sessions without a stream are removed, the least recently used ones first. The store
+    /// then no longer knows whether their clients support priming events.
     pub sessions: usize,
     /// Maximum number of streams of a session, including ended ones that are kept: 2,048.
     ///
-    /// Chosen as twice the number of calls of a command. The cost of a stream itself counts for [`bytes`](Self::bytes)
-    /// only.
+    /// Chosen as twice the maximum number of open calls of a command's session. The overhead of a stream itself counts for
+    /// [`bytes`](Self::bytes) only.
     pub streams: usize,
     /// Maximum number of events of a stream: 256.
     pub events: usize,
-    /// Number of bytes from which on a stream accepts no event: 1 MiB. Its last event may exceed it.
+    /// Number of bytes at which a stream accepts no further event: 1 MiB. Its last event may exceed the limit.
     pub stream_bytes: usize,
     /// Maximum number of bytes of the events of a session: 4 MiB.
     pub session_bytes: usize,

@@ -14,7 +14,7 @@ pub struct Call {
     pub(super) key: IdKey,
     pub(super) token: Option<CallToken>,
     pub(super) credentials: Option<Arc<Credentials>>,
-    /// Size of the other things that are kept for it, in bytes.
+    /// Number of bytes that are kept for the call besides its stream.
     pub(super) extra_bytes: usize,
 }
 
@@ -32,7 +32,7 @@ impl Call {
         })
     }
 
-    /// Sets the number of bytes that are kept for it besides its stream.
+    /// Sets the number of bytes that are kept for the call besides its stream.
     pub(super) fn with_extra(mut self, bytes: usize) -> Self {
         self.extra_bytes = bytes;
         self
@@ -46,8 +46,8 @@ impl Call {
 
     /// Sets the credentials of its request.
     ///
-    /// The server behind [`Resumable`](super::Resumable) is asked about a client that resumes with others. The calls of
-    /// a command have none.
+    /// [`Resumable`](super::Resumable) asks its server about a client that resumes with other credentials. The calls of a
+    /// command have no credentials.
     pub(super) fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(Arc::new(credentials));
         self

@@ -1,8 +1,8 @@
 //! The parts of a request by which a server may authenticate its client: header fields, and path and query of the URL.
 //!
-//! A server authenticates by any field: `Authorization`, a key of its own, a cookie, a field of a gateway. So every
+//! A server may authenticate by any field: `Authorization`, a key of its own, a cookie, a field of a gateway. So every
 //! field counts, except for those of [`HARMLESS`], which do not identify a client, or differ between its requests. Some
-//! servers take a key from the path or the query.
+//! servers read a key from the path or the query.
 
 use std::fmt;
 
@@ -126,7 +126,7 @@ impl Credentials {
     }
 }
 
-/// Shows neither the values nor the names, which may be those of keys.
+/// Shows neither names nor values, because both may be secret.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Credentials({} fields)", self.fields.len())

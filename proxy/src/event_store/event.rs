@@ -16,16 +16,16 @@ use crate::message::{IdKey, Kind, Message, Scanner, batch};
 /// An event without its id.
 #[derive(Debug)]
 pub struct Event {
-    /// Its lines with their line feeds, without the blank one.
+    /// The lines with their line feeds, without the blank line that ends the event.
     pub(super) lines: Vec<u8>,
     pub(super) weight: Weight,
-    /// Covers its bytes. The stream itself covers its first event and its error.
+    /// Covers the lines. The reservation of the stream covers its first event and its error.
     pub(super) reservation: Option<Reservation>,
 }
 
 /// The bytes of an event and their reservation.
 ///
-/// It is released with the last reference to the bytes.
+/// The reservation is released with the last reference to the bytes.
 struct OwnedLines {
     bytes: Vec<u8>,
     _reservation: Reservation,
@@ -34,13 +34,13 @@ struct OwnedLines {
 /// What may happen to an event where there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
-    /// Progress, or a log message. The oldest of these are dropped first, and a comment has their number.
+    /// Progress, or a log message. The oldest of these are dropped first, and a comment reports their number.
     Droppable,
-    /// Must reach the client: any other notification, or a message that cannot be read.
+    /// Must reach the client: any other message, including one that cannot be read.
     Kept,
-    /// A request of the server. It must reach the client as well, and its sender waits for an answer.
+    /// A request of the server. It must reach the client as well, and the server waits for the answer.
     Request,
-    /// The answer of the call. It must be kept as well, and completes the call.
+    /// The answer of the call. It must reach the client as well, and completes the call.
     Answer,
 }
 
@@ -93,7 +93,7 @@ impl Event {
 
     /// Creates the first event of a stream.
     ///
-    /// It has no message, an id to resume from, and the reconnect delay.
+    /// It has no message, only an id to resume from and the reconnect delay.
     pub(crate) fn priming(retry: Duration) -> Self {
         let lines = format!("retry: {}\ndata:\n", retry.as_millis());
         Self::of_lines(lines.into_bytes(), Weight::Kept)
@@ -104,7 +104,7 @@ impl Event {
         self.weight
     }
 
-    /// Returns its lines. Its reservation lasts until the last reference to them is dropped.
+    /// Returns the lines. Their reservation is released with the last reference to them.
     pub(super) fn into_bytes(self) -> Bytes {
         let bytes = self.lines;
         match self.reservation {
@@ -159,8 +159,8 @@ impl AsRef<[u8]> for OwnedLines {
 impl Weight {
     /// Returns the weight of this message on the stream of this call.
     ///
-    /// A message that cannot be read is kept. It counts as the answer if it may be one: the client may read more than
-    /// the proxy does, and there is no second answer. A batch is the answer if one of its messages is.
+    /// A message that cannot be read is kept. It counts as the answer if it may be one, because the client may be able to
+    /// read it, and no second answer follows. A batch is the answer if one of its messages is.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
         let Some(messages) = batch(json) else {
             return Self::of_one(json, call);
@@ -197,7 +197,9 @@ impl Weight {
         }
     }
 
-    /// Returns the weight of an answer to this request. A stream has one call, so ids are also compared by their text.
+    /// Returns the weight of an answer to the request `answered`.
+    ///
+    /// A stream has only one call, so an id that merely [resembles](IdKey::resembles) that of the call is enough.
     fn of_answer(answered: Option<IdKey>, call: Option<&IdKey>) -> Self {
         match answered.zip(call) {
             Some((answered, call)) if answered.resembles(call) => Self::Answer,
@@ -257,7 +259,7 @@ impl Origin {
     }
 }
 
-/// Parses a number in the one form that ids have.
+/// Parses a number. Returns `None` for a sign or leading zeros, because the ids of a store have neither.
 fn number(text: &str) -> Option<u64> {
     let number: u64 = text.parse().ok()?;
     let first = text.as_bytes().first()?;

@@ -1,19 +1,18 @@
 //! Streams that outlive their clients: resumability for servers that have none.
 //!
-//! A server without an event store loses what it sends while its client is away. Here a writer, mostly a task that
+//! A server without an event store loses what it sends while its client is away. Here a writer, usually a task that
 //! reads the server's own stream, adds events to a [`Stream`]. The response to the client reads them from there. A
-//! client that resumes names the last event that it has, and gets the events after it.
+//! client that resumes names the last event that it has received, and gets the events after that one.
 //!
-//! 1. **Bounded.** A stream keeps 256 events and 1 MiB, a session 2,048 streams and 4 MiB of events, and all sessions
-//!    together [`Limits::bytes`]. The cost of keeping them counts as well. Without room for a stream its call has none:
-//!    its events pass without ids, and it cannot be resumed.
-//! 2. **Dropping.** Progress and log events are dropped first, the oldest of them before the others. Events that the
-//!    attached client was sent are next, requests of the server last. A comment in the stream has the number of dropped
-//!    events. Other answers, errors and requests are kept: their writer waits for the client to read, and without a
-//!    client the call ends with an error.
+//! 1. **Bounded.** A stream keeps at most 256 events and 1 MiB, a session 2,048 streams and 4 MiB of events, and all
+//!    sessions together [`Limits::bytes`]. The overhead of keeping them counts as well. If there is no room for a stream,
+//!    [`Resumable`] forwards the call unchanged. It can then be resumed only if the server itself keeps its events.
+//! 2. **Dropping.** Progress and log events are dropped first, the oldest before the others. Next are events that the
+//!    attached client was sent, requests and answers last. A comment in the stream has the number of dropped events. All
+//!    other events are kept: their writer waits for the client to read, and without a client the call ends with an error.
 //! 3. **Retention.** A stream is kept for 60 s after its end. It may be evicted earlier once its client has read it, or
-//!    if its call was cancelled. If a session ends, a client that reads one of its streams gets its events, and an
-//!    error in place of a missing answer.
+//!    if its call was cancelled. If a session is closed, a client that reads one of its streams gets the remaining events
+//!    of that stream, and an error in place of a missing answer.
 //! 4. **Access.** A stream is found in its own session only, by an event id with 128 random bits. If a server
 //!    authenticates the clients of a session, [`Resumable`] has it authenticate a client that resumes as well.
 //! 5. **One reader.** A client that resumes a stream replaces the response that read it before.

@@ -1,8 +1,7 @@
-//! The server's answer to the `ping` by which it accepts a client.
+//! The server's answer to a `ping` with a client's credentials, which shows whether the server accepts them.
 //!
-//! A status of 200 alone accepts no client: some servers refuse with a JSON-RPC error in it, and some gateways with a
-//! login page. A client is accepted by a response to this very `ping`, with a result, or with the error of a server
-//! that has no `ping`.
+//! Status 200 alone is no acceptance: some servers refuse with a JSON-RPC error in it, and some gateways with a login
+//! page. The client is accepted if a response to this very `ping` has a result, or the error that there is no such method.
 
 use std::time::Duration;
 
@@ -31,7 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// JSON-RPC's code for a method that does not exist.
 const NO_SUCH_METHOD: i64 = -32601;
 
-/// Returns the response to the client if the server has not accepted it.
+/// Returns the response to a client that the server refuses. Returns `None` if the server accepts the client.
 pub(super) async fn refused(answer: Response<Body>) -> Option<Response<Body>> {
     if !answer.status().is_success() {
         return Some(answer);

@@ -1,11 +1,11 @@
 //! Parses the events of a server's stream, as far as they are forwarded.
 //!
-//! 1. Events are those of the standard (WHATWG HTML, section 9.2.6): any of three line ends, a byte order mark at the
-//!    start, comments, several data lines. The frames of the body do not matter.
-//! 2. Of an event its `event` and `data` lines are forwarded unchanged, but for their ends. Its `id` and its `retry`
-//!    are for the event store. Comments and unknown fields are removed.
-//! 3. The caller bounds the length of lines and events. It asks what the next bytes need, and may take the bytes so far
-//!    at any time.
+//! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6): any of three line ends, a byte order mark at
+//!    the start, comments, several data lines. The frames of the body may cut an event anywhere.
+//! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line ends. The `id` and the `retry`
+//!    are not forwarded: the proxy itself resumes by them. Comments and unknown fields are removed.
+//! 3. The caller limits the length of lines and events. [`Reader::needs`] returns the capacity that the next bytes need, and
+//!    [`Reader::take`] takes the lines so far at any time.
 
 use std::{mem, time::Duration};
 
@@ -33,7 +33,7 @@ pub(crate) struct Reader {
     lines: Vec<u8>,
     line: Line,
     after_cr: bool,
-    /// Number of bytes of the byte order mark that were read. `BOM.len()` once it cannot follow any more.
+    /// Number of bytes of the byte order mark that were read. `BOM.len()` once no mark can follow.
     bom_read: usize,
     has_data: bool,
     /// Scans the data of an event whose lines are taken before its end.
@@ -51,7 +51,7 @@ pub(crate) struct Reader {
 enum Line {
     #[default]
     Start,
-    /// This many bytes of this name were read.
+    /// A number of bytes of the field's name were read.
     Name(Field, usize),
     /// The colon was read, and nothing after it.
     Space(Field),
@@ -112,7 +112,7 @@ impl Reader {
         mem::take(&mut self.lines)
     }
 
-    /// Begins to scan the current event, whose lines are taken before its end from here on.
+    /// Begins to scan the current event, because its lines will be taken before its end.
     pub(crate) fn begin_scan(&mut self) {
         self.scan = Some(Box::new(scanned(&self.lines)));
     }
@@ -127,7 +127,9 @@ impl Reader {
         self.scan.take().map(|scan| *scan).unwrap_or_default()
     }
 
-    /// Returns the capacity of the lines after `bytes` more are read. It doubles, but not above `max`.
+    /// Returns the capacity that the lines need for `bytes` more bytes.
+    ///
+    /// The capacity doubles, but not above `max` unless the bytes need more.
     pub(crate) fn needs(&self, bytes: usize, max: usize) -> usize {
         // The bytes of a name become a part of the line once the rest of the name is read.
         let begun = match self.line {
@@ -148,7 +150,7 @@ impl Reader {
             .reserve_exact(needed.saturating_sub(self.lines.len()));
     }
 
-    /// Returns the id from which the server can resume, if it can be sent in a header.
+    /// Returns the id after which the server can resume, if it has sent one.
     pub(crate) fn last_id(&self) -> Option<&[u8]> {
         self.last_id.as_deref()
     }
@@ -297,8 +299,9 @@ impl Reader {
     }
 }
 
-/// Skips the byte order mark at the beginning of a JSON body, as clients do. `mark` is the part of it that may still
-/// follow.
+/// Skips the byte order mark at the beginning of a JSON body, as clients do.
+///
+/// `mark` is the part of the mark that may still follow.
 pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
     while let (Some((first, rest)), Some(byte)) = (mark.split_first(), bytes.first()) {
         if first == byte {
@@ -313,7 +316,7 @@ pub(super) fn skip_bom(mark: &mut &[u8], bytes: &mut Bytes) {
 // === impl Field ===
 
 impl Field {
-    /// Returns its name and the colon.
+    /// Returns the name and the colon.
     fn name(self) -> &'static [u8] {
         match self {
             Self::Data => b"data:",

@@ -4,18 +4,19 @@
 //! |---|---|
 //! | POST of a call in a session, before revision 2026-07-28 | its event stream is read here, and the client reads from the event store |
 //! | POST of `initialize` | passes; begins the session |
-//! | POST of `notifications/cancelled` | passes; if the server accepts it, its stream of that call is closed 1 s later |
+//! | POST of `notifications/cancelled` | passes; if the server accepts it, the server's stream of that call is closed 1 s later |
 //! | GET with an event id of the event store | answered here |
 //! | DELETE | passes; if the server accepts it, the streams of its session end |
 //! | everything else | passes |
 //!
-//! A passing request is not altered. If the answer to a call is JSON, and fast, the answer passes as well. If it is slow, and
-//! the client supports an event id to resume from, an event stream begins before the server's head arrives.
+//! A passing request is not altered, except for the layer's cancel, which gets the credentials and the id of its call. A fast
+//! response to a call passes as well, unless it is an event stream. If the response is slow, and the client supports priming
+//! events, an event stream begins before the server's head arrives.
 //!
-//! A client may resume with other credentials than the call had, for example with a fresh token. It gets its stream only if
-//! the server accepts them: it answers a `ping` that has them with a result, or with the error that it has no such method.
-//! Credentials are the path and the query of the URL, and all header fields that are not known to be harmless. The latest
-//! accepted credentials are used to request the rest of the answer, and to send the layer's cancel.
+//! A client may resume with other credentials than the call had, for example with a fresh token. The client gets its stream
+//! only if the server accepts these credentials: the server must answer a `ping` that has them with a result, or with the error
+//! that there is no such method. Credentials are the path and the query of the URL, and all header fields that are not known to
+//! be harmless. The latest accepted credentials are used to request the rest of the answer, and to send the layer's cancel.
 
 use std::{
     convert::Infallible,
@@ -75,12 +76,10 @@ pub struct Resumable<S> {
     commit_after: Duration,
 }
 
-/// Removes a stream, unless it is taken for a call.
+/// Evicts a stream on drop, unless the stream was taken.
 struct UnopenedStream(Option<Stream>);
 
-/// Removes a session that only this request named.
-///
-/// It stays if the server accepts a call in it.
+/// Removes a session that was created for one request, unless the session has a stream on drop.
 struct UnusedSession<'a>(EventStore, &'a str);
 
 // === impl Resumable ===
@@ -128,7 +127,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // The service that is ready is the one to call.
+        // The service that was polled ready must be called, not its clone.
         let inner = self.inner.clone();
         let this = Self {
             inner: mem::replace(&mut self.inner, inner),
@@ -207,7 +206,7 @@ where
                 .await;
         };
         let is = |method: &str| message.method.as_deref() == Some(method);
-        // A cancel that the layer replays belongs to a call whose client has disconnected.
+        // A cancel of the layer gets the credentials and the id of its call. A client sends its own.
         let token = parts.extensions.get::<CallToken>();
         let is_layers = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
@@ -260,8 +259,7 @@ where
             .token(request.extensions().get::<CallToken>().cloned())
             .credentials(Credentials::of(&request))
             .with_extra(head_size(&request));
-        // The proxy may have been started after the session. A client with this revision supports events without a
-        // message.
+        // The session may be older than the proxy. A client with this revision supports priming events anyway.
         let knows_priming = exactly_one(request.headers(), &PROTOCOL_VERSION)
             .is_some_and(|revision| revision >= FIRST_REVISION_WITH_PRIMING);
         let known = self.store.session(id);
@@ -278,7 +276,7 @@ where
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
-        // An unknown session may not exist. Only the server can decide that.
+        // Only the server can decide whether an unknown session exists, so its stream is opened after the response.
         let (mut unopened, call) = match session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),
@@ -367,7 +365,7 @@ fn ping(resume: Request<Body>) -> Request<Body> {
     let ping = Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#));
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;
-    // It is not a call of the client.
+    // The `ping` is not a call of the client.
     head.extensions.remove::<CallToken>();
     let headers = &mut head.headers;
     headers.remove(LAST_EVENT_ID);

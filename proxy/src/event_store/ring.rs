@@ -30,7 +30,7 @@ use super::{
 
 /// What an event costs besides its bytes.
 ///
-/// That is its entry in the ring, whose capacity may be twice its length, the owner of its bytes, and the rounding of
+/// This covers its entry in the ring, whose capacity may be twice its length, the owner of its bytes, and the rounding of
 /// both allocations.
 pub(crate) const EVENT_OVERHEAD: usize = 192;
 
@@ -57,7 +57,7 @@ pub(crate) struct Ring {
     cost: usize,
     /// Covers the cost of the stream itself.
     own: Reservation,
-    /// Empty. The reservations of the events are taken from the same budget.
+    /// Always empty. The reservations of the events are its siblings.
     reservation: Reservation,
     limits: BufferLimits,
     /// The number of the next event.
@@ -150,7 +150,7 @@ pub(crate) enum Bypassed {
     /// The reader has taken it.
     Taken,
     Wait,
-    /// There is no reader, or another one than when the event began.
+    /// The reader to which the event began has detached, or there was none.
     NoReader,
 }
 
@@ -234,7 +234,7 @@ impl Ring {
 
     /// Adds an event that the stream's own reservation covers.
     ///
-    /// That is its first event, or an error as its last.
+    /// That is the first event of the stream, or an error as the last.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.ended || self.answer.is_some() {
             return;
@@ -309,7 +309,7 @@ impl Ring {
         }
     }
 
-    /// Adds the priming event: it has no message, and an id to resume from.
+    /// Adds the priming event, which has no message, only an id to resume from.
     pub(crate) fn prime(&mut self) {
         self.push_reserved(Event::priming(self.limits.retry));
     }

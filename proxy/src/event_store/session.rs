@@ -24,26 +24,26 @@ use crate::message::IdKey;
 
 /// Number of bytes that the parser of a stream may use without a reservation: 4 KiB.
 ///
-/// So progress can be read, and dropped, where there is no room.
+/// Chosen so that progress can be read, and dropped, when there is no room.
 pub(super) const READ_ALLOWANCE: usize = 4 * 1024;
 
 /// What a stream costs besides its events.
 ///
-/// That is itself, the task that writes it, and its entries in the maps. There is always room for its first event and
-/// its error, which are included.
+/// This covers the stream itself, the task that writes it, its entries in the maps, its first event and its error. So there
+/// is always room for these two events.
 pub(super) const STREAM_OVERHEAD: usize = 4 * 1024 + READ_ALLOWANCE;
 
 /// What a session costs besides its streams.
 pub(super) const SESSION_OVERHEAD: usize = 1024;
 
-/// A session of the server behind the proxy. Clones are the same session.
+/// A session of the server behind the proxy. Clones share it.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     id: Arc<str>,
-    /// The client supports priming events: it requested a revision that has them.
+    /// The client supports priming events, as shown by the revision in one of its requests.
     primes: AtomicBool,
     index: Arc<StreamIndex<Stream>>,
     shared: Arc<SharedState>,
@@ -85,7 +85,7 @@ impl Session {
 
     /// Returns `true` if its streams may be [primed](Stream::prime).
     ///
-    /// Clients that are older than revision 2025-11-25 break at events without a message.
+    /// Clients of revisions before 2025-11-25 fail on events without a message.
     pub fn primes(&self) -> bool {
         self.0.primes.load(Ordering::Relaxed)
     }
@@ -106,13 +106,13 @@ impl Session {
 
     /// Returns the response to a client that opens one of its streams without an event id.
     ///
-    /// The client gets what no client has taken yet. If it may be primed, and is not the first, it also gets the id
-    /// from which it could resume.
+    /// The client gets the events that no client has taken yet. If events were taken before, and the client may be primed, it
+    /// first gets an event without a message, from whose id it can resume.
     pub fn listen(&self, stream: &Stream) -> Response<Body> {
         stream.respond_unread(self.primes())
     }
 
-    /// Returns the stream of the call with this id, by its value. If an id was used again, that is the newest.
+    /// Returns the stream of the newest call with this id, by its value.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }
@@ -158,12 +158,12 @@ impl Session {
         self.0.index.get(name)
     }
 
-    /// Ends all its streams. None can be opened from here on.
+    /// Ends all its streams. No stream can be opened afterwards.
     pub(super) fn close(&self) {
         self.0.index.close();
     }
 
-    /// Returns when it was last used, if it has no stream.
+    /// Returns when the session was last used. Returns `None` if it has a stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         self.0.index.idle_since()
     }

@@ -27,10 +27,10 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How long a cancel is postponed while the server checks a client that resumes: 1 s. Then the orphan is checked again.
+/// How long a cancel is postponed while the server checks a client that resumes: 1 s.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
-/// All sessions. It is a handle: clones are the same store.
+/// The event store: all sessions of a server. Clones share it.
 #[derive(Debug, Clone)]
 pub struct EventStore(Arc<Shared>);
 
@@ -42,7 +42,7 @@ pub struct Stats {
     pub sessions: usize,
     /// Number of streams, including ended ones that are kept.
     pub streams: usize,
-    /// Number of bytes that are kept, including the cost to keep them.
+    /// Number of bytes that are kept, including the overhead of keeping them.
     pub buffer_bytes: usize,
     /// How often a client resumed a stream.
     pub resumes: u64,
@@ -69,15 +69,15 @@ struct Shared {
 // === impl EventStore ===
 
 impl EventStore {
-    /// Creates an event store without a session.
+    /// Creates an empty event store.
     pub fn new(limits: Limits) -> Self {
         Self::for_server("", limits)
     }
 
     /// Creates an event store for the server with this name.
     ///
-    /// An event id of another store for that server, such as one before a restart, is [unknown](Self::resume). It is
-    /// not taken for an id of the server.
+    /// An event id of an earlier store for the same server, such as one before a restart, is recognized: the client that
+    /// [resumes](Self::resume) with it gets an error, and the server never sees it.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new(Shared {
             shared: Arc::new(SharedState::new(server, limits)),
@@ -141,7 +141,9 @@ impl EventStore {
         }
     }
 
-    /// Returns `true` if the answer of any call is still pending, or being read by its client.
+    /// Returns `true` if a shutdown should wait for a client.
+    ///
+    /// An answer is pending, or is being read, or its client may still resume within the reconnect delay.
     pub fn is_in_progress(&self) -> bool {
         self.all().iter().any(Session::is_in_progress)
     }

@@ -42,7 +42,7 @@ pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
 
 /// A stream of events that outlives its clients.
 ///
-/// It is a handle: clones are the same stream. Its writer ends it.
+/// Clones share the stream. Its writer must end it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -80,7 +80,7 @@ struct Inner {
     call: Option<(Box<str>, IdKey)>,
     /// The index of its session.
     index: Weak<StreamIndex<Stream>>,
-    /// How long it is kept after its end.
+    /// How long the stream is kept after its end.
     retention: Duration,
     state: Mutex<State>,
     /// Notified when a reader takes something, attaches or detaches.
@@ -164,7 +164,7 @@ impl Stream {
         self.0.call.as_ref().map(|(text, _)| &**text)
     }
 
-    /// Adds the priming event: it has no message, and an id to resume from.
+    /// Adds the priming event, which has no message, only an id to resume from.
     ///
     /// Only for clients whose session allows it ([`Session::primes`](super::Session::primes)). There is always room for
     /// one.
@@ -210,7 +210,7 @@ impl Stream {
         }
     }
 
-    /// Adds an event without waiting. Without room the call ends with an error, also if a client is attached.
+    /// Adds an event without waiting. Without room the call ends with an error, even if a client is attached.
     ///
     /// Use this where other work waits for the writer.
     ///
@@ -230,9 +230,10 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error of the proxy, and ends the stream. There is always room for it.
+    /// Answers the call with an error of the proxy, and ends the stream. There is always room for the error.
     ///
-    /// The server may still work on the call, so the call counts as answered only once its client has read the error.
+    /// The server may still work on the call, so the token is not notified of an answer. For the layer, the call ends once
+    /// its client has read the error.
     pub fn end_with_error(&self, code: i32, message: &str) {
         let call = self.0.call.as_ref();
         self.finish(call.map(|(id, _)| error(id, code, message)));
@@ -304,7 +305,7 @@ impl Stream {
 
     /// Returns the response that reads what no client has taken yet.
     ///
-    /// If `with_position` is set, it begins with an event whose id is that position.
+    /// If `with_position` is set, the response begins with an event without a message, from whose id the client can resume.
     pub(super) fn respond_unread(&self, with_position: bool) -> Response<Body> {
         self.read(Start::Unread, with_position).unwrap_or_default()
     }
@@ -316,7 +317,7 @@ impl Stream {
 
     /// Lets [`close_due`](Self::close_due) return after [`UPSTREAM_LINGER`].
     ///
-    /// The call was cancelled or answered.
+    /// Call this once the call was cancelled or answered.
     pub fn close_soon(&self) {
         let until = Instant::now() + UPSTREAM_LINGER;
         {
@@ -358,7 +359,7 @@ impl Stream {
         }
     }
 
-    /// Its size without its events.
+    /// The size of a stream without its events.
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Inner>();
 
@@ -408,7 +409,7 @@ impl Stream {
     }
 
     fn fail(&self, message: &str) -> Result<(), Refused> {
-        // A standalone stream continues, and its server may send many events.
+        // Logged once, because a standalone stream continues, and its server may send many events.
         let first = !std::mem::replace(&mut self.state().logged_full, true);
         if first {
             tracing::warn!(

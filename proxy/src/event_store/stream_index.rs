@@ -1,7 +1,7 @@
 //! The streams of each session, and the ended streams of all sessions.
 //!
-//! The index knows only the number and the call of a stream. So a stream can hold the [`StreamIndex`] that has it, and
-//! can ask it to evict other streams.
+//! The index does not know the type of its streams. So a stream can hold the [`StreamIndex`] that contains it, and have that
+//! index evict other streams.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -58,7 +58,7 @@ pub(super) struct EndedStreams<S> {
 #[derive(Debug)]
 struct EndedState<S> {
     by_deadline: BTreeMap<(Instant, u64), Weak<StreamIndex<S>>>,
-    /// Those of them that may be evicted.
+    /// The ended streams that may be evicted.
     evictable: BTreeSet<(Instant, u64)>,
     /// The task that removes expired streams, while there are ended ones.
     sweeper: Option<AbortHandle>,
@@ -66,7 +66,7 @@ struct EndedState<S> {
 
 /// The next stream to expire.
 pub(super) enum NextExpiry<S> {
-    /// This stream has expired, and was removed from here.
+    /// This stream has expired, and was removed from the ended streams.
     Due(Weak<StreamIndex<S>>, u64),
     /// The next stream expires at this time.
     At(Instant),
@@ -196,7 +196,7 @@ impl<S: Clone> StreamIndex<S> {
         }
     }
 
-    /// Takes all streams. None can be inserted from here on.
+    /// Removes and returns all streams. No stream can be inserted afterwards.
     pub(super) fn take_all(&self) -> Vec<S> {
         let mut state = self.state();
         state.closed = true;
@@ -207,7 +207,7 @@ impl<S: Clone> StreamIndex<S> {
         streams.into_values().map(|entry| entry.stream).collect()
     }
 
-    /// Returns when it was last used, if it has no stream.
+    /// Returns when the session was last used. Returns `None` if it has a stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let state = self.state();
         state.streams.is_empty().then_some(state.used)

@@ -1,10 +1,10 @@
 //! The task that reads a server's answer to a call and writes it to the call's stream.
 //!
-//! 1. It reads whether a client is attached or not, until the server's stream ends, or until
+//! 1. The task reads whether a client is attached or not, until the server's stream ends, or until
 //!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) after the call was cancelled or answered.
-//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest,
-//!    [`MAX_ATTEMPTS`] times. Otherwise the call ends with an error. If the server refuses the credentials of the call,
-//!    the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
+//! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest, up to
+//!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the credentials of the
+//!    call, the client's response ends, so that the client resumes with fresh ones. The rest is requested with these.
 //! 3. An answer that is not an event stream becomes one: JSON as it is, and anything else as an error.
 //! 4. The bytes of an event are reserved before they are read. An event that is too large bypasses the ring in pieces.
 
@@ -38,13 +38,13 @@ const MAX_EVENT: usize = 4 * 1024 * 1024;
 /// Maximum size of an event that is copied to a smaller buffer: 64 KiB.
 const MAX_COPY: usize = 64 * 1024;
 
-/// Number of bytes of a frame that are read at a time: 2 KiB. They are reserved before.
+/// Number of bytes of a frame that are reserved and read at a time: 2 KiB.
 const READ_STEP: usize = 2 * 1024;
 
-/// How often a server that cut its stream may refuse to resume it: 3 times.
+/// Maximum number of attempts to resume a cut stream: 3.
 ///
-/// A server that resumes it is asked again while the call is in flight, also without new events: some servers end such
-/// streams at once.
+/// After a successful one the count begins anew, even if the server sent no new event: some servers end such streams at
+/// once.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// Reconnect delay if the server sent none: 1 s.
@@ -121,7 +121,7 @@ where
     /// Writes the whole answer, and ends the stream.
     #[expect(
         clippy::manual_async_fn,
-        reason = "what an `async fn` is given it keeps twice, and there is one of these for each call in flight"
+        reason = "an `async fn` keeps its arguments twice, and there is one such future for each call in flight"
     )]
     pub(super) fn write(mut self, answer: Answer) -> impl Future<Output = ()> {
         async move {
@@ -188,7 +188,7 @@ where
             }
         }
         if mem::take(&mut self.mode) == EventMode::Bypass {
-            // Its end is missing, so no client takes it for an event.
+            // The end of the event is missing, so no client has parsed it.
             self.end_with_error(
                 "the MCP server's stream was cut in an event too large for the proxy to keep",
             );
@@ -238,7 +238,7 @@ where
 
     /// Reserves room for `more` bytes of an event. Returns `false` if there is none.
     fn reserve(&mut self, more: usize) -> bool {
-        // A capacity that doubling would raise above the allowance may still fit.
+        // The capacity doubles up to the allowance, which needs no reservation.
         let allowed = self.reader.needs(more, READ_ALLOWANCE);
         if allowed <= READ_ALLOWANCE {
             self.reader.reserve(allowed);
@@ -255,7 +255,7 @@ where
             let needed = needed + EVENT_OVERHEAD;
             needed.saturating_sub(reservation.bytes())
         };
-        // Doubling makes copies rare. Without room for it the buffer grows by less. Events are dropped only for what is needed.
+        // Doubling makes copies rare. Without room to double, the buffer grows by less. Events are dropped only for what is needed.
         for divisor in [1, 8, 64] {
             let max = MAX_EVENT.min(least + least / divisor);
             let needed = self.reader.needs(more, max);
@@ -274,7 +274,7 @@ where
         true
     }
 
-    /// Sends the bytes that were read of a bypassing event.
+    /// Sends the lines of a bypassing event that were read so far.
     async fn forward_bypass(&mut self) -> Result<(), Refused> {
         let lines = self.reader.take();
         self.shrink_reservation();
@@ -327,7 +327,7 @@ where
         }
     }
 
-    /// Releases what the parser does not need.
+    /// Releases the part of the reservation that the parser does not need.
     fn shrink_reservation(&mut self) {
         let needed = self.reader.needs(0, 0);
         if let Some(reservation) = &mut self.reservation {
@@ -381,7 +381,7 @@ where
         }
     }
 
-    /// Writes any other answer as an error.
+    /// Writes a refusal, or an answer of another type, as an error.
     async fn refusal(&mut self, status: StatusCode, mut body: Body) {
         let mut read = BytesMut::new();
         while let Some(Ok(frame)) = body.frame().await

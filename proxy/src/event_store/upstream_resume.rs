@@ -9,7 +9,7 @@ use tower_service::Service;
 use super::credentials::{Credentials, is_harmless};
 use crate::headers::{EVENT_STREAM, LAST_EVENT_ID, is_of_type};
 
-/// Time for its answer: 10 s.
+/// Time for the head of the server's response: 10 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Headers of a call that describe its body, and what it accepts.
@@ -21,12 +21,12 @@ const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::ACCEPT,
 ];
 
-/// The head of such a request, taken from the call.
+/// The head of the request for the rest, taken from that of the call.
 pub(super) struct UpstreamResume<S> {
     service: S,
     uri: Uri,
-    /// Without the headers of the body and without the credentials, which the stream has. A list is smaller than a map,
-    /// and there is one for each call in flight.
+    /// Without the headers of the body, and without the credentials, which the stream has. There is one list for each call in
+    /// flight, and a list is smaller than a map.
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 

@@ -1,4 +1,4 @@
-//! Redirects of the server. A client that follows one stays with the proxy, and does not learn the configured query.
+//! Redirects of the server. A client that follows one stays with the proxy, and never sees the configured query.
 
 use http::{HeaderValue, StatusCode, Uri, header, response, uri::PathAndQuery};
 
@@ -20,8 +20,8 @@ impl<'a> Redirect<'a> {
 
     /// Returns the target as a path at the origin of `requested`.
     ///
-    /// That is the URI that was sent to the server. Returns `None` if the target has another origin, or an ambiguous
-    /// one.
+    /// `requested` is the URI that was sent to the server. Returns `None` if the target has another origin, or an
+    /// ambiguous one.
     pub(super) fn at_origin(self, requested: &Uri) -> Option<PathAndQuery> {
         let text = self.0.to_str().ok()?.trim();
         let text = text.split('#').next().unwrap_or_default();
@@ -42,7 +42,7 @@ impl<'a> Redirect<'a> {
             let (folder, _) = requested.path().rsplit_once('/')?;
             format!("{folder}/{text}").parse().ok()?
         };
-        // As a `Location` it would name a host.
+        // A `Location` that begins with `//` names a host.
         (!path.as_str().starts_with("//")).then_some(path)
     }
 }

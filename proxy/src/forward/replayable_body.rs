@@ -1,4 +1,4 @@
-//! A request body that the HTTP client sends, and that is returned if the request fails, so that the error has its id.
+//! A request body that the HTTP client returns if the request fails, so that the error has the id of the request.
 
 use std::{
     pin::Pin,
@@ -32,7 +32,7 @@ struct SentFrames {
     bytes: usize,
 }
 
-/// Receives the body.
+/// Receives the body when the HTTP client drops it.
 pub(super) struct Returned(oneshot::Receiver<(SentFrames, Body)>);
 
 // === impl ReplayableBody ===

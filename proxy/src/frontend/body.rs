@@ -1,7 +1,8 @@
 //! A request body with a deadline and a reserved capacity.
 //!
-//! Every byte that is read takes capacity, which all bodies share, until its body ends. A body without capacity ends
-//! with an error and does not wait, because the bodies that have the capacity may wait as well.
+//! All bodies of a listener share one capacity. A body takes capacity for each byte that it reads, and holds the capacity
+//! until the body is dropped. Without free capacity the body fails at once: to wait could deadlock, because the bodies that
+//! hold the capacity may wait as well.
 
 use std::{
     pin::Pin,

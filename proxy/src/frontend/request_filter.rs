@@ -25,7 +25,7 @@ const METHODS: [Method; 5] = [
     Method::HEAD,
 ];
 
-/// The same methods, as the field of a refusal.
+/// The same methods, as the `Allow` header of a refusal.
 pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
 
 /// The default ports of http and https.
@@ -37,7 +37,7 @@ type Refused = (StatusCode, &'static str);
 // === impl RequestFilter ===
 
 impl RequestFilter {
-    /// Creates a filter for these hosts and origins. They pass in addition to this machine, and are in lower case.
+    /// Creates a filter that allows this machine, and these hosts and origins, which must be in lower case.
     pub fn new(
         hosts: impl IntoIterator<Item = String>,
         origins: impl IntoIterator<Item = String>,
@@ -51,7 +51,7 @@ impl RequestFilter {
 
     /// Allows IP addresses as `Host`, which probes and scrapers send.
     ///
-    /// A web site that makes its own name resolve to this host sends a name.
+    /// That does not allow DNS rebinding: the `Host` of such a request is a name.
     #[must_use]
     pub fn allow_ip_addresses(mut self) -> Self {
         self.allows_ip_addresses = true;
@@ -60,7 +60,7 @@ impl RequestFilter {
 
     /// Checks a request whose body may have `body_size` bytes. The error is the response.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
-        // The effect of other methods is not known, and TRACE would repeat the configured headers.
+        // The effect of other methods is unknown, and TRACE would echo the configured headers.
         if !METHODS.contains(&request.method) {
             return Err((
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -147,7 +147,9 @@ fn address(host: &str) -> Option<IpAddr> {
     address.parse().ok()
 }
 
-/// Returns the host of a request. HTTP/2 has it in the URI, and may have it twice.
+/// Returns the host of a request. Returns `None` if the host is missing or ambiguous.
+///
+/// An HTTP/2 request has its host in the URI, and may repeat it in `Host`.
 fn host(request: &Parts) -> Option<Authority> {
     let in_header = if request.headers.contains_key(header::HOST) {
         Some(exactly_one(&request.headers, &header::HOST)?.parse().ok()?)

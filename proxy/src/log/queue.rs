@@ -19,7 +19,7 @@ use std::{
 
 use crate::lock::lock;
 
-/// Maximum number of bytes that wait: 1 MiB. Chosen because a line for each of 4,096 calls that a drain cancels fits.
+/// Maximum number of bytes that wait: 1 MiB. Chosen so that a drain can log a line for each of 4,096 cancelled calls.
 const MAX_QUEUED: usize = 1024 * 1024;
 
 /// Capacity that an empty buffer keeps: 64 KiB.
@@ -38,7 +38,7 @@ pub(super) struct Queue(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The thread that writes. Its own lines are not dropped: they report what was.
+    /// The thread that writes. Its own lines are never dropped, because they report dropped lines.
     writer: OnceLock<ThreadId>,
 }
 
@@ -71,7 +71,7 @@ impl Queue {
         });
         let own = shared.clone();
         let thread = thread::Builder::new().name("log".to_owned());
-        // It ends with the process: a write to a pipe that is not read cannot be interrupted.
+        // The thread ends with the process, because a write to a pipe that is not read cannot be interrupted.
         let _detached = thread.spawn(move || own.write_to(to, report))?;
         Ok(Self(shared))
     }
@@ -135,7 +135,7 @@ impl Shared {
                 state.add_dropped(lost);
                 0
             };
-            // The lock is free again: the report is a line as any other.
+            // `report` writes a line, which takes the lock again.
             drop(state);
             if dropped > 0 {
                 report(dropped);

@@ -1,4 +1,4 @@
-//! Scans a message that is too long to keep, while it passes.
+//! Scans a message that is too long to keep, piece by piece.
 //!
 //! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `id` and `method`.
 //!    It keeps nothing inside other members.
@@ -11,7 +11,7 @@ use memchr::memchr2;
 
 use super::{IdKey, Presence, is_droppable, is_response};
 
-/// Maximum size of a name or an id that is kept. Longer than an id may be.
+/// Maximum size of a name or an id that is kept: 2 KiB. Chosen because valid ids are shorter.
 const MAX_TEXT: usize = 2 * 1024;
 
 /// The state of a scan.
@@ -23,7 +23,7 @@ pub(crate) struct Scanner {
     escaped: bool,
     /// The member whose value is being read.
     member: Option<Member>,
-    /// The name or the id so far.
+    /// The bytes of the current name or value, as far as they are kept.
     text: Vec<u8>,
     id: Option<Vec<u8>>,
     method: Option<Vec<u8>>,
@@ -33,7 +33,7 @@ pub(crate) struct Scanner {
     is_ambiguous: bool,
 }
 
-/// The value of an absent member.
+/// The JSON text of `null`.
 const NULL: &[u8] = b"null";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Scanner {
         }
     }
 
-    /// Returns the id of the call that it answers, once all of it was read.
+    /// Returns the id of the call that the message answers. Returns `None` unless the whole message was read.
     pub(crate) fn answers(self) -> Option<IdKey> {
         let is_answer = self.ended
             && !self.is_ambiguous
@@ -82,9 +82,9 @@ impl Scanner {
         IdKey::of(str::from_utf8(&id).ok()?)
     }
 
-    /// Returns `true` if it is a notification that [may be lost](super::Message::is_droppable).
+    /// Returns `true` if the message is a notification that [may be lost](super::Message::is_droppable).
     ///
-    /// Based on what was read so far.
+    /// Based on the bytes that were read so far.
     pub(crate) fn is_droppable(&self) -> bool {
         let method: Option<String> = self
             .method
@@ -94,7 +94,7 @@ impl Scanner {
         !is_other && method.is_some_and(|method| is_droppable(&method))
     }
 
-    /// Returns `true` if it is a request, once all of it was read.
+    /// Returns `true` if the whole message was read, and is a request.
     pub(crate) fn is_request(&self) -> bool {
         self.ended && !self.is_ambiguous && self.id.is_some() && self.method.is_some()
     }
@@ -151,7 +151,7 @@ impl Scanner {
         if self.text.len() + bytes.len() <= MAX_TEXT {
             self.text.extend_from_slice(bytes)
         } else {
-            // The name or the method is unknown, or no call has such an id.
+            // No known name or method, and no id of a call, is as long.
             self.text = vec![0; MAX_TEXT]
         }
     }

@@ -1,4 +1,4 @@
-//! Starts sessions: the id, the streams and the process of each, and the task that owns them.
+//! Starts sessions: the id, the streams and the process of each, and the task that runs it.
 
 use std::{
     fmt::Write as _,
@@ -37,10 +37,10 @@ const RETENTION: Duration = Duration::from_secs(60);
 /// Minimum time between two log lines about refused sessions: 10 s.
 const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The timeout of a session that has none.
+/// Session timeout that stands for no limit: 136 years.
 const UNLIMITED: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A running session. Its drop ends everything of the session, however its task ended.
+/// A running session. Dropping it ends the session, however its task ended.
 struct RunningSession {
     stdio: Weak<Inner>,
     id: Arc<str>,
@@ -60,7 +60,7 @@ impl Stdio {
     ) -> Result<Response<Body>, Box<Response<Body>>> {
         let inner = &self.0;
         let id = message.id;
-        // Checked before anything is started for the request.
+        // Checked before anything is started for the session.
         if id.and_then(key).is_none() {
             return Err(Box::new(send_error_response(None, SendError::BadId)));
         }
@@ -145,7 +145,7 @@ impl Stdio {
 // === impl Inner ===
 
 impl Inner {
-    /// Logs that a session was refused because of the session limit, every 10 s at most.
+    /// Logs that a session was refused because of the session limit, at most every [`REFUSAL_LOG_INTERVAL`].
     fn log_refused(&self) {
         let now = Instant::now();
         let mut last = lock(&self.refused);

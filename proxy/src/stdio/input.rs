@@ -19,18 +19,19 @@ use super::routing::MAX_OPEN;
 
 /// Maximum number of queued messages: 1,024.
 ///
-/// Chosen as the number of calls that may be open, so that a client may send them all at once.
+/// Chosen as the maximum number of open calls, so that a client can send all of them at once.
 const MAX_MESSAGES: usize = MAX_OPEN;
 
-/// Maximum number of additional cancels: one for each call that may be open.
+/// Maximum number of additional cancels: 1,024.
 ///
-/// A full queue must not prevent a cancel, and a client that disconnects abandons all its calls at once.
+/// Chosen as one for each open call. A full queue must not prevent a cancel, and a client that disconnects abandons all its
+/// calls at once.
 const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
-/// Maximum number of queued bytes: 8 MiB, the size of two of the largest messages.
+/// Maximum number of queued bytes: 8 MiB. Chosen as the size of two of the largest messages.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 
-/// Maximum number of bytes of additional cancels: 256 KiB. Large messages must not keep short cancels out.
+/// Maximum number of bytes of additional cancels: 256 KiB. They are separate so that large messages cannot prevent a cancel.
 const MAX_EXTRA_CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may leave its stdin unread before it is killed: 30 s.
@@ -39,7 +40,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The sending end of the queue.
 #[derive(Debug)]
 pub(super) struct Input {
-    /// Its capacity is the sum of both limits.
+    /// The capacity of the channel is the sum of both limits.
     queue: mpsc::Sender<QueuedLine>,
     messages: Capacity,
     /// For cancels that exceed the capacity for messages.

@@ -17,12 +17,12 @@ const KEPT_CAPACITY: usize = 64 * 1024;
 /// Number of bytes that are read at a time.
 const READ_SIZE: usize = 16 * 1024;
 
-/// A byte order mark, with which servers in .NET and PowerShell begin their output. It is not part of a line.
+/// A byte order mark, with which servers in .NET and PowerShell begin their output. Not part of a line.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
 /// Splits the output of a process into lines.
 ///
-/// It keeps at most one line of [`MAX_LINE`] and what was read with its end.
+/// It keeps at most one line of the maximum length, and the bytes that were read with the line's end.
 #[derive(Debug)]
 pub struct Lines {
     max: usize,
@@ -68,7 +68,7 @@ impl Lines {
         }
     }
 
-    /// Returns the buffer for the next bytes. All lines must be taken before.
+    /// Returns the buffer for the next bytes. Take all complete lines first.
     pub fn buffer(&mut self) -> &mut BytesMut {
         self.buffer.reserve(READ_SIZE);
         if self.buffer.capacity() > KEPT_CAPACITY && self.buffer.len() <= READ_SIZE {

@@ -1,14 +1,15 @@
 //! A server on stdin and stdout, as a Streamable HTTP service with a process for each session.
 //!
-//! 1. **Bytes.** A message passes as it was written, in both directions. Only line breaks between its tokens become spaces.
+//! 1. **Bytes.** A message passes as it was written, in both directions. Only line breaks between its tokens become spaces, a
+//!    batch of the server is split, and a cancel of the layer gets the id as the client wrote it.
 //! 2. **No process is left.** The end of a session closes the stdin of its process, and then signals its group (`process`).
-//! 3. **Routing.** `routing` finds the call of each line. A line of no certain call is sent to no call's stream.
+//! 3. **Routing.** `routing` finds the call of each line. A line whose call is uncertain is sent on no call's stream.
 //! 4. **Bounded.** Limits exist for queued messages (1,024 messages, 8 MiB a session), a line (16 MiB), log lines, calls and
 //!    sessions. The event store bounds what clients have not read.
-//! 5. **Cancelled is not stopped.** The process receives a cancel, and its tool may ignore it. Only [`Options::kill_after`]
-//!    makes sure.
+//! 5. **Cancelled is not stopped.** The process receives a cancel, which its tool may ignore. Only [`Options::kill_after`]
+//!    guarantees that the tool stops.
 //! 6. **A disconnect has no effect here.** The call runs without its client, and its answer is kept in the event store. The
-//!    layer outside decides that the call is abandoned, and POSTs the cancel.
+//!    layer around this service decides that the call is abandoned, and POSTs the cancel.
 
 mod begin;
 mod input;
@@ -40,7 +41,7 @@ pub struct Options {
     /// How long a cancelled call may stay unanswered. `None` for no limit, which is the default.
     ///
     /// After that time the process of its session is killed, and with it all other calls of the session. Many servers
-    /// never answer a cancelled call, also if they stopped it. So this is for servers that do answer, or that nothing
+    /// never answer a cancelled call, even if they have stopped it. So this is for servers that do answer, or that nothing
     /// else stops.
     pub kill_after: Option<Duration>,
 }

@@ -1,14 +1,14 @@
 //! A process and its descendants, as one process group.
 //!
-//! 1. **No signal reaches an unrelated process.** A group is signalled only while its leader is not reaped. Until then the id
-//!    of the leader, which is that of the group as well, cannot be reused: a zombie keeps it. So the leader's exit is watched
-//!    without reaping it, and [`Group::reap`] kills the rest of the group before it reaps.
+//! 1. **No signal reaches an unrelated process.** A group is signalled only while its leader is not reaped. Until then the
+//!    leader's id, which is also the group's, cannot be reused: a zombie keeps it. So the leader's exit is detected without
+//!    reaping it, and [`Group::reap`] kills the rest of the group before it reaps.
 //! 2. **A dropped group is killed**, however its task and the runtime end.
 //! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep pipes open.
 //!
-//! A group has two limits. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
+//! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
 //! a signal that it cannot handle, its children see only the end of their stdin. Tying them to the proxy (`PR_SET_PDEATHSIG`)
-//! takes code between fork and exec, which is unsafe. The kernel would also kill them when the *thread* that started them ends.
+//! requires code between fork and exec, which is unsafe. The kernel would also kill them when the *thread* that started them ends.
 
 use std::{
     ffi::OsString, fmt, io, os::unix::process::ExitStatusExt as _, path::PathBuf,
@@ -29,7 +29,7 @@ use crate::message::sanitize;
 /// The program of each session. It is never run by a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// A path, or a name that is searched in `PATH`.
+    /// A path, or a name that is looked up in `PATH`.
     pub name: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
@@ -70,11 +70,11 @@ impl Program {
         }
     }
 
-    /// Checks that it can be found.
+    /// Checks that the program and its working directory exist.
     ///
     /// # Errors
     ///
-    /// Names what is missing, for the person who starts the proxy.
+    /// Names what is missing, as a message for the user.
     pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
@@ -195,7 +195,7 @@ impl Group {
             Ok(exit) => exit.is_some(),
             Err(Errno::INTR) => false,
             Err(_) => {
-                // It is not a child any more, and its id may belong to another process.
+                // The leader is no longer a child, and its id may belong to another process.
                 self.id = None;
                 true
             }

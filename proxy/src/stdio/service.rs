@@ -1,4 +1,4 @@
-//! Streamable HTTP for the sessions.
+//! Streamable HTTP in front of the sessions.
 
 use std::{
     collections::HashMap,
@@ -41,10 +41,10 @@ use crate::{
     refusal::{self, INVALID_REQUEST, PARSE_ERROR, RETRY_AFTER, SERVER_ERROR, SESSION_NOT_FOUND},
 };
 
-/// Maximum number of processes. No system has more.
+/// Maximum number of processes: 16,777,216. Chosen because no system runs more.
 const MAX_PERMITS: usize = 1 << 24;
 
-/// A server that speaks stdio, as a service. Clones are the same server.
+/// A server that speaks stdio, as a service. Clones share the server.
 #[derive(Clone, Debug)]
 pub struct Stdio(pub(super) Arc<Inner>);
 
@@ -71,10 +71,10 @@ pub(super) struct Inner {
     pub(super) options: Options,
     pub(super) store: EventStore,
     live: Mutex<Live>,
-    /// One for each process.
+    /// One permit for each process.
     pub(super) permits: Arc<Semaphore>,
     restart_backoff: Mutex<RestartBackoff>,
-    /// When a session was last refused because of the limit, and logged.
+    /// When a refusal because of the session limit was last logged.
     pub(super) refused: Mutex<Option<Instant>>,
     /// Not derived from `permits`: a shutdown acquires all of them.
     pub(super) children: AtomicUsize,
@@ -134,8 +134,8 @@ impl Stdio {
 
     /// Ends all sessions, and waits for the end of their processes, for `within` at most.
     ///
-    /// No session can be started from here on. A process has a third of that time to exit after its stdin was closed,
-    /// and another third after SIGTERM, 2 s each at most.
+    /// No session can be started afterwards. A process has a third of that time to exit after its stdin was closed, and
+    /// another third after SIGTERM, 2 s each at most.
     pub async fn shutdown(&self, within: Duration) {
         let inner = &self.0;
         let sessions = {
@@ -263,7 +263,7 @@ impl Stdio {
                 |session| session.streams.listen(&session.standalone),
             );
         };
-        // The streams of a session outlive its process, while they have events that the client has not seen.
+        // The streams of a session outlive its process, for clients that have not received all events.
         let has_more = || {
             let last = last.to_str().ok();
             last.is_some_and(|last| self.0.store.has_more(id, last))

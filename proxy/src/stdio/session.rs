@@ -21,13 +21,13 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// Maximum length of an id or a token: 1 KiB. They are kept as long as their calls, and longer than their messages.
+/// Maximum length of an id or a token: 1 KiB. Limited because each is kept as long as its call.
 const MAX_ID: usize = 1024;
 
 /// A session, shared by its requests and its task.
 pub(super) struct Session {
     pub(super) log_id: SessionLogId,
-    /// Its streams.
+    /// The session of the event store, which has the streams.
     pub(super) streams: event_store::Session,
     /// The stream for messages that belong to no call.
     pub(super) standalone: Stream,
@@ -53,7 +53,7 @@ pub(super) struct State {
 /// Why a session ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndReason {
-    /// The client deleted it, or never received its id.
+    /// The client deleted it.
     Deleted,
     /// It was idle for too long.
     Idle,
@@ -160,7 +160,7 @@ impl Session {
                 .filter(|_| is_cancel)
                 .and_then(key);
             let evicted = cancelled.and_then(|id| state.routes.cancelled(&id, now));
-            // Sent before a request that reuses the id, if the call has ended.
+            // Sent under the lock, so a request that reuses the id from now on is queued after the cancel.
             permit.send(line);
             drop(state);
             evicted
@@ -176,7 +176,7 @@ impl Session {
 
     /// Returns the line of a notification or an answer.
     ///
-    /// A cancel of the layer gets the id that the client wrote: a server may distinguish `1` from `1.0`.
+    /// A cancel of the layer gets the id that the client wrote, because a server may distinguish `1` from `1.0`.
     pub(super) fn notification_line(
         &self,
         message: &Message<'_>,
@@ -204,7 +204,7 @@ impl Session {
         }
     }
 
-    /// Begins the end of the session. No call can be started from here on, and open calls end with an error.
+    /// Begins the end of the session. Open calls end with an error, and no call can be started afterwards.
     pub(super) fn stop(&self, why: EndReason) {
         let open = {
             let mut state = self.state();

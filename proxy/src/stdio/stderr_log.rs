@@ -24,7 +24,7 @@ const MAX_LINE_BYTES: usize = 4 * 1024;
 /// Maximum number of logged bytes of a line that is not a message.
 const MAX_EXCERPT: usize = 200;
 
-/// Identifies a session in the log, like the layer does. The session id itself is a credential, so it is not logged.
+/// Identifies a session in the log, as the layer does. The session id itself is a credential, so it is not logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SessionLogId(Arc<str>);
 

@@ -26,8 +26,9 @@ use crate::{
     refusal::SERVER_ERROR,
 };
 
-/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s. A shutdown of the proxy has its own
-/// limit. Also how long the end of a killed process is awaited.
+/// How long a process has to exit after its stdin was closed, and again after SIGTERM: 2 s.
+///
+/// A shutdown of the proxy has its own limit. This is also the limit of the wait for a killed process.
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long output is read after the process group was killed: 0.5 s. A process outside the group may still hold the pipes.
@@ -53,13 +54,13 @@ const TOO_LONG: &str =
 #[derive(Debug)]
 pub(super) struct SessionEnd {
     pub(super) why: EndReason,
-    /// The process ended before its first answer, and the session was not stopped before.
+    /// The process ended before its first answer, although the session was not stopped.
     pub(super) failed_to_start: bool,
     /// The process had to be killed with SIGKILL.
     pub(super) was_killed: bool,
 }
 
-/// The stream of a call that is being answered and has no route any more. Its drop ends the stream.
+/// The stream of a call that is being answered, and no longer has a route. Dropping it ends the stream.
 struct EndOnDrop<'a>(&'a Stream);
 
 /// What it took to end a process.
@@ -76,7 +77,7 @@ enum ProcessEnd {
 // === impl Session ===
 
 impl Session {
-    /// Runs the session to its end. By then its process group has been killed.
+    /// Runs the session to its end. When it returns, the process group has been killed.
     pub(super) async fn run(
         &self,
         mut group: Group,
@@ -125,7 +126,7 @@ impl Session {
             state.stopped.is_none() && !state.has_answered
         };
         let why = match (why, ended) {
-            // The pipes of a process end a little before the process.
+            // The pipes of a process close a little before the process exits.
             (EndReason::Closed, ProcessEnd::Exited) => EndReason::Exited,
             _ => why,
         };
@@ -294,7 +295,7 @@ impl Session {
                 };
                 let mut left = Vec::new();
                 if ends == Some(EndReason::Idle) {
-                    // Under the lock under which calls are started.
+                    // Calls are started under the same lock, so none starts in between.
                     state.stopped.get_or_insert(EndReason::Idle);
                     left = state.routes.end();
                 }
@@ -326,15 +327,15 @@ impl Session {
             self.timeout.min(UNUSED_TIMEOUT)
         };
         // An `initialize` is not cancelled when its client disconnects.
-        let works = if state.is_begun {
+        let is_working = if state.is_begun {
             !state.routes.is_idle()
         } else {
             state.routes.streams().any(Stream::is_attached)
         };
-        // A call whose answer waits for its client is not open any more.
-        if works || self.backpressure.is_on() || self.standalone.is_attached() {
+        // A call whose answer waits for its client is no longer open, so it is visible only as backpressure.
+        if is_working || self.backpressure.is_on() || self.standalone.is_attached() {
             // Rechecked after a quarter of the timeout. So the session ends between three quarters of the timeout and the whole
-            // timeout after such a use has ended.
+            // timeout after this use has ended.
             state.used = now.max(state.used);
             return now + timeout / 4 + Duration::from_millis(1);
         }
@@ -346,7 +347,7 @@ impl Session {
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        // No effect on a stream that is answered or has ended.
+        // Adds no error to a stream that is answered or has ended.
         self.0.end_with_error(SERVER_ERROR, ANSWER_NOT_READ);
     }
 }

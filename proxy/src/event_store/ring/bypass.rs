@@ -38,7 +38,7 @@ impl Ring {
         }
     }
 
-    /// Returns the state of that piece.
+    /// Returns the state of the current piece.
     pub(in crate::event_store) fn bypass_state(&self) -> Bypassed {
         match self.bypass {
             Bypass::Piece(None) => Bypassed::Taken,

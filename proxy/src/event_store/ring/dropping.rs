@@ -12,18 +12,19 @@ impl Ring {
 
     /// Drops the oldest droppable event. Returns `false` if there is none.
     pub(in crate::event_store) fn drop_droppable(&mut self) -> bool {
-        // An event of which the reader has a part stays.
+        // An event that the reader has taken in part is not dropped.
         let begun = self.reader.as_ref().filter(|reader| reader.taken > 0);
         let begun = begun.map(|reader| reader.at);
-        let may_go = |entry: &Entry| entry.weight == Weight::Droppable && Some(entry.seq) != begun;
-        let oldest = self.events.iter().position(may_go);
+        let may_drop =
+            |entry: &Entry| entry.weight == Weight::Droppable && Some(entry.seq) != begun;
+        let oldest = self.events.iter().position(may_drop);
         oldest.is_some_and(|at| self.remove(at))
     }
 
     /// Drops the oldest notification that the reader has taken, or else its oldest taken event.
     ///
-    /// Returns `false` if it has taken none. Requests stay longer, because no server repeats one that is lost with a
-    /// broken connection.
+    /// Returns `false` if the reader has taken none. Requests are dropped later, because no server repeats one that is lost
+    /// with a broken connection.
     pub(super) fn drop_delivered(&mut self) -> bool {
         let at = self.reader.as_ref().map_or(0, |reader| reader.at);
         let taken = self.events.partition_point(|entry| entry.seq < at);

@@ -1,7 +1,7 @@
 //! Checks which clients may resume a stream, by the latest credentials that its server accepted.
 //!
 //! 1. A client with exactly these credentials may resume without a check, unless the server has refused them since.
-//! 2. The server is asked about any other credentials. Meanwhile the call must not be cancelled for its absent client.
+//! 2. The server is asked about any other credentials. During that check the call must not be cancelled as an orphan.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -16,7 +16,7 @@ pub(in crate::event_store) struct PendingCheck(Stream);
 // === impl Stream ===
 
 impl Stream {
-    /// Returns the credentials with which requests for the call are sent. `None` for a call that has none.
+    /// Returns the credentials with which the proxy sends requests for the call. Returns `None` for a call without any.
     pub(in crate::event_store) fn credentials(&self) -> Option<Arc<Credentials>> {
         self.state().credentials.clone()
     }

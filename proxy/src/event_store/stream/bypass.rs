@@ -11,7 +11,7 @@ use crate::event_store::{
 // === impl Stream ===
 
 impl Stream {
-    /// Begins an event that bypasses the ring.
+    /// Begins an event that bypasses the ring, once the reader has taken all earlier events.
     pub(in crate::event_store) async fn begin_bypass(&self) {
         let lost = || {
             let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
@@ -21,7 +21,7 @@ impl Stream {
             .await;
     }
 
-    /// Sends a piece of it. Returns `true` once the reader has taken it, and `false` if the reader detached.
+    /// Sends bytes of the bypassing event. Returns `true` once the reader has taken them, and `false` if the reader detached.
     pub(in crate::event_store) async fn bypass(&self, mut bytes: Bytes) -> bool {
         while !bytes.is_empty() {
             let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
@@ -38,7 +38,7 @@ impl Stream {
         true
     }
 
-    /// Ends the event. Returns `false` if the reader detached before receiving all of it.
+    /// Ends the bypassing event. Returns `false` if the reader detached before it had taken all of the event.
     pub(in crate::event_store) async fn end_bypass(&self, weight: Weight) -> bool {
         let id = self.state().ring.bypass_id_line();
         let taken =

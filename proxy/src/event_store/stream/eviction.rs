@@ -21,7 +21,7 @@ const SESSION_ENDED: &str = "the session was deleted";
 // === impl Stream ===
 
 impl Stream {
-    /// Removes it at once.
+    /// Removes the stream at once.
     pub(in crate::event_store) fn evict(&self) {
         if let Some(index) = self.0.index.upgrade() {
             index.evict(self.0.number);
@@ -33,8 +33,9 @@ impl Stream {
         self.0.index.upgrade().map(|index| index.reservation())
     }
 
-    /// Grows that reservation. Drops droppable events for it, then evicts other streams. Returns `false` if there is no
-    /// room.
+    /// Grows the reservation of an event that is being read. Returns `false` if there is no room.
+    ///
+    /// Drops droppable events of this stream to make room, then evicts other streams.
     pub(in crate::event_store) fn grow_reservation(
         &self,
         reservation: &mut Reservation,
@@ -54,7 +55,7 @@ impl Stream {
         index.is_some_and(|index| index.evict_for(exhausted))
     }
 
-    /// Registers its end. It expires at this time.
+    /// Registers the end of the stream, which expires at this time.
     pub(super) fn expire_at(&self, until: Instant) {
         let Some(index) = self.0.index.upgrade() else {
             return;
@@ -68,14 +69,16 @@ impl Stream {
         }
     }
 
-    /// Marks it as one that may be evicted.
+    /// Marks the stream as one that may be evicted.
     pub(super) fn mark_evictable(&self, until: Instant) {
         if let Some(index) = self.0.index.upgrade() {
             index.mark_evictable(self.0.number, until);
         }
     }
 
-    /// Ends it with its session. An attached client gets its events, and an error in place of a missing answer.
+    /// Ends the stream with its session.
+    ///
+    /// An attached client gets the remaining events, and an error in place of a missing answer.
     fn close_with_session(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let is_read = self.state().ring.has_reader();
         if !is_read {
@@ -122,7 +125,7 @@ impl Stream {
         }
     }
 
-    /// Ends it at once, and releases everything it has. The caller has removed it from its index.
+    /// Ends the stream at once, and releases everything it has. The caller must have removed it from its index.
     fn close(&self, ended_streams: Option<&EndedStreams<Self>>) {
         let (reader, token, writer, until, gaps) = {
             let mut state = self.state();
@@ -167,7 +170,7 @@ impl StreamIndex<Stream> {
         }
     }
 
-    /// Ends and removes all its streams. None can be opened from here on.
+    /// Ends and removes all streams. No stream can be inserted afterwards.
     pub(in crate::event_store) fn close(&self) {
         let ended_streams = self.ended_streams();
         for stream in self.take_all() {

@@ -17,7 +17,7 @@ impl Stream {
         self.state().ring.has_reader()
     }
 
-    /// Returns `true` if it had clients, and all of them have disconnected.
+    /// Returns `true` if the stream had clients, and all of them have disconnected.
     pub(crate) fn lost_all_readers(&self) -> bool {
         self.state().ring.lost_all_readers()
     }
@@ -39,7 +39,7 @@ impl Stream {
 
     /// Returns `true` if a shutdown should wait for this stream.
     ///
-    /// That is a call whose answer is pending, or is being read, or whose client still has time to resume for it.
+    /// The answer of its call is pending, or is being read, or its client may still resume within the reconnect delay.
     pub(in crate::event_store) fn is_in_progress(&self) -> bool {
         if self.0.call.is_none() {
             return false;

@@ -25,7 +25,7 @@ struct ReaderBody {
 // === impl Stream ===
 
 impl Stream {
-    /// Attaches a reader. If `with_position` is set, it first gets an event whose id is that position.
+    /// Attaches a reader. If `with_position` is set, the reader first gets a position event.
     pub(super) fn read(&self, from: Start, with_position: bool) -> Option<Response<Body>> {
         let (id, position_event, former) = {
             let mut state = self.state();

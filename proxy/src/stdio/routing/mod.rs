@@ -3,12 +3,13 @@
 //! On stdio all calls of a session share one pipe, and few lines name their call. The rules:
 //!
 //! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A request is refused while an
-//!    earlier one is unanswered whose id the server may take for the same. So there is one such call at most, and a second
-//!    answer is dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the other kind. Otherwise
-//!    it may be a second answer.
+//!    earlier one is unanswered whose id the server may confuse with the new one. So at most one call has the id, and a second
+//!    answer is dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the answer's type.
+//!    Otherwise it may be a second answer.
 //! 2. **Progress** is sent to the call with its token. A token of two calls belongs to neither, until both have ended.
-//! 3. **Any other message** is sent to the only open call, and to the standalone stream if there is not exactly one. The task
-//!    of the session also uses the standalone stream while the client of that call is disconnected.
+//! 3. **Any other message** is sent to the only open call, and to the standalone stream if there is not exactly one. If the
+//!    client of that call is disconnected, the task of the session uses the standalone stream if a client reads it, or if the
+//!    stream of the call cannot be resumed.
 //! 4. **A cancel** of the client closes its call. From then on the call receives only its answer, and that only for
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Unanswered calls are bounded.** The newest [`MAX_UNANSWERED`] of them are remembered.
@@ -40,8 +41,9 @@ pub struct Routes<S> {
     unanswered: HashMap<LooseIdKey, Unanswered<S>>,
     tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
-    /// The client has sent an id that was a string, and one that was a number.
+    /// The client has sent an id that is a string.
     had_text: bool,
+    /// The client has sent an id that is a number.
     had_number: bool,
     ended: bool,
 }
@@ -49,7 +51,7 @@ pub struct Routes<S> {
 /// Where a message of the server is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route<S> {
-    /// The answer of a call, which has ended with it.
+    /// The answer of a call, which has now ended.
     Answer(S),
     /// A message for an open call.
     Call(S),
@@ -70,10 +72,10 @@ pub enum Refused {
     Ended,
 }
 
-/// The actions whose deadline has passed.
+/// The actions whose deadlines have passed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Due<S> {
-    /// The streams of cancelled calls, which are closed.
+    /// The streams of cancelled calls, to be closed.
     pub closed: Vec<S>,
     /// A cancelled call was not answered in time.
     pub overdue: bool,
@@ -93,9 +95,9 @@ struct Unanswered<S> {
     token: Option<IdKey>,
     stream: Option<S>,
     since: Instant,
-    /// How long the process was blocked since then.
+    /// How long the process was blocked since the cancel.
     blocked_for: Duration,
-    /// The call counts for [`Due::overdue`].
+    /// The call may still become [overdue](Due::overdue).
     may_be_overdue: bool,
 }
 
@@ -126,7 +128,8 @@ impl<S: Clone> Routes<S> {
 
     /// Registers a request that is about to be sent to the server.
     ///
-    /// `stream` creates its stream, if the request may be sent. Without a stream the request is not registered.
+    /// `stream` creates the stream of the call, and is called only if the request may be sent. If it fails, the request is
+    /// not registered.
     pub fn begin<E: From<Refused>>(
         &mut self,
         id: IdKey,
@@ -236,7 +239,7 @@ impl<S: Clone> Routes<S> {
 
     /// Registers that the client has cancelled the call with this id.
     ///
-    /// Returns the stream of an older cancelled call that is evicted for it, if that was still open.
+    /// Returns the stream of an older cancelled call that is evicted for this one, if that stream is still open.
     pub fn cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
@@ -280,19 +283,18 @@ impl<S: Clone> Routes<S> {
         due.flatten().min()
     }
 
-    /// Registers that the process was blocked until now, for this long, and so could not answer.
+    /// Registers that the process was blocked until now, for `blocked`, and could not answer.
     ///
-    /// That time does not count for [`Due::overdue`].
+    /// The blocked time does not count for [`Due::overdue`].
     pub fn add_blocked_time(&mut self, now: Instant, blocked: Duration) {
         for unanswered in self.unanswered.values_mut() {
             unanswered.blocked_for += blocked.min(now - unanswered.since);
         }
     }
 
-    /// Returns the actions whose deadline has passed, each of them once.
+    /// Returns the actions whose deadlines have passed, each of them once.
     ///
-    /// No call is overdue while the process is blocked. [Add](Self::add_blocked_time) that time when it is not blocked
-    /// any more.
+    /// No call is overdue while the process is blocked. [Add](Self::add_blocked_time) the blocked time once it is unblocked.
     pub fn due(&mut self, now: Instant, is_blocked: bool) -> Due<S> {
         let mut due = Due {
             closed: Vec::new(),
@@ -312,7 +314,7 @@ impl<S: Clone> Routes<S> {
         due
     }
 
-    /// Ends all calls, and returns their streams. No call can begin from here on.
+    /// Ends all calls, and returns their streams. No call can begin afterwards.
     pub fn end(&mut self) -> Vec<S> {
         self.ended = true;
         self.tokens.clear();
