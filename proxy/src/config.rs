@@ -36,9 +36,7 @@ pub use self::{
 /// Maximum reconnect delay that clients are sent: 3 s.
 const MAX_RETRY: Duration = Duration::from_secs(3);
 
-/// Ratio of a grace to the reconnect delay: 4.
-///
-/// Chosen because a client may need two attempts, and requests take time.
+/// Ratio of a grace to the reconnect delay: 4. Chosen because a client may need two attempts, and requests take time.
 const RETRY_DIVISOR: u32 = 4;
 
 /// Minimum grace without a warning: 4 s.
