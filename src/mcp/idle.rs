@@ -1,9 +1,11 @@
 //! Tracks whether a session is idle: its uses, and the time of the last one, under one lock. Replaces rmcp's timer
 //! (`idle_session` in ARCHITECTURE.md, Workarounds).
 //!
-//! 1. A session is closed as idle only if it has had no use for the idle timeout. A closed session stays closed.
+//! 1. A session is closed as idle only if it has had no use for its timeout. A closed session stays closed.
 //! 2. If a [touch](IdleTracker::touch) and a close race, the first one to take the lock wins. Either the session stays open for
 //!    the idle timeout, or the touch returns `false`.
+//! 3. A client is lost once it has disconnected from its last stream, until its next request. Streams are counted, because the
+//!    disconnect from an old stream may be noticed after the client has resumed.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -24,8 +26,19 @@ enum IdleState {
         /// Number of current uses.
         uses: usize,
         last_use: Instant,
+        /// Number of streams that the client reads.
+        streams: usize,
+        is_lost: bool,
     },
     Closed,
+}
+
+/// How long a session without uses stays open. `None` for no limit.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct IdleTimeouts {
+    pub(super) idle: Option<Duration>,
+    /// For a session whose client is lost.
+    pub(super) lost: Option<Duration>,
 }
 
 // === impl IdleTracker ===
@@ -36,12 +49,41 @@ impl IdleTracker {
         Self(Mutex::new(IdleState::Open {
             uses: 0,
             last_use: now,
+            streams: 0,
+            is_lost: false,
         }))
     }
 
-    /// Restarts the idle timeout. Returns `false` if the session is closed.
+    /// Records a request, which restarts the idle timeout. Returns `false` if the session is closed.
     pub(super) fn touch(&self, now: Instant) -> bool {
-        self.state().record_use(now, |uses| uses)
+        let mut state = self.state();
+        if let IdleState::Open { is_lost, .. } = &mut *state {
+            *is_lost = false;
+        }
+        state.record_use(now, |uses| uses)
+    }
+
+    /// Restarts the idle timeout without a request.
+    pub(super) fn extend(&self, now: Instant) {
+        self.state().record_use(now, |uses| uses);
+    }
+
+    /// Records that the client reads another stream.
+    pub(super) fn begin_stream(&self) {
+        if let IdleState::Open { streams, .. } = &mut *self.state() {
+            *streams += 1;
+        }
+    }
+
+    /// Records that the client no longer reads a stream, because it has disconnected or the stream has ended.
+    pub(super) fn end_stream(&self, has_disconnected: bool) {
+        if let IdleState::Open {
+            streams, is_lost, ..
+        } = &mut *self.state()
+        {
+            *streams = streams.saturating_sub(1);
+            *is_lost |= has_disconnected && *streams == 0;
+        }
     }
 
     /// Begins a use. It does not reopen a closed session.
@@ -56,15 +98,15 @@ impl IdleTracker {
         self.state().record_use(now, |uses| uses.saturating_sub(1));
     }
 
-    /// Returns the minimum time that the session stays open. `None` if it is closed, or was idle for `time`.
-    pub(super) fn time_left(&self, now: Instant, time: Duration) -> Option<Duration> {
-        self.state().time_left(now, time)
+    /// Returns the minimum time that the session stays open. `None` if it is closed, or was idle for its timeout.
+    pub(super) fn time_left(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
+        self.state().time_left(now, timeouts)
     }
 
-    /// Closes the session if it was idle for `time`. Otherwise returns the minimum time that it stays open.
-    pub(super) fn close_if_idle(&self, now: Instant, time: Duration) -> Option<Duration> {
+    /// Closes the session if it was idle for its timeout. Otherwise returns the minimum time that it stays open.
+    pub(super) fn close_if_idle(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
         let mut state = self.state();
-        let left = state.time_left(now, time);
+        let left = state.time_left(now, timeouts);
         if left.is_none() {
             *state = IdleState::Closed;
         }
@@ -88,7 +130,7 @@ impl IdleState {
     /// Two threads may read their times in one order and take the lock in the other, so the later time counts.
     fn record_use(&mut self, now: Instant, change: impl FnOnce(usize) -> usize) -> bool {
         match self {
-            Self::Open { uses, last_use } => {
+            Self::Open { uses, last_use, .. } => {
                 *uses = change(*uses);
                 *last_use = now.max(*last_use);
                 true
@@ -97,14 +139,45 @@ impl IdleState {
         }
     }
 
-    fn time_left(&self, now: Instant, time: Duration) -> Option<Duration> {
-        match self {
-            Self::Open { uses: 0, last_use } => {
-                let left = time.saturating_sub(now.saturating_duration_since(*last_use));
-                (!left.is_zero()).then_some(left)
+    fn time_left(&self, now: Instant, timeouts: IdleTimeouts) -> Option<Duration> {
+        let Self::Open {
+            uses,
+            last_use,
+            is_lost,
+            ..
+        } = self
+        else {
+            return None;
+        };
+        // A client that is lost meanwhile has at least the shortest timeout left.
+        let next_check = timeouts.shortest().unwrap_or(Duration::MAX);
+        match timeouts.of(*is_lost) {
+            Some(timeout) if *uses == 0 => {
+                let left = timeout.saturating_sub(now.saturating_duration_since(*last_use));
+                (!left.is_zero()).then_some(left.min(next_check))
             }
-            Self::Open { .. } => Some(time),
-            Self::Closed => None,
+            _ => Some(next_check),
+        }
+    }
+}
+
+// === impl IdleTimeouts ===
+
+impl IdleTimeouts {
+    pub(super) fn shortest(self) -> Option<Duration> {
+        [self.idle, self.lost].into_iter().flatten().min()
+    }
+
+    /// Returns the timeout of a session without uses.
+    fn of(self, is_lost: bool) -> Option<Duration> {
+        if is_lost { self.shortest() } else { self.idle }
+    }
+
+    /// Returns the same timeouts, but at least `min`.
+    pub(super) fn at_least(self, min: Duration) -> Self {
+        Self {
+            idle: self.idle.map(|timeout| timeout.max(min)),
+            lost: self.lost.map(|timeout| timeout.max(min)),
         }
     }
 }
@@ -113,7 +186,10 @@ impl IdleState {
 mod tests {
     use super::*;
 
-    const TIME: Duration = ms(100);
+    const TIME: IdleTimeouts = IdleTimeouts {
+        idle: Some(ms(100)),
+        lost: None,
+    };
     const TICK: Duration = ms(1);
 
     const fn ms(ms: u64) -> Duration {
@@ -131,12 +207,12 @@ mod tests {
         let (idle, start) = new();
         assert_eq!(idle.close_if_idle(start + ms(99), TIME), Some(TICK));
         assert_eq!(
-            idle.time_left(start + TIME, TIME),
+            idle.time_left(start + ms(100), TIME),
             None,
             "but it was not closed"
         );
         assert!(!idle.is_closed());
-        assert_eq!(idle.close_if_idle(start + TIME, TIME), None);
+        assert_eq!(idle.close_if_idle(start + ms(100), TIME), None);
         assert!(idle.is_closed());
     }
 
@@ -151,25 +227,25 @@ mod tests {
     #[test]
     fn a_touch_before_the_close_keeps_it_open_for_the_timeout() {
         let (idle, start) = new();
-        assert!(idle.touch(start + TIME));
-        assert_eq!(idle.close_if_idle(start + TIME, TIME), Some(TIME));
+        assert!(idle.touch(start + ms(100)));
+        assert_eq!(idle.close_if_idle(start + ms(100), TIME), Some(ms(100)));
         assert!(!idle.is_closed());
     }
 
     #[test]
     fn a_touch_after_the_close_returns_false() {
         let (idle, start) = new();
-        assert_eq!(idle.close_if_idle(start + TIME, TIME), None);
-        assert!(!idle.touch(start + TIME));
+        assert_eq!(idle.close_if_idle(start + ms(100), TIME), None);
+        assert!(!idle.touch(start + ms(100)));
         assert!(idle.is_closed());
-        assert_eq!(idle.time_left(start + TIME, TIME), None);
+        assert_eq!(idle.time_left(start + ms(100), TIME), None);
     }
 
     /// A request as the session manager handles it: a touch, then a use until the response.
     #[test]
     fn a_session_is_open_at_each_step_of_a_request() {
         let steps: [fn(&IdleTracker, Instant); 3] = [
-            |idle, start| assert!(idle.touch(start + TIME)),
+            |idle, start| assert!(idle.touch(start + ms(100))),
             |idle, _| idle.begin_use(),
             |idle, start| idle.end_use(start + ms(101)),
         ];
@@ -192,10 +268,10 @@ mod tests {
         idle.begin_use();
         idle.end_use(start + ms(10));
         let second = start + ms(1_000);
-        assert_eq!(idle.close_if_idle(second, TIME), Some(TIME));
+        assert_eq!(idle.close_if_idle(second, TIME), Some(ms(100)));
         idle.end_use(second);
         assert_eq!(idle.close_if_idle(second + ms(99), TIME), Some(TICK));
-        assert_eq!(idle.close_if_idle(second + TIME, TIME), None);
+        assert_eq!(idle.close_if_idle(second + ms(100), TIME), None);
     }
 
     #[test]
@@ -205,17 +281,65 @@ mod tests {
         idle.begin_use();
         idle.end_use(start + ms(50));
         assert!(idle.touch(start + ms(40)));
-        assert_eq!(idle.time_left(start + TIME, TIME), Some(ms(60)));
+        assert_eq!(idle.time_left(start + ms(100), TIME), Some(ms(60)));
     }
 
     #[test]
     fn uses_after_the_close_change_nothing() {
         let (idle, start) = new();
-        assert_eq!(idle.close_if_idle(start + TIME, TIME), None);
+        assert_eq!(idle.close_if_idle(start + ms(100), TIME), None);
         idle.begin_use();
-        assert_eq!(idle.close_if_idle(start + TIME, TIME), None);
+        assert_eq!(idle.close_if_idle(start + ms(100), TIME), None);
         idle.end_use(start + ms(200));
         assert!(idle.is_closed());
         assert!(!idle.touch(start + ms(300)));
+    }
+
+    const BOTH: IdleTimeouts = IdleTimeouts {
+        lost: Some(ms(10)),
+        ..TIME
+    };
+
+    #[test]
+    fn a_lost_client_has_the_lost_timeout_until_its_next_request() {
+        for timeouts in [BOTH, IdleTimeouts { idle: None, ..BOTH }] {
+            let (idle, start) = new();
+            assert_eq!(
+                idle.time_left(start + ms(50), timeouts),
+                Some(ms(10)),
+                "it may be lost directly after the check"
+            );
+            idle.begin_stream();
+            idle.end_stream(true);
+            assert_eq!(idle.time_left(start + ms(50), timeouts), None);
+            assert_eq!(idle.close_if_idle(start + ms(9), timeouts), Some(TICK));
+            idle.begin_use();
+            assert_eq!(idle.close_if_idle(start + ms(50), timeouts), Some(ms(10)));
+            idle.end_use(start + ms(50));
+            idle.extend(start + ms(60));
+            assert_eq!(idle.time_left(start + ms(69), timeouts), Some(TICK));
+            assert!(idle.touch(start + ms(70)));
+            assert!(idle.close_if_idle(start + ms(90), timeouts).is_some());
+            idle.begin_stream();
+            idle.end_stream(true);
+            assert_eq!(idle.close_if_idle(start + ms(90), timeouts), None);
+            idle.end_stream(true);
+            assert!(idle.is_closed());
+        }
+    }
+
+    #[test]
+    fn a_client_is_lost_only_with_its_last_stream_and_only_if_it_disconnects() {
+        let (idle, start) = new();
+        idle.begin_stream();
+        // The client has resumed before its old connection was found to be closed.
+        idle.begin_stream();
+        idle.end_stream(true);
+        idle.end_stream(false);
+        assert!(idle.time_left(start + ms(50), BOTH).is_some());
+        idle.begin_stream();
+        idle.end_stream(true);
+        assert_eq!(idle.time_left(start + ms(50), BOTH), None);
+        assert!(idle.time_left(start + ms(50), TIME).is_some());
     }
 }

@@ -9,7 +9,6 @@ use std::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use futures_util::{
@@ -30,6 +29,7 @@ use tracing::warn;
 
 use super::{
     early_stream_end::EarlyStreamEnds,
+    idle::IdleTimeouts,
     replay,
     resume_queue::ResumeQueue,
     serve_tasks::ServeTasks,
@@ -266,7 +266,7 @@ impl<M: SessionManager> ManagerInner<M> {
     pub(super) fn open_session(
         self: &Arc<Self>,
         id: SessionId,
-        idle_timeout: Option<Duration>,
+        idle_timeouts: IdleTimeouts,
         listeners: Arc<[SessionListener]>,
     ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
@@ -274,7 +274,7 @@ impl<M: SessionManager> ManagerInner<M> {
             self.early_ends.store(true, Ordering::Relaxed);
         }
         let early_ends = EarlyStreamEnds::new(self.early_ends.clone());
-        let session = Session::new(id, idle_timeout, this, early_ends, listeners);
+        let session = Session::new(id, idle_timeouts, this, early_ends, listeners);
         let session = Arc::new(session);
         self.sessions.add(session.clone());
         session.start_idle_timer(&self.timer);

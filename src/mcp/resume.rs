@@ -93,7 +93,13 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             }
             (None, resumed) => {
                 let stream = self.attach(resumed?);
-                without_suppressed(stream, self.used).right_stream()
+                let is_standalone = self.is_standalone();
+                let used = if is_standalone {
+                    self.used.map(SessionUse::of_standalone_stream)
+                } else {
+                    self.used
+                };
+                without_suppressed(stream, used).right_stream()
             }
         };
         // Released after the attach, so that the next resume is the newer generation.
@@ -107,6 +113,11 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
             Some(seal) => seal.open(&self.last_event_id),
             None => Some(&self.last_event_id),
         }
+    }
+
+    /// Returns `true` if the event is of a standalone stream. Only rmcp's own event ids show this: those of a call have a slash.
+    fn is_standalone(&self) -> bool {
+        self.shared.is_local_manager() && !self.last_event_id.contains('/')
     }
 
     fn match_event(&self) -> EventMatch<Exchange> {

@@ -24,7 +24,7 @@ use super::{
     answers,
     early_stream_end::EarlyStreamEnds,
     id_hash::{self, IdHasher},
-    idle::IdleTracker,
+    idle::{IdleTimeouts, IdleTracker},
     replay::TextArena,
     suppress::Suppressed,
 };
@@ -41,7 +41,7 @@ use crate::{
     },
 };
 
-/// Minimum idle timeout: 100 ms. The timer checks a session in use once per idle timeout.
+/// Minimum of both idle timeouts: 100 ms. The timer checks a session in use once per shortest timeout.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The open sessions of a manager.
@@ -62,8 +62,7 @@ pub(super) struct Session {
     idle: IdleTracker,
     /// Request ids of the pending cancels of the session.
     pending_cancels: watch::Sender<Vec<RequestId>>,
-    /// Time without a use after which the session is closed.
-    idle_timeout: Option<Duration>,
+    idle_timeouts: IdleTimeouts,
     timer: OnceLock<TimerHandle>,
     owner: Weak<dyn Owner>,
     listeners: Arc<[SessionListener]>,
@@ -82,7 +81,20 @@ enum Notified {
 }
 
 /// A use of a session. The session is not idle before the drop.
-pub(super) struct SessionUse(Arc<Session>);
+pub(super) struct SessionUse {
+    session: Arc<Session>,
+    stream: ClientStream,
+}
+
+/// The stream that the client reads while it uses its session. Not recorded without a lost timeout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClientStream {
+    None,
+    /// It ends with the answer.
+    OfCall,
+    /// It ends only when the client disconnects, or with the session.
+    Standalone,
+}
 
 /// A pending cancel of a session.
 pub(super) struct PendingCancelGuard {
@@ -137,7 +149,7 @@ impl Sessions {
     pub(super) fn begin_use(&self, id: &str) -> Option<SessionUse> {
         let session = self.find(id)?;
         session.idle.begin_use();
-        Some(SessionUse(session))
+        Some(SessionUse::begun(session))
     }
 
     /// Removes a session, to be [reported](Session::notify_closed) once the inner manager has closed it.
@@ -199,7 +211,7 @@ fn read(shard: &RwLock<ById>) -> RwLockReadGuard<'_, ById> {
 impl Session {
     pub(super) fn new(
         id: SessionId,
-        idle_timeout: Option<Duration>,
+        idle_timeouts: IdleTimeouts,
         owner: Weak<dyn Owner>,
         early_ends: EarlyStreamEnds,
         listeners: Arc<[SessionListener]>,
@@ -211,7 +223,7 @@ impl Session {
             text_arena: TextArena::default(),
             idle: IdleTracker::new(Instant::now()),
             pending_cancels: watch::Sender::new(Vec::new()),
-            idle_timeout: idle_timeout.map(|timeout| timeout.max(MIN_IDLE_TIMEOUT)),
+            idle_timeouts: idle_timeouts.at_least(MIN_IDLE_TIMEOUT),
             timer: OnceLock::new(),
             owner,
             listeners,
@@ -256,7 +268,7 @@ impl Session {
 
     /// Starts the timer that closes the session once it is idle.
     pub(super) fn start_idle_timer(self: &Arc<Self>, timer: &Arc<Timer>) {
-        let timeout = self.idle_timeout;
+        let timeout = self.idle_timeouts.shortest();
         if let Some(at) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
             let this: Weak<Self> = Arc::downgrade(self);
             // Called once for each session.
@@ -318,14 +330,13 @@ impl OnDeadline for Session {
     fn on_deadline(&self, lateness: &LatenessTracker, timeliness: Timeliness) -> Option<Rearm> {
         let now = lateness.now();
         let owner = self.owner.upgrade()?;
-        let idle_timeout = self.idle_timeout?;
         if owner.is_awaited(&self.id, now) {
             // The end of that wait may not be observed, so the idle timeout restarts now.
-            self.idle.touch(now);
+            self.idle.extend(now);
         }
         let left = match timeliness {
-            Timeliness::Late | Timeliness::Delayed => self.idle.time_left(now, idle_timeout),
-            Timeliness::OnTime => self.idle.close_if_idle(now, idle_timeout),
+            Timeliness::Late | Timeliness::Delayed => self.idle.time_left(now, self.idle_timeouts),
+            Timeliness::OnTime => self.idle.close_if_idle(now, self.idle_timeouts),
         };
         match (left, timeliness) {
             (Some(left), _) => now.checked_add(left).map(Rearm::At),
@@ -342,11 +353,45 @@ impl OnDeadline for Session {
 
 // === impl SessionUse ===
 
+impl SessionUse {
+    fn begun(session: Arc<Session>) -> Self {
+        Self {
+            session,
+            stream: ClientStream::None,
+        }
+    }
+
+    /// Returns the use by the client that reads the stream of a call.
+    pub(super) fn of_call_stream(self) -> Self {
+        self.of_stream(ClientStream::OfCall)
+    }
+
+    /// Returns the use by the client that reads a standalone stream.
+    pub(super) fn of_standalone_stream(self) -> Self {
+        self.of_stream(ClientStream::Standalone)
+    }
+
+    fn of_stream(mut self, stream: ClientStream) -> Self {
+        if self.idle_timeouts.lost.is_some() {
+            self.idle.begin_stream();
+            self.stream = stream;
+        }
+        self
+    }
+
+    /// Records that the client has disconnected from its stream. The session is still in use.
+    pub(super) fn on_disconnect(&mut self) {
+        if mem::replace(&mut self.stream, ClientStream::None) != ClientStream::None {
+            self.idle.end_stream(true);
+        }
+    }
+}
+
 impl Clone for SessionUse {
-    /// Begins another use of the same session.
+    /// Begins another use of the same session, without a stream.
     fn clone(&self) -> Self {
-        self.0.idle.begin_use();
-        Self(self.0.clone())
+        self.idle.begin_use();
+        Self::begun(self.session.clone())
     }
 }
 
@@ -354,12 +399,17 @@ impl Deref for SessionUse {
     type Target = Session;
 
     fn deref(&self) -> &Session {
-        &self.0
+        &self.session
     }
 }
 
 impl Drop for SessionUse {
     fn drop(&mut self) {
+        match self.stream {
+            ClientStream::None => {}
+            ClientStream::OfCall => self.idle.end_stream(false),
+            ClientStream::Standalone => self.idle.end_stream(true),
+        }
         self.idle.end_use(Instant::now());
     }
 }

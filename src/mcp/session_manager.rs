@@ -24,10 +24,11 @@ use rmcp::{
 use super::{
     create_stream::CreateStream,
     event_ids::{EventIds, Seal, Sealed},
+    idle::IdleTimeouts,
     inner::ManagerInner,
     replay,
     resume::ResumeRequest,
-    session::{Session, SessionListener},
+    session::{Session, SessionListener, SessionUse},
     stream::without_suppressed,
     transport::CancellableTransport,
 };
@@ -60,7 +61,7 @@ use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 /// ```
 pub struct CancellableSessionManager<M> {
     shared: Arc<ManagerInner<M>>,
-    idle_timeout: Option<Duration>,
+    idle_timeouts: IdleTimeouts,
     listeners: Arc<[SessionListener]>,
     event_ids: EventIds,
 }
@@ -87,10 +88,9 @@ impl CancellableSessionManager<LocalSessionManager> {
         let idle_timeout = config.keep_alive.take();
         let mut manager = LocalSessionManager::default();
         manager.session_config = config;
-        Self {
-            idle_timeout,
-            ..Self::new(manager)
-        }
+        let mut local = Self::new(manager);
+        local.idle_timeouts.idle = idle_timeout;
+        local
     }
 }
 
@@ -116,7 +116,7 @@ impl<M> CancellableSessionManager<M> {
     pub fn new(manager: M) -> Self {
         Self {
             shared: Arc::new(ManagerInner::new(manager)),
-            idle_timeout: None,
+            idle_timeouts: IdleTimeouts::default(),
             listeners: Arc::default(),
             event_ids: EventIds::of_process(),
         }
@@ -142,7 +142,31 @@ impl<M> CancellableSessionManager<M> {
     /// assert!(format!("{sessions:?}").contains("idle_timeout: Some(900s)"));
     /// ```
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
-        self.idle_timeout = Some(timeout);
+        self.idle_timeouts.idle = Some(timeout);
+        self
+    }
+
+    /// Closes sessions whose client has been gone for `timeout`, at least 100 ms. Applies to sessions created from now on.
+    ///
+    /// Off by default. Many clients never end their sessions. This closes those whose client has disconnected earlier than the
+    /// [`idle_timeout`](Self::idle_timeout) does.
+    ///
+    /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. As
+    /// for the idle timeout, the session has no use meanwhile, so the graces of its calls count first. The session of a client
+    /// that had no stream, or whose streams ended by themselves, only has the idle timeout.
+    ///
+    /// Choose a `timeout` above the reconnect delays of your clients: SDKs reconnect within seconds. A client that returns later
+    /// receives 404, and opens a new session.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    ///
+    /// let sessions = CancellableSessionManager::default().lost_timeout(Duration::from_secs(120));
+    /// assert!(format!("{sessions:?}").contains("lost_timeout: Some(120s)"));
+    /// ```
+    pub fn lost_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeouts.lost = Some(timeout);
         self
     }
 
@@ -154,7 +178,7 @@ impl<M> CancellableSessionManager<M> {
     /// assert!(format!("{sessions:?}").contains("idle_timeout: None"));
     /// ```
     pub fn no_idle_timeout(mut self) -> Self {
-        self.idle_timeout = None;
+        self.idle_timeouts.idle = None;
         self
     }
 
@@ -257,7 +281,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
     ) -> CancellableTransport<M::Transport> {
         let session = self
             .shared
-            .open_session(id, self.idle_timeout, self.listeners.clone());
+            .open_session(id, self.idle_timeouts, self.listeners.clone());
         session.notify_opened(restored);
         CancellableTransport::new(transport, session, self.shared.serve_tasks.clone())
     }
@@ -374,7 +398,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let used = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
         let seal = self.seal_of(id);
-        opened.map_ok(|stream| without_suppressed(Sealed::new(stream, seal), used))
+        opened.map_ok(|stream| {
+            let used = used.map(SessionUse::of_standalone_stream);
+            without_suppressed(Sealed::new(stream, seal), used)
+        })
     }
 
     async fn resume(
@@ -418,7 +445,8 @@ impl<M> fmt::Debug for CancellableSessionManager<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CancellableSessionManager")
             .field("sessions", &self.shared.sessions.len())
-            .field("idle_timeout", &self.idle_timeout)
+            .field("idle_timeout", &self.idle_timeouts.idle)
+            .field("lost_timeout", &self.idle_timeouts.lost)
             .finish_non_exhaustive()
     }
 }
@@ -450,7 +478,9 @@ mod tests {
         });
         let (id, _transport) = manager.inner().create_session().await.unwrap();
         let listeners = manager.listeners.clone();
-        let session = manager.shared.open_session(id.clone(), None, listeners);
+        let session = manager
+            .shared
+            .open_session(id.clone(), IdleTimeouts::default(), listeners);
         manager.close_session(&id).await.unwrap();
         assert!(reported.lock().unwrap().is_empty());
 

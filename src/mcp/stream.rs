@@ -14,7 +14,7 @@ use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
 use super::{answers, replay, session::SessionUse};
 use crate::{
-    call::{CallId, CallInfo, DetachCause},
+    call::{CallId, CallInfo, CancelReason, DetachCause},
     exchange::{Attachment, Exchange},
     registry::{EventIdFormat, NO_GENERATION, numbers},
     timer::Migration,
@@ -59,6 +59,11 @@ enum StreamReader {
 
 impl<S: Stream<Item = ServerSseMessage> + Send + 'static> CallStream<S> {
     pub(super) fn new(stream: S, call: Option<BoundCall>, used: Option<SessionUse>) -> Self {
+        let used = if call.is_some() {
+            used.map(SessionUse::of_call_stream)
+        } else {
+            used
+        };
         Self {
             stream: Some(Box::pin(stream)),
             call,
@@ -108,7 +113,13 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         // In this order, so that a detached call always has a reader that observes its end.
         call.set_background_reader();
         call.attachment.drop_stream();
-        if call.attachment.exchange.signal.reason().is_none() {
+        let cancelled = call.attachment.exchange.signal.reason();
+        if matches!(cancelled, None | Some(CancelReason::ClientDisconnected))
+            && let Some(used) = &mut self.used
+        {
+            used.on_disconnect();
+        }
+        if cancelled.is_none() {
             let registry = call.attachment.exchange.registry().clone();
             let task = read_in_background(stream, call, self.used.take());
             registry.timer().spawn(Migration::Always, task);

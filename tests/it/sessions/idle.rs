@@ -16,14 +16,14 @@ use crate::{
 };
 
 /// The default of both rmcp and this crate.
-const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
+pub(super) const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
 
 /// Resolution to which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
+pub(super) const TICK: Duration = Duration::from_millis(1);
 
 /// The first stream of a session, and its first event.
 const STREAM: u64 = 0;
-const FIRST_EVENT: &str = "0/0";
+pub(super) const FIRST_EVENT: &str = "0/0";
 
 /// How long rmcp lets handlers run on in a session that ends.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -502,7 +502,7 @@ pub(super) fn by_default() -> Plan {
 }
 
 /// Starts call 1 and disconnects its client, which may resume.
-async fn detach(setup: &Setup, mcp: &Mcp) {
+pub(super) async fn detach(setup: &Setup, mcp: &Mcp) {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;
     call.event().await.expect("the priming event");
@@ -536,7 +536,7 @@ pub(super) async fn is_open(setup: &Setup, mcp: &Mcp) -> bool {
         .contains_key(id)
 }
 
-async fn closed(setup: &Setup, mcp: &Mcp) {
+pub(super) async fn closed(setup: &Setup, mcp: &Mcp) {
     soon("the session is closed", async || !is_open(setup, mcp).await).await;
 }
 
