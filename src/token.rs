@@ -83,7 +83,7 @@ impl CallToken {
         self.0.signal.reason()
     }
 
-    /// Waits until the call is cancelled. Never returns if it completes.
+    /// Waits until the call is cancelled. Never returns if the call completes.
     ///
     /// # Cancel safety
     ///
@@ -133,7 +133,7 @@ impl CallToken {
     ///
     /// # Errors
     ///
-    /// Returns the reason of the cancel. If the call is already cancelled, the future is not polled.
+    /// Returns the reason for the cancel. If the call is already cancelled, the future is not polled.
     ///
     /// # Cancel safety
     ///
@@ -153,18 +153,19 @@ impl CallToken {
 
     /// Runs `clean_up` once if the call is cancelled.
     ///
-    /// For example, it releases a lock, removes a temporary file, stops billing, or notifies another server.
+    /// Use it to release a lock, remove a temporary file, stop billing, or notify another server, for example.
     ///
-    /// The clean-up receives the reason. It runs even if the handler ignores its token, was dropped or has returned. If the call
-    /// is already cancelled, it runs at once. If the call completes, it is dropped without a run, together with everything that
-    /// it owns.
+    /// The clean-up receives the reason. It runs even if the handler ignores its token, was dropped or has returned. If the
+    /// call is already cancelled, the clean-up runs at once. If the call completes, the clean-up is dropped without running,
+    /// together with everything that it owns.
     ///
-    /// It runs on a task of the runtime on which the call was cancelled. If that runtime stalls or ends before the
-    /// clean-up starts, it runs on another runtime that serves requests.
+    /// It runs on a task of the runtime on which the call was cancelled. If that runtime stalls or ends before the clean-up
+    /// starts, another runtime that serves requests runs it.
     ///
-    /// A call may have several clean-ups. They run side by side, in no order, and a panic in one does not affect the others. What
-    /// must run in *any* case belongs in a destructor in the handler. A clean-up should not own a `CallToken` of its own call. If
-    /// the end of the call is never observed, the two keep each other alive.
+    /// A call may have several clean-ups. They run concurrently, in no particular order, and a panic in one does not affect
+    /// the others. Code that must run in *every* case, cancelled or not, belongs in a destructor in the handler. A clean-up
+    /// should not own a `CallToken` of its own call: if the end of the call is never observed, the clean-up and the token keep
+    /// each other alive.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
@@ -211,12 +212,12 @@ impl CallToken {
 
     /// Marks the call as answered.
     ///
-    /// For a gateway between the layer and its server that keeps reading the answer after the client disconnected, and replays it
-    /// to a client that resumes.
+    /// A gateway between the layer and its server calls this when it has the answer, if it keeps reading after the client has
+    /// disconnected and replays the answer to a client that resumes.
     ///
     /// The call ends as completed. Its grace and its pending resumes end, no cancel is injected, the token does not fire, and
     /// clean-ups are dropped. A later resume is passed on unchanged, and the gateway decides what its client receives. An
-    /// earlier cancel still holds, even if its token fires only now.
+    /// earlier cancel still stands, even if the token has yet to fire.
     ///
     /// ```
     /// use std::convert::Infallible;
@@ -258,8 +259,8 @@ impl CallToken {
     ///
     /// This method may be called at any time, and more than once.
     ///
-    /// - If the layer has not parsed the request's body yet, the call is reported as started and completed once it is parsed. It
-    ///   is never in flight.
+    /// - If the layer has not parsed the request's body yet, the call is reported as started and completed once the body is
+    ///   parsed. The call is never in flight.
     /// - If the request has no call (a plain route, `initialize`, a notification, a resume, a body that cannot be parsed), the
     ///   token does not fire any more, and nothing else changes.
     /// - If the call has ended, nothing changes. An answer that a session manager observed first stays retained.
@@ -343,7 +344,7 @@ mod extract {
 
     use super::CallToken;
 
-    /// The error of a handler that takes a [`CallToken`] on a route without
+    /// The rejection of a request whose handler takes a [`CallToken`], on a route without
     /// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). Its response has the status 500. A handler that takes an
     /// `Option<CallToken>` also serves such routes.
     ///

@@ -125,7 +125,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_CALL_TIMEOUT", value_name = "TIME", value_parser = value::time)]
     pub call_timeout: Option<Duration>,
 
-    /// Tool whose calls no disconnect cancels
+    /// Tool whose calls a disconnect does not cancel
     #[arg(
         long,
         env = "MCP_PROXY_EXEMPT",
@@ -185,7 +185,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_CWD", value_name = "DIRECTORY")]
     pub cwd: Option<PathBuf>,
 
-    /// Host name that clients use, with or without a port; required to listen on other addresses than loopback
+    /// Host name that clients use, with or without a port; required to listen on addresses other than loopback
     #[arg(long, env = "MCP_PROXY_ALLOW_HOST", value_name = "HOST", value_delimiter = ',', value_parser = value::host)]
     pub allow_host: Vec<String>,
 
@@ -197,7 +197,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', value_parser = value::origin)]
     pub allow_origin: Vec<String>,
 
-    /// Header of every request to the upstream, as NAME: VALUE, in place of the one that the client sends
+    /// Header to send with every request to the upstream, as NAME: VALUE, in place of the client's own
     #[arg(long, env = "MCP_PROXY_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = value::header)]
     pub header: Vec<(HeaderName, HeaderValue)>,
 
@@ -205,7 +205,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]
     pub admin: Option<SocketAddr>,
 
-    /// How long calls may continue after a signal; the whole shutdown takes at most 10 s, or this and 2 s
+    /// How long calls may continue after a signal; the whole shutdown takes at most 10 s, or this time plus 2 s if that is longer
     #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
     pub drain: Duration,
 

@@ -40,7 +40,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub(crate) struct Graces(Arc<Config>);
 
-/// A service that keeps the connections of calls that no disconnect cancels.
+/// A service that keeps open the connections of calls that a disconnect must not cancel.
 #[derive(Debug, Clone)]
 pub(crate) struct KeepRunning<S> {
     inner: S,
@@ -90,7 +90,7 @@ impl Graces {
         };
         tokio::spawn(detached.read().in_current_span());
         response.await.unwrap_or_else(|_| {
-            // The layer answers a call whose token has fired.
+            // The client normally does not get this, because the layer itself answers a call whose token has fired.
             refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
         })
     }

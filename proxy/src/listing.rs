@@ -1,6 +1,7 @@
-//! Warns of tools that options name and the server does not list: misspelt names, or those of another server.
+//! Warns about tools that an option names but the server does not list, because their names are misspelt or belong to another
+//! server.
 //!
-//! Only the first complete list of tools is copied and compared.
+//! After the first complete list of tools, bodies are no longer copied.
 
 use std::{
     collections::BTreeSet,
@@ -82,7 +83,7 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Creates a service that warns of the tools in `unlisted` that `inner` does not list.
+    /// Creates a service that warns about the tools in `unlisted` that `inner` does not list.
     pub(crate) fn new(inner: S, unlisted: impl IntoIterator<Item = String>) -> Self {
         let unlisted = UnlistedTools(Arc::new(Mutex::new(unlisted.into_iter().collect())));
         Self { inner, unlisted }
@@ -130,7 +131,7 @@ impl UnlistedTools {
         lock(&self.0).is_empty()
     }
 
-    /// Removes the tools of a page, and warns of the rest if it is the last page.
+    /// Removes the tools of a page, and warns about the rest if it is the last page.
     fn observe(&self, page: &Tools<'_>) {
         let mut unlisted = lock(&self.0);
         for tool in &page.tools {

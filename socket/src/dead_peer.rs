@@ -1,8 +1,9 @@
 //! The socket options that detect a dead peer.
 //!
-//! Both are needed. `SO_KEEPALIVE` probes an idle connection, and is suspended while sent data is unacknowledged.
-//! `TCP_USER_TIMEOUT` limits the time of unacknowledged data, and has no effect while no data is sent. Either option alone
-//! misses half of the cases for the 15 minutes that the kernel retries by default.
+//! Two options are needed. `SO_KEEPALIVE` probes an idle connection, and is suspended while sent data is unacknowledged.
+//! `TCP_USER_TIMEOUT` limits how long sent data may stay unacknowledged, and on its own has no effect on an idle connection.
+//! Without the first, a dead peer on an idle connection is never detected. Without the second, one that does not acknowledge
+//! data is detected only after the kernel's own retries, about 15 minutes by default.
 
 #[cfg(unix)]
 use std::os::fd::AsFd;
@@ -16,7 +17,7 @@ use socket2::{SockRef, TcpKeepalive};
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel detect a dead peer although no packet reports it.
+/// Makes the kernel detect a dead peer even if no packet reports the peer's end.
 ///
 /// For example, a cable was pulled, a NAT dropped the connection, or a machine lost power.
 ///
@@ -39,7 +40,7 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// # The time to detection
 ///
-/// The time counts from the last packet of the peer; *w* is the time until the first write after it:
+/// The time is counted from the last packet from the peer; *w* is the time from that packet to the next write:
 ///
 /// - nothing is written: idle + interval × probes, 90 s by default;
 /// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that writes a
@@ -63,14 +64,14 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 ///
 /// The options cannot distinguish a dead peer from one that is unreachable for a while. In a test, a user timeout of 5 s closed
 /// connections after an outage of 4.5 s that had already ended. It also closed the connections of clients that did not read for
-/// 8 s. The default outlasts a change of networks, a closed laptop and a long pause in a debugger.
+/// 8 s. The default outlasts a change of networks, and a client that a debugger or a closed laptop lid pauses for a minute.
 ///
 /// # Clients that do not read
 ///
 /// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, although the peer acknowledges each probe. So the
 /// kernel resets a client that is alive but does not read for the user timeout, whatever the server allows. If the server has a
-/// timeout of its own for clients that do not read, keep the user timeout above it. If clients may pause as they like, set a zero
-/// user timeout. The kernel then gives up a dead peer after its own retries, about 15 min.
+/// timeout of its own for clients that do not read, keep the user timeout above it. If clients may pause for as long as they
+/// like, set a zero user timeout. The kernel then gives up on unacknowledged data after its own retries, about 15 min.
 ///
 /// # HTTP/2
 ///
@@ -137,14 +138,14 @@ impl DeadPeer {
         self
     }
 
-    /// Sets how many probes in a row must stay unanswered (`TCP_KEEPCNT`), 1 to 127 on Linux.
+    /// Sets how many probes in a row may stay unanswered before the kernel gives up (`TCP_KEEPCNT`), 1 to 127 on Linux.
     pub fn probes(mut self, probes: u32) -> Self {
         self.probes = probes;
         self
     }
 
-    /// Sets how long sent data may stay unacknowledged, or unread by a peer whose receive window is full (`TCP_USER_TIMEOUT`). Zero
-    /// keeps the kernel's own limit.
+    /// Sets how long sent data may stay unacknowledged, or unsent while the peer's receive window is full
+    /// (`TCP_USER_TIMEOUT`). Zero keeps the kernel's own limit.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
         self
@@ -182,7 +183,7 @@ impl DeadPeer {
         // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own options, which socket2 lacks.
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
-            // The kernel counts milliseconds, and zero means no limit.
+            // The kernel counts milliseconds, and takes zero for its own limit. So less than a millisecond becomes one.
             let limit = self
                 .user_timeout
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);

@@ -7,16 +7,16 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// Delay after an accept error that is not that of a single connection: 1 s.
+/// Delay after an accept error that does not concern a single connection: 1 s.
 ///
 /// An immediate retry would spin, for example with too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.
 ///
-/// It detects a disconnect even while hyper is not reading: the next request is buffered, or the handler left the request body
-/// unread. With a plain `TcpListener`, such a disconnect is detected only when a write fails,
-/// and never without a write.
+/// On Linux and Android, the peer detects a disconnect even while hyper is not reading, because the next request is buffered
+/// or the handler has left the request body unread. With a plain `TcpListener`, such a disconnect is detected only when a
+/// write fails, and never without a write.
 ///
 /// An accept loop puts the peer of the stream into the extensions of each of its requests:
 ///

@@ -17,9 +17,9 @@ use tokio::net::TcpStream;
 
 /// The client's end of a connection.
 ///
-/// With an accept loop of your own, put [`WatchedStream::peer`](super::WatchedStream::peer) into the extensions of every
+/// In an accept loop of your own, put [`WatchedStream::peer`](super::WatchedStream::peer) into the extensions of every
 /// request. With the feature `axum`, [`WatchedListener`](super::WatchedListener) and
-/// `into_make_service_with_connect_info::<Peer>()` do that, as `ConnectInfo<Peer>`. A handler may use it too:
+/// `into_make_service_with_connect_info::<Peer>()` insert a `ConnectInfo<Peer>` instead. A handler may use the peer too:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -56,7 +56,8 @@ pub struct Peer {
 /// A stream, shared by its owner and the tasks that await its peer.
 pub(super) struct SharedStream {
     pub(super) stream: TcpStream,
-    /// Set when the [`WatchedStream`](super::WatchedStream) is dropped. From then on, this side closes the socket.
+    /// Set when the [`WatchedStream`](super::WatchedStream) is dropped. A read side that closes after that was closed by this
+    /// side.
     pub(super) is_dropped: AtomicBool,
 }
 
@@ -130,19 +131,20 @@ impl Peer {
 
     /// Waits until the peer has closed the connection, as far as the kernel knows.
     ///
-    /// That is a FIN or an RST of the peer, or the end of the kernel's retries (see [`DeadPeer`](super::DeadPeer)).
+    /// The kernel learns this from a FIN or an RST from the peer, or gives up after its own retries (see
+    /// [`DeadPeer`](super::DeadPeer)).
     ///
-    /// This needs no read or write, and works although bytes of the peer are unread. [`WatchedStream`](super::WatchedStream) has
-    /// an example.
+    /// This needs no read or write, and works even while bytes from the peer are unread.
+    /// [`WatchedStream`](super::WatchedStream) has an example.
     ///
-    /// - It never returns if this side closes the connection first. It then releases the socket.
-    /// - A peer that closes only its own direction and still reads counts as disconnected, as it does for hyper. Do not await this on a
-    ///   server that sets hyper's `half_close`.
+    /// - If this side closes the connection first, the future releases the socket and never returns.
+    /// - A peer that shuts down only its sending side, and still reads, counts as disconnected, as it does for hyper. Do not
+    ///   await this on a server that sets hyper's `half_close`.
     /// - It works on Linux and Android. Elsewhere it never returns.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when this future is dropped. Any number of them may wait at the same time.
+    /// Nothing is lost when this future is dropped. Any number of these futures may wait at the same time.
     pub async fn closed(&self) {
         if let Some(shared) = self.shared.upgrade()
             && shared.closed_by_peer().await
@@ -198,7 +200,7 @@ impl SharedStream {
         }
     }
 
-    /// Returns `true` if the peer has closed the read side, without waiting.
+    /// Returns `true` if the peer has closed the read side. Does not wait for that.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
         closed.is_ok() && !self.is_dropped.load(Ordering::Acquire)

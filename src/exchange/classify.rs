@@ -28,7 +28,7 @@ impl Exchange {
         Self::of_parts(shared, session, revision, date, kind)
     }
 
-    /// Creates the exchange of a request that the layer itself sends. It has ended already, so its token never fires.
+    /// Creates the exchange of a request that the layer itself sends. The exchange starts ended, so its token never fires.
     pub(crate) fn of_replay(shared: Arc<LayerShared>) -> Self {
         let session = SessionHeader::None;
         let revision = Revision::WithSessions;

@@ -1,9 +1,10 @@
 //! Events as log lines. A cancel is logged at level info, because it is the purpose of the layer and not an error.
 //!
-//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may send texts that would break a log, so
-//! they pass through [`sanitize`]. Header values are not logged, and session ids only as [`SessionIds`] allows.
+//! Where OpenTelemetry's conventions (MCP, JSON-RPC, GenAI) define a name for a field, the field has that name. A client may
+//! send text that would break a log line, so such text passes through [`sanitize`]. No header value is logged except session
+//! ids, and those only as [`SessionIds`] allows.
 //!
-//! A subscriber that panics, as one that prints to a closed stderr does, affects no call.
+//! A subscriber that panics, for example because it prints to a closed stderr, does not affect any call.
 
 use std::{
     borrow::Cow,
@@ -28,7 +29,7 @@ const MAX_TEXT: usize = 128;
 
 /// Maximum number of characters of a session id that are logged: 4,096.
 ///
-/// An id may be a signed token, which differs from others only at its end. By default, proxies refuse headers that are longer.
+/// Chosen because an id may be a signed token, which differs from others only at its end. Such tokens are rarely longer.
 const MAX_SESSION_ID: usize = 4_096;
 
 /// How the layer's log shows session ids. A client that knows such an id can act for the session.
@@ -48,13 +49,13 @@ pub enum SessionIds {
     /// They relate the lines of a session to one another, and are of no other use.
     #[default]
     Hashed,
-    /// The plain ids, to join the log with that of clients or proxies: up to 4,096 characters of each.
+    /// The plain ids, to join the log with those of clients or proxies: up to 4,096 characters of each.
     Verbatim,
     /// No ids.
     Omitted,
 }
 
-/// How a handler ended, if not by itself.
+/// How a handler ended, if it did not return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandlerEnd {
     /// It ignored the cancel of its call, and was dropped.
@@ -194,7 +195,7 @@ fn lasted(detachment: Detachment) -> tracing::field::DebugValue<Duration> {
     tracing::field::debug(detachment.lasted())
 }
 
-/// Logs that a stream without a call was closed, because its client did not read it.
+/// Logs that a stream without a call was closed because its client did not read it.
 pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     debug!(
         target: "mcp_cancel_on_disconnect",
@@ -227,9 +228,9 @@ pub(crate) fn log_evicted(answers: u64) {
     });
 }
 
-/// Returns the text as one line of any log, truncated after [`MAX_TEXT`] characters.
+/// Returns the text in a form that stays on one line of any log, truncated after [`MAX_TEXT`] characters.
 ///
-/// Control characters, line separators and marks of text direction are escaped.
+/// Control characters, line separators, bidirectional formatting characters and combining marks are escaped.
 fn sanitize(text: &str) -> Cow<'_, str> {
     sanitize_up_to(MAX_TEXT, text)
 }
@@ -245,7 +246,7 @@ fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
     for character in characters.by_ref().take(max) {
         match character {
             ' '..='~' => displayed.push(character),
-            // Escapes invisible characters, and leaves the letters of all languages unchanged.
+            // Escapes invisible characters and combining marks, and leaves almost all letters unchanged.
             other => displayed.extend(other.escape_debug()),
         }
     }
@@ -258,7 +259,7 @@ fn sanitize_up_to(max: usize, text: &str) -> Cow<'_, str> {
 // === impl HandlerEnd ===
 
 impl HandlerEnd {
-    /// Logs the end. `call` is `None` for a handler that is not served through the layer.
+    /// Logs the end. `call` is `None` if the layer does not know the handler's call.
     pub(crate) fn log(
         self,
         call: Option<(&CallInfo, SessionIds)>,
@@ -292,7 +293,7 @@ impl HandlerEnd {
 impl SessionIds {
     /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
     ///
-    /// With this text, other logs and pages about a session can be joined with the layer's lines. The hash of an id is the same
+    /// Use this text to relate other logs, or pages about a session, to the layer's lines. The hash of an id is the same
     /// within a process, and differs in every other process.
     ///
     /// ```

@@ -1,11 +1,11 @@
 //! The answers of ended calls, both waiting and written.
 //!
-//! 1. A place is reserved when a call has ended, and orders the queue. An answer keeps its place until [`KEPT_ANSWER`] after the end of its
-//!    call, written or not, and regardless of failed writes.
-//! 2. Answers that were or may have been written count towards the bounds like those that wait. The bounds limit both the directory and
-//!    this memory.
-//! 3. Beyond a bound the oldest answers are evicted. One that may have been written is removed from the directory. Removals precede writes,
-//!    so the directory does not exceed the bounds by more than what is in flight.
+//! 1. A place is reserved when a call has ended, and places order the queue. Unless it is evicted, an answer keeps its place until
+//!    [`KEPT_ANSWER`] after the end of its call, written or not, and regardless of failed writes.
+//! 2. Answers that were or may have been written count towards the bounds like those that wait. The bounds limit both the directory and the
+//!    memory of this instance.
+//! 3. Beyond a bound the oldest answers are evicted. An evicted answer that may have been written is also removed from the directory.
+//!    Removals precede writes, so the directory does not exceed the bounds by more than what is in flight.
 //! 4. A failure pauses the queue for [`RETRY_DELAY`].
 //! 5. A written answer stays in memory, because all answers are written again after the directory has lost data
 //!    ([`AnswerQueue::write_again`]).
@@ -32,7 +32,7 @@ pub(super) const MAX_OF_SESSION: usize = 1024 * 1024;
 /// Maximum size of all answers of an instance: 64 MiB.
 pub(super) const MAX_IN_ALL: usize = 64 * 1024 * 1024;
 
-/// Size that an answer counts in addition to its bytes: 256.
+/// Size that is added to the bytes of each answer: 256.
 ///
 /// Chosen because a key in the directory costs about as much. It also bounds the number of answers.
 pub(super) const OVERHEAD: usize = 256;
@@ -48,9 +48,9 @@ pub(super) const MAX_IN_FLIGHT: usize = 256;
 /// Delay after a failure before the directory is tried again: 500 ms.
 pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Time after the end of its call after which an unwritten answer is late: 1 s.
+/// How long after the end of its call an unwritten answer is late: 1 s.
 ///
-/// Chosen because a write that succeeds takes less, so an instance whose directory accepts answers is never late.
+/// Chosen because a write usually takes less, so the answers of an instance whose directory accepts them are rarely late.
 const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
 /// The answers of one instance, from the ends of their calls until they expire or are evicted.
@@ -105,7 +105,7 @@ pub(super) enum Bound {
     Time,
 }
 
-/// An operation of the directory.
+/// An operation on the directory.
 #[derive(Debug)]
 pub(super) struct Operation {
     pub(super) key: AnswerKey,
@@ -170,11 +170,12 @@ impl AnswerQueue {
         }
     }
 
-    /// Puts an answer in its place. Returns the bound because of which an answer was evicted.
+    /// Puts an answer in its place. Returns the bound that was exceeded, if any.
     ///
     /// # Edge cases
     ///
-    /// A key that has a place already keeps its place and its answer. An answer larger than [`MAX_OF_SESSION`] is not queued.
+    /// A key that has a place already keeps its place and its answer. An answer that is larger than [`MAX_OF_SESSION`], including its
+    /// [`OVERHEAD`], exceeds the bound and is not queued.
     pub(super) fn put(&mut self, place: Place, key: AnswerKey, text: Bytes) -> Option<Bound> {
         let size = text.len() + OVERHEAD;
         if size > MAX_OF_SESSION {
@@ -200,7 +201,7 @@ impl AnswerQueue {
         self.enforce_bounds(key.session)
     }
 
-    /// Removes expired answers. Returns `true` if one of them was never written.
+    /// Removes expired answers. Returns `true` if one of them was not known to be in the directory.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         let mut has_unwritten = false;
         while let Some((&number, queued)) = self.answers.first_key_value()
@@ -261,7 +262,7 @@ impl AnswerQueue {
         })
     }
 
-    /// Queues everything again that was written, or is in flight.
+    /// Queues again everything that was written. What is in flight is queued again when its operation ends.
     pub(super) fn write_again(&mut self) {
         self.losses += 1;
         for (number, queued) in &mut self.answers {
@@ -298,7 +299,7 @@ impl AnswerQueue {
                 queued.state = State::Failed;
                 self.waiting.insert(number);
             }
-            // The answer was evicted while it was written, or its removal failed.
+            // The answer was evicted while it was being written, or its removal failed.
             _ if (is_write || !is_done) && place.expires > now => {
                 let expires = place.expires;
                 self.removals.insert(number, Removal { key, expires });
@@ -307,7 +308,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Returns the time of the next work, if nothing else happens before.
+    /// Returns when there is work next, unless something else happens first.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let queued = self
             .answers
@@ -318,7 +319,7 @@ impl AnswerQueue {
         expires.chain(self.paused_until).min()
     }
 
-    /// Returns the place after all places that are reserved by now.
+    /// Returns the place after all that have been reserved so far.
     pub(super) fn end(&self) -> u64 {
         self.next_place
     }
@@ -328,7 +329,7 @@ impl AnswerQueue {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
 
-    /// Returns `true` if an answer is late, because the directory has refused it or lost it.
+    /// Returns `true` if an answer is late: not known to be in the directory [`LATE_THRESHOLD`] after the end of its call.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));
@@ -375,7 +376,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Removes an answer from all collections and counts. Its key is not free yet.
+    /// Removes an answer from all collections except `places`, and from all totals. Its key is not free yet.
     fn take_queued(&mut self, number: u64) -> Option<QueuedAnswer> {
         let queued = self.answers.remove(&number)?;
         self.waiting.remove(&number);

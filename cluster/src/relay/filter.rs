@@ -1,6 +1,6 @@
 //! A filter of the addresses of peers, for incoming connections and for relays.
 //!
-//! Without it, a writer to the directory could choose the addresses to which requests and their credentials are relayed.
+//! Without it, anyone who can write to the directory could choose the addresses to which requests and their credentials are relayed.
 
 use std::{
     fmt,
@@ -28,7 +28,7 @@ impl PeersFilter {
     }
 }
 
-/// Private networks (RFC 1918, RFC 4193) and this machine. Link-local addresses are excluded, because clouds serve credentials on them.
+/// Private networks (RFC 1918, RFC 4193) and loopback. Link-local addresses are excluded, because clouds serve credentials on them.
 impl Default for PeersFilter {
     fn default() -> Self {
         Self::new(|address| match address {

@@ -1,9 +1,11 @@
 //! Resumes of calls that run here, and of calls that ended with a former incarnation.
 //!
-//! 1. An event of the current generation of a session is passed on under the id that the session manager gave it.
-//! 2. An event of another generation (of another incarnation, or from before the session was restored here) is not passed on. The session
-//!    manager could mistake it for an event of another call. The client gets the kept answer, or the error that its server no longer runs,
-//!    and the stream ends. This requires that the application has accepted the request, so that its checks of clients apply.
+//! 1. The id of an event of the session's current generation is passed on in the form that the session manager gave it.
+//! 2. The id of an event of another generation (of another incarnation, or from before the session was restored here) is not passed on,
+//!    because the session manager could mistake it for that of another call's event. If the event belongs to a call, the client gets the
+//!    kept answer, or an error stating that the server no longer runs, and the stream ends. Either is sent only if the application accepts
+//!    the request, so that the application's own checks of its clients apply. If the event belongs to no call, the client gets a new
+//!    stream.
 //! 3. An event id that no instance created is passed on unchanged.
 
 use axum::body::Body;
@@ -44,9 +46,9 @@ pub(crate) struct LostCall {
 /// The result of [`rewrite_event_id`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RewriteOutcome {
-    /// The head names no event of an instance, or no longer does.
+    /// The head has no event id of an instance, or had the id of an event without a call, which was removed.
     Unchanged,
-    /// An event of this incarnation. The call is `None` if the event belongs to no call.
+    /// An event of the session's current generation. The call is `None` if the event belongs to no call.
     Local(Option<NamedCall>),
     /// An event of a call that ended with another incarnation.
     LostCall(LostCall),
@@ -76,7 +78,7 @@ fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<Rewr
         return Some(RewriteOutcome::Local(event.call));
     }
     let Some(call) = event.call else {
-        // An event of the stream that belongs to no call. A new stream is opened here instead.
+        // An event of the standalone stream, which belongs to no call. Without an event id, the client gets a new one.
         headers.remove(&LAST_EVENT_ID);
         return None;
     };
@@ -90,13 +92,13 @@ fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<Rewr
     }))
 }
 
-/// Returns `true` if a text that a client may have forged is a request id on one line.
+/// Returns `true` if a text is a request id without control characters. A client may have forged the text.
 fn is_request_id(text: &str) -> bool {
     let value = serde_json::from_str(text);
     matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
 }
 
-/// Returns `true` if a response is a stream of events, as that of an accepted resume.
+/// Returns `true` if a response is a stream of events, as the response to an accepted resume is.
 pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
     let content_type = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
@@ -108,7 +110,7 @@ pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
 impl LostCall {
     /// Returns the accepted response with the kept answer or the error as its body.
     ///
-    /// Returns 400 if there is no answer, and no request id for an error.
+    /// Returns 400 if there is neither an answer nor a request id to which an error could be addressed.
     pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
         let Some(events) = self.events(kept) else {
             let mut response = Response::new(Body::from(NO_ANSWER));
@@ -122,7 +124,7 @@ impl LostCall {
         response
     }
 
-    /// Returns the events of the response, `None` if nothing can be addressed to the call.
+    /// Returns the events of the response, or `None` if nothing can be addressed to the call.
     fn events(&self, kept: Option<&Bytes>) -> Option<Vec<u8>> {
         let Some(answer) = kept else {
             // Without an event id, because with one the TypeScript client would retry forever.

@@ -23,15 +23,15 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// Maximum time: a year. Clocks overflow somewhere above.
+/// Maximum time: a year. Chosen because clocks overflow when much longer times are added to them.
 const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Minimum silence of an upstream before its call gets an event stream: 250 ms.
 ///
-/// Chosen because refusals are faster, and pass unchanged.
+/// Chosen because refusals usually arrive sooner, and so pass unchanged.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
-/// Minimum number of bytes that may be kept in all: 1 MiB, the limit of one stream.
+/// Minimum value of `--buffer`: 1 MiB, the limit of one stream.
 const MIN_BUFFER: usize = 1024 * 1024;
 
 type Parsed<T> = Result<T, String>;
@@ -127,7 +127,7 @@ pub(super) fn size(text: &str) -> Parsed<usize> {
     number.checked_mul(1 << shift).ok_or_else(wrong)
 }
 
-/// Parses the number of bytes that may be kept in all.
+/// Parses the value of `--buffer`.
 pub(super) fn buffer(text: &str) -> Parsed<usize> {
     let size = size(text)?;
     if size < MIN_BUFFER {
@@ -173,7 +173,7 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
 
 /// Returns `true` if an authority without a user has a host, followed by nothing or by a valid port.
 ///
-/// [`Authority`] also accepts invalid ports, which a connector replaces by the default port.
+/// [`Authority`] also accepts invalid ports, which a connector replaces with the default port.
 fn is_complete(authority: &Authority) -> bool {
     let host = authority.host();
     let has_port = authority.port_u16().is_some();
