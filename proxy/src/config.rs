@@ -163,6 +163,10 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_SESSION_TIMEOUT", value_name = "TIME", default_value = "30m", value_parser = value::limit)]
     pub session_timeout: Limit,
 
+    /// How long a session may be unused after its client has disconnected, or off (with a command)
+    #[arg(long, env = "MCP_PROXY_LOST_TIMEOUT", value_name = "TIME", default_value = "2m", value_parser = value::limit)]
+    pub lost_timeout: Limit,
+
     /// Maximum number of sessions, each with a process (with a command; an upstream limits its own)
     #[arg(
         long,
@@ -278,9 +282,7 @@ impl Config {
         Ok((config, matches))
     }
 
-    /// Returns the reconnect delay of clients.
-    ///
-    /// The delay follows the shortest grace, because a client has one delay for all its streams.
+    /// Returns the reconnect delay of clients. The shortest grace decides, because a client has one delay for all its streams.
     pub(crate) fn retry(&self) -> Duration {
         let graces = self.timed_graces().map(|(_, grace)| grace / RETRY_DIVISOR);
         graces.fold(MAX_RETRY, Duration::min)
@@ -298,9 +300,8 @@ impl Config {
     }
 
     fn short_grace_warnings(&self) -> Vec<String> {
-        let short = self
-            .timed_graces()
-            .filter(|(_, grace)| *grace < MIN_REACHABLE_GRACE);
+        let graces = self.timed_graces();
+        let short = graces.filter(|(_, grace)| *grace < MIN_REACHABLE_GRACE);
         let texts = short.map(|(tool, grace)| {
             let of = tool
                 .map(|tool| format!(" for the tool {tool:?}"))

@@ -97,6 +97,7 @@ impl Server {
                 let options = Options {
                     max_sessions: config.max_sessions,
                     session_timeout: config.session_timeout.0,
+                    lost_timeout: config.lost_timeout.0,
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };

@@ -25,6 +25,10 @@ fn the_options_of_the_design_have_their_defaults() {
         Limit(Some(Duration::from_secs(30 * 60)))
     );
     assert_eq!(
+        config.lost_timeout,
+        Limit(Some(Duration::from_secs(2 * 60)))
+    );
+    assert_eq!(
         (config.max_sessions, config.drain),
         (256, Duration::from_secs(8))
     );

@@ -20,7 +20,7 @@ use super::{
     input::InputWriter,
     process::{Group, Pipes},
     service::{Inner, Stdio, send_error_response, send_request},
-    session::{EndReason, SendError, Session, key},
+    session::{EndReason, SendError, Session, Timeouts, key},
     stderr_log::SessionLogId,
     task::STOP_TIMEOUT,
 };
@@ -105,11 +105,14 @@ impl Stdio {
                 tracing::error!("cannot start `{}`: {error}", inner.options.program);
                 failed(&format!("the MCP server cannot be started: {error}"))
             })?;
-            let timeout = inner.options.session_timeout.unwrap_or(UNLIMITED);
+            let timeouts = Timeouts {
+                idle: inner.options.session_timeout.unwrap_or(UNLIMITED),
+                lost: inner.options.lost_timeout.unwrap_or(UNLIMITED),
+            };
             let kill_after = inner.options.kill_after;
             let log_id = SessionLogId::of(&session_id);
             let (session, waiting) =
-                Session::new(log_id, streams.clone(), standalone, kill_after, timeout);
+                Session::new(log_id, streams.clone(), standalone, kill_after, timeouts);
             session.prime(&session.standalone);
             let response = send_request(&session, message, parts, line)
                 .map_err(|why| Box::new(send_error_response(id, why)))?;

@@ -38,6 +38,10 @@ pub struct Options {
     pub max_sessions: usize,
     /// How long a session may be unused: 30 minutes. `None` for no limit.
     pub session_timeout: Option<Duration>,
+    /// How long a session may be unused after its client has disconnected: 2 minutes. `None` for no such limit.
+    ///
+    /// A client has disconnected if it had a standalone stream, and has none now. Any request restarts the time.
+    pub lost_timeout: Option<Duration>,
     /// How long a cancelled call may stay unanswered. `None` for no limit, which is the default.
     ///
     /// After that time the process of its session is killed, and with it all other calls of the session. Many servers
@@ -56,6 +60,7 @@ impl Options {
             program,
             max_sessions: 256,
             session_timeout: Some(Duration::from_secs(30 * 60)),
+            lost_timeout: Some(Duration::from_secs(2 * 60)),
             kill_after: None,
         }
     }

@@ -37,7 +37,15 @@ pub(super) struct Session {
     /// Notified when a deadline may be earlier than before.
     pub(super) changed: Notify,
     pub(super) stop: Notify,
-    pub(super) timeout: Duration,
+    pub(super) timeouts: Timeouts,
+}
+
+/// How long a session may be unused.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timeouts {
+    pub(super) idle: Duration,
+    /// After its client has disconnected.
+    pub(super) lost: Duration,
 }
 
 pub(super) struct State {
@@ -57,6 +65,8 @@ pub(super) enum EndReason {
     Deleted,
     /// It was idle for too long.
     Idle,
+    /// Its client has disconnected, and was gone for too long.
+    Lost,
     /// The proxy shuts down. A process has this long to exit after its stdin was closed, and again after SIGTERM.
     Shutdown(Duration),
     /// The leader of the process group has exited.
@@ -91,7 +101,7 @@ impl Session {
         streams: event_store::Session,
         standalone: Stream,
         kill_after: Option<Duration>,
-        timeout: Duration,
+        timeouts: Timeouts,
     ) -> (Self, InputWriter) {
         let (input, waiting) = input::queue();
         let state = State {
@@ -110,7 +120,7 @@ impl Session {
             state: Mutex::new(state),
             changed: Notify::new(),
             stop: Notify::new(),
-            timeout,
+            timeouts,
         };
         (session, waiting)
     }
@@ -259,6 +269,7 @@ impl EndReason {
         match self {
             Self::Deleted => "the session was deleted",
             Self::Idle => "the session was idle for too long",
+            Self::Lost => "the client of the session was gone for too long",
             Self::Shutdown(_) => "the proxy is shutting down",
             Self::Exited => "the MCP server has exited",
             Self::Closed => "the MCP server has closed its stdin or stdout",
@@ -324,7 +335,10 @@ mod tests {
             streams,
             standalone,
             None,
-            Duration::MAX,
+            Timeouts {
+                idle: Duration::MAX,
+                lost: Duration::MAX,
+            },
         );
         let request = Message::read(br#"{"id":1,"method":"tools/call"}"#).unwrap();
         let cancel = br#"{"method":"notifications/cancelled","params":{"requestId":1}}"#.as_slice();

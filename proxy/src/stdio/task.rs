@@ -137,14 +137,20 @@ impl Session {
         self.finish(why, &text);
         let text = match why {
             EndReason::Idle if self.state().is_begun => {
-                format!("idle for {:?} (--session-timeout)", self.timeout)
+                format!("idle for {:?} (--session-timeout)", self.timeouts.idle)
+            }
+            EndReason::Lost => {
+                format!(
+                    "its client was gone for {:?} (--lost-timeout)",
+                    self.timeouts.lost
+                )
             }
             EndReason::Idle => format!("unused for {UNUSED_TIMEOUT:?} after initialize"),
             EndReason::Overdue => format!("{text} (--kill-after)"),
             _ => text,
         };
         match why {
-            EndReason::Deleted | EndReason::Idle | EndReason::Shutdown(_) => {
+            EndReason::Deleted | EndReason::Idle | EndReason::Lost | EndReason::Shutdown(_) => {
                 info!(mcp.session.id = %session, "session ended: {text}")
             }
             _ => warn!(mcp.session.id = %session, "session ended: {text}"),
@@ -280,8 +286,10 @@ impl Session {
                 let now = Instant::now();
                 let is_blocked = self.backpressure.is_on();
                 let due = state.routes.due(now, is_blocked);
-                let idle = self.idle_at(&mut state, now);
-                let next = state.routes.next_due().map_or(idle, |due| due.min(idle));
+                let (idle, why) = self.idle_at(&mut state, now);
+                // The client may disconnect meanwhile.
+                let next = idle.min(now + self.timeouts.lost / 4);
+                let next = state.routes.next_due().map_or(next, |due| due.min(next));
                 let next = if is_blocked {
                     // No call is overdue while the process is blocked.
                     next.max(now + BLOCKED_CHECK_INTERVAL)
@@ -291,12 +299,12 @@ impl Session {
                 let ends = if due.overdue {
                     Some(EndReason::Overdue)
                 } else {
-                    (idle <= now).then_some(EndReason::Idle)
+                    (idle <= now).then_some(why)
                 };
                 let mut left = Vec::new();
-                if ends == Some(EndReason::Idle) {
+                if ends == Some(why) {
                     // Calls are started under the same lock, so none starts in between.
-                    state.stopped.get_or_insert(EndReason::Idle);
+                    state.stopped.get_or_insert(why);
                     left = state.routes.end();
                 }
                 drop(state);
@@ -319,12 +327,17 @@ impl Session {
         }
     }
 
-    /// Returns when the session will have been idle for too long.
-    fn idle_at(&self, state: &mut State, now: Instant) -> Instant {
+    /// Returns when the session will have been unused for too long, and why it ends then.
+    fn idle_at(&self, state: &mut State, now: Instant) -> (Instant, EndReason) {
         let timeout = if state.is_begun {
-            self.timeout
+            self.timeouts.idle
         } else {
-            self.timeout.min(UNUSED_TIMEOUT)
+            self.timeouts.idle.min(UNUSED_TIMEOUT)
+        };
+        let (timeout, why) = if self.standalone.lost_all_readers() && self.timeouts.lost < timeout {
+            (self.timeouts.lost, EndReason::Lost)
+        } else {
+            (timeout, EndReason::Idle)
         };
         // An `initialize` is not cancelled when its client disconnects.
         let is_working = if state.is_begun {
@@ -337,9 +350,9 @@ impl Session {
             // Rechecked after a quarter of the timeout. So the session ends between three quarters of the timeout and the whole
             // timeout after this use has ended.
             state.used = now.max(state.used);
-            return now + timeout / 4 + Duration::from_millis(1);
+            return (now + timeout / 4 + Duration::from_millis(1), why);
         }
-        state.used + timeout
+        (state.used + timeout, why)
     }
 }
 
@@ -364,7 +377,11 @@ async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
         EndReason::Exited => return ProcessEnd::Exited,
         // The process ignores its input, or a cancel.
         EndReason::Stuck | EndReason::Overdue => {}
-        EndReason::Deleted | EndReason::Idle | EndReason::Shutdown(_) | EndReason::Closed => {
+        EndReason::Deleted
+        | EndReason::Idle
+        | EndReason::Lost
+        | EndReason::Shutdown(_)
+        | EndReason::Closed => {
             let stop_timeout = match why {
                 EndReason::Shutdown(stop_timeout) => stop_timeout,
                 _ => STOP_TIMEOUT,

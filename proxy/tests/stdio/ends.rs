@@ -129,6 +129,26 @@ async fn a_server_that_heeds_neither_the_end_of_stdin_nor_sigterm_is_killed() {
 }
 
 #[tokio::test]
+async fn a_session_ends_soon_after_its_client_has_disconnected() {
+    let mut options = scripted(&[]);
+    options.lost_timeout = Some(Duration::from_millis(400));
+    let address = serve(options);
+    let (client, quiet) = (
+        Client::begin(&address, OLD).await,
+        Client::begin(&address, OLD).await,
+    );
+    let pid = client.pid().await;
+    let listening = client.get(None).await;
+    assert_eq!(listening.status(), StatusCode::OK);
+    let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
+    drop(listening);
+    assert!(working.answer().await["result"].is_object());
+    assert!(is_there(pid), "a call in flight is a use");
+    gone(pid).await;
+    assert!(is_there(quiet.pid().await), "this client had no stream");
+}
+
+#[tokio::test]
 async fn a_session_that_nobody_uses_ends() {
     let mut options = scripted(&[]);
     options.session_timeout = Some(Duration::from_millis(300));

@@ -6,10 +6,7 @@ use mcp_cancel_on_disconnect::{CancellableSessionManager, Grace};
 use rmcp::transport::streamable_http_server::session::local::SessionConfig;
 
 use super::idle::{FIRST_EVENT, IDLE, TICK, closed, detach, is_open, settle};
-use crate::{
-    setup::{Plan, Server, Setup, StoppedClock},
-    support::*,
-};
+use crate::setup::{Plan, Server, Setup, StoppedClock};
 
 const LOST: Duration = Duration::from_secs(30);
 
@@ -55,8 +52,8 @@ async fn a_session_whose_client_left_its_standalone_stream_is_closed_early() {
 
 #[tokio::test]
 async fn a_session_whose_client_left_its_call_is_closed_after_the_grace_of_the_call() {
+    let clock = StoppedClock::stop();
     for grace in [Grace::Immediate, Grace::After(3 * LOST)] {
-        let clock = StoppedClock::stop();
         let setup = plan().grace(grace).start().await;
         let mcp = setup.mcp().await;
         let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
