@@ -31,6 +31,8 @@ pub mod admin;
 #[cfg(feature = "program")]
 pub mod config;
 #[cfg(feature = "program")]
+mod cors;
+#[cfg(feature = "program")]
 pub mod demo;
 #[cfg(feature = "program")]
 mod descriptors;

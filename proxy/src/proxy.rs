@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use futures_util::future::join;
+use futures_util::future::{Either, join};
 use mcp_cancel_on_disconnect::{
     Calls, CancelOnDisconnectLayer, Event, Grace, MIN_GRACE, Policy, RequestId, observe::Metrics,
 };
@@ -26,6 +26,7 @@ use tracing::{info, warn};
 use crate::{
     admin::{Admin, AdminState, Readiness},
     config::Config,
+    cors,
     descriptors::Descriptors,
     drain::{MIN_PROCESS_TIMEOUT, POLL_INTERVAL, SHUTDOWN_TIMEOUT},
     event_store::EventStore,
@@ -216,8 +217,15 @@ impl Proxy {
             // If the pages for operators end, clients are still served.
             pending().await
         };
+        let serving = match cors::layer(self.config.allow_origin) {
+            Some(cors) => {
+                let service = OuterService(cors.layer(service));
+                Either::Left(self.frontend.serve(service, closing))
+            }
+            None => Either::Right(self.frontend.serve(service, closing)),
+        };
         tokio::select! {
-            ((), ()) = join(self.frontend.serve(service, closing), ending) => {}
+            ((), ()) = join(serving, ending) => {}
             () = admin => {}
         }
     }

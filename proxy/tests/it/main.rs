@@ -26,6 +26,7 @@
 
 mod admin;
 mod command_line;
+mod cors;
 mod disconnecting;
 mod draining;
 mod end_to_end;

@@ -225,6 +225,7 @@ impl Run {
         let left = left.filter(|it| it.leaves && it.has_left.load(Ordering::Acquire));
         let left: Vec<HostId> = left.map(|it| it.node.host.id).collect();
         for host in left {
+            self.environment.watcher.has_left(host);
             let machine = self.exit(host);
             self.at(1_000, Event::Start(machine));
         }

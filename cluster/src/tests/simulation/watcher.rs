@@ -185,6 +185,8 @@ struct Process {
     stops: Vec<(Ms, Option<Ms>)>,
     /// When the process began to leave.
     leaves: Option<Ms>,
+    /// `leave` returned before its limit.
+    has_left_early: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -271,6 +273,7 @@ impl Watcher {
             state: State::Alive,
             stops: Vec::new(),
             leaves: None,
+            has_left_early: false,
         };
         self.note(format!("instance {host} starts on machine {machine}"));
         self.log().processes.insert(host, process);
@@ -306,6 +309,16 @@ impl Watcher {
         self.note(format!("instance {host} leaves"));
         if let Some(process) = self.log().processes.get_mut(&host) {
             process.leaves = Some(now);
+        }
+    }
+
+    /// Records that `leave` has returned.
+    pub(super) fn has_left(&self, host: HostId) {
+        let now = self.post.now();
+        self.note(format!("instance {host} has left"));
+        if let Some(process) = self.log().processes.get_mut(&host) {
+            let limit = process.leaves.map(|at| at + LEAVE_LIMIT);
+            process.has_left_early = limit.is_some_and(|limit| now < limit);
         }
     }
 
@@ -827,9 +840,12 @@ impl Log {
                     State::Alive | State::Stopped => now,
                 };
                 let is_evicted = self.evicted.is_some_and(|evicted| evicted >= at);
-                let is_written = !is_evicted
-                    && died >= at + WRITTEN
-                    && self.was_consistent(host, at, died) >= WRITTEN;
+                // `leave` returns early only once the directory has all answers.
+                let has_left_early = self.processes.get(&host)?.has_left_early
+                    && self.losses.iter().all(|loss| *loss < at);
+                let had_time =
+                    died >= at + WRITTEN && self.was_consistent(host, at, died) >= WRITTEN;
+                let is_written = !is_evicted && (has_left_early || had_time);
                 is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
             }
             (Answer::Gone, None) => {

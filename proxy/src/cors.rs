@@ -1,0 +1,42 @@
+//! CORS headers for the pages of allowed origins (`--allow-origin`), by the [Fetch standard].
+//!
+//! Preflight requests are answered here. All other responses get the headers in place of those of the server.
+//!
+//! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Method, Uri, header, request::Parts};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+use crate::{config::normal_origin, headers::SESSION_ID};
+
+/// How long a browser may cache the answer to a preflight request: 10 min. Chromium's maximum is 2 h.
+const MAX_AGE: Duration = Duration::from_secs(10 * 60);
+
+/// The methods of MCP.
+const METHODS: [Method; 3] = [Method::GET, Method::POST, Method::DELETE];
+
+/// The headers of responses that pages may read, besides those that they always may.
+const EXPOSED: [HeaderName; 3] = [SESSION_ID, header::WWW_AUTHENTICATE, header::RETRY_AFTER];
+
+/// Returns the layer that adds the headers for the pages of `origins`. Returns `None` if there are none.
+///
+/// The pages may send all headers, because a server may define some of its own, and credentials.
+pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
+    if origins.is_empty() {
+        return None;
+    }
+    let is_allowed = move |origin: &HeaderValue, _: &Parts| {
+        let origin = origin.to_str().ok().and_then(|origin| origin.parse().ok());
+        origin.is_some_and(|origin: Uri| origins.contains(&normal_origin(&origin)))
+    };
+    let layer = CorsLayer::new()
+        .allow_origin(AllowOrigin::predicate(is_allowed))
+        .allow_methods(METHODS)
+        .allow_headers(AllowHeaders::mirror_request())
+        .allow_credentials(true)
+        .expose_headers(EXPOSED)
+        .max_age(MAX_AGE);
+    Some(layer)
+}
