@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use http::{Extensions, HeaderMap};
 use tower_layer::Layer;
 
 use crate::{
@@ -118,6 +119,61 @@ impl CancelOnDisconnectLayer {
     /// With several closures, a call is exempt if one of them returns `true`. A closure that panics counts as `false`.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));
+        self
+    }
+
+    /// Adds an extension to each call, from the headers and the extensions of its request.
+    ///
+    /// [`policy`](Self::policy), [`exempt`](Self::exempt) and observers get it with
+    /// [`CallInfo::extension`]: the user, the tenant or the route that an outer middleware has put into the request's extensions.
+    /// It is kept with the call, which may be as long as the call is retained. If the closure returns `None` or panics, the calls
+    /// have no such extension. With several closures for one type, the last one that returns a value counts.
+    ///
+    /// The closure runs for each POST before its body is read, also if that turns out to be no call.
+    ///
+    /// ```
+    /// use std::{sync::mpsc, time::Duration};
+    /// use axum::{Router, body::{Body, Bytes}, routing::post};
+    /// use http::Request;
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Policy};
+    /// use tower::ServiceExt;
+    ///
+    /// #[derive(Clone, PartialEq, Debug)]
+    /// struct Tenant(String);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let (sender, tenants) = mpsc::channel();
+    /// let layer = CancelOnDisconnectLayer::new()
+    ///     .call_extension(|headers, _extensions| {
+    ///         let tenant = headers.get("x-tenant")?.to_str().ok()?;
+    ///         Some(Tenant(tenant.to_owned()))
+    ///     })
+    ///     .policy(move |call| {
+    ///         sender.send(call.extension::<Tenant>().cloned()).unwrap();
+    ///         match call.extension() {
+    ///             Some(Tenant(name)) if name == "batch" => Policy::new().grace(Grace::After(Duration::from_secs(600))),
+    ///             _ => Policy::new(),
+    ///         }
+    ///     });
+    /// let app: Router = Router::new().route("/mcp", post(async |_: Bytes| "ok")).layer(layer);
+    /// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
+    /// let request = Request::post("/mcp").header("content-type", "application/json").header("x-tenant", "batch");
+    /// app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
+    /// assert_eq!(tenants.recv().unwrap(), Some(Tenant("batch".into())));
+    /// # }
+    /// ```
+    pub fn call_extension<T: Clone + Send + Sync + 'static>(
+        mut self,
+        extension: impl Fn(&HeaderMap, &Extensions) -> Option<T> + Send + Sync + 'static,
+    ) -> Self {
+        self.options
+            .extensions
+            .push(Arc::new(move |headers, extensions, of_call| {
+                if let Some(extension) = extension(headers, extensions) {
+                    of_call.insert(extension);
+                }
+            }));
         self
     }
 

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use http::{Extensions, HeaderMap, Request};
+
 use crate::{
     call::CallInfo,
     catch_panic::catch_panic,
@@ -47,16 +49,31 @@ pub(crate) struct Options {
     pub(crate) rules: EffectivePolicy,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<Exempt>>,
+    /// Each adds an extension to the calls of a request.
+    pub(crate) extensions: Vec<Arc<Extend>>,
     /// Called before an orphan is cancelled.
     pub(crate) confirm: Option<Arc<Confirm>>,
 }
 
 type PolicyByCall = dyn Fn(&CallInfo) -> Policy + Send + Sync;
 type Exempt = dyn Fn(&CallInfo) -> bool + Send + Sync;
+type Extend = dyn Fn(&HeaderMap, &Extensions, &mut Extensions) + Send + Sync;
 
 // === impl Options ===
 
 impl Options {
+    /// Returns the extensions of the calls of a request. Returns `None` if there are none.
+    pub(crate) fn extensions_for<B>(&self, request: &Request<B>) -> Option<Arc<Extensions>> {
+        if self.extensions.is_empty() {
+            return None;
+        }
+        let mut extensions = Extensions::new();
+        for extend in &self.extensions {
+            catch_panic(|| extend(request.headers(), request.extensions(), &mut extensions));
+        }
+        (!extensions.is_empty()).then(|| Arc::new(extensions))
+    }
+
     pub(crate) fn policy_for(&self, call: &CallInfo) -> EffectivePolicy {
         let policy = self.policy.as_ref();
         let policy = policy.and_then(|policy| catch_panic(|| policy(call)));

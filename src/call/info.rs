@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use http::Extensions;
 use tokio::time::Instant;
 
 use super::key::{CallId, Key, RequestId, Scope, SessionKey};
@@ -56,6 +57,7 @@ pub struct CallInfo {
     protocol_version: Option<Cow<'static, str>>,
     is_task: bool,
     is_cancelled_on_disconnect: bool,
+    extensions: Option<Arc<Extensions>>,
     /// Boxed, because most calls have the default.
     policy: Option<Box<EffectivePolicy>>,
     /// Boxed, because most calls have none.
@@ -88,6 +90,7 @@ impl CallInfo {
             protocol_version: None,
             is_task: false,
             is_cancelled_on_disconnect: false,
+            extensions: None,
             policy: None,
             typed: OnceLock::new(),
         }
@@ -95,6 +98,10 @@ impl CallInfo {
 
     pub(crate) fn set_tool(&mut self, tool: Option<impl Into<Box<str>>>) {
         self.tool = tool.map(Into::into);
+    }
+
+    pub(crate) fn set_extensions(&mut self, extensions: Option<Arc<Extensions>>) {
+        self.extensions = extensions;
     }
 
     pub(crate) fn set_session(&mut self, session: Option<Arc<str>>) {
@@ -223,6 +230,12 @@ impl CallInfo {
     /// header, which clients send since 2025-06-18. Returns `None` for older clients, and if the header is not a date.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()
+    }
+
+    /// Returns what [`call_extension`](crate::CancelOnDisconnectLayer::call_extension) has added to the call. Returns `None` if
+    /// nothing of this type was added.
+    pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
+        self.extensions.as_deref()?.get()
     }
 
     pub(crate) fn session_id(&self) -> Option<&Arc<str>> {

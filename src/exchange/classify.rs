@@ -25,7 +25,14 @@ impl Exchange {
         let revision = Revision::of(headers.protocol_version);
         let kind = RequestKind::of(&shared, request, &session, headers.content_type);
         let date = Revision::date(headers.protocol_version);
-        Self::of_parts(shared, session, revision, date, kind)
+        let extensions = match kind {
+            RequestKind::Post => shared.options.extensions_for(request),
+            _ => None,
+        };
+        Self {
+            extensions,
+            ..Self::of_parts(shared, session, revision, date, kind)
+        }
     }
 
     /// Creates the exchange of a request that the layer itself sends. The exchange starts ended, so its token never fires.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
+use http::Extensions;
 use tokio::sync::Notify;
 use tracing::Span;
 
@@ -46,6 +47,8 @@ pub(crate) struct Exchange {
     /// The date of the revision in the header.
     pub(super) revision_date: Option<[u8; 10]>,
     pub(super) kind: RequestKind,
+    /// Of its calls, see [`CallInfo::extension`].
+    pub(super) extensions: Option<Arc<Extensions>>,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
@@ -226,6 +229,7 @@ impl Exchange {
             revision,
             revision_date,
             kind,
+            extensions: None,
             call: OnceLock::new(),
             signal: Signal::default(),
             body_ended: AtomicBool::new(false),

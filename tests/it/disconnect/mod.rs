@@ -9,3 +9,4 @@ mod handed_over;
 mod hang_up;
 mod read_on;
 mod readme;
+mod tenants;
