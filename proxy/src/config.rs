@@ -22,6 +22,7 @@ mod entry;
 mod environment;
 mod error;
 mod file;
+mod inapplicable;
 mod subcommand;
 mod value;
 mod version;
@@ -43,43 +44,6 @@ const RETRY_DIVISOR: u32 = 4;
 ///
 /// Chosen because SDKs resume after 1 s if they were sent no `retry`, and may need two attempts.
 const MIN_REACHABLE_GRACE: Duration = Duration::from_secs(4);
-
-/// Options that do not apply to an upstream, and why.
-const COMMAND_ONLY: &[(&str, &str)] = &[
-    (
-        "max-sessions",
-        "is for a command: an upstream limits its own sessions, and events of up to 4,096 are kept",
-    ),
-    (
-        "session-timeout",
-        "is for a command: an upstream ends its sessions itself",
-    ),
-    (
-        "kill-after",
-        "is for a command: with --upstream the proxy starts no process",
-    ),
-    (
-        "env",
-        "is for a command: with --upstream the proxy starts no process",
-    ),
-    (
-        "cwd",
-        "is for a command: with --upstream the proxy starts no process",
-    ),
-];
-
-/// Options that do not apply to a command, and why.
-const UPSTREAM_ONLY: &[(&str, &str)] = &[
-    ("header", "is for --upstream: a command receives no headers"),
-    (
-        "commit-after",
-        "is for --upstream: the calls of a command have a stream at once",
-    ),
-    (
-        "no-resumable",
-        "is for --upstream: with a command, --grace immediate cancels every call at once",
-    ),
-];
 
 /// The options of the program.
 #[derive(Clone, Parser)]
@@ -303,9 +267,7 @@ impl Config {
         let graces = self.timed_graces();
         let short = graces.filter(|(_, grace)| *grace < MIN_REACHABLE_GRACE);
         let texts = short.map(|(tool, grace)| {
-            let of = tool
-                .map(|tool| format!(" for the tool {tool:?}"))
-                .unwrap_or_default();
+            let of = tool.map_or_else(String::new, |tool| format!(" for the tool {tool:?}"));
             format!(
                 "the grace{of} of {grace:?} is shorter than {MIN_REACHABLE_GRACE:?}: many clients resume too late for it (--grace, --tool-grace)"
             )
@@ -334,7 +296,7 @@ impl Config {
                 self.listen
             ));
         }
-        let inapplicable = match (&self.upstream, self.command.is_empty()) {
+        let options = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
                 return conflict(
                     "no MCP server: give --upstream with the URL of one, or -- and the command of one",
@@ -343,11 +305,11 @@ impl Config {
             (Some(_), false) => {
                 return conflict("--upstream and a command exclude one another: give one of them");
             }
-            (Some(_), true) => COMMAND_ONLY,
-            (None, false) => UPSTREAM_ONLY,
+            (Some(_), true) => inapplicable::COMMAND_ONLY,
+            (None, false) => inapplicable::UPSTREAM_ONLY,
         };
         let is_given = |option: &str| is_set(matches, option) && !is_off(matches, option);
-        if let Some((option, why)) = inapplicable.iter().find(|(option, _)| is_given(option)) {
+        if let Some((option, why)) = options.iter().find(|(option, _)| is_given(option)) {
             return conflict(&format!("--{option} {why}"));
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {

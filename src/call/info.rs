@@ -30,7 +30,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 /// # async fn main() {
 /// let begun = std::time::Instant::now();
 /// let (seen, calls) = std::sync::mpsc::channel();
-/// let layer = CancelOnDisconnectLayer::new().policy(move |call| {
+/// let layer = CancelOnDisconnectLayer::new().call_extension(|_, _| Some("tenant a")).policy(move |call| {
 ///     seen.send(call.clone()).unwrap();
 ///     Policy::new()
 /// });
@@ -43,6 +43,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 /// assert_eq!((call.method(), call.tool()), ("tools/call", Some("upload")));
 /// assert_eq!(call.request_id(), &RequestId::Number(7));
 /// assert_eq!((call.session(), call.protocol_version()), (None, None));
+/// assert_eq!(call.extension(), Some(&"tenant a"));
 /// assert!(call.age() <= begun.elapsed());
 /// # }
 /// ```

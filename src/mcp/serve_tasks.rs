@@ -66,7 +66,7 @@ mod tests {
     use crate::{
         call::{CallId, RequestId},
         exchange::Exchange,
-        mcp::{early_stream_end::EarlyStreamEnds, session::Owner},
+        mcp::{early_stream_end::EarlyStreamEnds, idle::IdleTimeouts, session::Owner},
     };
 
     struct NoOwner;
@@ -94,7 +94,7 @@ mod tests {
             let owner = Weak::<NoOwner>::new();
             Session::new(
                 id.into(),
-                None,
+                IdleTimeouts::default(),
                 owner,
                 EarlyStreamEnds::default(),
                 Arc::default(),

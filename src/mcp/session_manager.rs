@@ -148,12 +148,9 @@ impl<M> CancellableSessionManager<M> {
 
     /// Closes sessions whose client has been gone for `timeout`, at least 100 ms. Applies to sessions created from now on.
     ///
-    /// Off by default. Many clients never end their sessions. This closes those whose client has disconnected earlier than the
-    /// [`idle_timeout`](Self::idle_timeout) does.
-    ///
-    /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. As
-    /// for the idle timeout, the session has no use meanwhile, so the graces of its calls count first. The session of a client
-    /// that had no stream, or whose streams ended by themselves, only has the idle timeout.
+    /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
+    /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. The
+    /// time begins after the last use, so the graces of its calls count first.
     ///
     /// Choose a `timeout` above the reconnect delays of your clients: SDKs reconnect within seconds. A client that returns later
     /// receives 404, and opens a new session.

@@ -87,6 +87,7 @@ fn a_command_and_an_upstream_exclude_each_other() {
         &[HTTP[0], HTTP[1], "--env=A=b"],
         &[HTTP[0], HTTP[1], "--max-sessions=256"],
         &[HTTP[0], HTTP[1], "--session-timeout=30m"],
+        &[HTTP[0], HTTP[1], "--lost-timeout=2m"],
         &[HTTP[0], "--header=a: b", "--", "npx"],
         &[HTTP[0], "--commit-after=1s", "--", "npx"],
         &[HTTP[0], "--no-resumable", "--", "npx"],
