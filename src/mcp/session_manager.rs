@@ -152,8 +152,7 @@ impl<M> CancellableSessionManager<M> {
     /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. The
     /// time begins after the last use, so the graces of its calls count first.
     ///
-    /// Choose a `timeout` above the reconnect delays of your clients: SDKs reconnect within seconds. A client that returns later
-    /// receives 404, and opens a new session.
+    /// SDKs reconnect within seconds. A client that returns after `timeout` receives 404, and opens a new session.
     ///
     /// ```
     /// use std::time::Duration;
