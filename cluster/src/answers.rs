@@ -327,7 +327,7 @@ impl Answers {
 impl fmt::Debug for Answers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answers")
-            .field("noted", &self.count)
+            .field("pending", &self.count)
             .finish_non_exhaustive()
     }
 }

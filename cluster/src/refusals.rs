@@ -17,7 +17,7 @@ const REQUEST_CANCELLED: i32 = -32800;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The directory did not answer, or its content proves nothing yet.
-    NotSound,
+    Inconsistent,
     /// The owner could not be reached, and may still be alive.
     OwnerAway,
     /// The session has moved to this or another instance during the request. The request can be sent again.
@@ -84,7 +84,7 @@ fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
 impl Refusal {
     /// Returns `true` if the client is asked to retry.
     pub(crate) fn is_temporary(self) -> bool {
-        matches!(self, Self::NotSound | Self::OwnerAway | Self::Again)
+        matches!(self, Self::Inconsistent | Self::OwnerAway | Self::Again)
     }
 }
 
@@ -92,7 +92,7 @@ impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {
         const AWAY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         let (status, text) = match refusal {
-            Refusal::NotSound => (AWAY, "the owner of this session is not known now\n"),
+            Refusal::Inconsistent => (AWAY, "the owner of this session is not known now\n"),
             Refusal::OwnerAway => (AWAY, "the server of this session cannot be reached now\n"),
             Refusal::Again => (AWAY, "this session has just moved\n"),
             Refusal::Broken => (StatusCode::BAD_GATEWAY, "this session's server broke off\n"),

@@ -49,7 +49,7 @@ pub(crate) struct KeepRunning<S> {
 }
 
 /// A call whose response is read whether its client is connected or not.
-struct DetachedCall {
+struct BackgroundCall {
     token: CallToken,
     answering: ResponseFuture,
     /// The call timeout. The layer does not see the end of a call whose client disconnected before the head.
@@ -82,7 +82,7 @@ impl Graces {
     /// Reads the response of a call in a task of its own, and returns it for the client.
     async fn detach(&self, token: CallToken, answering: ResponseFuture) -> Response<Body> {
         let (head, response) = oneshot::channel();
-        let detached = DetachedCall {
+        let detached = BackgroundCall {
             token,
             answering,
             call_timeout: self.0.call_timeout,
@@ -162,9 +162,9 @@ fn has_session(headers: &HeaderMap) -> bool {
         && exactly_one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
 }
 
-// === impl DetachedCall ===
+// === impl BackgroundCall ===
 
-impl DetachedCall {
+impl BackgroundCall {
     async fn read(self) {
         let token = self.token.clone();
         let ended_by = OptionFuture::from(self.call_timeout.map(sleep));

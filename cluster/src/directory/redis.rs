@@ -8,7 +8,7 @@
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is when its heartbeat was composed,
 //! as a time of the backend in milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are
-//! `settled` and `owes-answers`, separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease. It has the time
+//! `settled` and `late-answers`, separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease. It has the time
 //! at which any instance last turned a client away. All leases are in one key, so they are lost together, and each instance detects the loss
 //! at its next heartbeat.
 //!
@@ -301,7 +301,7 @@ impl Directory for RedisDirectory {
     }
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
-        let lease = self.lease_of(owner, status, "make");
+        let lease = self.lease_of(owner, status, "acquire");
         let _reply: (bool, u64) = lease.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }

@@ -147,7 +147,7 @@ impl RoutingPlan {
             Known::Owner(is) if is.owner.incarnation == self.me => Action::Reclaim,
             Known::Owner(is) => Action::Relay(is),
             Known::Unowned if is_consistent => Action::Serve,
-            Known::Unowned | Known::NoAnswer => Action::Refuse(Refusal::NotSound),
+            Known::Unowned | Known::NoAnswer => Action::Refuse(Refusal::Inconsistent),
         }
     }
 
@@ -181,7 +181,7 @@ impl RoutingPlan {
         match lease {
             LeaseState::Expired => Action::Claim(owner, Cause::LeaseOver),
             LeaseState::Alive => self.refuse(Refusal::OwnerAway),
-            LeaseState::NoAnswer => self.refuse(Refusal::NotSound),
+            LeaseState::NoAnswer => self.refuse(Refusal::Inconsistent),
         }
     }
 
@@ -204,8 +204,8 @@ impl RoutingPlan {
         self.claims += 1;
         match claimed {
             _ if self.may_have_begun => Action::Refuse(Refusal::Broken),
-            Claimed::NoAnswer => Action::Refuse(Refusal::NotSound),
-            Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::NotSound),
+            Claimed::NoAnswer => Action::Refuse(Refusal::Inconsistent),
+            Claimed::Unowned if !is_consistent => Action::Refuse(Refusal::Inconsistent),
             _ if !is_whole => Action::Refuse(Refusal::Again),
             Claimed::Unowned => Action::Serve,
             Claimed::Won => Action::Reclaim,

@@ -16,7 +16,7 @@ task_local! {
 }
 
 /// Serves a resume. Returns `true` if the session manager has resumed its session, so the application has accepted the resume.
-pub(crate) async fn with_resume_noted<F: Future>(served: F) -> (F::Output, bool) {
+pub(crate) async fn with_resume_recorded<F: Future>(served: F) -> (F::Output, bool) {
     let served = async { (served.await, IS_RESUMED.with(Cell::get)) };
     IS_RESUMED.scope(Cell::new(false), served).await
 }

@@ -161,7 +161,7 @@ impl Router {
     /// 404, so that the client opens a new session.
     pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
         if !self.sessions.is_unrestorable(id) {
-            return self.reject(Refusal::NotSound);
+            return self.reject(Refusal::Inconsistent);
         }
         let session = SessionHash::of(id);
         warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
@@ -256,7 +256,7 @@ impl Router {
                 }
                 // The owner's answer may be older than a claim that the directory has lost.
                 Action::Claim(_, Cause::Relinquished) if !self.heartbeat.is_up_to_date().await => {
-                    Action::Refuse(Refusal::NotSound)
+                    Action::Refuse(Refusal::Inconsistent)
                 }
                 Action::CheckLease(is) => plan.on_lease(is, self.lease(is.owner).await),
                 Action::Claim(former, cause) => {
@@ -359,7 +359,7 @@ impl Router {
     pub(crate) async fn reclaim(&self, session: SessionHash) -> Reclaimed {
         if !self.heartbeat.is_up_to_date().await {
             // A new epoch would supersede a later claim that the directory has lost.
-            return Reclaimed::Refused(Refusal::NotSound);
+            return Reclaimed::Refused(Refusal::Inconsistent);
         }
         let (mut known, mut is_consistent) = self.look_up(session).await;
         for _ in 0..MAX_RECLAIMS {
@@ -368,7 +368,9 @@ impl Router {
                 Known::Owner(_) => return Reclaimed::Moved,
                 // The session does not exist, and the application answers accordingly.
                 Known::Unowned if is_consistent => return Reclaimed::Local,
-                Known::Unowned | Known::NoAnswer => return Reclaimed::Refused(Refusal::NotSound),
+                Known::Unowned | Known::NoAnswer => {
+                    return Reclaimed::Refused(Refusal::Inconsistent);
+                }
             };
             let claimed = self.claim(session, mine).await;
             (known, is_consistent) = match claimed {

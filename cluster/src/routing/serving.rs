@@ -16,7 +16,7 @@ use crate::{
     routing::{
         fields::Fields,
         plan::Action,
-        request_context::{with_resume_noted, with_resumed_call, without_session},
+        request_context::{with_resume_recorded, with_resumed_call, without_session},
         resume::{self, RewriteOutcome},
         routed::{Presence, Reclaimed, Routed, TransferOutcome},
         router::Router,
@@ -316,7 +316,7 @@ pub(crate) async fn serve<S: Inner>(
         }
         RewriteOutcome::Local(call) => Ok(with_resumed_call(call, served).await?.into_response()),
         RewriteOutcome::LostCall(lost) => {
-            let (response, is_resumed) = with_resume_noted(served).await;
+            let (response, is_resumed) = with_resume_recorded(served).await;
             let response = response?.into_response();
             if is_resumed && resume::is_accepted(&response) {
                 Ok(router.answer(&lost, response).await)

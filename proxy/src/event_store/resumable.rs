@@ -338,7 +338,7 @@ where
 {
     let writer = Writer::new(stream.clone(), resume);
     let task = tokio::spawn(writer.write(answer).in_current_span());
-    stream.written_by(task.abort_handle());
+    stream.set_writer(task.abort_handle());
 }
 
 /// Returns the cancel with the id that the client wrote.

@@ -364,7 +364,7 @@ impl Stream {
     pub(super) const SIZE: usize = size_of::<Inner>();
 
     /// Registers the task that writes the stream. It is aborted when the stream is closed.
-    pub(super) fn written_by(&self, writer: AbortHandle) {
+    pub(super) fn set_writer(&self, writer: AbortHandle) {
         let mut state = self.state();
         // The stream may have been closed meanwhile, or the task may have ended.
         match state.until {

@@ -151,7 +151,7 @@ impl Inner {
     /// Logs that a session was refused because of the session limit, at most every [`REFUSAL_LOG_INTERVAL`].
     fn log_refused(&self) {
         let now = Instant::now();
-        let mut last = lock(&self.refused);
+        let mut last = lock(&self.last_refusal_log);
         if last.is_some_and(|last| now < last + REFUSAL_LOG_INTERVAL) {
             return;
         }
@@ -168,7 +168,7 @@ impl RunningSession {
     async fn run(self, (group, pipes, waiting): (Group, Pipes, InputWriter)) {
         let end = self.session.run(group, pipes, waiting).await;
         let store = self.stdio.upgrade().map(|stdio| {
-            stdio.ended(&end);
+            stdio.record_end(&end);
             stdio.store.clone()
         });
         let (id, why) = (self.id.clone(), end.why);

@@ -75,7 +75,7 @@ pub(super) struct Inner {
     pub(super) permits: Arc<Semaphore>,
     restart_backoff: Mutex<RestartBackoff>,
     /// When a refusal because of the session limit was last logged.
-    pub(super) refused: Mutex<Option<Instant>>,
+    pub(super) last_refusal_log: Mutex<Option<Instant>>,
     /// Not derived from `permits`: a shutdown acquires all of them.
     pub(super) children: AtomicUsize,
     kills: AtomicU64,
@@ -103,7 +103,7 @@ impl Stdio {
             store,
             live: Mutex::default(),
             restart_backoff: Mutex::default(),
-            refused: Mutex::default(),
+            last_refusal_log: Mutex::default(),
             children: AtomicUsize::new(0),
             kills: AtomicU64::new(0),
         })))
@@ -336,7 +336,7 @@ impl Inner {
     }
 
     /// Records the end of a session's process.
-    pub(super) fn ended(&self, end: &SessionEnd) {
+    pub(super) fn record_end(&self, end: &SessionEnd) {
         if end.failed_to_start {
             self.restart_backoff().record_crash(Instant::now());
         }

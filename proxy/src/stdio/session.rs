@@ -169,7 +169,7 @@ impl Session {
                 .request_id
                 .filter(|_| is_cancel)
                 .and_then(key);
-            let evicted = cancelled.and_then(|id| state.routes.cancelled(&id, now));
+            let evicted = cancelled.and_then(|id| state.routes.on_cancelled(&id, now));
             // Sent under the lock, so a request that reuses the id from now on is queued after the cancel.
             permit.send(line);
             drop(state);

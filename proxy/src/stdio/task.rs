@@ -271,7 +271,7 @@ impl Session {
         let route = {
             let mut state = self.state();
             (state.has_answered, state.used) = (true, Instant::now());
-            state.routes.answered(call)
+            state.routes.on_answered(call)
         };
         if let Route::Answer(stream) = route {
             stream.replace_answer(SERVER_ERROR, why);

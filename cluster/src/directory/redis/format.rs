@@ -17,7 +17,7 @@ pub(super) const NONE: &str = "-";
 pub(super) const SETTLED: &str = "settled";
 
 /// The mark in the lease of an instance that has late answers.
-pub(super) const LATE_ANSWERS: &str = "owes-answers";
+pub(super) const LATE_ANSWERS: &str = "late-answers";
 
 /// Maximum time that a lease may be ahead of the backend's clock: 1 s.
 ///

@@ -78,7 +78,7 @@ for at = 1, #all, 2 do
         composed = math.max(composed, renewed)
     end
 end
-if was_alive == 1 or ARGV[8] == 'make' then
+if was_alive == 1 or ARGV[8] == 'acquire' then
     local lease = table.concat({string.format('%.0f', composed), ARGV[3], ARGV[4], ARGV[5]}, ' ')
     redis.call('HSET', KEYS[1], ARGV[1], lease)
 end

@@ -61,7 +61,7 @@ fn a_head_decides_at_once_or_asks_for_the_owner() {
 
 #[test]
 fn what_is_not_known_does_not_exist_only_if_the_directory_is_consistent() {
-    let refused = Action::Refuse(Refusal::NotSound);
+    let refused = Action::Refuse(Refusal::Inconsistent);
     let rows = [
         (Known::Owner(owner(1)), true, Action::Reclaim),
         (Known::Owner(owner(1)), false, Action::Reclaim),
@@ -143,7 +143,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
     let rows = [
         (LeaseState::Expired, claim(Cause::LeaseOver)),
         (LeaseState::Alive, away),
-        (LeaseState::NoAnswer, Action::Refuse(Refusal::NotSound)),
+        (LeaseState::NoAnswer, Action::Refuse(Refusal::Inconsistent)),
     ];
     for (lease, action) in rows {
         assert_eq!(plan(false).on_lease(owner(2), lease), action, "{lease:?}");
@@ -152,7 +152,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
 
 #[test]
 fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
-    let not_consistent = Action::Refuse(Refusal::NotSound);
+    let not_consistent = Action::Refuse(Refusal::Inconsistent);
     let again = Action::Refuse(Refusal::Again);
     let rows = [
         // claimed, is_sound, is_whole

@@ -57,14 +57,14 @@ impl Router {
         if matches!(kept, Ok(None)) {
             let look = directory.look(session).await;
             if !look.is_ok_and(|look| self.has_ended(session, &look)) {
-                return self.reject(Refusal::NotSound);
+                return self.reject(Refusal::Inconsistent);
             }
             // Read again, because the former instance may have written the answer between the first read and the look.
             kept = find().await;
         }
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
-            Err(_) => self.reject(Refusal::NotSound),
+            Err(_) => self.reject(Refusal::Inconsistent),
         }
     }
 

@@ -80,7 +80,7 @@ impl Router {
             RequestKind::Other => true,
         };
         if !can_be_claimed {
-            return TransferOutcome::Answered(self.reject(Refusal::NotSound));
+            return TransferOutcome::Answered(self.reject(Refusal::Inconsistent));
         }
         match self.presence(&id) {
             Some(presence) => TransferOutcome::ServedHere(request, presence, cancelled),

@@ -182,7 +182,7 @@ impl<S: Clone> Routes<S> {
             return message
                 .id
                 .and_then(IdKey::of)
-                .map_or(Route::Dropped, |id| self.answered(&id));
+                .map_or(Route::Dropped, |id| self.on_answered(&id));
         }
         if message.method.as_deref() == Some("notifications/progress") {
             return self.progress(message);
@@ -206,19 +206,19 @@ impl<S: Clone> Routes<S> {
     }
 
     /// Ends the call with this id, and returns where its answer is sent.
-    pub fn answered(&mut self, id: &IdKey) -> Route<S> {
+    pub fn on_answered(&mut self, id: &IdKey) -> Route<S> {
         let has_own_kind = if id.is_text() {
             self.had_text
         } else {
             self.had_number
         };
         match id.counterpart().filter(|_| !has_own_kind) {
-            Some(counterpart) => self.answered_by(&counterpart),
-            None => self.answered_by(id),
+            Some(counterpart) => self.on_answered_by(&counterpart),
+            None => self.on_answered_by(id),
         }
     }
 
-    fn answered_by(&mut self, id: &IdKey) -> Route<S> {
+    fn on_answered_by(&mut self, id: &IdKey) -> Route<S> {
         let key = id.loose();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
             && call.get().id == *id
@@ -240,7 +240,7 @@ impl<S: Clone> Routes<S> {
     /// Registers that the client has cancelled the call with this id.
     ///
     /// Returns the stream of an older cancelled call that is evicted for this one, if that stream is still open.
-    pub fn cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
+    pub fn on_cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.loose();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
             return None;

@@ -71,7 +71,7 @@ fn an_id_is_free_again_once_it_was_answered_and_not_before() {
         begin(&mut routes, "1", None, 1),
         Err(NotBegun(Refused::IdInUse))
     );
-    routes.cancelled(&id("1"), now);
+    routes.on_cancelled(&id("1"), now);
     assert_eq!(
         begin(&mut routes, "1", None, 1),
         Err(NotBegun(Refused::IdInUse))
@@ -86,7 +86,7 @@ fn an_id_is_free_again_once_it_was_answered_and_not_before() {
 fn an_answer_that_crosses_a_cancel_reaches_its_call() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", None, 0).unwrap();
-    routes.cancelled(&id("1"), Instant::now());
+    routes.on_cancelled(&id("1"), Instant::now());
     assert_eq!(answer(&mut routes, "1"), Route::Answer(0));
     assert_eq!(routes.next_due(), None);
 }
@@ -125,7 +125,7 @@ fn what_names_no_call_goes_to_the_only_one_that_is_open() {
     );
     begin(&mut routes, "2", None, 1).unwrap();
     assert_eq!(route(&mut routes, ASKS), Route::Standalone);
-    routes.cancelled(&id("1"), Instant::now());
+    routes.on_cancelled(&id("1"), Instant::now());
     assert_eq!(route(&mut routes, ASKS), Route::Call(1));
 }
 
@@ -133,7 +133,7 @@ fn what_names_no_call_goes_to_the_only_one_that_is_open() {
 fn nothing_but_its_answer_is_for_a_call_that_was_cancelled() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", Some("7"), 0).unwrap();
-    routes.cancelled(&id("1"), Instant::now());
+    routes.on_cancelled(&id("1"), Instant::now());
     assert_eq!(progress(&mut routes, "7"), Route::Dropped);
     assert_eq!(route(&mut routes, ASKS), Route::Standalone);
     assert!(routes.is_idle());
@@ -144,7 +144,7 @@ fn a_cancel_of_another_id_cancels_nothing() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", None, 0).unwrap();
     for other in ["1.5", "\"1\"", "2"] {
-        routes.cancelled(&id(other), Instant::now());
+        routes.on_cancelled(&id(other), Instant::now());
     }
     assert_eq!(routes.next_due(), None);
     assert!(!routes.is_idle());
@@ -157,8 +157,8 @@ fn a_call_that_was_told_to_stop_is_overdue_once() {
     let now = Instant::now();
     begin(&mut routes, "1", None, 0).unwrap();
     begin(&mut routes, "2", None, 1).unwrap();
-    routes.cancelled(&id("1"), now);
-    routes.cancelled(&id("2"), now);
+    routes.on_cancelled(&id("1"), now);
+    routes.on_cancelled(&id("2"), now);
     assert_eq!(routes.next_due(), Some(now + UPSTREAM_LINGER));
     assert_eq!(routes.due(now + UPSTREAM_LINGER, false).closed.len(), 2);
     assert_eq!(answer(&mut routes, "2"), Route::Dropped);
@@ -198,7 +198,7 @@ fn a_process_that_could_not_write_has_its_time_after_that() {
     let mut routes = Routes::new(Some(after));
     let now = Instant::now();
     begin(&mut routes, "1", None, 0).unwrap();
-    routes.cancelled(&id("1"), now);
+    routes.on_cancelled(&id("1"), now);
     let blocked = Duration::from_secs(100);
     assert!(!routes.due(now + blocked, true).overdue);
     // The process was blocked before the cancel as well.
@@ -216,7 +216,7 @@ fn of_calls_that_are_never_answered_only_so_many_are_remembered() {
     for call in 0..MAX_UNANSWERED + 3 {
         begin(&mut routes, &call.to_string(), Some("7"), call).unwrap();
         let at = now + Duration::from_nanos(call as u64);
-        evicted.extend(routes.cancelled(&id(&call.to_string()), at));
+        evicted.extend(routes.on_cancelled(&id(&call.to_string()), at));
     }
     assert_eq!(evicted, [0, 1, 2]);
     assert_eq!(
@@ -440,7 +440,7 @@ proptest! {
                 Step::Progress(token) => prop_assert_eq!(progress(&mut routes, token), model.progress(token)),
                 Step::Ask => prop_assert_eq!(route(&mut routes, ASKS), model.ask()),
                 Step::Cancel(call) => {
-                    routes.cancelled(&id(call), now);
+                    routes.on_cancelled(&id(call), now);
                     model.cancel(call, now);
                 }
                 Step::Wait(ms) => {
@@ -469,7 +469,7 @@ proptest! {
                         ended.push(stream);
                     }
                 }
-                Step::Cancel(call) => ended.extend(routes.cancelled(&id(call), now)),
+                Step::Cancel(call) => ended.extend(routes.on_cancelled(&id(call), now)),
                 Step::Wait(ms) => {
                     now += Duration::from_millis(ms);
                     ended.extend(routes.due(now, false).closed);
