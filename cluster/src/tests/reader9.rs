@@ -753,3 +753,159 @@ async fn r9_15_the_owner_sees_the_address_of_a_client() {
     assert_eq!(status(&at_b, 1).await, 200);
     assert_eq!(*SEEN.lock().unwrap(), [(true, true)]);
 }
+
+/// B has a concurrency limit inside the cluster's layer. Each second two requests `GET /health`, which belong to no session, arrive
+/// together, and take 20 ms each. With one permit the second of them waits for 20 ms. No instance answers 503.
+async fn is_cancelled_beside_health_checks(permits: usize) -> (bool, bool) {
+    use tower_layer::Layer as _;
+    use tower_service::Service as _;
+    let directory = Faulty::new(MemoryDirectory::default());
+    let setup = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let a = setup.start(&directory).await;
+    let b = Node::start(&directory).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let health = axum::routing::get(async || sleep(20 * MS).await);
+    let app = Router::new().route("/health", health);
+    let app = b.cluster.layer().layer(super::permits::Limit::new(app, permits));
+    let mcp = a.session().await;
+    a.detach(&mcp, 1, "a").await;
+    let statuses = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..120 {
+        for _ in 0..2 {
+            let (mut app, statuses) = (app.clone(), statuses.clone());
+            tokio::spawn(async move {
+                std::future::poll_fn(|cx| app.poll_ready(cx)).await.unwrap();
+                let request = http::Request::get("/health").body(axum::body::Body::empty());
+                let status = app.call(request.unwrap()).await.unwrap().status();
+                statuses.lock().unwrap().push(status.as_u16());
+            });
+        }
+        pass(SECOND).await;
+    }
+    let has_refused = statuses.lock().unwrap().iter().any(|status| *status != 200);
+    (has_refused, !a.witness.is_running("a"))
+}
+
+/// README: "cancels wait while any instance answers 503".
+#[tokio::test]
+async fn r9_17_cancels_do_not_wait_because_a_health_check_waited_for_a_permit() {
+    assert_eq!(is_cancelled_beside_health_checks(20).await, (false, true), "control");
+    assert_eq!(is_cancelled_beside_health_checks(1).await, (false, true), "after two minutes");
+}
+
+/// A's last answered heartbeat is at 0 s. The one at 2 s is refused. Then A stands still until 6.4 s. B claims the session at 6.2 s, when
+/// A's lease is over. A request that waited at A is read at 6.4 s.
+async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, bool) {
+    let memory = MemoryDirectory::default();
+    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let a = Node::start(&of_a).await;
+    let setup = Setup {
+        filter: PeersFilter::new(|_| false),
+        ..Setup::default()
+    };
+    let b = setup.start(&of_b).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    pass(4 * SECOND).await;
+    until_heartbeat(&of_a).await;
+    let begun = Instant::now();
+    if is_refused {
+        of_a.set(Fault::Fails);
+        until_heartbeat(&of_a).await;
+    }
+    // The stall.
+    a.cluster.stop_heartbeat();
+    of_a.set(Fault::None);
+    while begun.elapsed() < 6_200 * MS {
+        pass(50 * MS).await;
+    }
+    let claimed = status(&b.client_of(&mcp), 1).await;
+    while begun.elapsed() < stall {
+        pass(50 * MS).await;
+    }
+    // A runs again. Its first heartbeat takes 200 ms.
+    of_a.set(Fault::SlowAt("heartbeat", 200 * MS));
+    let heartbeat = tokio::spawn(a.routing().heartbeat.clone().run());
+    let _call = mcp.call(2, "hold", json!({ "label": "late" })).await;
+    for _ in 0..20 {
+        pass(50 * MS).await;
+    }
+    let begun = a.witness.starts("late");
+    heartbeat.abort();
+    (claimed, begun, b.has(&mcp))
+}
+
+#[tokio::test]
+async fn r9_18_nothing_begins_after_a_stall_in_which_the_lease_lapsed() {
+    assert_eq!(begun_after_a_stall(false, 6_400 * MS).await, (200, 0, true), "control");
+    assert_eq!(begun_after_a_stall(true, 6_400 * MS).await, (200, 0, true));
+}
+
+/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance leaves, with
+/// a limit of 30 s. Returns the messages that the client receives.
+async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
+    let directory = Faulty::new(MemoryDirectory::default());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let me = Owner {
+        address: listener.local_addr().unwrap(),
+        incarnation: Incarnation::random(),
+    };
+    let secret = Secret::new(SECRET).unwrap();
+    let (filter, options) = (PeersFilter::default(), Options::default());
+    let cluster = join(me, directory.clone(), filter, secret, options);
+    let witness = Witness::new();
+    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+    let mut config = Mode::Session.config().with_sse_keep_alive(None);
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let service = Tools::new(&witness).service_with(config, sessions);
+    let mut layer = CancelOnDisconnectLayer::new();
+    if commits {
+        layer = layer.commit_after(SECOND);
+    }
+    let slow = async |request: axum::extract::Request, next: axum::middleware::Next| {
+        if request.headers().contains_key("x-slow") {
+            sleep(3 * SECOND).await;
+        }
+        next.run(request).await
+    };
+    let app = test_support::router(service)
+        .layer(axum::middleware::from_fn(slow))
+        .layer(cluster.protect(layer))
+        .layer(cluster.layer());
+    let public = serve(app.clone()).await;
+    let member = cluster.clone();
+    tokio::spawn(async move { member.serve_peers(listener, app).await });
+    let b = Node::start(&directory).await;
+    b.until_settled().await;
+    pass(8 * SECOND).await;
+    let mcp = Mcp::session(public.addr, PATH).await;
+    let slow = if through_b {
+        b.client_of(&mcp)
+    } else {
+        Mcp::stateless(public.addr, PATH).in_session(mcp.session_id().unwrap())
+    };
+    let mut call = slow.header("x-slow", "1").call(1, "echo", json!({ "text": "x" })).await;
+    pass(1_300 * MS).await;
+    let leaving = cluster.clone();
+    let leaving = tokio::spawn(async move { leaving.leave(30 * SECOND).await });
+    pass(10 * SECOND).await;
+    let answer = tokio::time::timeout(3 * SECOND, call.answer()).await;
+    leaving.abort();
+    drop(public);
+    format!("{answer:?}")
+}
+
+#[tokio::test]
+async fn r9_20_a_call_that_the_layer_committed_is_in_flight_for_an_instance_that_leaves() {
+    for through_b in [false, true] {
+        let answer = answered_while_leaving(false, through_b).await;
+        assert!(answer.contains("result"), "control: {through_b} {answer}");
+        let answer = answered_while_leaving(true, through_b).await;
+        assert!(answer.contains("result"), "{through_b} {answer}");
+    }
+}
