@@ -293,3 +293,68 @@ async fn a_session_is_restored_through_two_layers_of_its_cluster() {
     assert_eq!(answered.map(|answered| answered.status().as_u16()), Ok(200));
     drop(b);
 }
+
+/// A session is restored for a call. Its handler takes 3 s to begin. Returns the head and the answer.
+async fn answer_after_a_slow_restore(within_layers: fn(Router) -> Router) -> (u16, String) {
+    let SlowInstance {
+        handler,
+        mcp,
+        _served,
+        directory: _directory,
+        cluster: _cluster,
+    } = SlowInstance::start(within_layers).await;
+    handler.is_slow.store(true, Ordering::SeqCst);
+    let mut call = mcp.request(1, "tools/list", json!({})).await;
+    pass(3 * SECOND).await;
+    handler.is_slow.store(false, Ordering::SeqCst);
+    handler.wake.notify_waiters();
+    pass(8 * SECOND).await;
+    let head = timeout(3 * SECOND, call.head()).await;
+    let status = head.map_or(0, |head| head.status);
+    let answer = timeout(3 * SECOND, call.answer()).await;
+    (status, format!("{answer:?}, begun {}", handler.begun.load(Ordering::SeqCst)))
+}
+
+/// `commit_after` answers a silent call with a stream, also while its session is being restored.
+#[tokio::test]
+async fn r9_19_a_call_that_the_layer_committed_during_a_restore_is_answered() {
+    use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    let (status, answer) =
+        answer_after_a_slow_restore(|app| app.layer(CancelOnDisconnectLayer::new())).await;
+    assert!(status == 200 && answer.contains("tools"), "control: {status} {answer}");
+    let committed = |app: Router| app.layer(CancelOnDisconnectLayer::new().commit_after(SECOND));
+    let (status, answer) = answer_after_a_slow_restore(committed).await;
+    assert!(status == 200 && answer.contains("tools"), "{status} {answer}");
+}
+
+/// As above, but the layer answers 500, as tower's `HandleErrorLayer` usually does.
+#[tokio::test]
+async fn r9_21_a_session_whose_restore_timed_out_in_a_layer_that_answers_500_is_not_given_up() {
+    let limited = |app: Router| {
+        app.layer(from_fn(async |request: Request, next: Next| -> Response {
+            let served = timeout(SECOND, next.run(request)).await;
+            served.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+        }))
+    };
+    let SlowInstance {
+        directory: _directory,
+        cluster,
+        handler,
+        mcp,
+        _served,
+    } = SlowInstance::start(limited).await;
+    let router = cluster.router();
+    handler.is_slow.store(true, Ordering::SeqCst);
+    let mut seen = Vec::new();
+    for id in 0..3 {
+        seen.push(list(&mcp, id).await);
+        pass(2 * SECOND).await;
+        router.sessions.relinquished.until_closed(hash(&mcp)).await;
+    }
+    handler.is_slow.store(false, Ordering::SeqCst);
+    handler.wake.notify_waiters();
+    pass(2 * SECOND).await;
+    seen.push(list(&mcp, 11).await);
+    assert!(!seen.contains(&404), "{seen:?}");
+    assert_eq!(seen.last(), Some(&200));
+}

@@ -16,6 +16,7 @@ mod node;
 mod orphans;
 mod permits;
 mod races;
+mod reader9;
 mod reclaim;
 mod refused_clients;
 mod relays;

@@ -40,7 +40,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(6);
 
 /// Like tower's `ConcurrencyLimit`: `poll_ready` takes a permit, and the response future has it.
-struct Limit<S> {
+pub(super) struct Limit<S> {
     inner: S,
     semaphore: Arc<Semaphore>,
     permit: Option<OwnedSemaphorePermit>,
@@ -48,7 +48,7 @@ struct Limit<S> {
 }
 
 impl<S> Limit<S> {
-    fn new(inner: S, permits: usize) -> Self {
+    pub(super) fn new(inner: S, permits: usize) -> Self {
         let semaphore = Arc::new(Semaphore::new(permits));
         Self {
             inner,

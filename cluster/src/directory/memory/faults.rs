@@ -96,3 +96,16 @@ fn evict<K: Copy + Eq + Hash + Debug, V>(map: &mut HashMap<K, V>, pick: u64) -> 
     map.remove(&key);
     Some(key)
 }
+
+impl MemoryDirectory {
+    /// Steps the clock of the backend forward, as `ntpd` does, or as a clock does that a suspended reader compares with its own.
+    pub(crate) fn step_clock(&self, step: std::time::Duration) {
+        let mut state = self.state();
+        let back = |at: Instant| at.checked_sub(step).unwrap();
+        state.started = back(state.started);
+        state.turned_away = state.turned_away.map(back);
+        for lease in state.leases.values_mut() {
+            lease.renewed = back(lease.renewed);
+        }
+    }
+}

@@ -1,0 +1,911 @@
+//! Defects that reader 9 has found.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::Grace;
+use axum::Router;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+use rmcp::model::ProgressNotificationParam;
+use serde_json::json;
+use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, serve};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    node::{Node, SECRET, Setup, hash, pass},
+    steps::status,
+};
+use crate::{
+    Cluster,
+    cluster::{Options, join},
+    ids::{Incarnation, Owner},
+    relay::wire::Secret,
+    directory::{
+        DirectoryError, Directory as _, MemoryDirectory,
+        faulty::{Fault, Faulty, Gate, Work},
+    },
+    relay::filter::PeersFilter,
+};
+
+const GRACE: Duration = Duration::from_secs(6);
+const SECOND: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+
+/// Counts the heartbeats of an instance. The process stands still before it reads the reply to one of them, if so ordered.
+#[derive(Debug, Clone, Default)]
+struct StallsAtReply(Arc<AtomicUsize>, Arc<Mutex<Option<Duration>>>);
+
+impl Gate for StallsAtReply {
+    fn pass(&self, what: &'static str, work: Work) -> Work {
+        if what == "look" {
+            // The directory is not near.
+            return Box::pin(async move {
+                sleep(400 * MS).await;
+                work.await
+            });
+        }
+        if what != "heartbeat" {
+            return work;
+        }
+        let Self(count, stall) = self.clone();
+        Box::pin(async move {
+            let reply = work.await;
+            count.fetch_add(1, SeqCst);
+            let stall = stall.lock().unwrap().take();
+            if let Some(time) = stall {
+                std::thread::sleep(time);
+            }
+            reply
+        })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Stall {
+    /// Begins 30 ms after a heartbeat was answered.
+    After(Duration),
+    /// Begins after the directory has executed the heartbeat, before the instance reads the reply.
+    AtReply(Duration),
+}
+
+/// B has a thread of its own, which stands still for a while. The client connects to B meanwhile, within its grace. No clock is paused.
+/// Returns whether the call is running after B has answered, and after the client has resumed at A.
+async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
+    let of_a = Faulty::new(MemoryDirectory::default());
+    let gate = StallsAtReply::default();
+    let of_b = Faulty::new(of_a.memory.clone()).behind(gate.clone());
+    let setup = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let a = setup.start(&of_a).await;
+    let (started, b) = tokio::sync::oneshot::channel();
+    let (order, mut orders) = tokio::sync::mpsc::unbounded_channel::<Stall>();
+    let of_thread = gate.clone();
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let setup = Setup {
+                filter: PeersFilter::new(move |_| is_reached),
+                ..Setup::default()
+            };
+            let b = setup.start(&of_b).await;
+            started
+                .send((b.public.as_ref().unwrap().addr, b.me.incarnation))
+                .unwrap();
+            while let Some(stall) = orders.recv().await {
+                match stall {
+                    Stall::AtReply(time) => *of_thread.1.lock().unwrap() = Some(time),
+                    Stall::After(time) => {
+                        let before = of_thread.0.load(SeqCst);
+                        while of_thread.0.load(SeqCst) == before {
+                            sleep(5 * MS).await;
+                        }
+                        sleep(30 * MS).await;
+                        std::thread::sleep(time);
+                    }
+                }
+            }
+        });
+    });
+    let next_heartbeat = async || {
+        let before = gate.0.load(SeqCst);
+        while gate.0.load(SeqCst) == before {
+            sleep(5 * MS).await;
+        }
+    };
+    let (addr, incarnation) = b.await.unwrap();
+    sleep(10 * SECOND).await;
+    let mcp = a.session().await;
+    next_heartbeat().await;
+    sleep(600 * MS).await;
+    let named = a.detach(&mcp, 1, "a").await;
+    let detached = Instant::now();
+    // The grace ends 600 ms after the third heartbeat from here.
+    next_heartbeat().await;
+    next_heartbeat().await;
+    order.send(stall).unwrap();
+    next_heartbeat().await;
+    sleep(200 * MS).await;
+    let at_b = Mcp::stateless(addr, PATH).in_session(mcp.session_id().unwrap());
+    let mut resumed = at_b.resume(&named).await;
+    let (memory, started) = (of_a.memory.clone(), Instant::now());
+    let watching = tokio::spawn(async move {
+        let mut last = String::new();
+        let mut last_lease = 0;
+        loop {
+            let leases = memory.leases().await.unwrap();
+            let at = started.elapsed().as_millis();
+            let lease = leases.of(incarnation);
+            let text = format!("{:?} {:?}", lease.map(|lease| (at - lease.age.as_millis().min(at)) / 10), leases.turned_away.map(|away| (at - away.as_millis().min(at)) / 10));
+            let of = lease.map_or(0, |lease| at - lease.age.as_millis().min(at));
+            if text != last && (of.abs_diff(last_lease) > 50 || last.is_empty() || leases.turned_away.is_some()) {
+                last_lease = of;
+                println!("{at} ms: B's lease is of, a client was turned away at (10 ms): {text}");
+                last = text;
+            }
+            sleep(10 * MS).await;
+        }
+    });
+    assert!(detached.elapsed() < GRACE - 100 * MS, "control: in its grace");
+    let head = tokio::time::timeout(6 * SECOND, resumed.head())
+        .await
+        .unwrap();
+    println!("{} ms: B has answered", started.elapsed().as_millis());
+    let leases = of_a.memory.leases().await.unwrap();
+    assert!(leases.of(incarnation).is_some(), "B has its lease");
+    for _ in 0..100 {
+        sleep(10 * MS).await;
+        if !a.witness.is_running("a") {
+            println!("{} ms: the call is cancelled", started.elapsed().as_millis());
+            break;
+        }
+    }
+    let was_running = a.witness.is_running("a");
+    let mut again = mcp.resume(&named).await;
+    let status = again.head().await.status;
+    let is_running = a.witness.is_running("a");
+    drop(order);
+    thread.join().unwrap();
+    watching.abort();
+    (head.status, [was_running, is_running], status)
+}
+
+
+/// The stall lies between two heartbeats, and the second one is sent in time.
+#[tokio::test]
+async fn r9_1_a_client_that_waited_for_an_instance_that_stalled_between_two_heartbeats_keeps_its_call() {
+    assert_eq!(
+        stalled(Stall::After(1_990 * MS), false).await,
+        (503, [true, true], 200)
+    );
+}
+
+/// The second heartbeat is 230 ms late.
+#[tokio::test]
+async fn r9_2_a_client_that_waited_for_an_instance_whose_heartbeat_was_a_little_late_keeps_its_call() {
+    assert_eq!(
+        stalled(Stall::After(2_200 * MS), false).await,
+        (503, [true, true], 200)
+    );
+}
+
+/// The stall of 3.5 s begins while the instance waits for the reply to a heartbeat.
+#[tokio::test]
+async fn r9_3_a_client_that_waited_for_an_instance_that_stalled_in_its_heartbeat_keeps_its_call() {
+    assert_eq!(
+        stalled(Stall::AtReply(3_500 * MS), false).await,
+        (503, [true, true], 200)
+    );
+}
+
+/// B reaches A. Its look-up takes 400 ms, and its client resumes when the call is already cancelled.
+#[tokio::test]
+async fn r9_16_a_client_whose_resume_waited_for_a_stalled_instance_finds_its_call() {
+    assert_eq!(
+        stalled(Stall::After(2_200 * MS), true).await,
+        (200, [true, true], 200)
+    );
+}
+
+/// Advances the clock until the instance has sent a heartbeat.
+async fn until_heartbeat(link: &Faulty) {
+    let before = link.asked("heartbeat");
+    while link.asked("heartbeat") == before {
+        pass(50 * MS).await;
+    }
+}
+
+/// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client
+/// asks C before that, and gets 503. It retries when C has settled, and D has long written its session.
+#[tokio::test]
+async fn r9_4_a_session_that_was_written_again_is_not_denied_because_of_an_older_look() {
+    let memory = MemoryDirectory::default();
+    let [of_c, of_d] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let (c, d) = (Node::start(&of_c).await, Node::start(&of_d).await);
+    c.until_settled().await;
+    d.until_settled().await;
+    let mcp = d.session().await;
+    let at_c = c.client_of(&mcp);
+    until_heartbeat(&of_c).await;
+    let begun = Instant::now();
+    let until = async |at: u32| {
+        while begun.elapsed() < at * MS {
+            pass(10 * MS).await;
+        }
+    };
+    until(1_750).await;
+    // Makes D send a heartbeat now.
+    let heartbeats = of_d.asked("heartbeat");
+    d.routing().turned_away.record();
+    until(1_800).await;
+    assert!(of_d.asked("heartbeat") > heartbeats);
+    of_d.set(Fault::Fails);
+    until(1_850).await;
+    memory.restart();
+    // Makes C send a heartbeat now.
+    c.routing().turned_away.record();
+    until(7_100).await;
+    let first = status(&at_c, 1).await;
+    until(7_150).await;
+    of_d.set(Fault::None);
+    until(7_700).await;
+    assert!(memory.has_owner(hash(&mcp)), "D has written it again");
+    let mut seen = Vec::new();
+    for at in (7_700..9_000).step_by(25) {
+        until(at).await;
+        let answer = status(&at_c, at).await;
+        let since = c.routing().heartbeat.consistent_since();
+        let settled = since.map(|since| (since + crate::membership::heartbeat::SETTLE_PERIOD).saturating_duration_since(begun).as_millis());
+        seen.push((begun.elapsed().as_millis(), of_c.asked("look"), settled, answer));
+    }
+    println!("{first} {seen:?}");
+    assert_eq!(first, 503);
+    assert!(seen.iter().all(|(.., status)| *status != 404), "{seen:?}");
+}
+
+/// Delays the execution of the next heartbeat, and refuses `register` while it is told to.
+#[derive(Debug, Clone, Default)]
+struct OldConnection(Arc<Mutex<(Option<Duration>, bool)>>, Arc<AtomicUsize>);
+
+impl Gate for OldConnection {
+    fn pass(&self, what: &'static str, work: Work) -> Work {
+        let (delay, refuses) = {
+            let mut state = self.0.lock().unwrap();
+            let delay = (what == "heartbeat").then(|| state.0.take()).flatten();
+            (delay, state.1 && what == "register")
+        };
+        if what == "heartbeat" {
+            self.1.fetch_add(1, SeqCst);
+        }
+        if refuses {
+            return Box::pin(async { Err(DirectoryError::failed("it is switched off")) });
+        }
+        let Some(delay) = delay else { return work };
+        let late = tokio::spawn(async move {
+            sleep(delay).await;
+            work.await
+        });
+        Box::pin(async move { late.await.unwrap() })
+    }
+}
+
+/// The directory loses its data (FLUSHALL). A heartbeat of D from before arrives after the next one, on an older connection. Its status
+/// "all of mine is written" replaces the newer status, although D has not written its session again.
+#[tokio::test]
+async fn r9_5_a_heartbeat_that_was_overtaken_does_not_vouch_for_what_is_lost() {
+    assert!(!denied(false).await.contains(&404), "control");
+    let seen = denied(true).await;
+    assert!(!seen.contains(&404), "{seen:?}");
+}
+
+async fn denied(is_overtaken: bool) -> Vec<u16> {
+    let memory = MemoryDirectory::default();
+    let of_c = Faulty::new(memory.clone());
+    let gate = OldConnection::default();
+    let of_d = Faulty::new(memory.clone()).behind(gate.clone());
+    let (c, d) = (Node::start(&of_c).await, Node::start(&of_d).await);
+    c.until_settled().await;
+    d.until_settled().await;
+    let mcp = d.session().await;
+    let at_c = c.client_of(&mcp);
+    pass(8 * SECOND).await;
+    gate.0.lock().unwrap().0 = is_overtaken.then_some(SECOND);
+    let before = gate.1.load(SeqCst);
+    while gate.1.load(SeqCst) == before {
+        pass(10 * MS).await;
+    }
+    // The heartbeat is on its way. The directory loses everything.
+    memory.flush();
+    gate.0.lock().unwrap().1 = true;
+    pass(300 * MS).await;
+    c.routing().turned_away.record();
+    let mut seen = Vec::new();
+    for id in 0..50 {
+        pass(50 * MS).await;
+        seen.push(status(&at_c, id).await);
+    }
+    gate.0.lock().unwrap().1 = false;
+    pass(12 * SECOND).await;
+    assert_eq!(status(&at_c, 99).await, 200, "control");
+    seen
+}
+
+/// The clock of the directory is stepped forward by 3.5 s, or the owner's machine was suspended for 3.5 s. Then the owner cannot reach
+/// the directory for 2.7 s, less than half of its lease.
+#[tokio::test]
+async fn r9_6_a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clock() {
+    for steps in [false, true] {
+        let memory = MemoryDirectory::default();
+        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let setup = Setup {
+            options: Options {
+                requires_lease: true,
+                ..Options::default()
+            },
+            ..Setup::default()
+        };
+        let a = setup.start(&of_a).await;
+        let setup = Setup {
+            filter: PeersFilter::new(|_| false),
+            ..Setup::default()
+        };
+        let b = setup.start(&of_b).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        let mcp = a.session().await;
+        let at_b = b.client_of(&mcp);
+        pass(4 * SECOND).await;
+        until_heartbeat(&of_a).await;
+        if steps {
+            memory.step_clock(3_500 * MS);
+        }
+        until_heartbeat(&of_a).await;
+        of_a.set(Fault::Fails);
+        pass(2_700 * MS).await;
+        let of_other = status(&at_b, 1).await;
+        let of_owner = status(&mcp, 2).await;
+        assert_eq!((steps, of_other, of_owner), (steps, 503, 200));
+    }
+}
+
+/// The owner's machine receives nothing from B's, but B's receives everything from the owner's. The owner gives the connection up after
+/// 90 s, because B's acknowledgements are lost. B does not notice: it hears the owner until then. The client is connected to B.
+///
+/// Run in a network of its own:
+/// unshare -n sh -c 'ip link set lo up; exec $TEST r9_7 --ignored --nocapture'
+#[tokio::test]
+#[ignore = "needs iptables, and minutes"]
+async fn r9_7_a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled() {
+    let directory = Faulty::new(MemoryDirectory::default());
+    let on_start = |_: &str, context: &rmcp::service::RequestContext<rmcp::RoleServer>| {
+        let (peer, token) = (context.peer.clone(), context.meta.get_progress_token());
+        let Some(token) = token else { return };
+        tokio::spawn(async move {
+            for event in 0..100 {
+                sleep(5 * SECOND).await;
+                let progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
+                let _sent = peer.notify_progress(progress).await;
+            }
+        });
+    };
+    let setup = Setup {
+        grace: Grace::After(20 * SECOND),
+        on_start: Some(Box::new(on_start)),
+        ..Setup::default()
+    };
+    let a = setup.start(&directory).await;
+    let b = Node::start(&directory).await;
+    sleep(10 * SECOND).await;
+    let mcp = a.session().await;
+    let mut call = b.client_of(&mcp).call(1, "hold", json!({ "label": "a" })).await;
+    assert_eq!(call.head().await.status, 200);
+    a.witness.started("a").await;
+    sleep(7 * SECOND).await;
+    let rule = |how: &str| {
+        let port = a.me.address.port().to_string();
+        let rule = ["-w", how, "INPUT", "-p", "tcp", "--dport", &port, "-j", "DROP"];
+        let done = std::process::Command::new("iptables").args(rule).status();
+        assert!(done.unwrap().success());
+    };
+    rule("-I");
+    let began = Instant::now();
+    let mut is_cancelled_at = None;
+    let mut broke_at = None;
+    let mut events = Vec::new();
+    while began.elapsed() < 240 * SECOND && (is_cancelled_at.is_none() || broke_at.is_none()) {
+        if is_cancelled_at.is_none() && !a.witness.is_running("a") {
+            is_cancelled_at = Some(began.elapsed());
+        }
+        if broke_at.is_some() {
+            sleep(100 * MS).await;
+            continue;
+        }
+        match tokio::time::timeout(100 * MS, call.data()).await {
+            Ok(Some(_)) => events.push(began.elapsed().as_secs()),
+            Ok(None) => broke_at = Some(began.elapsed()),
+            Err(_) => {}
+        }
+    }
+    rule("-D");
+    println!("events at {events:?} s, cancelled {is_cancelled_at:?}, the client's connection ended {broke_at:?}");
+    assert!(
+        is_cancelled_at.is_none() || broke_at.is_some_and(|at| at < is_cancelled_at.unwrap()),
+        "cancelled at {is_cancelled_at:?}, its client was connected until {broke_at:?}"
+    );
+}
+
+/// A process that is an instance of two clusters.
+struct Both {
+    clusters: [Cluster; 2],
+    witness: Witness,
+    served: Served,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Composition {
+    /// Each service has the layers of its own cluster.
+    Merged,
+    /// The layer of the first cluster is around that of the second one.
+    Nested,
+    /// Merged, with one `CancelOnDisconnectLayer` that both clusters protect.
+    OneLayer,
+}
+
+impl Both {
+    async fn start(directories: &[Faulty; 2], how: Composition, is_reached: bool) -> Self {
+        let mut clusters = Vec::new();
+        let mut listeners = Vec::new();
+        for directory in directories {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let me = Owner {
+                address: listener.local_addr().unwrap(),
+                incarnation: Incarnation::random(),
+            };
+            let secret = Secret::new(SECRET).unwrap();
+            let filter = PeersFilter::new(move |_| is_reached);
+            clusters.push(join(me, directory.clone(), filter, secret, Options::default()));
+            listeners.push(listener);
+        }
+        let clusters: [Cluster; 2] = clusters.try_into().unwrap();
+        let [one, two] = &clusters;
+        let witness = Witness::new();
+        let service = |cluster: &Cluster| {
+            let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+            let mut config = Mode::Session.config().with_sse_keep_alive(None);
+            config.session_store = Some(Arc::new(cluster.clone()));
+            Tools::new(&witness).service_with(config, sessions)
+        };
+        let layer = || CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
+        let first = Router::new().nest_service("/one", service(one));
+        let second = Router::new().nest_service("/two", service(two));
+        let app = match how {
+            Composition::Merged => (first.layer(one.protect(layer())).layer(one.layer()))
+                .merge(second.layer(two.protect(layer())).layer(two.layer())),
+            Composition::Nested => (first.layer(one.protect(layer())))
+                .merge(second.layer(two.protect(layer())))
+                .layer(two.layer())
+                .layer(one.layer()),
+            Composition::OneLayer => {
+                let layer = one.protect(two.protect(layer()));
+                (first.layer(layer.clone()).layer(one.layer()))
+                    .merge(second.layer(layer).layer(two.layer()))
+            }
+        };
+        let served = serve(app.clone()).await;
+        for (cluster, listener) in clusters.iter().zip(listeners) {
+            let (member, app) = (cluster.clone(), app.clone());
+            tokio::spawn(async move { member.serve_peers(listener, app).await });
+        }
+        Self {
+            clusters,
+            witness,
+            served,
+        }
+    }
+}
+
+async fn relayed_in(how: Composition) -> Vec<(&'static str, u16)> {
+    let directories = [(); 2].map(|()| Faulty::new(MemoryDirectory::default()));
+    let x = Both::start(&directories, how, true).await;
+    let y = Both::start(&directories, how, true).await;
+    pass(12 * SECOND).await;
+    let mut seen = Vec::new();
+    for path in ["/one", "/two"] {
+        let mcp = Mcp::session(x.served.addr, path).await;
+        let at_y = Mcp::stateless(y.served.addr, path).in_session(mcp.session_id().unwrap());
+        seen.push((path, status(&at_y, 1).await));
+    }
+    drop((x.clusters, x.witness, y.clusters));
+    seen
+}
+
+#[tokio::test]
+async fn r9_8_two_clusters_in_one_process_merged() {
+    assert_eq!(relayed_in(Composition::Merged).await, [("/one", 200), ("/two", 200)]);
+}
+
+#[tokio::test]
+async fn r9_9_two_clusters_in_one_process_nested() {
+    assert_eq!(relayed_in(Composition::Nested).await, [("/one", 200), ("/two", 200)]);
+}
+
+/// A client of a session at `/two` is turned away by Y in its grace.
+async fn turned_away_at_two(how: Composition) -> (u16, bool) {
+    let directories = [(); 2].map(|()| Faulty::new(MemoryDirectory::default()));
+    let x = Both::start(&directories, how, false).await;
+    let y = Both::start(&directories, how, false).await;
+    pass(12 * SECOND).await;
+    let mcp = Mcp::session(x.served.addr, "/two").await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    let named = call.event().await.unwrap().id.unwrap();
+    x.witness.started("a").await;
+    call.fin();
+    pass(3 * SECOND).await;
+    let at_y = Mcp::stateless(y.served.addr, "/two").in_session(mcp.session_id().unwrap());
+    let status = at_y.resume(&named).await.head().await.status;
+    pass(15 * SECOND).await;
+    (status, x.witness.is_running("a"))
+}
+
+#[tokio::test]
+async fn r9_10_a_layer_that_two_clusters_protect_is_protected() {
+    assert_eq!(turned_away_at_two(Composition::Merged).await, (503, true), "control");
+    assert_eq!(turned_away_at_two(Composition::OneLayer).await, (503, true));
+}
+
+/// The client resumes on the owner, receives an event, hangs up again, and the call completes. Then the owner dies.
+async fn kept_answer_after_a_second_resume(id: &str) -> String {
+    let directory = Faulty::new(MemoryDirectory::default());
+    let context = Arc::new(Mutex::new(None));
+    let kept = context.clone();
+    let setup = Setup {
+        on_start: Some(Box::new(move |_: &str, context: &rmcp::service::RequestContext<rmcp::RoleServer>| {
+            let token = context.meta.get_progress_token().unwrap();
+            *kept.lock().unwrap() = Some((context.peer.clone(), token));
+        })),
+        ..Setup::default()
+    };
+    let mut a = setup.start(&directory).await;
+    let b = Node::start(&directory).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let hang_up = async |call: test_support::Connection| {
+        let before = a.calls.detached();
+        call.fin();
+        while a.calls.detached() == before {
+            tokio::task::yield_now().await;
+        }
+    };
+    let mut call = mcp.call(id, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    let first = call.event().await.unwrap().id.unwrap();
+    a.witness.started("a").await;
+    hang_up(call).await;
+    let mut resumed = mcp.resume(&first).await;
+    assert_eq!(resumed.head().await.status, 200);
+    let (peer, token) = context.lock().unwrap().take().unwrap();
+    peer.notify_progress(ProgressNotificationParam::new(token, 1.0)).await.unwrap();
+    let mut last = None;
+    while let Ok(Some(event)) = tokio::time::timeout(500 * MS, resumed.event()).await {
+        last = event.id.or(last);
+    }
+    let last = last.unwrap();
+    hang_up(resumed).await;
+    a.witness.release("a");
+    a.witness.ended("a").await;
+    pass(2 * SECOND).await;
+    a.kill_and_expire().await;
+    pass(6 * SECOND).await;
+    let mut later = b.client_of(&mcp).resume(&last).await;
+    let status = later.head().await.status;
+    let answer = tokio::time::timeout(3 * SECOND, later.answer()).await;
+    let answer = answer.map(|answer| answer.is_some_and(|answer| answer["result"].is_object()));
+    format!("{status} {answer:?}, after {} and {}", first.replace(id, "<id>"), last.replace(id, "<id>"))
+}
+
+/// A request id that is longer than 256 bytes is not in the event ids.
+#[tokio::test]
+async fn r9_12_an_answer_is_kept_after_a_second_resume_whatever_the_request_id() {
+    let short = kept_answer_after_a_second_resume("x").await;
+    assert!(short.starts_with("200 Ok(true)"), "control: {short}");
+    let long = kept_answer_after_a_second_resume(&"x".repeat(300)).await;
+    assert!(long.starts_with("200 Ok(true)"), "{long}");
+}
+
+/// Every request takes effect at once, and its reply takes this long.
+#[derive(Debug, Clone)]
+struct SlowReplies(Duration);
+
+impl Gate for SlowReplies {
+    fn pass(&self, _what: &'static str, work: Work) -> Work {
+        let time = self.0;
+        Box::pin(async move {
+            let reply = work.await;
+            sleep(time).await;
+            reply
+        })
+    }
+}
+
+/// Returns the longest time from the end of the grace to the cancel.
+async fn longest(reply: Duration, instances: usize) -> Duration {
+    let mut longest = Duration::ZERO;
+    for phase in 0..20 {
+        let of_all = Faulty::new(MemoryDirectory::default()).behind(SlowReplies(reply));
+        let setup = Setup {
+            grace: Grace::After(GRACE),
+            ..Setup::default()
+        };
+        let a = setup.start(&of_all).await;
+        a.until_settled().await;
+        let mut others = Vec::new();
+        for _ in 1..instances {
+            others.push(Node::start(&of_all).await);
+        }
+        for other in &others {
+            other.until_settled().await;
+        }
+        let mcp = a.session().await;
+        pass(phase * 100 * MS).await;
+        a.detach(&mcp, 1, "a").await;
+        let detached = Instant::now();
+        while a.witness.is_running("a") {
+            pass(50 * MS).await;
+            assert!(detached.elapsed() < 60 * SECOND);
+        }
+        longest = longest.max(detached.elapsed() - GRACE);
+    }
+    longest
+}
+
+/// README: "A cancel is therefore up to 4 s later than with one instance".
+#[tokio::test]
+async fn r9_13_a_cancel_is_up_to_4_s_later_than_with_one_instance() {
+    let mut seen = Vec::new();
+    for reply in [0, 100, 250, 400] {
+        println!("{reply}");
+        let one = longest(reply * MS, 1).await;
+        let two = longest(reply * MS, 2).await;
+        seen.push((reply, one, two));
+    }
+    println!("{seen:?}");
+    assert!(seen.iter().all(|(_, one, two)| *two - *one <= 4 * SECOND), "{seen:?}");
+}
+
+/// B loses its connection to the directory 2 s before the end of the grace. 1 s before that end, while B has its lease, it turns the
+/// client away. B lives, and has no chance to report that. The client retries after `pause`, which is less than its backoff.
+async fn turned_away_by_a_cut_off_instance(pause: Duration) -> (u16, bool, bool, u16) {
+    let memory = MemoryDirectory::default();
+    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let setup = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let (a, b) = (setup.start(&of_a).await, Node::start(&of_b).await);
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    pass(GRACE - 2 * SECOND).await;
+    of_b.set(Fault::Fails);
+    pass(SECOND).await;
+    let status = b.client_of(&mcp).resume(&named).await.head().await.status;
+    let has_lease = memory.leases().await.unwrap().of(b.me.incarnation).is_some();
+    pass(pause).await;
+    let is_running = a.witness.is_running("a");
+    of_b.set(Fault::None);
+    pass(SECOND).await;
+    let again = b.client_of(&mcp).resume(&named).await.head().await.status;
+    (status, has_lease, is_running, again)
+}
+
+#[tokio::test]
+async fn r9_14_a_client_that_was_turned_away_by_an_instance_with_a_lease_keeps_its_call() {
+    for pause in [3, 5, 8, 20, 35] {
+        let seen = turned_away_by_a_cut_off_instance(pause * SECOND).await;
+        println!("{pause} {seen:?}");
+    }
+    let seen = turned_away_by_a_cut_off_instance(8 * SECOND).await;
+    assert_eq!(seen, (503, true, true, 200));
+}
+
+static SEEN: Mutex<Vec<(bool, bool)>> = Mutex::new(Vec::new());
+
+/// README: "The owner sees the client's address in `ConnectInfo` [...], and at the end of `Forwarded`". B is served as in the README.
+#[tokio::test]
+async fn r9_15_the_owner_sees_the_address_of_a_client() {
+    use axum::extract::{ConnectInfo, Request};
+    let directory = Faulty::new(MemoryDirectory::default());
+    let setup = Setup {
+        within: |app| {
+            app.layer(axum::middleware::map_request(async |request: Request| {
+                let info: Option<&ConnectInfo<std::net::SocketAddr>> = request.extensions().get();
+                let forwarded = request.headers().contains_key("forwarded");
+                SEEN.lock().unwrap().push((info.is_some(), forwarded));
+                request
+            }))
+        },
+        ..Setup::default()
+    };
+    let a = setup.start(&directory).await;
+    let b = Node::start(&directory).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let public = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = public.local_addr().unwrap();
+    let app = b.app.clone();
+    tokio::spawn(async move { axum::serve(public, app).await });
+    SEEN.lock().unwrap().clear();
+    let at_b = Mcp::stateless(addr, PATH).in_session(mcp.session_id().unwrap());
+    assert_eq!(status(&at_b, 1).await, 200);
+    assert_eq!(*SEEN.lock().unwrap(), [(true, true)]);
+}
+
+/// B has a concurrency limit inside the cluster's layer. Each second two requests `GET /health`, which belong to no session, arrive
+/// together, and take 20 ms each. With one permit the second of them waits for 20 ms. No instance answers 503.
+async fn is_cancelled_beside_health_checks(permits: usize) -> (bool, bool) {
+    use tower_layer::Layer as _;
+    use tower_service::Service as _;
+    let directory = Faulty::new(MemoryDirectory::default());
+    let setup = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let a = setup.start(&directory).await;
+    let b = Node::start(&directory).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let health = axum::routing::get(async || sleep(20 * MS).await);
+    let app = Router::new().route("/health", health);
+    let app = b.cluster.layer().layer(super::permits::Limit::new(app, permits));
+    let mcp = a.session().await;
+    a.detach(&mcp, 1, "a").await;
+    let statuses = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..120 {
+        for _ in 0..2 {
+            let (mut app, statuses) = (app.clone(), statuses.clone());
+            tokio::spawn(async move {
+                std::future::poll_fn(|cx| app.poll_ready(cx)).await.unwrap();
+                let request = http::Request::get("/health").body(axum::body::Body::empty());
+                let status = app.call(request.unwrap()).await.unwrap().status();
+                statuses.lock().unwrap().push(status.as_u16());
+            });
+        }
+        pass(SECOND).await;
+    }
+    let has_refused = statuses.lock().unwrap().iter().any(|status| *status != 200);
+    (has_refused, !a.witness.is_running("a"))
+}
+
+/// README: "cancels wait while any instance answers 503".
+#[tokio::test]
+async fn r9_17_cancels_do_not_wait_because_a_health_check_waited_for_a_permit() {
+    assert_eq!(is_cancelled_beside_health_checks(20).await, (false, true), "control");
+    assert_eq!(is_cancelled_beside_health_checks(1).await, (false, true), "after two minutes");
+}
+
+/// A's last answered heartbeat is at 0 s. The one at 2 s is refused. Then A stands still until 6.4 s. B claims the session at 6.2 s, when
+/// A's lease is over. A request that waited at A is read at 6.4 s.
+async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, bool) {
+    let memory = MemoryDirectory::default();
+    let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+    let a = Node::start(&of_a).await;
+    let setup = Setup {
+        filter: PeersFilter::new(|_| false),
+        ..Setup::default()
+    };
+    let b = setup.start(&of_b).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    pass(4 * SECOND).await;
+    until_heartbeat(&of_a).await;
+    let begun = Instant::now();
+    if is_refused {
+        of_a.set(Fault::Fails);
+        until_heartbeat(&of_a).await;
+    }
+    // The stall.
+    a.cluster.stop_heartbeat();
+    of_a.set(Fault::None);
+    while begun.elapsed() < 6_200 * MS {
+        pass(50 * MS).await;
+    }
+    let claimed = status(&b.client_of(&mcp), 1).await;
+    while begun.elapsed() < stall {
+        pass(50 * MS).await;
+    }
+    // A runs again. Its first heartbeat takes 200 ms.
+    of_a.set(Fault::SlowAt("heartbeat", 200 * MS));
+    let heartbeat = tokio::spawn(a.routing().heartbeat.clone().run());
+    let _call = mcp.call(2, "hold", json!({ "label": "late" })).await;
+    for _ in 0..20 {
+        pass(50 * MS).await;
+    }
+    let begun = a.witness.starts("late");
+    heartbeat.abort();
+    (claimed, begun, b.has(&mcp))
+}
+
+#[tokio::test]
+async fn r9_18_nothing_begins_after_a_stall_in_which_the_lease_lapsed() {
+    assert_eq!(begun_after_a_stall(false, 6_400 * MS).await, (200, 0, true), "control");
+    assert_eq!(begun_after_a_stall(true, 6_400 * MS).await, (200, 0, true));
+}
+
+/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance leaves, with
+/// a limit of 30 s. Returns the messages that the client receives.
+async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
+    let directory = Faulty::new(MemoryDirectory::default());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let me = Owner {
+        address: listener.local_addr().unwrap(),
+        incarnation: Incarnation::random(),
+    };
+    let secret = Secret::new(SECRET).unwrap();
+    let (filter, options) = (PeersFilter::default(), Options::default());
+    let cluster = join(me, directory.clone(), filter, secret, options);
+    let witness = Witness::new();
+    let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+    let mut config = Mode::Session.config().with_sse_keep_alive(None);
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let service = Tools::new(&witness).service_with(config, sessions);
+    let mut layer = CancelOnDisconnectLayer::new();
+    if commits {
+        layer = layer.commit_after(SECOND);
+    }
+    let slow = async |request: axum::extract::Request, next: axum::middleware::Next| {
+        if request.headers().contains_key("x-slow") {
+            sleep(3 * SECOND).await;
+        }
+        next.run(request).await
+    };
+    let app = test_support::router(service)
+        .layer(axum::middleware::from_fn(slow))
+        .layer(cluster.protect(layer))
+        .layer(cluster.layer());
+    let public = serve(app.clone()).await;
+    let member = cluster.clone();
+    tokio::spawn(async move { member.serve_peers(listener, app).await });
+    let b = Node::start(&directory).await;
+    b.until_settled().await;
+    pass(8 * SECOND).await;
+    let mcp = Mcp::session(public.addr, PATH).await;
+    let slow = if through_b {
+        b.client_of(&mcp)
+    } else {
+        Mcp::stateless(public.addr, PATH).in_session(mcp.session_id().unwrap())
+    };
+    let mut call = slow.header("x-slow", "1").call(1, "echo", json!({ "text": "x" })).await;
+    pass(1_300 * MS).await;
+    let leaving = cluster.clone();
+    let leaving = tokio::spawn(async move { leaving.leave(30 * SECOND).await });
+    pass(10 * SECOND).await;
+    let answer = tokio::time::timeout(3 * SECOND, call.answer()).await;
+    leaving.abort();
+    drop(public);
+    format!("{answer:?}")
+}
+
+#[tokio::test]
+async fn r9_20_a_call_that_the_layer_committed_is_in_flight_for_an_instance_that_leaves() {
+    for through_b in [false, true] {
+        let answer = answered_while_leaving(false, through_b).await;
+        assert!(answer.contains("result"), "control: {through_b} {answer}");
+        let answer = answered_while_leaving(true, through_b).await;
+        assert!(answer.contains("result"), "{through_b} {answer}");
+    }
+}
