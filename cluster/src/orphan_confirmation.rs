@@ -21,7 +21,7 @@ use crate::{
     directory::{Directory as _, Lease, Leases},
     ids::{Incarnation, Record, SessionHash},
     membership::{
-        heartbeat::{HEARTBEAT_INTERVAL, MAX_LATENESS, SETTLE_PERIOD},
+        heartbeat::{HEARTBEAT_INTERVAL, MAX_UNREPORTED_STALL, SETTLE_PERIOD},
         turned_away::MAX_RECORD_DELAY,
     },
     metrics,
@@ -30,8 +30,8 @@ use crate::{
 
 /// Time before a heartbeat was composed in which it may lack a turned-away client: 1.15 s.
 ///
-/// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_LATENESS`].
-const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_LATENESS);
+/// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_UNREPORTED_STALL`].
+const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
 
 /// Delay after a heartbeat is due before it is checked: 100 ms.
 const HEARTBEAT_MARGIN: Duration = Duration::from_millis(100);

@@ -71,6 +71,7 @@ struct Known {
 #[cfg_attr(test, derive(Clone))]
 struct StoredLease {
     renewed: Instant,
+    number: u64,
     written_in: Option<BackendRunId>,
     is_settled: bool,
     has_late_answers: bool,
@@ -224,7 +225,7 @@ impl Directory for MemoryDirectory {
         let renewed = state.composed_at(status, now);
         let lease = state.leases.get_mut(&owner.incarnation);
         let was_alive = lease.is_some();
-        if let Some(lease) = lease {
+        if let Some(lease) = lease.filter(|lease| lease.number <= status.number) {
             *lease = StoredLease::new(status, renewed.max(lease.renewed));
         }
         Ok(HeartbeatReply {
@@ -331,8 +332,14 @@ impl State {
         Leases {
             run: self.run(),
             all: all.collect(),
-            turned_away: self.turned_away.map(|at| now - at),
+            turned_away: self.turned_away.max(self.lapsed(now)).map(|at| now - at),
         }
+    }
+
+    /// Returns when a lease last lapsed. A lease that was released has not lapsed.
+    fn lapsed(&self, now: Instant) -> Option<Instant> {
+        let lapsed = self.leases.values().filter(|lease| !lease.lasts(now));
+        lapsed.map(|lease| lease.renewed + LEASE_TTL).max()
     }
 
     fn record_turned_away(&mut self, status: &Status, now: Instant) {
@@ -367,6 +374,7 @@ impl State {
     /// Removes expired leases, records and answers. An expired answer may stay behind one that was written before it and has not
     /// expired. [`answer`](Directory::answer) does not return it.
     fn sweep(&mut self, now: Instant) {
+        self.turned_away = self.turned_away.max(self.lapsed(now));
         self.leases.retain(|_, lease| lease.lasts(now));
         self.sessions.retain(|_, known| known.until > now);
         while let Some(oldest) = self.write_order.front()
@@ -401,6 +409,7 @@ impl StoredLease {
     fn new(status: &Status, renewed: Instant) -> Self {
         Self {
             renewed,
+            number: status.number,
             written_in: status.written_in.clone(),
             is_settled: status.is_settled,
             has_late_answers: status.has_late_answers,

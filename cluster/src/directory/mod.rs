@@ -92,7 +92,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
-    /// Renews the lease if it has not lapsed. Never acquires one, and never sets back when it was renewed.
+    /// Renews the lease if it has not lapsed. Never acquires one. Changes nothing of a lease with a later [`number`](Status::number).
     async fn heartbeat(
         &self,
         owner: Owner,
@@ -160,6 +160,8 @@ pub(crate) struct Leases {
     pub(crate) run: BackendRunId,
     pub(crate) all: Vec<Lease>,
     /// How long ago any instance last turned a client away. Includes instances that no longer have a lease.
+    ///
+    /// An instance whose lease lapses may have done so until then.
     pub(crate) turned_away: Option<Duration>,
 }
 
@@ -194,6 +196,8 @@ pub(crate) struct Status {
     ///
     /// The lease is renewed as of this time, so a heartbeat that arrives late does not count as current.
     pub(crate) composed_at: Option<DirectoryTime>,
+    /// Grows with each status of the instance. The directory keeps the latest.
+    pub(crate) number: u64,
 }
 
 /// A time of the backend's clock, in milliseconds.

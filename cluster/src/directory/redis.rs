@@ -6,10 +6,10 @@
 //! | `mcp:i` | hash: one field per instance, its lease | a day after the last heartbeat |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
-//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is when its heartbeat was composed,
-//! as a time of the backend in milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are
+//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <number> <run> <marks> <address>`. `<renewed>` is when its heartbeat was
+//! composed, as a time of the backend in milliseconds. `<number>` grows with each heartbeat of the instance. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are
 //! `settled` and `late-answers`, separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease. It has the time
-//! at which any instance last turned a client away. All leases are in one key, so they are lost together, and each instance detects the loss
+//! at which any instance last turned a client away, or at which a lease last lapsed. All leases are in one key, so they are lost together, and each instance detects the loss
 //! at its next heartbeat.
 //!
 //! Each compare-and-set is a script on one key. A user of the backend needs `~mcp:*`, and `+hget +hmget +hset +hdel +hgetall +pexpire +set
@@ -130,6 +130,7 @@ impl RedisDirectory {
         lease.arg(how).arg(millis(LEASES_TTL)).arg(TURNED_AWAY);
         let composed_at = status.composed_at.map(|DirectoryTime(at)| at.to_string());
         lease.arg(composed_at.as_deref().unwrap_or(NONE));
+        lease.arg(status.number);
         lease
     }
 

@@ -14,7 +14,10 @@
 use std::{
     convert::Infallible,
     fmt::{self, Debug, Formatter},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -53,15 +56,23 @@ pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval of attempts while the directory does not answer: 500 ms.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Maximum lateness of a heartbeat: 400 ms. A later one reports that this instance turned clients away, because it has stalled.
+/// Interval at which the task checks whether this process has stalled: 200 ms.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Maximum time of a stall that is not reported: 400 ms. After a longer stall, clients may wait whose requests were not read.
 ///
-/// Owners allow for this lateness before they rely on a heartbeat.
-pub(crate) const MAX_LATENESS: Duration = Duration::from_millis(400);
+/// Chosen as two intervals of the check. Owners allow for it before they rely on a heartbeat.
+pub(crate) const MAX_UNREPORTED_STALL: Duration = STALL_CHECK_INTERVAL.saturating_mul(2);
 
 /// Minimum interval of heartbeats, while clients are turned away: 250 ms.
 ///
 /// Chosen so that a directory with a hundred such instances gets 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Maximum difference between the time of the directory that a heartbeat names and the time at which the directory carries it out: 1 s.
+///
+/// Chosen as [`DIRECTORY_TIMEOUT`] for the error of the named time, and the same for the transmission.
+const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT.saturating_mul(2);
 
 /// Interval of scans for sessions that were written a while ago, to write them again: 10 s.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
@@ -80,6 +91,8 @@ pub(crate) struct Heartbeat {
     turned_away: Arc<TurnedAway>,
     answers: Arc<Answers>,
     health: Mutex<DirectoryHealth>,
+    /// Number of the next status.
+    number: AtomicU64,
     unreachable: RateLimitedWarning,
     unwritten: RateLimitedWarning,
     stop: Notify,
@@ -107,6 +120,7 @@ impl Heartbeat {
             turned_away,
             answers,
             health: Mutex::new(DirectoryHealth::new(requires_lease)),
+            number: AtomicU64::new(1),
             unreachable: RateLimitedWarning::default(),
             unwritten: RateLimitedWarning::default(),
             stop: Notify::new(),
@@ -176,6 +190,8 @@ impl Heartbeat {
     pub(crate) async fn run(self: Arc<Self>) {
         select! {
             biased;
+            // Before the heartbeats, so that the first heartbeat after a stall reports it.
+            never = self.watch_stalls() => match never {},
             () = self.send_heartbeats() => {}
             never = self.run_writes() => match never {},
             never = self.run_contested() => match never {},
@@ -196,15 +212,21 @@ impl Heartbeat {
         self.stop.notify_one();
     }
 
-    async fn send_heartbeats(&self) {
-        let mut refresh = Instant::now() + REFRESH_SCAN_INTERVAL;
-        let mut due = Instant::now();
+    /// Counts clients as turned away after each stall of this process, forever.
+    async fn watch_stalls(&self) -> Infallible {
         loop {
-            let begun = Instant::now();
-            if begun > due + MAX_LATENESS {
-                // Requests may have waited unread meanwhile. Their clients count as turned away.
+            let due = Instant::now() + STALL_CHECK_INTERVAL;
+            sleep_until(due).await;
+            if Instant::now() > due + STALL_CHECK_INTERVAL {
                 self.turned_away.record();
             }
+        }
+    }
+
+    async fn send_heartbeats(&self) {
+        let mut refresh = Instant::now() + REFRESH_SCAN_INTERVAL;
+        loop {
+            let begun = Instant::now();
             self.send_heartbeat(begun).await;
             if begun >= refresh {
                 self.sessions.refresh();
@@ -222,7 +244,6 @@ impl Heartbeat {
                 HEARTBEAT_INTERVAL
             };
             let next = begun + interval;
-            due = next.max(Instant::now());
             select! {
                 biased;
                 () = self.stop.notified() => return,
@@ -248,7 +269,7 @@ impl Heartbeat {
         }
     }
 
-    async fn try_send_heartbeat(&self, begun: Instant) -> Result<(), DirectoryError> {
+    async fn try_send_heartbeat(&self, mut begun: Instant) -> Result<(), DirectoryError> {
         self.health().on_heartbeat_begun(begun);
         let status = self.status();
         if let Some(ago) = status.turned_away.filter(|ago| *ago < HEARTBEAT_INTERVAL) {
@@ -256,9 +277,19 @@ impl Heartbeat {
                 || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "clients are turned away"),
             );
         }
-        let reply = self.directory.heartbeat(self.me, &status).await?;
+        let mut reply = self.directory.heartbeat(self.me, &status).await?;
         self.health()
             .on_time_read(begun, Instant::now(), reply.time);
+        if status
+            .composed_at
+            .is_some_and(|at| reply.time.since(at) > MAX_CLOCK_ERROR)
+        {
+            // The directory's clock has stepped, or this machine was suspended. The lease counts from too early.
+            begun = Instant::now();
+            reply = self.directory.heartbeat(self.me, &self.status()).await?;
+            self.health()
+                .on_time_read(begun, Instant::now(), reply.time);
+        }
         if !reply.was_alive {
             self.health().on_lease_missing();
             let mut status = self.status();
@@ -305,6 +336,7 @@ impl Heartbeat {
             has_late_answers,
             turned_away: self.turned_away.age(now),
             composed_at: health.directory_time(now),
+            number: self.number.fetch_add(1, Ordering::Relaxed),
         }
     }
 

@@ -7,6 +7,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer, WatchedListener, WatchedStream};
@@ -58,6 +59,18 @@ impl Network {
     }
 }
 
+/// Detects an owner from which nothing arrives within about 20 s.
+///
+/// This is much less than the 90 s after which the owner detects that nothing arrives from this instance. So in a one-way partition, the
+/// clients of this instance count as turned away before the owner considers their calls abandoned.
+fn dead_owner() -> DeadPeer {
+    let second = Duration::from_secs(1);
+    DeadPeer::new()
+        .idle(10 * second)
+        .interval(3 * second)
+        .probes(3)
+}
+
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     // On one machine a connection to a port without a listener can connect to itself.
@@ -67,7 +80,7 @@ async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     // Without this, an answer would wait 40 ms for an acknowledgement.
     let _best_effort = stream.set_nodelay(true);
     // Options that the kernel does not know are skipped.
-    let _best_effort = DeadPeer::new().apply(&stream);
+    let _best_effort = dead_owner().apply(&stream);
     Ok(stream)
 }
 

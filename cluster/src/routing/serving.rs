@@ -2,22 +2,23 @@
 //!
 //! Peers have relayed them, or their sessions are remote, or must be restored first.
 
-use std::{future::poll_fn, task::Poll, thread};
+use std::{future::poll_fn, thread};
 
 use axum::{body::Body, response::IntoResponse};
-use futures_util::poll;
 use http::{Method, Request, Response, StatusCode};
+use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::{
     ids::{Incarnation, SessionHash},
+    membership::turned_away::SLOW_RELAY_THRESHOLD,
     refusals::Refusal,
     relay::{replayable_request::ReplayableRequest, server, wire},
     routing::{
-        fields::Fields,
+        fields::{Fields, SESSION_ID},
         plan::Action,
         request_context::{with_resume_recorded, with_resumed_call, without_session},
-        resume::{self, RewriteOutcome},
+        resume::{self, LAST_EVENT_ID, RewriteOutcome},
         routed::{Presence, Reclaimed, Routed, TransferOutcome},
         router::Router,
     },
@@ -304,7 +305,10 @@ pub(crate) async fn serve<S: Inner>(
     rewritten: RewriteOutcome,
     guard: Option<InFlightGuard>,
 ) -> Result<Response<Body>, S::Error> {
-    until_ready(router, inner, request.method() == Method::GET).await?;
+    let is_resume = request.method() == Method::GET
+        && request.headers().contains_key(&SESSION_ID)
+        && request.headers().contains_key(&LAST_EVENT_ID);
+    until_ready(router, inner, is_resume).await?;
     request
         .extensions_mut()
         .insert(RoutedBy(router.me.incarnation));
@@ -327,21 +331,24 @@ pub(crate) async fn serve<S: Inner>(
     }
 }
 
-/// Waits until the inner service is ready. The client of a resume counts as turned away meanwhile, because the grace of its call may end.
+/// Waits until the inner service is ready.
+///
+/// The client of a resume counts as turned away if this takes longer than [`SLOW_RELAY_THRESHOLD`], because the grace of its call may end.
 async fn until_ready<S: Inner>(
     router: &Router,
     inner: &mut S,
     is_resume: bool,
 ) -> Result<(), S::Error> {
     let mut ready = poll_fn(|cx| inner.poll_ready(cx));
-    if let Poll::Ready(ready) = poll!(&mut ready) {
+    if !is_resume {
+        return ready.await;
+    }
+    if let Ok(ready) = timeout(SLOW_RELAY_THRESHOLD, &mut ready).await {
         return ready;
     }
-    let waiting = is_resume.then(|| router.turned_away.wait());
+    let waiting = router.turned_away.wait();
     ready.await?;
-    if let Some(waiting) = waiting {
-        waiting.served();
-    }
+    waiting.served();
     Ok(())
 }
 

@@ -152,8 +152,10 @@ async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
     pass(HEARTBEAT_INTERVAL + SECOND).await;
     assert!(a.witness.is_running("a"));
 
-    // The lease of `b` has expired by then.
+    // The lease of `b` has lapsed by then, and `b` may have turned clients away before.
     pass(LEASE_TTL + HEARTBEAT_INTERVAL).await;
+    assert!(a.witness.is_running("a"));
+    pass(CLIENT_BACKOFF).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 

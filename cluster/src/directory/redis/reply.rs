@@ -19,18 +19,34 @@ pub(super) fn read_leases(
         .iter()
         .filter_map(|(incarnation, text)| read_lease(incarnation, text, now));
     let mut marks = fields.iter().filter(|(field, _)| field == TURNED_AWAY);
-    let turned_away = marks.next().and_then(|(_, at)| at.parse().ok());
+    let turned_away = marks.next().and_then(|(_, at)| renewed(at));
+    let turned_away = turned_away.max(lapsed(&fields, now));
     Ok(Leases {
         run: read_run(info)?,
         all: all.collect(),
-        turned_away: turned_away.map(|at| now.saturating_sub(Duration::from_millis(at))),
+        turned_away: turned_away.map(|at| now.saturating_sub(at)),
     })
+}
+
+/// Returns when a lease last lapsed that no heartbeat has removed since.
+fn lapsed(fields: &[(String, String)], now: Duration) -> Option<Duration> {
+    let leases = fields.iter().filter(|(field, _)| field != TURNED_AWAY);
+    let renewed = leases.filter_map(|(_, text)| renewed(text));
+    let ends = renewed.map(|renewed| renewed + LEASE_TTL);
+    ends.filter(|end| *end <= now).max()
+}
+
+/// Returns the time at the start of a lease, or of the mark.
+fn renewed(lease: &str) -> Option<Duration> {
+    let millis = lease.split(' ').next()?.parse().ok()?;
+    Some(Duration::from_millis(millis))
 }
 
 /// Reads a lease. Returns `None` if it has lapsed, or cannot be read.
 fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let mut parts = text.split(' ');
     let renewed = Duration::from_millis(parts.next()?.parse().ok()?);
+    let _number: u64 = parts.next()?.parse().ok()?;
     let run = parts.next()?;
     let marks = parts.next()?;
     let has = |mark| marks.split(',').any(|its| its == mark);

@@ -61,7 +61,7 @@ return 1
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local all, was_alive, last = redis.call('HGETALL', KEYS[1]), 0, 0
+local all, was_alive, is_overtaken, last, lapsed = redis.call('HGETALL', KEYS[1]), 0, false, 0, 0
 local composed = math.min(now, tonumber(ARGV[11]) or now)
 for at = 1, #all, 2 do
     local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
@@ -73,16 +73,18 @@ for at = 1, #all, 2 do
         end
     elseif now - renewed >= tonumber(ARGV[6]) or renewed - now > tonumber(ARGV[7]) then
         redis.call('HDEL', KEYS[1], all[at])
+        lapsed = math.max(lapsed, math.min(renewed + tonumber(ARGV[6]), now))
     elseif all[at] == ARGV[1] then
         was_alive = 1
         composed = math.max(composed, renewed)
+        is_overtaken = (tonumber(string.match(all[at + 1], '^%d+ (%d+)')) or 0) > tonumber(ARGV[12])
     end
 end
-if was_alive == 1 or ARGV[8] == 'acquire' then
-    local lease = table.concat({string.format('%.0f', composed), ARGV[3], ARGV[4], ARGV[5]}, ' ')
+if not is_overtaken and (was_alive == 1 or ARGV[8] == 'acquire') then
+    local lease = table.concat({string.format('%.0f', composed), ARGV[12], ARGV[3], ARGV[4], ARGV[5]}, ' ')
     redis.call('HSET', KEYS[1], ARGV[1], lease)
 end
-local turned_away = now - (tonumber(ARGV[2]) or now)
+local turned_away = math.max(now - (tonumber(ARGV[2]) or now), lapsed)
 if turned_away > last then redis.call('HSET', KEYS[1], ARGV[10], string.format('%.0f', turned_away)) end
 redis.call('PEXPIRE', KEYS[1], ARGV[9])
 return {was_alive, now}

@@ -21,10 +21,15 @@ use crate::{
     sessions::Lapse,
 };
 
-/// Maximum time without a heartbeat before the lease counts as lapsed: 5 s.
+/// Maximum time since the last answered heartbeat before the lease may have lapsed during a stall: 5 s.
 ///
 /// Chosen to be less than [`MIN_LEASE`], and more than the time of a late answer and the interval to the next heartbeat.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
+
+/// Maximum time from the start of one heartbeat to that of the next, in a process that has not stalled: 3 s.
+///
+/// Chosen as the interval of heartbeats and twice their timeout.
+const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
 /// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
 ///
@@ -55,8 +60,8 @@ pub(super) struct DirectoryHealth {
     ///
     /// They are due if other instances may have seen this one without a lease.
     renewal_due: Option<BackendRunId>,
-    /// Time from which the next heartbeat is so late that the lease may have lapsed. `None` before the first.
-    late_from: Option<Instant>,
+    /// When the last heartbeat began, answered or not.
+    last_begun: Option<Instant>,
     /// `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
     /// Nothing new is served while the lease may have lapsed, also while heartbeats are sent.
@@ -98,7 +103,7 @@ impl DirectoryHealth {
             clock: None,
             has_no_lease: false,
             renewal_due: None,
-            late_from: None,
+            last_begun: None,
             lapse: None,
             requires_lease,
         }
@@ -111,7 +116,7 @@ impl DirectoryHealth {
             // Nothing is written before it is known whether there is a lease.
             self.on_heartbeat_failed();
         }
-        self.late_from = Some(now + STALL_THRESHOLD);
+        self.last_begun = Some(now);
     }
 
     /// Called when the heartbeat that began at `begun` was answered, and executed at `time`.
@@ -139,9 +144,13 @@ impl DirectoryHealth {
         self.lapse
     }
 
-    /// Returns `true` if the next heartbeat is so late that the lease may have lapsed.
+    /// Returns `true` if the next heartbeat is so late that this process has stalled, and the lease may have lapsed meanwhile.
     fn has_stalled(&self, now: Instant) -> bool {
-        self.late_from.is_some_and(|late| now > late)
+        let Some(begun) = self.last_begun else {
+            return false;
+        };
+        let may_lapse = self.last_heartbeat.unwrap_or(begun) + STALL_THRESHOLD;
+        now > may_lapse.max(begun + OVERDUE_THRESHOLD)
     }
 
     /// Called when a heartbeat found no lease, before the lease is acquired again.

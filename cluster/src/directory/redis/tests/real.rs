@@ -444,7 +444,7 @@ async fn a_client_that_was_turned_away_in_the_future_counts_from_now() {
 /// A heartbeat that was composed earlier arrives later, on another connection.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn r9_11_an_overtaken_heartbeat_does_not_replace_a_newer_status() {
+async fn an_overtaken_heartbeat_does_not_replace_a_newer_status() {
     let server = Server::start().await;
     let redis = directory(&server);
     let me = instance(1);
@@ -468,5 +468,8 @@ async fn r9_11_an_overtaken_heartbeat_does_not_replace_a_newer_status() {
     let leases = redis.leases().await.unwrap();
     let lease = leases.of(me.incarnation).unwrap();
     assert!(lease.age < SECOND, "control: the time is not set back");
-    assert_eq!((&lease.written_in, lease.is_settled, lease.has_late_answers), (&None, false, true));
+    assert_eq!(
+        (&lease.written_in, lease.is_settled, lease.has_late_answers),
+        (&None, false, true)
+    );
 }
