@@ -1,6 +1,6 @@
-//! Keeps calls without a session running if no disconnect cancels them (`--exempt`, a grace of `never`).
+//! Keeps calls without a session running if no disconnect cancels them.
 //!
-//! A server without sessions treats the end of a connection as the cancel of its call. So a task reads the response of
+//! Those are calls with `--exempt` or a grace of `never`. A server without sessions treats the end of a connection as the cancel of its call. So a task reads the response of
 //! such a call to its end, whether the client is connected or not. The task closes the connection earlier only if the
 //! call's token fires, or at the call timeout.
 

@@ -1,4 +1,4 @@
-//! The parts of the program `mcp-cancel-proxy`, which puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
+//! The parts of `mcp-cancel-proxy`, which puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
 //!
 //! A request takes this path, and its response takes the same path back:
 //!
@@ -14,7 +14,7 @@
 //! | [`forward`] | forwards requests to a server that speaks HTTP |
 //! | [`stdio`] | starts servers that use stdin and stdout, and speaks HTTP for them |
 //! | [`event_store`] | keeps events of a server, for clients that resume |
-//! | [`message`], [`headers`] | read what routes a message or a request |
+//! | [`message`], [`headers`] | read the parts that route a message or a request |
 //! | [`server`] | the configured server: an upstream or a command |
 //! | [`admin`] | serves health, metrics and calls on another address |
 //! | [`drain`] | shuts down in bounded time |

@@ -42,7 +42,7 @@ pub struct Stats {
     pub sessions: usize,
     /// Number of streams, including ended ones that are kept.
     pub streams: usize,
-    /// Number of bytes that are kept, including the overhead of keeping them.
+    /// Number of bytes kept, including the overhead of keeping them.
     pub buffer_bytes: usize,
     /// How often a client resumed a stream.
     pub resumes: u64,
