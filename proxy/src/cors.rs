@@ -1,4 +1,4 @@
-//! CORS headers for the pages of allowed origins (`--allow-origin`), as in the [Fetch standard].
+//! CORS headers for pages of allowed origins (`--allow-origin`), as in the [Fetch standard].
 //!
 //! Every `OPTIONS` request is answered here, as a preflight request. All other responses of the layer and the server get the
 //! headers, which replace the server's own.

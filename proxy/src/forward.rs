@@ -1,4 +1,4 @@
-//! Forwards requests to a server that speaks HTTP, and returns its responses: bytes in, bytes out.
+//! Forwards requests to a server that speaks HTTP, and its responses back, as bytes.
 //!
 //! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
 //!    authorization. Nothing in a request chooses another host.

@@ -1,4 +1,4 @@
-//! The parts of a request by which a server may authenticate its client: header fields, path and query.
+//! The parts of a request that may authenticate its client: header fields, path and query.
 //!
 //! A server may authenticate by any field: `Authorization`, a key of its own, a cookie, a field of a gateway. So every
 //! field counts, except for those of [`HARMLESS`], which do not identify a client, or differ between its requests. Some

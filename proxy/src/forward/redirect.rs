@@ -1,4 +1,4 @@
-//! Redirects of the server. One that leads to the endpoint is made to lead to the proxy, without the configured query.
+//! Redirects of the server. Those to paths that the proxy serves lead back to the proxy, without the configured query.
 
 use http::{HeaderValue, StatusCode, Uri, header, response, uri::PathAndQuery};
 

@@ -1,4 +1,4 @@
-//! Counts the requests in flight on a connection: each from its head to the end of its response.
+//! Counts the requests in flight on a connection, from the head to the end of the response.
 
 use std::sync::{
     Arc,

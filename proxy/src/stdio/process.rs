@@ -33,7 +33,7 @@ pub struct Program {
     pub name: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Additional variables of its environment, which replace those of the proxy.
+    /// Additional environment variables. They replace the proxy's own of the same name.
     pub environment: Vec<(OsString, OsString)>,
     /// Its working directory, if it is not that of the proxy.
     pub directory: Option<PathBuf>,
@@ -144,8 +144,8 @@ impl fmt::Display for Program {
 
 impl Group {
     pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
-        // Registered before the spawn, so that the exit is not missed. It also keeps the kernel from reaping the
-        // process, which it does if this program was started with SIGCHLD ignored.
+        // Registered before the spawn, so that the exit is not missed. The handler also keeps the kernel from reaping the
+        // process, as it would if this program was started with SIGCHLD ignored.
         let ended = unix::signal(SignalKind::child())?;
         let mut leader = program.command().spawn()?;
         let id = leader
@@ -175,7 +175,7 @@ impl Group {
         self.id.map(Pid::as_raw_pid)
     }
 
-    /// Waits for the leader's exit, and does not reap it.
+    /// Waits for the leader's exit without reaping the leader.
     ///
     /// # Cancel safety
     ///

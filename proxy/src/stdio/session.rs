@@ -1,4 +1,4 @@
-//! The state of a session that its requests share with its task.
+//! The state that a session's requests share with its task.
 
 use std::{
     fmt,

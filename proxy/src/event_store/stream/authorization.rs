@@ -1,4 +1,4 @@
-//! Decides which clients may resume a stream, by the credentials that its server accepted last.
+//! Decides which clients may resume a stream, by the credentials that were accepted last.
 //!
 //! 1. A client with exactly these credentials may resume without a check, unless the server has refused them since.
 //! 2. The server is asked about any other credentials. During that check the call must not be cancelled as an orphan.
