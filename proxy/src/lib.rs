@@ -1,4 +1,4 @@
-//! The parts of the program that puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
+//! The parts of the program that puts [`mcp_cancel_on_disconnect`] in front of an MCP server.
 //!
 //! A request takes this path, and its response takes the same path back:
 //!
