@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `/healthz` | 200 while the program runs |
 //! | `/readyz` | 200, and 503 during the shutdown |
-//! | `/metrics` | for Prometheus: the metrics of the layer and those of the proxy |
+//! | `/metrics` | for Prometheus: the layer's and the proxy's metrics |
 //! | `/` | links to these pages |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
 //!

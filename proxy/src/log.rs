@@ -34,7 +34,7 @@ mod queue;
 
 /// The default filter. `RUST_LOG` overrides it for a target, or replaces it with a level for all targets.
 ///
-/// `mcp_server` is the stderr of a command. The layer's setup hints are for Rust code, and not for users of a program.
+/// `mcp_server` is the stderr of a command. The layer's setup hints are about Rust code, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
 /// Maximum number of logged bytes of a name from a client: 128.
@@ -137,10 +137,10 @@ impl Log {
     }
 }
 
-/// Returns an observer that logs events that the layer logs at debug only.
+/// Returns an observer that logs events that the layer logs only below info.
 ///
 /// These are clients that disconnect and resume, calls that complete while their client is away, and requests that cannot be
-/// read. `kept_for` is how long the answer of a call in a session is kept for its client, if at all.
+/// read. `kept_for` is how long the answer to a call in a session is kept for its client, if at all.
 pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
     // The fields are those of the layer's own lines.
     macro_rules! log_call {

@@ -1,4 +1,4 @@
-//! The responses of the proxy itself.
+//! The proxy's own responses.
 
 use std::{error::Error, fmt, iter, time::Duration};
 

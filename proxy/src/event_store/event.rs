@@ -38,9 +38,9 @@ pub enum Weight {
     Droppable,
     /// Must reach the client: any other message, including one that cannot be read.
     Kept,
-    /// A request of the server. It must reach the client as well, and the server waits for the answer.
+    /// A request from the server. It must reach the client as well, and the server waits for the answer.
     Request,
-    /// The answer of the call. It must reach the client as well, and completes the call.
+    /// The answer to the call. It must reach the client as well, and completes the call.
     Answer,
 }
 
@@ -58,7 +58,7 @@ pub(crate) type EventId = Option<(StreamName, u64)>;
 // === impl Event ===
 
 impl Event {
-    /// Creates an event of a message of the server.
+    /// Creates an event from a server's message.
     ///
     /// `json` is the whole message. `call` is the id of the stream's call, and `None` on a standalone stream.
     ///

@@ -367,7 +367,7 @@ fn ping(resume: Request<Body>) -> Request<Body> {
     let ping = Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#));
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;
-    // The `ping` is not a call of the client.
+    // The `ping` is not one of the client's calls.
     head.extensions.remove::<CallToken>();
     let headers = &mut head.headers;
     headers.remove(LAST_EVENT_ID);

@@ -314,7 +314,7 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event without a message, with the id of the event before this position.
+    /// Returns an event without a message, with the id of the last event before the reader.
     ///
     /// Returns `None` if there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {

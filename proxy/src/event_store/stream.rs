@@ -230,7 +230,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error of the proxy, and ends the stream. There is always room for the error.
+    /// Answers the call with an error from the proxy, and ends the stream. There is always room for the error.
     ///
     /// The server may still work on the call, so the token is not notified of an answer. For the layer, the call ends once
     /// its client has read the error.
@@ -248,7 +248,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error of the server, which is JSON text, and ends the stream.
+    /// Answers the call with an error from the server, which is JSON text, and ends the stream.
     pub(super) fn end_with(&self, error: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(answer_with(id, error)).is_ok()

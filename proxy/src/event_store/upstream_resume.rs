@@ -21,7 +21,7 @@ const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::ACCEPT,
 ];
 
-/// The head of the request for the rest, taken from that of the call.
+/// The head of the request for the rest, copied from the head of the call's request.
 pub(super) struct UpstreamResume<S> {
     service: S,
     uri: Uri,

@@ -4,7 +4,8 @@
 //!    breaks between its tokens become spaces, a server's batch is split, and the layer's cancel gets the id as the client wrote
 //!    it.
 //! 2. **No process is left.** The end of a session closes the stdin of its process, and then signals its group (`process`).
-//! 3. **Routing.** `routing` finds the call of each line. A line whose call is uncertain is sent on no call's stream.
+//! 3. **Routing.** `routing` finds the call of each line. A line that may belong to several open calls is sent on none
+//!    of their streams.
 //! 4. **Bounded.** Limits exist for queued messages (1,024 messages, 8 MiB a session), a line (16 MiB), log lines, calls and
 //!    sessions. The event store bounds what clients have not read.
 //! 5. **Cancelled is not stopped.** The process receives a cancel, which its tool may ignore. Only [`Options::kill_after`]

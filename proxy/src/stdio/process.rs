@@ -4,7 +4,7 @@
 //!    leader's id, which is also the group's, cannot be reused: a zombie keeps it. So the leader's exit is detected without
 //!    reaping it, and [`Group::reap`] kills the rest of the group before it reaps.
 //! 2. **A dropped group is killed**, however its task and the runtime end.
-//! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep pipes open.
+//! 3. **A process has ended when the leader has exited**, even if a grandchild keeps its pipes open.
 //!
 //! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
 //! a signal that it cannot handle, its children see only the end of their stdin. Tying them to the proxy (`PR_SET_PDEATHSIG`)
@@ -35,7 +35,7 @@ pub struct Program {
     pub arguments: Vec<OsString>,
     /// Additional environment variables. They replace the proxy's own of the same name.
     pub environment: Vec<(OsString, OsString)>,
-    /// Its working directory, if it is not that of the proxy.
+    /// Its working directory, if that differs from the proxy's.
     pub directory: Option<PathBuf>,
 }
 

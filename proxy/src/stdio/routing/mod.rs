@@ -1,4 +1,4 @@
-//! Routing: finds the stream for each line of the server. It does no I/O and has no clock.
+//! Routing: finds the stream for each line from the server. Does no I/O and has no clock.
 //!
 //! On stdio all calls of a session share one pipe, and few lines name their call. The rules:
 //!
@@ -48,10 +48,10 @@ pub struct Routes<S> {
     ended: bool,
 }
 
-/// Where a message of the server is sent.
+/// Where a message from the server is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route<S> {
-    /// The answer of a call, which has now ended.
+    /// The answer to a call that has now ended.
     Answer(S),
     /// A message for an open call.
     Call(S),
@@ -176,7 +176,7 @@ impl<S: Clone> Routes<S> {
         Ok(stream)
     }
 
-    /// Returns where this message of the server is sent. An answer ends its call.
+    /// Returns where this message from the server is sent. An answer ends its call.
     pub fn route(&mut self, message: &Message<'_>) -> Route<S> {
         if message.kind == Kind::Response {
             return message
