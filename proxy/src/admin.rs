@@ -1,10 +1,10 @@
-//! The pages for operators, on an address of their own: health, metrics, and the calls in flight.
+//! The pages for operators, on an address of their own: health, metrics, calls in flight.
 //!
 //! | path | |
 //! |---|---|
 //! | `/healthz` | 200 while the program runs |
 //! | `/readyz` | 200, and 503 during the shutdown |
-//! | `/metrics` | for Prometheus: the metrics of the layer and those of the proxy |
+//! | `/metrics` | for Prometheus: the layer's and the proxy's metrics |
 //! | `/` | links to these pages |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
 //!
@@ -46,16 +46,16 @@ mod calls_page;
 /// Interval at which metrics are moved out of their buffers: 5 s. A scrape moves them as well.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Maximum number of connections of operators: 64.
+/// Maximum number of operator connections: 64.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Maximum size of a request of operators: 64 KiB. The button of a call sends less than 100 bytes.
+/// Maximum size of an operator's request body: 64 KiB. The button that cancels a call sends less than 100 bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// Maximum lifetime of a connection of operators: 60 s. Chosen so that a client that does not read cannot keep its connection.
+/// Maximum lifetime of an operator connection: 60 s. Chosen so that a client that does not read cannot keep its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
 
-/// Whether the program accepts calls, for load balancers. Clones share it.
+/// Whether the program accepts calls, for load balancers. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<AtomicBool>);
 
@@ -124,7 +124,7 @@ impl Admin {
         })
     }
 
-    /// Returns the address that it listens on.
+    /// Returns the address of the listener.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.frontend.local_addr()
     }

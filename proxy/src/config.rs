@@ -1,6 +1,6 @@
 //! Options, from the command line, the environment, and a file.
 //!
-//! An option is declared once, in [`Config`]. In the environment its name has the prefix `MCP_PROXY_`, in the file it has none.
+//! An option is declared once, in [`Config`]. In the environment its name has the prefix `MCP_PROXY_`, and in the file none.
 //! A flag overrides the environment, and the environment overrides the file.
 
 use std::{

@@ -1,6 +1,7 @@
-//! CORS headers for the pages of allowed origins (`--allow-origin`), by the [Fetch standard].
+//! CORS headers for pages of allowed origins (`--allow-origin`), as in the [Fetch standard].
 //!
-//! Preflight requests are answered here. All other responses get the headers in place of those of the server.
+//! Every `OPTIONS` request is answered here, as a preflight request. All other responses of the layer and the server get the
+//! headers, which replace the server's own.
 //!
 //! [Fetch standard]: https://fetch.spec.whatwg.org/#http-cors-protocol
 
@@ -22,7 +23,7 @@ const EXPOSED: [HeaderName; 3] = [SESSION_ID, header::WWW_AUTHENTICATE, header::
 
 /// Returns the layer that adds the headers for the pages of `origins`. Returns `None` if there are none.
 ///
-/// The pages may send all headers, because a server may define some of its own, and credentials.
+/// The pages may send credentials, and any header, because a server may define its own.
 pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
     if origins.is_empty() {
         return None;

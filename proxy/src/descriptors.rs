@@ -1,7 +1,7 @@
 //! The file descriptors of this process, and their distribution.
 //!
-//! Sessions of a command have priority, because a client that has a process keeps it. Connections get only a part, so one
-//! client with many connections does not block the processes and upstream connections of other clients.
+//! Sessions of a command have priority, because a session keeps its process when its connections close. Connections get only
+//! a part, so one client with many connections does not block the processes and upstream connections of other clients.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -4,9 +4,9 @@
 //! 2. Calls may continue for `--drain`. Within that time the proxy also waits for clients that read kept events, and for clients
 //!    that are away, have an answer, and may still resume within their reconnect delay. Then the remaining calls are cancelled:
 //!    their clients get an error, and their servers a cancel.
-//! 3. No connection is accepted any more, and open ones are closed. They have the rest of `--drain` as long as one of them has
-//!    an answer that has begun, or a request other than a GET in flight. At the same time the processes of sessions are stopped,
-//!    within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
+//! 3. No connection is accepted any more, and open ones are closed. They may stay open for the rest of `--drain` while any of
+//!    them has an answer that has begun, or a request other than a GET in flight. At the same time the processes of sessions are
+//!    stopped, within the rest of `SHUTDOWN_TIMEOUT`, or `MIN_PROCESS_TIMEOUT` if that is longer.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin the shutdown. A second signal stops the program at once, and the runtime kills the
 //! remaining processes. A second SIGHUP does not, because a terminal that closes sends several. Nor does a signal within 500 ms of
@@ -31,7 +31,7 @@ use tracing::{info, warn};
 
 /// Time for a shutdown: 9.5 s. A longer `--drain` extends it.
 ///
-/// Chosen because process managers kill a program 10 s after its signal, or later.
+/// Chosen because process managers kill a program no sooner than 10 s after their signal.
 pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(9_500);
 
 /// Minimum time for the processes of sessions to end after the drain: 1.5 s.
@@ -172,7 +172,7 @@ fn ignored_signals(status: &str) -> Option<u64> {
     u64::from_str_radix(set.trim(), 16).ok()
 }
 
-/// Returns `true` if a child survives SIGHUP, because it inherits the ignored signals. Used without `/proc`.
+/// Returns `true` if a child survives SIGHUP: it inherits ignored signals. Used where there is no `/proc`.
 fn child_survives_hangup() -> bool {
     let mut child = Command::new("/bin/sh");
     child.args(["-c", "kill -HUP $$"]);

@@ -1,11 +1,11 @@
-//! Forwards requests to a server that speaks HTTP, and its responses back: bytes in, bytes out.
+//! Forwards requests to a server that speaks HTTP, and its responses back, as bytes.
 //!
 //! 1. The targets are configured: the endpoint, paths below it, and `/.well-known/` at its origin, where clients look for its
 //!    authorization. Nothing in a request chooses another host.
-//! 2. Bodies, paths, status and headers pass unchanged, except for hop-by-hop headers and the configured ones. `Host` is the
-//!    server's own, because the server may check it. Event streams are requested without a content coding, because the proxy
-//!    must parse them to find the answer of a call.
-//! 3. If the server cannot be reached, the request gets 502 and a JSON-RPC error.
+//! 2. Bodies, paths, status and headers pass unchanged, except for hop-by-hop headers, `Expect` and the configured headers.
+//!    `Host` is the server's own, because the server may check it. Event streams are requested without a content coding,
+//!    because the proxy must parse them to find the answer to a call.
+//! 3. If the server cannot be reached or does not answer, the request gets 502 and a JSON-RPC error.
 //! 4. A redirect of the endpoint leads to the proxy again, or is answered with 502, so that no client bypasses the proxy.
 //! 5. If a response is dropped before its end, its connection to the server is closed.
 
@@ -56,7 +56,7 @@ const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Interval of TCP keep-alives to a silent server: 60 s.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// Path prefix of the metadata of an origin, such as that of its authorization (RFC 8615).
+/// Path prefix of an origin's metadata, such as its authorization metadata (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
 
 /// Hop-by-hop headers, in addition to those that `Connection` names.
@@ -87,7 +87,7 @@ struct Upstream {
 
 /// Where a response redirects to.
 enum Redirected {
-    /// The response is no redirect, or passes unchanged.
+    /// The response is not a redirect, or passes unchanged.
     Unchanged,
     /// To the proxy: `Location` was rewritten.
     ToProxy,
@@ -97,7 +97,7 @@ enum Redirected {
 
 enum Client {
     Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Created only for https, because it reads the certificates of this machine.
+    /// Created only for https, because its creation reads the certificates of this machine.
     Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
 }
 
@@ -114,7 +114,7 @@ pub enum UpstreamError {
 // === impl Forward ===
 
 impl Forward {
-    /// Creates the service of a server. `headers` are sent with every request.
+    /// Creates the service for a server. `headers` are sent with every request.
     pub fn new(
         upstream: &Uri,
         headers: Vec<(HeaderName, HeaderValue)>,
@@ -255,13 +255,13 @@ impl Upstream {
         }
     }
 
-    /// Changes the `Location` of a redirect to one of the proxy.
+    /// Makes the `Location` of a redirect lead to the proxy.
     fn redirected(&self, requested: &Uri, head: &mut response::Parts) -> Redirected {
         let Some(redirect) = Redirect::of(head) else {
             return Redirected::Unchanged;
         };
         let Some(at_origin) = redirect.at_origin(requested) else {
-            // Metadata of authorization may be at another server, which the client contacts itself.
+            // Authorization metadata may be at another server, which the client contacts itself.
             return if self.serves_endpoint(requested.path()) {
                 Redirected::External
             } else {
@@ -276,7 +276,7 @@ impl Upstream {
         {
             return Redirected::Unchanged;
         }
-        // These headers may repeat the address, with the configured query.
+        // These headers describe the body, which is dropped, or may repeat the address with the configured query.
         for name in [
             header::CONTENT_LENGTH,
             header::CONTENT_LOCATION,
@@ -289,7 +289,7 @@ impl Upstream {
         Redirected::ToProxy
     }
 
-    /// Returns the `Location` by which clients reach a path at the origin of the server.
+    /// Returns the `Location` by which clients reach a path at the server's origin.
     ///
     /// The configured query is removed, because [`target`](Self::target) adds it to the next request. Returns `None` if the
     /// proxy does not serve the path, or if the result would still contain a configured value.

@@ -1,12 +1,12 @@
 //! Accepts connections, and refuses requests that must not reach the server.
 //!
-//! 1. A request must name a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI is
-//!    refused, so a request cannot choose its server.
+//! 1. A request must name a path, and its method must be `GET`, `POST`, `DELETE`, `OPTIONS` or `HEAD`. An absolute URI on
+//!    HTTP/1 is refused, so a request cannot choose its server.
 //! 2. `Host` must be a name of this host. Otherwise a web site could make its own name resolve to this host and read
 //!    all answers (DNS rebinding). Pages of a foreign `Origin` are refused as well.
-//! 3. A head is limited to 64 KiB and 10 s, and a body to 4 MiB. A body must make progress. The number of connections and the
+//! 3. A head is limited to 64 KiB and 10 s, and a client's body to 4 MiB. A body must make progress. The number of connections and the
 //!    size of all bodies together are limited as well ([`FrontendLimits`]).
-//! 4. The extensions of each request contain the `Peer` of its connection, so that a disconnect is detected also while hyper
+//! 4. The extensions of each request contain the `Peer` of its connection, so that a disconnect is detected even while hyper
 //!    does not read.
 //! 5. The `Cookie` fields of an HTTP/2 request are joined into one, as HTTP/1 requires.
 
@@ -50,13 +50,13 @@ pub use self::request_filter::RequestFilter;
 /// Maximum size of the head of a request: 64 KiB.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// Time for a head to arrive: 10 s. A connection without one is closed then.
+/// Time for a head to arrive: 10 s. A connection without one is then closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time for a head to arrive while other clients wait for a connection: 1 s.
 const HEAD_TIMEOUT_IF_FULL: Duration = Duration::from_secs(1);
 
-/// How long an HTTP/2 connection may have no request in flight, after its first request: 60 s.
+/// How long an HTTP/2 connection may be without requests in flight after its first: 60 s.
 ///
 /// On an HTTP/1 connection, the next head must arrive within [`HEAD_TIMEOUT`].
 const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ pub struct FrontendLimits {
     pub body: usize,
     /// Maximum size of all bodies that are being received. A request above it gets 503.
     pub bodies: usize,
-    /// Maximum lifetime of a connection, if there is one. Requests in flight may take `CLOSE_TIMEOUT` longer.
+    /// Maximum lifetime of a connection, if it is limited. Requests in flight may take `CLOSE_TIMEOUT` longer.
     pub lifetime: Option<Duration>,
     /// How long a client may leave a stream unread, if that is limited. The kernel closes a connection 30 s later.
     pub stall_timeout: Option<Duration>,
@@ -117,7 +117,7 @@ struct Shared {
 // === impl FrontendLimits ===
 
 impl Default for FrontendLimits {
-    /// The limits for clients: bodies of 4 MiB, 64 MiB of them at once, and 1,048,576 connections.
+    /// The limits for clients: bodies of 4 MiB, 64 MiB of them at once, 1,048,576 connections.
     fn default() -> Self {
         Self {
             connections: MAX_CONNECTIONS,
@@ -157,8 +157,8 @@ impl Frontend {
     /// Serves until `stop` completes, then closes the connections.
     ///
     /// The output of `stop` is how long clients may still wait for answers, and read them. Once no connection has an answer,
-    /// the rest are closed after 500 ms. A response counts as an answer once it has begun, and that to a request other than
-    /// a GET from the request on.
+    /// the rest are closed within 500 ms. The response to a GET counts as an answer once it has begun. The response to any
+    /// other request counts from the head of the request on.
     pub async fn serve(self, service: impl HttpService, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
@@ -234,8 +234,8 @@ impl Shared {
 
 /// Returns the socket options for clients that may leave a stream unread for `stall_timeout`.
 ///
-/// `None` is no limit. The kernel cannot distinguish a client that does not read from one that has vanished, so it must
-/// wait longer than the layer.
+/// `None` means no limit. The kernel cannot distinguish a client that does not read from one that has vanished, so the kernel
+/// must wait longer than the layer.
 fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
     let user_timeout =
         stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(STALL_MARGIN));

@@ -1,4 +1,4 @@
-//! The trait of the services that the proxy consists of.
+//! The trait of the services that make up the proxy.
 
 use std::{
     convert::Infallible,

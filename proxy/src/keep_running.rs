@@ -1,8 +1,8 @@
-//! Keeps calls without a session running if no disconnect cancels them (`--exempt`, a grace of `never`).
+//! Keeps calls without a session running if no disconnect cancels them.
 //!
-//! A server without sessions treats the end of a connection as the cancel of its call. So a task reads the response of
-//! such a call to its end, whether the client is connected or not. The task closes the connection earlier only if the
-//! call's token fires, or at the call timeout.
+//! Those are the calls of `--exempt` and of a grace of `never`. A server without sessions treats the end of a connection as the
+//! cancel of its call. So a task reads the response of such a call to its end, whether or not the client is connected. The task
+//! closes the connection earlier only if the call's token fires, or at the call timeout.
 
 use std::{
     convert::Infallible,
@@ -48,7 +48,7 @@ pub(crate) struct KeepRunning<S> {
     graces: Option<Graces>,
 }
 
-/// A call whose response is read whether its client is connected or not.
+/// A call whose response is read whether or not its client is connected.
 struct BackgroundCall {
     token: CallToken,
     answering: ResponseFuture,

@@ -1,4 +1,4 @@
-//! The parts of the program `mcp-cancel-proxy`, which puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
+//! The parts of the program that puts [`mcp_cancel_on_disconnect`] in front of an MCP server.
 //!
 //! A request takes this path, and its response takes the same path back:
 //!
@@ -13,13 +13,13 @@
 //! | [`frontend`] | accepts connections, and refuses requests that must not reach the server |
 //! | [`forward`] | forwards requests to a server that speaks HTTP |
 //! | [`stdio`] | starts servers that use stdin and stdout, and speaks HTTP for them |
-//! | [`event_store`] | keeps events of a server, for clients that resume |
-//! | [`message`], [`headers`] | read what routes a message or a request |
+//! | [`event_store`] | keeps a server's events, for clients that resume |
+//! | [`message`], [`headers`] | read the parts that route a message or a request |
 //! | [`server`] | the configured server: an upstream or a command |
 //! | [`admin`] | serves health, metrics and calls on another address |
 //! | [`drain`] | shuts down in bounded time |
 //! | [`log`] | writes log lines |
-//! | [`refusal`] | the responses of the proxy itself |
+//! | [`refusal`] | the proxy's own responses |
 //! | [`subcommand`] | runs sub-commands: health, manual page, completions |
 //! | [`demo`] | demonstrates the proxy with a built-in server |
 //! | [`http_service`] | the trait of all these services |

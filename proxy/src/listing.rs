@@ -1,7 +1,6 @@
-//! Warns about tools that an option names but the server does not list, because their names are misspelt or belong to another
-//! server.
+//! Warns about tools that an option names but the server does not list.
 //!
-//! After the first complete list of tools, bodies are no longer copied.
+//! Their names may be misspelt, or belong to another server. After the first complete list of tools, bodies are no longer copied.
 
 use std::{
     collections::BTreeSet,

@@ -1,6 +1,6 @@
 //! Log lines, as text or as JSON, on standard error.
 //!
-//! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. Text of
+//! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. Text from
 //! a client or a server is logged on one line, without control characters, and truncated.
 //!
 //! A dedicated thread writes the lines. If standard error is closed, full or not read, lines are dropped and counted.
@@ -32,9 +32,9 @@ use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
 
-/// Default filter, unless `RUST_LOG` has another level for a target.
+/// The default filter. `RUST_LOG` overrides it for a target, or replaces it with a level for all targets.
 ///
-/// `mcp_server` is the stderr of a command. The layer's setup hints are for Rust code, and not for users of a program.
+/// `mcp_server` is the stderr of a command. The layer's setup hints are about Rust code, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::setup=off,mcp_server=info";
 
 /// Maximum number of logged bytes of a name from a client: 128.
@@ -98,7 +98,7 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
             .init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
-    // The default hook blocks on standard error.
+    // The default hook may block on standard error.
     panic::set_hook(Box::new(|info| {
         let text = info.to_string();
         error!(
@@ -137,10 +137,10 @@ impl Log {
     }
 }
 
-/// Returns an observer that logs events which the layer logs at debug only.
+/// Returns an observer that logs events that the layer logs only below info.
 ///
 /// These are clients that disconnect and resume, calls that complete while their client is away, and requests that cannot be
-/// read. `kept_for` is how long the answer of a call in a session is kept for its client, if at all.
+/// read. `kept_for` is how long the answer to a call in a session is kept for its client, if at all.
 pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
     // The fields are those of the layer's own lines.
     macro_rules! log_call {
@@ -223,7 +223,7 @@ pub(crate) fn log_client_events(kept_for: Option<Duration>) -> impl Fn(&Event<'_
     }
 }
 
-/// Describes a request that the layer cannot read, although a server may read it as a call.
+/// Describes a request that the layer cannot read, but a server may read as a call.
 fn describe_unparsed(why: ParseFailure) -> Option<&'static str> {
     Some(match why {
         ParseFailure::BadId => "a request id is neither a string nor a 64-bit integer",

@@ -1,7 +1,7 @@
 //! Reads the parts of a JSON-RPC message by which the proxy routes it.
 //!
-//! The proxy forwards messages as bytes. One pass reads the routing members and copies nothing: other values are skipped, and
-//! ids stay the text that was sent.
+//! The proxy forwards messages as bytes. One pass finds the routing members: other values are skipped, and ids stay the text
+//! that was sent.
 //!
 //! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed from the text.
 //! 2. **One interpretation.** A message is unreadable if a member that the proxy reads is duplicated, because two parsers may
@@ -34,7 +34,7 @@ pub(crate) use self::scan::Scanner;
 
 /// Maximum size of the body of a request: 4 MiB.
 ///
-/// That is the limit of the layer, and of the servers of the SDKs.
+/// That is the limit of the layer, and of the SDKs' servers.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// Maximum number of messages of a batch: 1,024.
@@ -47,7 +47,7 @@ const MAX_BATCH: usize = 1024;
 pub struct Message<'a> {
     /// The kind of the message.
     pub kind: Kind,
-    /// The `id`, as JSON text. `null` counts as an id, because the error for an unreadable request has it.
+    /// The `id`, as JSON text. `null` counts as an id, because the error for an unreadable request has this id.
     pub id: Option<&'a str>,
     /// The `method`. `None` for a response.
     pub method: Option<Cow<'a, str>>,

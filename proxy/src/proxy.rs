@@ -192,14 +192,14 @@ impl Proxy {
             let (begun, before) = (Instant::now(), self.ended.count());
             self.readiness.set_not_ready();
             let left = || self.config.drain.saturating_sub(begun.elapsed());
-            // A call ends with its answer. So a drain may find no call, and close the stream while its client still
+            // A call ends with its answer. So a drain alone could find no call, and close the stream while its client still
             // reads the answer.
             let _in_time = timeout(left(), wait_until_answers_read(&self.server)).await;
             let cancelled = calls.drain(left()).await.cancelled;
             // `EndedCalls` counts cancelled calls as well.
             let ended = (self.ended.count() - before).saturating_sub(cancelled);
             info!(ended, cancelled, "calls drained (--drain)");
-            // The frontend then closes its connections. Clients may still read answers that are not streams.
+            // The frontend then closes its connections, and lets clients read their answers in the time that is left.
             let _sent = begin_close.send(left());
             let left = SHUTDOWN_TIMEOUT
                 .saturating_sub(begun.elapsed())
@@ -327,7 +327,7 @@ fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
 // === impl EndedCalls ===
 
 impl EndedCalls {
-    /// Returns the observer of the layer's events.
+    /// Returns an observer that counts the calls that end.
     fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static + use<> {
         let count = self.0.clone();
         move |event| {

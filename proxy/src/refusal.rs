@@ -1,4 +1,4 @@
-//! The responses of the proxy itself.
+//! The proxy's own responses.
 
 use std::{error::Error, fmt, iter, time::Duration};
 
@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 
-/// The revisions with sessions, of which a client and its server negotiate one.
+/// The revisions with sessions, one of which a client negotiates with its server.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
 /// `Retry-After` while a limit is reached: 1 s.
@@ -17,7 +17,7 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub const PARSE_ERROR: i32 = -32700;
 /// The request is invalid.
 pub const INVALID_REQUEST: i32 = -32600;
-/// An error of the proxy: the first code that JSON-RPC reserves for errors of implementations.
+/// An error of the proxy: the first of JSON-RPC's codes for implementation-defined errors.
 pub const SERVER_ERROR: i32 = -32000;
 /// The session does not exist, or no longer exists.
 pub const SESSION_NOT_FOUND: i32 = -32001;

@@ -42,7 +42,7 @@ pub struct Stats {
     pub sessions: usize,
     /// Number of processes, including those that are stopping.
     pub children: usize,
-    /// Number of bytes that are kept for clients that resume, including the overhead of keeping them.
+    /// Number of bytes kept for clients that resume, including the overhead of keeping them.
     pub buffer_bytes: usize,
     /// How often a client resumed a stream.
     pub resumes: u64,

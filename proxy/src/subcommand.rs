@@ -23,7 +23,7 @@ use crate::{
     forward::root_cause,
 };
 
-/// Maximum duration of a health check: 3 s. Container engines wait 30 s by default, and probes of Kubernetes 1 s.
+/// Maximum duration of a health check: 3 s. Container engines wait 30 s by default, and Kubernetes probes 1 s.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Runs the sub-command that the arguments name. Returns `None` if they name none.
@@ -63,7 +63,7 @@ async fn run(subcommand: Subcommand) -> Result<ExitCode, ConfigError> {
     }
 }
 
-/// Prints the answer of the proxy, and returns success only if it is healthy.
+/// Prints the proxy's answer, and returns success only if the proxy is healthy.
 async fn health(admin: SocketAddr) -> ExitCode {
     let url = format!("http://{}/healthz", reachable(admin));
     match timeout(HEALTH_TIMEOUT, status(&url)).await {
@@ -82,7 +82,7 @@ async fn status(url: &str) -> Result<StatusCode, String> {
     Ok(response.map_err(|error| root_cause(&error))?.status())
 }
 
-/// Returns an address that accepts connections: a listener on all addresses is reached on loopback.
+/// Returns an address to connect to: a listener on all addresses is reached on loopback.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address.ip() {

@@ -12,7 +12,7 @@ use super::{
 /// Options that are allowed on the command line only.
 const NOT_IN_FILES: [&str; 4] = ["config", "demo", "help", "version"];
 
-/// Options that may be a table, and the separator of name and value where they are a list.
+/// Options that may be a table, and what separates name and value in their list form.
 const TABLES: [(&str, &str); 3] = [("env", "="), ("header", ": "), ("tool-grace", "=")];
 
 /// Characters that are special to a shell.

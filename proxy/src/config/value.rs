@@ -171,7 +171,7 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     }
 }
 
-/// Returns `true` if an authority without a user has a host, followed by nothing or by a valid port.
+/// Returns `true` if an authority without a user has a host, and no port or a valid one.
 ///
 /// [`Authority`] also accepts invalid ports, which a connector replaces with the default port.
 fn is_complete(authority: &Authority) -> bool {

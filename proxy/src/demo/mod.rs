@@ -1,8 +1,8 @@
-//! A demonstration of what a disconnect does to a server on stdin and stdout, behind a bare bridge and behind the proxy.
+//! A demonstration of what a disconnect does, behind a bare bridge and behind the proxy.
 //!
 //! `mcp-cancel-proxy --demo` needs no other program. It plays each scenario once behind the bridge and once behind the proxy, with
-//! a [scripted server](server) on the loopback interface. Clients call a tool that works for 4 s, and some disconnect during the
-//! call. A cell of the printed table has the outcome of the *tool*, as recorded by the server, or of the answer.
+//! a [scripted server](server) on stdin and stdout. Clients call a tool that works for 4 s, and some disconnect during the call.
+//! Each cell of the printed table shows what happened to the *tool*, as the server recorded it, or to the answer.
 //! The exit code is 0 only if all outcomes are as expected.
 
 use std::{ffi::OsString, process::ExitCode, time::Duration};

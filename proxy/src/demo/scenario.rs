@@ -1,4 +1,4 @@
-//! Scenarios: a server, the steps of its clients, and the expected and actual outcomes of their calls.
+//! Scenarios: a server, the steps of its clients, and the outcomes of their calls.
 
 use std::{
     env, fmt, fs,
@@ -30,7 +30,7 @@ pub(super) const WORK: Duration = Duration::from_secs(4);
 /// How long a client is connected before it disconnects.
 const HANG_UP_AFTER: Duration = Duration::from_millis(300);
 
-/// How long a client waits before it resumes, in time or after the tool's end.
+/// How long a client waits before it resumes, after its disconnect or after the tool's end.
 const RESUME_AFTER: Duration = Duration::from_secs(1);
 
 /// The reconnect delay that the proxy sends. Chosen because the graces here are short.
@@ -133,7 +133,7 @@ pub(super) enum CallOutcome {
     Answered,
     /// The tool worked to its end, but the client did not get the answer.
     Unanswered,
-    /// The tool was cancelled, although the client was connected, or resumed in time.
+    /// The tool was cancelled, although the client stayed or resumed in time.
     CancelledWrongly,
     /// The scenario failed.
     Broken(String),

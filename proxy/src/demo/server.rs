@@ -1,7 +1,8 @@
 //! A scripted server on stdin and stdout, for the demo and for tests.
 //!
-//! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments set how it behaves from the
-//! start. Its tools set what it does for each call. It logs what the tools do, because a disconnected client cannot see that.
+//! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments set its behaviour from the
+//! start, and the tool that a call names sets what it does for that call. It logs what the tools do, because a disconnected client
+//! cannot see that.
 
 use std::{
     collections::HashMap,
@@ -109,7 +110,7 @@ struct Call {
     cancelled: mpsc::Receiver<()>,
 }
 
-/// Runs the server until the end of its stdin. Must be called in a runtime of tokio.
+/// Runs the server until the end of its stdin. Must be called in a Tokio runtime.
 #[must_use]
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut behaviour = Behaviour::default();

@@ -1,4 +1,4 @@
-//! The parts of a request by which a server may authenticate its client: header fields, and path and query of the URL.
+//! The parts of a request that may authenticate its client: header fields, path and query.
 //!
 //! A server may authenticate by any field: `Authorization`, a key of its own, a cookie, a field of a gateway. So every
 //! field counts, except for those of [`HARMLESS`], which do not identify a client, or differ between its requests. Some
@@ -102,7 +102,9 @@ impl Credentials {
         }
     }
 
-    /// Replaces the credentials of a request by these, except for those of a single message, which are removed.
+    /// Replaces the credentials of a request with these.
+    ///
+    /// Credentials of a single message are removed and not replaced.
     pub(super) fn put_on<B>(&self, request: &mut Request<B>) {
         let mut parts = request.uri().clone().into_parts();
         parts.path_and_query.clone_from(&self.target);

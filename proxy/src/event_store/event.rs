@@ -38,9 +38,9 @@ pub enum Weight {
     Droppable,
     /// Must reach the client: any other message, including one that cannot be read.
     Kept,
-    /// A request of the server. It must reach the client as well, and the server waits for the answer.
+    /// A request from the server. It must reach the client as well, and the server waits for the answer.
     Request,
-    /// The answer of the call. It must reach the client as well, and completes the call.
+    /// The answer to the call. It must reach the client as well, and completes the call.
     Answer,
 }
 
@@ -58,9 +58,9 @@ pub(crate) type EventId = Option<(StreamName, u64)>;
 // === impl Event ===
 
 impl Event {
-    /// Creates an event of a message of the server.
+    /// Creates an event from a server's message.
     ///
-    /// `json` is the whole message. `call` is the id of the call of the stream, and `None` on a standalone stream.
+    /// `json` is the whole message. `call` is the id of the stream's call, and `None` on a standalone stream.
     ///
     /// ```
     /// use mcp_cancel_proxy::{event_store::{Event, Weight}, message::IdKey};
@@ -120,7 +120,7 @@ impl Event {
 /// Capacity for an id and its line, so that the id is appended without a copy of the event.
 pub(super) const ROOM_FOR_ID: usize = 72;
 
-/// Returns a message as `data` lines. Line breaks of JSON are white space between its tokens.
+/// Returns a message as `data` lines. Line breaks in JSON are white space between tokens.
 fn data_lines(json: &[u8]) -> Vec<u8> {
     const FRAME_OVERHEAD: usize = "data: \n".len();
     let mut lines = Vec::with_capacity(json.len() + FRAME_OVERHEAD + ROOM_FOR_ID);

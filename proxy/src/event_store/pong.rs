@@ -1,4 +1,4 @@
-//! The server's answer to a `ping` with a client's credentials, which shows whether the server accepts them.
+//! The answer to a `ping`, which shows whether the server accepts a client's credentials.
 //!
 //! Status 200 alone is no acceptance: some servers refuse with a JSON-RPC error in it, and some gateways with a login
 //! page. The client is accepted if a response to this very `ping` has a result, or the error that there is no such method.

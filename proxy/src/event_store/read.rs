@@ -3,7 +3,7 @@
 //! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6): any of three line ends, a byte order mark at
 //!    the start, comments, several data lines. The frames of the body may cut an event anywhere.
 //! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line ends. The `id` and the `retry`
-//!    are not forwarded: the proxy itself resumes by them. Comments and unknown fields are removed.
+//!    are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
 //! 3. The caller limits the length of lines and events. [`Reader::needs`] returns the capacity that the next bytes need, and
 //!    [`Reader::take`] takes the lines so far at any time.
 
@@ -17,7 +17,7 @@ use crate::message::Scanner;
 
 /// Maximum length of an id that is remembered: 512 bytes.
 ///
-/// It is sent back in a header, and every stream may have three of them.
+/// An id is sent back in a header, and the parser of a stream may hold three ids.
 pub(super) const MAX_ID: usize = 512;
 
 /// Maximum length of a `retry`.
@@ -38,10 +38,10 @@ pub(crate) struct Reader {
     has_data: bool,
     /// Scans the data of an event whose lines are taken before its end.
     scan: Option<Box<Scanner>>,
-    /// The value of an `id` or a `retry` line.
+    /// The value of the current `id` or `retry` line.
     value: Vec<u8>,
     id: Option<Box<[u8]>>,
-    /// The id of the last event that ended.
+    /// The latest id of an event that has ended.
     last_id: Option<Box<[u8]>>,
     retry: Option<Duration>,
 }

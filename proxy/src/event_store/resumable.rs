@@ -53,7 +53,9 @@ use crate::{
     message::{IdKey, Kind, MAX_BODY, Message},
 };
 
-/// Minimum silence before an event stream begins: 250 ms. Chosen because refusals are faster, and pass unchanged.
+/// Minimum silence before an event stream begins: 250 ms.
+///
+/// Chosen because refusals are usually faster, and then pass unchanged.
 pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
 /// Adds resumability to the server behind `S`.
@@ -79,7 +81,7 @@ pub struct Resumable<S> {
 /// Evicts a stream on drop, unless the stream was taken.
 struct UnopenedStream(Option<Stream>);
 
-/// Removes a session that was created for one request, unless the session has a stream on drop.
+/// On drop, removes a session that was created for one request, unless it has a stream.
 struct UnusedSession<'a>(EventStore, &'a str);
 
 // === impl Resumable ===
@@ -206,7 +208,7 @@ where
                 .await;
         };
         let is = |method: &str| message.method.as_deref() == Some(method);
-        // A cancel of the layer gets the credentials and the id of its call. A client sends its own.
+        // The layer's cancel gets the credentials and the id of its call. A client's cancel has its own.
         let token = parts.extensions.get::<CallToken>();
         let is_layers = token.is_none_or(CallToken::is_replay);
         let with_body = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
@@ -276,7 +278,7 @@ where
             session.set_primes(true);
         }
         let primes = session.as_ref().is_some_and(|session| session.primes());
-        // Only the server can decide whether an unknown session exists, so its stream is opened after the response.
+        // Only the server knows whether an unknown session exists. Unless it was begun above, the stream is opened after the response.
         let (mut unopened, call) = match session {
             Some(session) => match session.open(call) {
                 Some(stream) => (UnopenedStream(Some(stream)), None),
@@ -365,7 +367,7 @@ fn ping(resume: Request<Body>) -> Request<Body> {
     let ping = Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#));
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;
-    // The `ping` is not a call of the client.
+    // The `ping` is not one of the client's calls.
     head.extensions.remove::<CallToken>();
     let headers = &mut head.headers;
     headers.remove(LAST_EVENT_ID);
@@ -392,7 +394,7 @@ fn head_size(request: &Request<Body>) -> usize {
         + request.uri().query().map_or(0, str::len)
 }
 
-/// Returns `true` if a request may be of a revision with sessions. A revision that is not a date has none.
+/// Returns `true` if a request may be of a revision with sessions, which is always a date.
 fn may_have_sessions(headers: &HeaderMap) -> bool {
     if !headers.contains_key(PROTOCOL_VERSION) {
         return true;

@@ -4,7 +4,7 @@
 //!
 //! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
 //! 2. **Once and in order.** A reader receives each event after the one that it named, once and in order. An SSE comment
-//!    replaces dropped events, and contains how many there were. A reader that names no event, and is not the first, starts
+//!    replaces dropped events, and states their number. A reader that names no event, and is not the first, starts
 //!    at the first event that no reader has taken.
 //! 3. **Drop order.** Without room, the oldest droppable event is dropped first. Next are the oldest notifications that
 //!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
@@ -150,7 +150,7 @@ pub(crate) enum Bypassed {
     /// The reader has taken it.
     Taken,
     Wait,
-    /// The reader to which the event began has detached, or there was none.
+    /// The reader that was taking the event has detached, or there was none.
     NoReader,
 }
 
@@ -234,7 +234,7 @@ impl Ring {
 
     /// Adds an event that the stream's own reservation covers.
     ///
-    /// That is the first event of the stream, or an error as the last.
+    /// That is the stream's first event, or an error as its last.
     pub(crate) fn push_reserved(&mut self, mut event: Event) {
         if self.ended || self.answer.is_some() {
             return;
@@ -314,9 +314,9 @@ impl Ring {
         self.push_reserved(Event::priming(self.limits.retry));
     }
 
-    /// Returns an event without a message, whose id is the last one before this reader.
+    /// Returns an event without a message, with the id of the last event before the reader.
     ///
-    /// Returns `None` if there is no such event.
+    /// Returns `None` if there is no earlier event.
     pub(crate) fn position_event(&self, id: ReaderId) -> Option<Bytes> {
         let reader = self.reader.as_ref().filter(|reader| reader.id == id)?;
         let last = reader.at.checked_sub(1)?;

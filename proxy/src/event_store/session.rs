@@ -104,7 +104,7 @@ impl Session {
         self.open_stream(None)
     }
 
-    /// Returns the response to a client that opens one of its streams without an event id.
+    /// Returns the response to a client that opens a stream of the session without an event id.
     ///
     /// The client gets the events that no client has taken yet. If events were taken before, and the client may be primed, it
     /// first gets an event without a message, from whose id it can resume.
@@ -112,7 +112,7 @@ impl Session {
         stream.respond_unread(self.primes())
     }
 
-    /// Returns the stream of the newest call with this id, by its value.
+    /// Returns the stream of the newest call whose id has this value.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
         self.0.index.find(call)
     }

@@ -42,7 +42,7 @@ pub struct Stats {
     pub sessions: usize,
     /// Number of streams, including ended ones that are kept.
     pub streams: usize,
-    /// Number of bytes that are kept, including the overhead of keeping them.
+    /// Number of bytes kept, including the overhead of keeping them.
     pub buffer_bytes: usize,
     /// How often a client resumed a stream.
     pub resumes: u64,
@@ -77,7 +77,7 @@ impl EventStore {
     /// Creates an event store for the server with this name.
     ///
     /// An event id of an earlier store for the same server, such as one before a restart, is recognized: the client that
-    /// [resumes](Self::resume) with it gets an error, and the server never sees it.
+    /// [resumes](Self::resume) with it gets an error, and the server never receives that id.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new(Shared {
             shared: Arc::new(SharedState::new(server, limits)),

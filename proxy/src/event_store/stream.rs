@@ -35,7 +35,7 @@ const NO_ROOM: &str = "the proxy has no room for the events of a client that is 
 const ANSWER_NOT_RETAINED: &str =
     "the answer was sent once, and was too large for the proxy to keep";
 
-/// How long the upstream's stream of a cancelled or answered call is read: 1 s.
+/// How long the upstream's stream of a cancelled or answered call is still read: 1 s.
 ///
 /// Some servers never end it.
 pub const UPSTREAM_LINGER: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ struct Inner {
     state: Mutex<State>,
     /// Notified when a reader takes something, attaches or detaches.
     reader_progress: Notify,
-    /// Notified when the time is set at which the upstream's stream is closed.
+    /// Notified when `close_soon` is set.
     close_due: Notify,
     /// Notified when the server has accepted other credentials.
     credentials_renewed: Notify,
@@ -179,10 +179,10 @@ impl Stream {
         }
     }
 
-    /// Adds an event. Without room, waits while a client is attached, which makes room by reading.
+    /// Adds an event. Without room, waits until the attached client has read enough.
     ///
     /// Without room and without a client, the call ends with an error. An event that does not fit into the budget bypasses
-    /// the ring to a client that reads, and cannot be resumed.
+    /// the ring to the attached client, and is not kept for a resume.
     ///
     /// # Errors
     ///
@@ -230,7 +230,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error of the proxy, and ends the stream. There is always room for the error.
+    /// Answers the call with an error from the proxy, and ends the stream. There is always room for the error.
     ///
     /// The server may still work on the call, so the token is not notified of an answer. For the layer, the call ends once
     /// its client has read the error.
@@ -239,7 +239,7 @@ impl Stream {
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
-    /// Replaces an answer that cannot be forwarded by an error, and ends the stream.
+    /// Replaces an answer that cannot be forwarded with an error, and ends the stream.
     pub(crate) fn replace_answer(&self, code: i32, message: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(error(id, code, message)).is_ok()
@@ -248,7 +248,7 @@ impl Stream {
         }
     }
 
-    /// Answers the call with an error of the server, which is JSON text, and ends the stream.
+    /// Answers the call with an error from the server, which is JSON text, and ends the stream.
     pub(super) fn end_with(&self, error: &str) {
         if let Some((id, _)) = &self.0.call
             && self.push_now(answer_with(id, error)).is_ok()
@@ -262,7 +262,7 @@ impl Stream {
         self.finish(None);
     }
 
-    /// Ends the stream of a cancelled call. Its client does not want it, so it may be evicted.
+    /// Ends the stream of a cancelled call. No client wants its answer, so it may be evicted.
     pub(crate) fn end_cancelled(&self) {
         self.state().is_cancelled = true;
         self.end();
@@ -330,7 +330,7 @@ impl Stream {
 
     /// Waits until [`UPSTREAM_LINGER`] after the call was cancelled or answered.
     ///
-    /// A cancel counts from when its token fires, whether the server accepts it or not.
+    /// A cancel counts from when the call's token fires, whether or not the server accepts the cancel.
     ///
     /// # Cancel safety
     ///

@@ -291,7 +291,7 @@ impl<S> EndedStreams<S> {
         NextExpiry::Due(index, number)
     }
 
-    /// Starts the task that removes expired streams, unless it runs.
+    /// Starts the task that removes expired streams, unless it is running.
     pub(super) fn start_sweeper(&self, spawn: impl FnOnce() -> AbortHandle) {
         let mut state = self.state();
         if state.sweeper.is_none() && !state.by_deadline.is_empty() {

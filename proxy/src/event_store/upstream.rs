@@ -1,6 +1,6 @@
 //! The task that reads a server's answer to a call and writes it to the call's stream.
 //!
-//! 1. The task reads whether a client is attached or not, until the server's stream ends, or until
+//! 1. The task reads whether or not a client is attached, until the server's stream ends, or until
 //!    [`UPSTREAM_LINGER`](super::UPSTREAM_LINGER) after the call was cancelled or answered.
 //! 2. If the server cuts its stream before the answer, and has sent event ids, the task requests the rest, up to
 //!    [`MAX_ATTEMPTS`] times in a row. Otherwise the call ends with an error. If the server refuses the credentials of the
@@ -407,7 +407,7 @@ where
 
 /// Returns the lines of an event in a buffer of their size.
 ///
-/// Small lines are copied. A large buffer is shrunk in place, although the rest of its block then rarely fits an event.
+/// Small lines are copied. A large buffer is shrunk in place, even though the rest of its block then rarely fits an event.
 fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
     let needed = lines.len() + ROOM_FOR_ID;
     if needed > MAX_COPY {

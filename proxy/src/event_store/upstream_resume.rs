@@ -12,7 +12,7 @@ use crate::headers::{EVENT_STREAM, LAST_EVENT_ID, is_of_type};
 /// Time for the head of the server's response: 10 s.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Headers of a call that describe its body, and what it accepts.
+/// Headers of a call that describe its body, or the responses that it accepts.
 const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::CONTENT_LENGTH,
@@ -21,7 +21,7 @@ const CALL_ONLY_HEADERS: [HeaderName; 5] = [
     header::ACCEPT,
 ];
 
-/// The head of the request for the rest, taken from that of the call.
+/// The head of the request for the rest, copied from the head of the call's request.
 pub(super) struct UpstreamResume<S> {
     service: S,
     uri: Uri,

@@ -1,4 +1,4 @@
-//! Redirects of the server. A client that follows one stays with the proxy, and never sees the configured query.
+//! Redirects of the server. Those to paths that the proxy serves lead back to the proxy, without the configured query.
 
 use http::{HeaderValue, StatusCode, Uri, header, response, uri::PathAndQuery};
 
@@ -93,7 +93,7 @@ pub(super) fn contains_value_of(text: &str, own: &str) -> bool {
     })
 }
 
-/// Removes all percent-encoding, repeated encoding as well.
+/// Removes all percent-encoding, including repeated encoding.
 fn decoded(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     loop {

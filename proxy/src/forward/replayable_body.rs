@@ -1,4 +1,6 @@
-//! A request body that the HTTP client returns if the request fails, so that the error has the id of the request.
+//! A request body that the HTTP client returns if the request fails.
+//!
+//! So the error can have the id of the request.
 
 use std::{
     pin::Pin,
@@ -11,13 +13,13 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::{sync::oneshot, time::timeout};
 
-/// Maximum size of a request whose id the error has: 64 KiB. Longer ones are not kept.
+/// Maximum size of a request that is kept for its id: 64 KiB.
 const MAX_KEPT: usize = 64 * 1024;
 
 /// Time for the rest of a request to arrive, if the server cannot be reached: 1 s.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The body. Its sent frames are kept, as references to the same bytes.
+/// The body. Its sent frames are kept up to [`MAX_KEPT`], as references to the same bytes.
 pub(super) struct ReplayableBody {
     /// Taken when it is returned.
     body: Option<Body>,
@@ -106,7 +108,7 @@ impl SentFrames {
 // === impl Returned ===
 
 impl Returned {
-    /// Returns the whole request body. Returns an empty one if it is too long or does not arrive.
+    /// Returns the whole request body. Returns an empty one if the body is too long or does not arrive.
     pub(super) async fn request(self) -> Vec<u8> {
         let whole = timeout(REST_TIMEOUT, async {
             let (mut sent, mut rest) = self.0.await.ok()?;

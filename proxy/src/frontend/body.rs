@@ -1,7 +1,7 @@
 //! A request body with a deadline and a reserved capacity.
 //!
 //! All bodies of a listener share one capacity. A body takes capacity for each byte that it reads, and holds the capacity
-//! until the body is dropped. Without free capacity the body fails at once: to wait could deadlock, because the bodies that
+//! until the body is dropped. Without free capacity the body fails at once: waiting could deadlock, because the bodies that
 //! hold the capacity may wait as well.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::refusal::BodyError;
 /// Time for the next [`BODY_PROGRESS`] bytes of a body, or for its end: 30 s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Number of bytes after which [`BODY_TIMEOUT`] begins again: 64 KiB. Chosen so that a client with 2.2 KB/s is served.
+/// Number of bytes after which [`BODY_TIMEOUT`] begins again: 64 KiB. Chosen so that a client that sends 2.2 KB/s is served.
 const BODY_PROGRESS: usize = 64 * 1024;
 
 /// Capacity for the bytes of request bodies. Clones share it.
@@ -38,7 +38,7 @@ pub(super) struct TimedBody {
     inner: Limited<Incoming>,
     capacity: Capacity,
     taken: Option<OwnedSemaphorePermit>,
-    /// Begins when the body is first pending.
+    /// Set when the body is first pending.
     deadline: Option<Pin<Box<Sleep>>>,
     /// Number of bytes since the deadline was set.
     received: usize,

@@ -1,4 +1,4 @@
-//! Counts the requests of a connection that are in flight: from their heads to the ends of their responses.
+//! Counts the requests in flight on a connection, from the head to the end of the response.
 
 use std::sync::{
     Arc,

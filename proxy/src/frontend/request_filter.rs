@@ -37,7 +37,9 @@ type Refused = (StatusCode, &'static str);
 // === impl RequestFilter ===
 
 impl RequestFilter {
-    /// Creates a filter that allows this machine, and these hosts and origins, which must be in lower case.
+    /// Creates a filter that allows this machine, and these hosts and origins.
+    ///
+    /// Both must be in lower case, and an origin without the default port of its scheme.
     pub fn new(
         hosts: impl IntoIterator<Item = String>,
         origins: impl IntoIterator<Item = String>,
@@ -51,14 +53,14 @@ impl RequestFilter {
 
     /// Allows IP addresses as `Host`, which probes and scrapers send.
     ///
-    /// That does not allow DNS rebinding: the `Host` of such a request is a name.
+    /// That does not allow DNS rebinding: a rebound page sends a name as `Host`.
     #[must_use]
     pub fn allow_ip_addresses(mut self) -> Self {
         self.allows_ip_addresses = true;
         self
     }
 
-    /// Checks a request whose body may have `body_size` bytes. The error is the response.
+    /// Checks a request whose body may have at most `body_size` bytes. The error is the response.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
         // The effect of other methods is unknown, and TRACE would echo the configured headers.
         if !METHODS.contains(&request.method) {

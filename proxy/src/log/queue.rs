@@ -38,7 +38,7 @@ pub(super) struct Queue(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// The thread that writes. Its own lines are never dropped, because they report dropped lines.
+    /// The thread that writes. Its own lines are always queued, because they report dropped lines.
     writer: OnceLock<ThreadId>,
 }
 

@@ -1,9 +1,9 @@
 //! Scans a message that is too long to keep, piece by piece.
 //!
 //! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `id` and `method`.
-//!    It keeps nothing inside other members.
+//!    Of a `result` or an `error` it keeps a few bytes, to recognize `null`, and nothing of other members.
 //! 2. **No answer in doubt.** A message answers a call if it has one `id`, a `result` or an `error`, and no `method`. It must
-//!    end with the bracket of its object. Other members are only checked for matching brackets.
+//!    end with the bracket of its object. Inside other members only brackets are counted.
 
 use std::mem;
 
@@ -11,7 +11,7 @@ use memchr::memchr2;
 
 use super::{IdKey, Presence, is_droppable, is_response};
 
-/// Maximum size of a name or an id that is kept: 2 KiB. Chosen because valid ids are shorter.
+/// Maximum size of a name or an id that is kept: 2 KiB. The answer to a longer id is not recognized.
 const MAX_TEXT: usize = 2 * 1024;
 
 /// The state of a scan.
@@ -151,7 +151,7 @@ impl Scanner {
         if self.text.len() + bytes.len() <= MAX_TEXT {
             self.text.extend_from_slice(bytes)
         } else {
-            // No known name or method, and no id of a call, is as long.
+            // No known name or method is as long. No id equals the replacement, which is not JSON.
             self.text = vec![0; MAX_TEXT]
         }
     }

@@ -31,7 +31,7 @@ use crate::{
     refusal::{self, RETRY_AFTER, SERVER_ERROR},
 };
 
-/// How long a client can resume the streams of a session after its end: 60 s.
+/// How long a client can resume the streams of a session after the session's end: 60 s.
 const RETENTION: Duration = Duration::from_secs(60);
 
 /// Minimum time between two log lines about refused sessions: 10 s.
@@ -51,7 +51,7 @@ struct RunningSession {
 // === impl Stdio ===
 
 impl Stdio {
-    /// Starts a session with the request `initialize`.
+    /// Starts a session with an `initialize` request.
     pub(super) fn begin(
         &self,
         message: &Message<'_>,
@@ -148,7 +148,7 @@ impl Stdio {
 // === impl Inner ===
 
 impl Inner {
-    /// Logs that a session was refused because of the session limit, at most every [`REFUSAL_LOG_INTERVAL`].
+    /// Logs that the session limit refused a session, at most once per [`REFUSAL_LOG_INTERVAL`].
     fn log_refused(&self) {
         let now = Instant::now();
         let mut last = lock(&self.last_refusal_log);

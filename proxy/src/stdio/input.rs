@@ -28,7 +28,7 @@ const MAX_MESSAGES: usize = MAX_OPEN;
 /// calls at once.
 const MAX_EXTRA_CANCELS: usize = MAX_OPEN;
 
-/// Maximum number of queued bytes: 8 MiB. Chosen as the size of two of the largest messages.
+/// Maximum number of queued bytes: 8 MiB. Chosen as twice the maximum size of a message.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 
 /// Maximum number of bytes of additional cancels: 256 KiB. They are separate so that large messages cannot prevent a cancel.

@@ -1,15 +1,17 @@
-//! A server on stdin and stdout, as a Streamable HTTP service with a process for each session.
+//! A server on stdin and stdout, as a Streamable HTTP service. Each session has a process.
 //!
-//! 1. **Bytes.** A message passes as it was written, in both directions. Only line breaks between its tokens become spaces, a
-//!    batch of the server is split, and a cancel of the layer gets the id as the client wrote it.
+//! 1. **Bytes.** A message passes as it was written, in both directions, except that white space around it is removed, line
+//!    breaks between its tokens become spaces, a server's batch is split, and the layer's cancel gets the id as the client wrote
+//!    it.
 //! 2. **No process is left.** The end of a session closes the stdin of its process, and then signals its group (`process`).
-//! 3. **Routing.** `routing` finds the call of each line. A line whose call is uncertain is sent on no call's stream.
+//! 3. **Routing.** `routing` finds the call of each line. A line that may belong to several open calls is sent on none
+//!    of their streams.
 //! 4. **Bounded.** Limits exist for queued messages (1,024 messages, 8 MiB a session), a line (16 MiB), log lines, calls and
 //!    sessions. The event store bounds what clients have not read.
 //! 5. **Cancelled is not stopped.** The process receives a cancel, which its tool may ignore. Only [`Options::kill_after`]
 //!    guarantees that the tool stops.
 //! 6. **A disconnect has no effect here.** The call runs without its client, and its answer is kept in the event store. The
-//!    layer around this service decides that the call is abandoned, and POSTs the cancel.
+//!    layer around this service decides whether the call is abandoned, and then POSTs the cancel.
 
 mod begin;
 mod input;

@@ -4,7 +4,7 @@
 //!    leader's id, which is also the group's, cannot be reused: a zombie keeps it. So the leader's exit is detected without
 //!    reaping it, and [`Group::reap`] kills the rest of the group before it reaps.
 //! 2. **A dropped group is killed**, however its task and the runtime end.
-//! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep pipes open.
+//! 3. **A process has ended when the leader has exited**, even if a grandchild keeps its pipes open.
 //!
 //! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
 //! a signal that it cannot handle, its children see only the end of their stdin. Tying them to the proxy (`PR_SET_PDEATHSIG`)
@@ -33,9 +33,9 @@ pub struct Program {
     pub name: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Additional variables of its environment, which replace those of the proxy.
+    /// Additional environment variables. They replace the proxy's own of the same name.
     pub environment: Vec<(OsString, OsString)>,
-    /// Its working directory, if it is not that of the proxy.
+    /// Its working directory, if that differs from the proxy's.
     pub directory: Option<PathBuf>,
 }
 
@@ -144,8 +144,8 @@ impl fmt::Display for Program {
 
 impl Group {
     pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
-        // Registered before the spawn, so that the exit is not missed. It also keeps the kernel from reaping the
-        // process, which it does if this program was started with SIGCHLD ignored.
+        // Registered before the spawn, so that the exit is not missed. The handler also keeps the kernel from reaping the
+        // process, as it would if this program was started with SIGCHLD ignored.
         let ended = unix::signal(SignalKind::child())?;
         let mut leader = program.command().spawn()?;
         let id = leader
@@ -175,7 +175,7 @@ impl Group {
         self.id.map(Pid::as_raw_pid)
     }
 
-    /// Waits for the leader's exit, and does not reap it.
+    /// Waits for the leader's exit without reaping the leader.
     ///
     /// # Cancel safety
     ///

@@ -1,4 +1,4 @@
-//! The state of a session that its requests share with its task.
+//! The state that a session's requests share with its task.
 
 use std::{
     fmt,
@@ -151,7 +151,7 @@ impl Session {
         Ok(stream)
     }
 
-    /// Sends a notification or an answer of the client to the server.
+    /// Sends a client's notification or answer to the server.
     pub(super) fn notify(&self, message: &Message<'_>, line: Bytes) -> Result<(), SendError> {
         let is_cancel = message.kind == Kind::Notification
             && message.method.as_deref() == Some("notifications/cancelled");
@@ -186,7 +186,7 @@ impl Session {
 
     /// Returns the line of a notification or an answer.
     ///
-    /// A cancel of the layer gets the id that the client wrote, because a server may distinguish `1` from `1.0`.
+    /// The layer's cancel gets the id that the client wrote, because a server may distinguish `1` from `1.0`.
     pub(super) fn notification_line(
         &self,
         message: &Message<'_>,

@@ -54,7 +54,7 @@ const TOO_LONG: &str =
 #[derive(Debug)]
 pub(super) struct SessionEnd {
     pub(super) why: EndReason,
-    /// The process ended before its first answer, although the session was not stopped.
+    /// The process ended before its first answer, and the session was not stopped.
     pub(super) failed_to_start: bool,
     /// The process had to be killed with SIGKILL.
     pub(super) was_killed: bool,

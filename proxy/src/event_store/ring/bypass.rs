@@ -31,7 +31,7 @@ impl Ring {
         true
     }
 
-    /// Adds a piece of the bypassing event. The reader has taken the previous piece.
+    /// Adds a piece of the bypassing event. The reader must have taken the previous piece.
     pub(in crate::event_store) fn set_bypass_piece(&mut self, piece: Bytes) {
         if let Bypass::Piece(place) = &mut self.bypass {
             *place = Some(piece);

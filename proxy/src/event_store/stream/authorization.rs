@@ -1,4 +1,4 @@
-//! Checks which clients may resume a stream, by the latest credentials that its server accepted.
+//! Decides which clients may resume a stream, by the credentials that were accepted last.
 //!
 //! 1. A client with exactly these credentials may resume without a check, unless the server has refused them since.
 //! 2. The server is asked about any other credentials. During that check the call must not be cancelled as an orphan.
@@ -21,7 +21,9 @@ impl Stream {
         self.state().credentials.clone()
     }
 
-    /// Returns `true` if a request has the credentials that the server accepted last.
+    /// Returns `true` if a request has the latest accepted credentials.
+    ///
+    /// Returns `false` if the server has refused them since.
     pub(in crate::event_store) fn has_credentials_of<B>(&self, request: &Request<B>) -> bool {
         let state = self.state();
         let known = state.credentials.clone();

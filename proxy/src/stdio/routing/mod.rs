@@ -1,19 +1,19 @@
-//! Routing: finds the stream for each line of the server. It does no I/O and has no clock.
+//! Routing: finds the stream for each line from the server. Does no I/O and has no clock.
 //!
 //! On stdio all calls of a session share one pipe, and few lines name their call. The rules:
 //!
-//! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A request is refused while an
-//!    earlier one is unanswered whose id the server may confuse with the new one. So at most one call has the id, and a second
-//!    answer is dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the answer's type.
-//!    Otherwise it may be a second answer.
+//! 1. **An answer** is sent to the call with its id, compared by value, and ends the call. A request is refused if the server
+//!    may confuse its id with that of an earlier, unanswered request. So at most one call has the id, and a second answer is
+//!    dropped. `"7"` answers 7, and 7 answers `"7"`, if the client has never sent an id of the answer's type. Otherwise such
+//!    an answer may be a second one.
 //! 2. **Progress** is sent to the call with its token. A token of two calls belongs to neither, until both have ended.
-//! 3. **Any other message** is sent to the only open call, and to the standalone stream if there is not exactly one. If the
+//! 3. **Any other message** is sent to the open call if there is exactly one, and to the standalone stream otherwise. If the
 //!    client of that call is disconnected, the task of the session uses the standalone stream if a client reads it, or if the
 //!    stream of the call cannot be resumed.
-//! 4. **A cancel** of the client closes its call. From then on the call receives only its answer, and that only for
+//! 4. **A cancel** from the client closes the call. From then on the call receives only its answer, and that only for
 //!    [`UPSTREAM_LINGER`]. Its id and its token stay taken, because the server may still use them.
-//! 5. **Unanswered calls are bounded.** The newest [`MAX_UNANSWERED`] of them are remembered.
-//! 6. **The end** returns the stream of every open call once. No call can begin afterwards.
+//! 5. **Cancelled calls are bounded.** The newest [`MAX_UNANSWERED`] of those without an answer are remembered.
+//! 6. **The end** returns every stream that is still open, once. No call can begin afterwards.
 
 #[cfg(test)]
 mod tests;
@@ -48,10 +48,10 @@ pub struct Routes<S> {
     ended: bool,
 }
 
-/// Where a message of the server is sent.
+/// Where a message from the server is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route<S> {
-    /// The answer of a call, which has now ended.
+    /// The answer to a call that has now ended.
     Answer(S),
     /// A message for an open call.
     Call(S),
@@ -64,7 +64,7 @@ pub enum Route<S> {
 /// Why a request is not sent to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// The server has not answered an earlier request with this id.
+    /// An unanswered request has this id, or one that the server may confuse with it.
     IdInUse,
     /// [`MAX_OPEN`] calls are open.
     TooMany,
@@ -95,7 +95,7 @@ struct Unanswered<S> {
     token: Option<IdKey>,
     stream: Option<S>,
     since: Instant,
-    /// How long the process was blocked since the cancel.
+    /// How long the process has been blocked since the cancel.
     blocked_for: Duration,
     /// The call may still become [overdue](Due::overdue).
     may_be_overdue: bool,
@@ -176,7 +176,7 @@ impl<S: Clone> Routes<S> {
         Ok(stream)
     }
 
-    /// Returns where this message of the server is sent. An answer ends its call.
+    /// Returns where this message from the server is sent. An answer ends its call.
     pub fn route(&mut self, message: &Message<'_>) -> Route<S> {
         if message.kind == Kind::Response {
             return message
