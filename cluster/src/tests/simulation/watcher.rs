@@ -46,6 +46,11 @@ const LEASE_AT_RISK: Ms = 3_400;
 /// How long after an instance was out of reach its sessions may still turn out to be another instance's: 10 s.
 const AFTERMATH: Ms = 10_000;
 
+/// How long after its last heartbeat the lease of an instance lapses, which then counts as turned-away clients: 8 s.
+///
+/// This includes the interval of heartbeats.
+const LAPSE: Ms = 8_000;
+
 /// For how long a client that was turned away may delay cancels: 50 s.
 const TURNED_AWAY: Ms = 50_000;
 
@@ -282,6 +287,7 @@ impl Watcher {
     pub(super) fn died(&self, host: HostId) {
         let at = self.post.now();
         self.note(format!("instance {host} is dead"));
+        self.log().may_lapse(at);
         if let Some(process) = self.log().processes.get_mut(&host) {
             process.state = State::Dead { at };
         }
@@ -291,6 +297,7 @@ impl Watcher {
         let now = self.post.now();
         let verb = if is_stopped { "stops" } else { "goes on" };
         self.note(format!("instance {host} {verb}"));
+        self.log().may_lapse(now);
         if let Some(process) = self.log().processes.get_mut(&host) {
             if is_stopped {
                 process.state = State::Stopped;
@@ -326,6 +333,7 @@ impl Watcher {
     pub(super) fn cut(&self, machine: Option<Machine>, lack: Lack, is_cut: bool) {
         let now = self.post.now();
         let mut log = self.log();
+        log.may_lapse(now);
         if is_cut {
             log.cuts.push((machine, now, None, lack));
         } else {
@@ -441,13 +449,15 @@ impl Watcher {
     pub(super) fn refused(&self, by: HostId) {
         let now = self.post.now();
         let mut log = self.log();
-        log.last_refusal = Some(now);
+        log.last_refusal = log.last_refusal.max(Some(now));
         log.history.push((now, format!("{by} turns a client away")));
     }
 
     /// Records that the client of some session has waited for an owner that did not answer.
     pub(super) fn has_waited(&self) {
-        self.log().last_refusal = Some(self.post.now());
+        let now = self.post.now();
+        let mut log = self.log();
+        log.last_refusal = log.last_refusal.max(Some(now));
     }
 
     /// Records that an instance confirmed the deletion of a session.
@@ -493,7 +503,7 @@ impl Watcher {
         let now = self.post.now();
         self.note(format!("the client of {label} is turned away by {by}"));
         let mut log = self.log();
-        log.last_refusal = Some(now);
+        log.last_refusal = log.last_refusal.max(Some(now));
         if let Some(call) = log.calls.get_mut(label) {
             let away = match call.client {
                 Client::Resumes { away, .. } => away,
@@ -864,6 +874,11 @@ impl Log {
         let process = call.begun.and_then(|(host, _)| self.processes.get(&host));
         let leaves = process.and_then(|process| process.leaves);
         leaves.is_some_and(|at| ended >= at + LEAVE_LIMIT)
+    }
+
+    /// Records that the lease of an instance may lapse, because it died or stalled, or does not reach the directory.
+    fn may_lapse(&mut self, now: Ms) {
+        self.last_refusal = self.last_refusal.max(Some(now + LAPSE));
     }
 
     /// Returns for how long, between `from` and `until`, the directory was consistent for an instance and lost nothing.
