@@ -91,6 +91,8 @@ class Judge:
         self.worst = defaultdict(list)
         self._outages = Outages(facts)
         self._turned_away = [fact["at"] for fact in facts if fact.get("status") == 503 or fact["event"] == "turned away"]
+        # The lease of an instance that was killed or stopped lapses, which counts as turned-away clients.
+        self._turned_away += [fact["at"] + LEASE + BEAT for fact in facts if fact["event"] in ("killed", "signalled")]
         self._closed = {}
         for fact in facts:
             if fact["event"] == "closed":
