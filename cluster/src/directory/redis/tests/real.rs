@@ -455,12 +455,14 @@ async fn an_overtaken_heartbeat_does_not_replace_a_newer_status() {
         written_in: Some(run.clone()),
         is_settled: true,
         composed_at: Some(now),
+        number: 1,
         ..Status::default()
     };
     sleep(SECOND).await;
     let newer = Status {
         has_late_answers: true,
         composed_at: Some(now.after(SECOND)),
+        number: 2,
         ..Status::default()
     };
     redis.heartbeat(me, &newer).await.unwrap();
