@@ -93,7 +93,9 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(Box::new(Untracked::new(call, contest, used)))
     }
 
-    /// Returns a keyed hash of the method and the parameters. Without `_meta`, which differs in each attempt.
+    /// Returns a keyed hash of the method and the parameters, except `_meta`.
+    ///
+    /// `_meta` differs in each attempt.
     fn fingerprint(&self, request: &ClientRequest) -> u64 {
         // A request that was parsed always serializes.
         let mut request = serde_json::to_value(request).unwrap_or_default();

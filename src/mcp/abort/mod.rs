@@ -53,8 +53,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// # What it stops
 ///
 /// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. The
-/// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. Without `AbortOnCancel`, the `ct` of two
-/// kinds of calls never fires: calls of 2026-07-28 whose events are stored, and calls whose cancel could not be injected.
+/// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. Without `AbortOnCancel`, a cancel does
+/// not fire the `ct` of a call of 2026-07-28 whose events are stored, nor of a call into whose session it could not be injected.
 ///
 /// | stopped | runs to its end |
 /// |---|---|
