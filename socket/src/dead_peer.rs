@@ -17,7 +17,7 @@ use socket2::{SockRef, TcpKeepalive};
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel detect a dead peer even if no packet reports the peer's end.
+/// Makes the kernel detect a dead peer even if no packet reports that the peer has ended.
 ///
 /// For example, a cable was pulled, a NAT dropped the connection, or a machine lost power.
 ///
@@ -63,8 +63,8 @@ const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 /// # Why not shorter
 ///
 /// The options cannot distinguish a dead peer from one that is unreachable for a while. In a test, a user timeout of 5 s closed
-/// connections after an outage of 4.5 s that had already ended. It also closed the connections of clients that did not read for
-/// 8 s. The default outlasts a change of networks, and a client that a debugger or a closed laptop lid pauses for a minute.
+/// connections after an outage of only 4.5 s, when the network was already back. It also closed the connections of clients that did
+/// not read for 8 s. The default outlasts a change of networks, and a client that a debugger or a closed laptop lid pauses for a minute.
 ///
 /// # Clients that do not read
 ///
@@ -107,8 +107,9 @@ pub struct Applied {
 // === impl DeadPeer ===
 
 impl DeadPeer {
-    /// Returns options that probe after 30 s of silence, every 10 s, six times, and give up on unacknowledged data after 90 s.
-    /// [`DeadPeer`] has an example.
+    /// Returns the default options. [`DeadPeer`] has an example.
+    ///
+    /// They probe after 30 s of silence, every 10 s, six times, and give up on unacknowledged data after 90 s.
     pub fn new() -> Self {
         Self {
             idle: Duration::from_secs(30),
@@ -118,7 +119,9 @@ impl DeadPeer {
         }
     }
 
-    /// Sets how long a connection may be silent before it is probed (`TCP_KEEPIDLE`), rounded up to whole seconds.
+    /// Sets how long a connection may be silent before it is probed (`TCP_KEEPIDLE`).
+    ///
+    /// Rounded up to whole seconds.
     ///
     /// ```
     /// use std::time::Duration;
@@ -138,14 +141,17 @@ impl DeadPeer {
         self
     }
 
-    /// Sets how many probes in a row may stay unanswered before the kernel gives up (`TCP_KEEPCNT`), 1 to 127 on Linux.
+    /// Sets the number of unanswered probes after which the kernel gives up (`TCP_KEEPCNT`).
+    ///
+    /// Linux accepts 1 to 127.
     pub fn probes(mut self, probes: u32) -> Self {
         self.probes = probes;
         self
     }
 
-    /// Sets how long sent data may stay unacknowledged, or unsent while the peer's receive window is full
-    /// (`TCP_USER_TIMEOUT`). Zero keeps the kernel's own limit.
+    /// Sets how long sent data may stay unacknowledged (`TCP_USER_TIMEOUT`).
+    ///
+    /// Also limits how long data may stay unsent while the peer's receive window is full. Zero keeps the kernel's own limit.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
         self
@@ -183,7 +189,7 @@ impl DeadPeer {
         // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own options, which socket2 lacks.
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
-            // The kernel counts milliseconds, and takes zero for its own limit. So less than a millisecond becomes one.
+            // The kernel counts milliseconds, and zero means its own limit. So a fraction of a millisecond becomes 1 ms.
             let limit = self
                 .user_timeout
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);

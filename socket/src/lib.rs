@@ -5,13 +5,13 @@
 //! 1. The network drops packets. No packet arrives, and the kernel does not probe. With the socket options that [`DeadPeer`]
 //!    sets, the kernel probes, and gives up.
 //! 2. hyper does not read, because its buffer has bytes of the next request, or because the handler does not read the request
-//!    body. Then hyper receives neither FIN nor RST. [`Peer::closed`] asks the kernel instead, through the registration that
-//!    tokio already has for the socket. [`WatchedListener`] shows how. [`Peer::closed`] works on Linux and Android only. On other
-//!    systems it never returns.
+//!    body. Then hyper detects neither FIN nor RST. [`Peer::closed`] asks the kernel instead, through the registration that
+//!    tokio already has for the socket. [`WatchedListener`] has an example. [`Peer::closed`] works on Linux and Android only. On
+//!    other systems it never returns.
 //!
 //! Contract:
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::closed`] is being awaited, and
-//!    releases it in the first poll after the [`WatchedStream`] was dropped.
+//!    releases it in the first poll after the [`WatchedStream`] is dropped.
 //! 2. [`Peer::closed`] returns because of the peer or the network, never because of this side.
 //! 3. No byte is read from the socket, and no timer polls it: while no peer closes, no task is woken.
 //!

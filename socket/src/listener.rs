@@ -9,7 +9,7 @@ use super::stream::WatchedStream;
 
 /// Delay after an accept error that does not concern a single connection: 1 s.
 ///
-/// An immediate retry would spin, for example with too many open files.
+/// An immediate retry would spin, for example while too many files are open.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A listener whose connections have a [`Peer`](super::Peer) that can be watched.

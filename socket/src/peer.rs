@@ -56,8 +56,7 @@ pub struct Peer {
 /// A stream, shared by its owner and the tasks that await its peer.
 pub(super) struct SharedStream {
     pub(super) stream: TcpStream,
-    /// Set when the [`WatchedStream`](super::WatchedStream) is dropped. A read side that closes after that was closed by this
-    /// side.
+    /// Set when the [`WatchedStream`](super::WatchedStream) is dropped. If the read side closes after that, this side has closed it.
     pub(super) is_dropped: AtomicBool,
 }
 
@@ -179,8 +178,8 @@ impl SharedStream {
     /// Waits until the read side is closed. Returns `true` if the peer has closed it.
     ///
     /// tokio registers every TCP stream with epoll for `EPOLLRDHUP`. "Priority" is the only interest that reports it without
-    /// reporting data. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait, and hyper
-    /// with them.
+    /// reporting data. Unlike `poll_read_ready`, `ready` supports many wakers. So all requests of a connection can wait, and so can
+    /// hyper.
     pub(super) async fn closed_by_peer(&self) -> bool {
         loop {
             let ready = self.stream.ready(Interest::PRIORITY).await;
@@ -189,7 +188,7 @@ impl SharedStream {
             }
             match ready {
                 Ok(ready) if ready.is_read_closed() => return true,
-                // tokio does not register for urgent data, so this is not expected. Clearing the readiness prevents a spin.
+                // Not expected, because tokio does not register for urgent data. Clearing the readiness prevents a spin.
                 Ok(_) => {
                     let unblock = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
                     let _cleared = self.stream.try_io(Interest::PRIORITY, unblock);

@@ -1,8 +1,8 @@
 //! A TCP stream whose peer can be watched while hyper owns it.
 //!
-//! It reads and writes as tokio's own `TcpStream` does, by the methods that take a shared reference. Like tokio, it saves a
-//! system call: after a read that did not fill the buffer (a write that did not empty it), the socket is known to be drained
-//! (full). So the readiness that was recorded before the transfer is cleared.
+//! It reads and writes as tokio's own `TcpStream` does, through the methods that take a shared reference. Like tokio, it saves a
+//! system call: a read that did not fill the buffer has drained the socket, and a write that did not empty the buffer has filled it.
+//! So the readiness that was recorded before such a transfer is cleared.
 
 use std::{
     fmt,
@@ -24,7 +24,7 @@ use tokio::{
 
 use super::peer::{Peer, SharedStream};
 
-/// `true` if the kernel reports only changes of readiness. A transfer after a short one would then block.
+/// `true` if the kernel reports only changes of readiness. Then another transfer after a short one would block.
 const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_os = "linux",
     target_os = "android",
@@ -176,7 +176,7 @@ fn poll_transfer(
 
 /// Runs `io`, and clears the readiness if it transferred fewer than `wanted` bytes and the kernel is edge-triggered.
 ///
-/// `try_io` records the readiness before it runs its closure, and clears only that one if the closure returns `WouldBlock`. So
+/// `try_io` records the readiness before it runs its closure, and clears only that readiness if the closure returns `WouldBlock`. So
 /// readiness that arrives meanwhile is kept. Clearing it after the transfer could lose it.
 fn transfer(
     stream: &TcpStream,
@@ -208,7 +208,7 @@ impl Drop for WatchedStream {
     fn drop(&mut self) {
         self.shared.is_dropped.store(true, Ordering::Release);
         if SharedStream::CAN_BE_WATCHED {
-            // Fails if the connection is closed, in which case the tasks have already been woken.
+            // Fails if the connection is closed. Then the tasks have already been woken.
             let _woken = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
         }
     }

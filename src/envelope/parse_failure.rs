@@ -1,4 +1,4 @@
-//! The reasons for which a body is not parsed.
+//! Why a body is not parsed.
 
 use std::fmt;
 
@@ -105,7 +105,7 @@ impl ParseFailure {
 
 /// Returns `true` if a body begins with an object or an array.
 ///
-/// A byte order mark may precede it, which some servers accept.
+/// A byte order mark, which some servers accept, may precede it.
 fn looks_like_jsonrpc(body: &[u8]) -> bool {
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))

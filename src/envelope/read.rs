@@ -1,22 +1,21 @@
 //! Reads the id, the method and the tool name of the call from a POST body, and nothing else.
 //!
-//! A disconnect can only be turned into a cancel if the layer knows which request was in the body. Most of a body is arguments
-//! that only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything
-//! else.
+//! The layer can turn a disconnect into a cancel only if it knows which request was in the body. Most of a body is arguments that
+//! only the tool parses, so [`read`] walks three objects (the message, its `params`, their `_meta`) and skips everything else.
 //!
-//! A wrong id cancels the call of another request; with an unknown id, a call only keeps running. Therefore:
+//! A wrong id would cancel the call of another request. With an unknown id, a call only keeps running. Therefore:
 //!
-//! 1. **Ids are rmcp's.** The span of the id goes through `serde_json` and the integer rule of rmcp
-//!    3.9, so an id is the one that rmcp has, or unknown. A string and a number are never the same.
+//! 1. **Ids are rmcp's.** The span of the id is decoded by `serde_json` and the integer rule of rmcp 3.9. So an id is either the id
+//!    that rmcp has, or unknown. A string and a number are never equal.
 //! 2. **Shapes are rmcp's.** `method` and `id`: a request. `method` alone: a notification. One of
 //!    `result` and `error` without `method`: a response. Each with `"jsonrpc": "2.0"`.
-//! 3. **Unambiguous only.** A duplicate key of the envelope, or a key that is written with an escape
-//!    beside such keys, makes the body unknown: two parsers may disagree about it.
-//! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, the batch of MCP 2025-03-26, is
-//!    unknown, whatever is in it.
-//! 5. **The inner service decides.** Inside skipped text, wrong escapes, control characters, UTF-8 and
-//!    numbers out of range are not detected. A strict parser refuses such a body, so there is no call; a
-//!    lenient one reads the same ids. Malformed text elsewhere is detected.
+//! 3. **Unambiguous only.** A duplicate key of the envelope, or an escaped key in the message or its `params`, makes the body unknown,
+//!    because two parsers may disagree about it.
+//! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, which is a batch of MCP 2025-03-26, is unknown, whatever is in
+//!    it.
+//! 5. **The inner service decides.** In skipped values, wrong escapes, control characters, invalid UTF-8 and numbers out of range are
+//!    not detected. A strict parser refuses such a body, so there is no call. A lenient parser reads the same ids. Malformed text
+//!    elsewhere is detected.
 //!
 //! ```text
 //! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
@@ -107,7 +106,7 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// Returns the first reason for which the body is ambiguous.
+/// Returns the first reason why the body could not be read.
 pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, ParseFailure> {
     let mut cursor = Cursor::new(body);
     let message = parse_members(&mut cursor, params)?.message()?;
@@ -123,7 +122,7 @@ fn parse_members<'a>(
         Some(b'{') => {}
         Some(b'[') => return Err(ParseFailure::Batch),
         _ => {
-            // Parsed all the same: the reason must distinguish another value from invalid JSON.
+            // Parsed anyway, because the reason must distinguish another value from invalid JSON.
             cursor.value()?;
             return Err(ParseFailure::NotAMessage);
         }
@@ -228,7 +227,7 @@ fn text(span: &[u8]) -> Result<Cow<'_, str>, ParseFailure> {
     let Some(quoted) = span.strip_prefix(b"\"") else {
         return Err(ParseFailure::WrongType);
     };
-    // A fast path for almost every string: the same result as `serde_json`, without the call.
+    // A fast path for almost every string, with the same result as `serde_json`.
     let plain = quoted.strip_suffix(b"\"").filter(|text| is_plain(text));
     match plain.map(str::from_utf8) {
         Some(Ok(text)) => Ok(Cow::Borrowed(text)),

@@ -171,7 +171,7 @@ impl<'a> Cursor<'a> {
         if self.kinds & 1 == OBJECT { b'}' } else { b']' }
     }
 
-    // Inlined, these two make text with many keys cost a quarter less.
+    // `key` and `scalar` are inlined, so that text with many keys costs a quarter less.
 
     #[inline(always)]
     fn key(&mut self) -> Result<&'a [u8], ParseFailure> {
@@ -280,7 +280,7 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
     let (words, rest) = text.as_chunks();
     let plain = |word: &[u8; 8]| {
         let word = u64::from_le_bytes(*word);
-        // The highest bit of a byte is set here if it was before, or by the borrow for one below a space.
+        // Sets the highest bit of each byte that had it set or is below a space, because the subtraction then borrows.
         let others = word | word.wrapping_sub(ONES * u64::from(b' '));
         (others | marks(word, b'\\')) & HIGHEST == 0
     };
@@ -306,7 +306,7 @@ fn near_quote(text: &[u8]) -> Option<usize> {
 
 /// Sets the highest bit of each byte that is `wanted`, in text order from the lowest byte.
 ///
-/// Bytes after the first hit may be marked by mistake (the subtraction borrows), none before it.
+/// Bytes after the first hit may be marked by mistake, because the subtraction borrows. Bytes before it are not.
 fn marks(word: u64, wanted: u8) -> u64 {
     let zero_if_wanted = word ^ (ONES * u64::from(wanted));
     zero_if_wanted.wrapping_sub(ONES) & !zero_if_wanted & HIGHEST
@@ -314,8 +314,8 @@ fn marks(word: u64, wanted: u8) -> u64 {
 
 /// Returns the position of the closing quote, at any distance.
 ///
-/// A quote belongs to the text if an odd number of backslashes stands right before it. Looking back
-/// from the quotes avoids a stop at every `\n`, and no backslash is read for two quotes.
+/// A quote belongs to the text if an odd number of backslashes precedes it directly. Looking back from the quotes avoids a stop at
+/// every `\n`, and reads no backslash for two quotes.
 // Inlined, it would take registers from the search for a near quote.
 #[inline(never)]
 fn far_closing_quote(text: &[u8]) -> Option<usize> {

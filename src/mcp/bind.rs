@@ -19,7 +19,7 @@ use crate::{
     token::CallToken,
 };
 
-/// Links the handler of a further attempt to the call of the first one.
+/// Links the handler of a repeated attempt to the call of the first attempt.
 #[cold]
 fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
     if let Some(parts) = extensions.get_mut::<Parts>() {
@@ -68,8 +68,8 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns the request in a message that is not bound.
     ///
-    /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Before the first one passes,
-    /// nothing is suppressed, and no call in flight can have its id.
+    /// Returns `None` if the message is not a request, or if no request has passed a layer yet. Until one has, nothing is
+    /// suppressed, and no call in flight can have the request's id.
     #[cold]
     pub(super) fn untracked(
         &self,
@@ -93,7 +93,9 @@ impl<M: SessionManager> ManagerInner<M> {
         Some(Box::new(Untracked::new(call, contest, used)))
     }
 
-    /// Returns a keyed hash of the method and the parameters, without `_meta`, which differs in each attempt.
+    /// Returns a keyed hash of the method and the parameters, except `_meta`.
+    ///
+    /// `_meta` differs in each attempt.
     fn fingerprint(&self, request: &ClientRequest) -> u64 {
         // A request that was parsed always serializes.
         let mut request = serde_json::to_value(request).unwrap_or_default();

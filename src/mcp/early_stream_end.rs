@@ -3,9 +3,9 @@
 //! A server may end a stream whose call keeps running (SEP-1699). rmcp also ends a stream if it refuses a resume, or if its
 //! event store refuses the answer. Then rmcp drops the answer (`late_answer` in ARCHITECTURE.md, Workarounds).
 //!
-//! The end of a stream is observed when the stream is polled, before or after its answer passes the transport. So where
+//! The end of a stream is observed when the stream is polled, before or after the answer passes the transport. So where
 //! streams can end early, the transport offers each answer to its exchange. If the last stream has ended, the answer is
-//! retained for its client. Otherwise the exchange keeps a copy until a stream yields the answer or its end.
+//! retained for the client. Otherwise the exchange keeps a copy until a stream yields the answer or ends.
 
 use std::sync::{
     Arc,

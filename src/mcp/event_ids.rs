@@ -1,11 +1,11 @@
 //! Event ids that are bound to their session.
 //!
-//! rmcp replays stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). So every event id that a client
-//! receives has a keyed MAC of the id and its session. A resume is passed on only if the MAC matches its session. No state is
-//! kept for this.
+//! rmcp replays stored events to any session (`stored_events` in ARCHITECTURE.md, Workarounds). So with an event store, every event
+//! id that a client receives carries a keyed MAC of the id and the session. A resume is passed on only if the MAC matches the
+//! resume's session. No state is kept for this.
 //!
 //! 1. An id without a valid MAC is never passed on.
-//! 2. The registry and the client have the sealed id, the inner manager and its store the plain one.
+//! 2. The registry and the client have the sealed id; the inner manager and its store have the plain id.
 //! 3. Without an event store no id is sealed.
 
 use std::{
@@ -70,11 +70,11 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Se
 // === impl EventIds ===
 
 impl EventIds {
-    /// Returns the key of all managers of this process that have no key of their own. These managers may share a store.
+    /// Returns the key of all managers without a key of their own, which may share a store.
     pub(super) fn of_process() -> Self {
         static OF_PROCESS: OnceLock<EventIds> = OnceLock::new();
         let random = || {
-            // std takes the 128 bits of its keys from the system's random numbers.
+            // std seeds the 128 bits of its keys from the system's random numbers.
             let random = RandomState::new();
             let parts: [[u8; 8]; 4] = array::from_fn(|part| random.hash_one(part).to_be_bytes());
             Self::with_key(parts.as_flattened())

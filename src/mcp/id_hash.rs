@@ -1,8 +1,8 @@
 //! An unkeyed hash of ids that the server issues.
 //!
-//! Every request looks up its session twice. The server issues the ids, so no client can fill a map with ids that collide. A
-//! collision gives a client nothing. A map look-up compares the id itself. Where only hashes are compared (`replay::has_answer`),
-//! they decide whether that client already has its own answer.
+//! It is fast, because every request looks up its session several times. The server issues the ids, so no client can fill a map
+//! with ids that collide. A client gains nothing from a collision either: a map look-up compares the id itself. Where only hashes are
+//! compared (`replay::has_answer`), they decide whether a client already has its own answer.
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 

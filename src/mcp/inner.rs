@@ -53,9 +53,9 @@ pub(super) struct ManagerInner<M> {
     pub(super) serve_tasks: Arc<ServeTasks>,
     /// The manager's own timer, because idle sessions are closed with or without a layer.
     timer: Arc<Timer>,
-    /// `true` once a call was cancelled. Until then, tracked calls do not look for pending cancels.
+    /// `true` once a call has been cancelled. Until then, tracked calls do not look for pending cancels.
     has_cancelled: AtomicBool,
-    /// The registry of the first layer that passed a call.
+    /// The registry of the first layer that passed a call to this manager.
     ///
     /// Calls through another layer are not bound, because their sessions could not be distinguished.
     pub(super) registry: OnceLock<Arc<Registry>>,
@@ -63,7 +63,7 @@ pub(super) struct ManagerInner<M> {
     pub(super) hasher: RandomState,
     pub(super) hints: SetupHints,
     pub(super) resume_queue: Arc<ResumeQueue>,
-    /// `true` if streams can end before the answer: an event store may fail, or other code can reach `manager`.
+    /// `true` if streams can end before the answer: see [`EarlyStreamEnds`].
     pub(super) early_ends: Arc<AtomicBool>,
 }
 
@@ -179,7 +179,7 @@ impl<M> ManagerInner<M> {
         })
     }
 
-    /// Returns whether another call has the id of an ended call. `None` if that is not decided yet.
+    /// Returns whether another call has the id of a cancelled call. `None` if that is not decided yet.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
             session: self.key_of(session),
@@ -212,8 +212,8 @@ impl<M> ManagerInner<M> {
 
     /// Returns the session of an untracked call if a pending cancel has the call's id.
     ///
-    /// A cancel does not find an untracked call, so the two need another order. A cancel becomes pending before its call is
-    /// removed from the registry. This check runs after the look-up of that call.
+    /// A cancel cannot find an untracked call in the registry. It becomes pending before its own call is removed from there, so this
+    /// check must run after the look-up of that call.
     pub(super) fn find_pending_cancel(
         &self,
         session: &SessionId,
@@ -223,7 +223,7 @@ impl<M> ManagerInner<M> {
         session.has_pending_cancel(request).then_some(session)
     }
 
-    /// Delivers the messages of a new call, although it may have the id of a cancelled one.
+    /// Delivers the messages of a new call, even if it has the ids of a cancelled one.
     pub(super) fn resume_delivery(&self, session: &SessionId, call: &CallInfo) {
         if self.has_cancelled.load(Ordering::Relaxed)
             && let Some(session) = self.sessions.find(session)
@@ -234,7 +234,7 @@ impl<M> ManagerInner<M> {
 }
 
 impl<M: SessionManager> ManagerInner<M> {
-    /// Joins the registry of the first layer. Returns `true` if `registry` is that one: only its calls are bound.
+    /// Joins `registry` if no other was joined before. Returns `true` if it is the joined one, whose calls alone are bound.
     pub(super) fn join_registry(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let own = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -246,8 +246,9 @@ impl<M: SessionManager> ManagerInner<M> {
 
     /// Returns `true` for rmcp's own manager without an event store.
     ///
-    /// Its streams end early only if other code ends them. It refuses the resume of a call in flight only once it has sent the
-    /// answer. With an event store neither holds, because the store may fail.
+    /// Its streams end early only if other code ends them, or if it refuses a resume. It refuses the resume of a call in flight only
+    /// if it has sent the answer, or if the client invented the event id. With an event store neither holds, because the store may
+    /// fail.
     pub(super) fn is_local_manager(&self) -> bool {
         TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
             && self.manager.event_store().is_none()
@@ -281,9 +282,9 @@ impl<M: SessionManager> ManagerInner<M> {
         session
     }
 
-    /// Records a request for a session. Waits until the inner manager has closed the session, if it was closed as idle.
+    /// Records a request for a session. If the session was closed as idle, waits until the inner manager has closed it.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
-        // The timer may have had one runtime only, which may have ended.
+        // The timer's only runtime may have ended.
         self.timer.ensure_on_current_runtime();
         if let Some(session) = self.sessions.touch(id) {
             let spawn = |closed| self.timer.spawn(Migration::Always, closed);
@@ -376,7 +377,7 @@ impl<M: SessionManager> Manager for ManagerInner<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
-            // The inner manager may have sessions that this one did not open, because other code shares it, or because it
+            // The inner manager may have sessions that this manager did not open, because other code shares it, or because it
             // restored them.
             || self.registry.get().is_some_and(|registry| {
                 registry.has_session(&self.key_of(&session.into()))
@@ -407,9 +408,8 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // The cancel becomes pending first; then it looks up which call has its id. A new call with the same id does the
-        // reverse: it registers its key first, and then looks for pending cancels. Both use the same two locks, so at least
-        // one of them finds the other.
+        // The cancel becomes pending first, and then looks up which call has its id. A new call with the same id registers its key
+        // first, and then looks for pending cancels. Both use the same two locks, so at least one of them finds the other.
         self.has_cancelled.store(true, Ordering::Relaxed);
         let guard = self.begin_cancel(call);
         let undecided = match self.is_reused(&session, call) {
@@ -418,7 +418,7 @@ impl<M: SessionManager> Canceller for ManagerInner<M> {
                 self.suppress(&session, call);
                 None
             }
-            // The caller awaits that decision before it polls this future. Suppressing now would suppress the other call as well.
+            // The caller waits for the decision before it polls this future. Suppressing now could suppress the other call.
             None => Some(call.clone()),
         };
         let cancelled = CancelledNotificationParam::new(

@@ -1,8 +1,8 @@
 //! Retained answers, and the stream that a client receives when it resumes.
 //!
 //! The format matters to the TypeScript SDK 1.x: with any other format it loses the answer, or resumes forever. For a completed
-//! call the client receives an event that repeats its last event id, then the answer without an id. So a second disconnect has no
-//! other effect than the first. For a cancelled call the client receives the error alone.
+//! call the client receives an event that repeats its last event id, then the answer without an id. So after another disconnect it
+//! can resume in the same way again. For a cancelled call the client receives the error alone.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ const REPLAY_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum size of a text that is copied to the arena of its session: 1 KiB.
 ///
-/// A larger text is not copied, because the allocator's share of its cost is small.
+/// For a larger text, the allocation is only a small part of the cost.
 const MAX_ARENA_TEXT: usize = 1024;
 
 /// The replay of an answered call by an event store, up to the answer.
@@ -90,7 +90,7 @@ fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &st
     is_only_text.then_some((&response.id, &content.text))
 }
 
-/// Returns `true` if a result equals [`from_text`] of its text. Does not allocate.
+/// Returns `true` if a result equals [`from_text`] of its text. Reuses one template per thread.
 fn is_from_text(result: &CallToolResult, text: &str) -> bool {
     thread_local! {
         static TEMPLATE: RefCell<CallToolResult> = RefCell::new(from_text(""));
@@ -103,7 +103,7 @@ fn is_from_text(result: &CallToolResult, text: &str) -> bool {
         }
         *result == *template
     };
-    // Fails while the thread ends, because its thread-locals are destroyed by then.
+    // Fails while the thread ends, once the template is destroyed.
     TEMPLATE.try_with(is_equal).unwrap_or(false)
 }
 

@@ -40,11 +40,12 @@ type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 /// The manager's reply to a resume, with the permit that the resume still holds.
 type Reply<E> = (Result<Resumed, E>, Option<HeldPermit>);
 
-/// A permit, and a background reader of the call. The manager may move the stream from the current reader to this resume.
+/// A permit, and a background reader of the call: the manager may move the stream from its current reader to this resume.
 type HeldPermit = (ResumePermit, BackgroundReader);
 
-/// Maximum time until the manager replies to a resume whose client has disconnected: 10 s. A manager may block while its client
-/// does not read.
+/// Maximum time until the manager replies to a resume whose client has disconnected: 10 s.
+///
+/// The manager may block while another stream of the session is not read.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 // === impl ResumeRequest ===
@@ -146,11 +147,11 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// Waits for the answer after the manager refused the resume of a call in flight.
     ///
-    /// rmcp's own manager refuses once it has sent the answer to the former stream, which may not have been read yet.
+    /// rmcp's own manager refuses once it has sent the answer to the former stream, where it may still be unread.
     async fn await_raced_answer(&self) {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
-            // The meaning of another manager's refusal is unknown. It must not close a stream that is being read.
+            // The meaning of another manager's refusal is unknown, so it must not close a stream that is being read.
             if self.shared.is_local_manager() && exchange.is_in_flight(id) {
                 // The answer is in a stream that its client does not read.
                 exchange.close_streams();
@@ -178,10 +179,10 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         CallStream::new(stream, call, self.used.clone())
     }
 
-    /// Reads the stream that the manager may already have moved to this resume, although its client disconnected.
+    /// Reads the stream of this resume in the background, because its client has disconnected.
     ///
-    /// The stream may yield messages that no other stream yields, the answer among them. The call stays detached, because its
-    /// client did not resume.
+    /// The manager may already have moved the call's stream to this resume, so only this stream may yield some messages, including the
+    /// answer. The call stays detached, because its client did not complete the resume.
     fn drain_after_disconnect(
         &self,
         request: Pin<Box<impl Future<Output = Reply<M::Error>> + Send + 'static>>,

@@ -28,7 +28,7 @@ pub(super) struct ResumeQueue(Mutex<HashMap<CallId, CallQueue>>);
 struct CallQueue {
     /// Has a single permit. A tokio semaphore is fair.
     semaphore: Arc<Semaphore>,
-    /// Number of resumes that wait or have the permit. The last one removes the queue.
+    /// Number of resumes that wait for the permit or have it. The last one removes the queue.
     len: usize,
 }
 

@@ -1,7 +1,7 @@
 //! The tasks that serve sessions.
 //!
-//! When an rmcp task ends, it closes its session by id, which another session may have by then (`restored_session` in
-//! ARCHITECTURE.md, Workarounds).
+//! When an rmcp task ends, it closes its session by id, even if another session has that id by then (`restored_session` in
+//! ARCHITECTURE.md, Workarounds). With this record, each task closes only its own session.
 
 use std::{
     collections::HashMap,

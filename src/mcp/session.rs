@@ -1,8 +1,8 @@
 //! The sessions of a manager, and their uses.
 //!
-//! A request uses its session until the response head: from when the layer receives it, or without a layer from when the manager
-//! does. A stream uses its session until it is dropped, even if only a task reads it. The registry tracks the calls without a
-//! stream, and the answers that are retained for disconnected clients.
+//! A request uses its session from when the layer receives it (without a layer: the manager) until the response head. A stream uses
+//! its session until it is dropped, even if only a task reads it. The registry tracks the calls without a stream, and the answers that
+//! are retained for disconnected clients.
 
 use std::{
     collections::HashMap,
@@ -67,7 +67,7 @@ pub(super) struct Session {
     owner: Weak<dyn Owner>,
     listeners: Arc<[SessionListener]>,
     notified: Mutex<Notified>,
-    /// Set once the session was closed for being idle. Completes when the inner manager has closed it.
+    /// Set once the session is closed for being idle. Completes when the inner manager has closed it.
     closed: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
@@ -232,7 +232,7 @@ impl Session {
         }
     }
 
-    /// Returns the session's own id. Calls share it, so that no copy per request stays allocated.
+    /// Returns the session's own id. Its calls share it, so no copy per request stays allocated.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
     }
@@ -288,7 +288,7 @@ impl Session {
         self.closed.get_or_init(|| close().shared()).clone().await;
     }
 
-    /// Offers an answer to its exchange, as it passes to the client.
+    /// Offers an answer to its exchange on its way to the client.
     pub(super) fn observe_answer(&self, message: &ServerJsonRpcMessage) {
         if self.early_ends.are_possible()
             && let Some(request) = answers(message)
@@ -331,7 +331,7 @@ impl OnDeadline for Session {
         let now = lateness.now();
         let owner = self.owner.upgrade()?;
         if owner.is_awaited(&self.id, now) {
-            // The end of that wait may not be observed, so the idle timeout restarts now.
+            // The end of the wait may not be observed, so the idle timeout restarts now.
             self.idle.extend(now);
         }
         let left = match timeliness {

@@ -1,4 +1,4 @@
-//! The session manager, which wraps another one and forwards all methods.
+//! The session manager, which wraps another session manager and forwards all methods.
 
 use std::{
     fmt,
@@ -34,11 +34,11 @@ use super::{
 };
 use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 
-/// A [`SessionManager`] whose calls the layer tracks exactly, and cancels with a typed message.
+/// A [`SessionManager`] whose calls the layer tracks exactly and cancels with a typed message.
 ///
-/// It forwards all methods to the inner manager. With it, the layer parses no bodies and observes the answers of calls. It keeps
-/// reading the stream of a client that disconnected, so that a detached call never blocks its session. It suppresses messages
-/// that a cancelled call still sends, and replays the events of a store only to their own session.
+/// It forwards all methods to the inner manager. With it, the layer does not parse the bodies of session calls, and observes their
+/// answers. It keeps reading the stream of a client that has disconnected, so that a detached call never blocks its session. It
+/// suppresses messages that a cancelled call still sends, and replays the events of a store only to their own session.
 ///
 /// Layer and session manager are linked through the extensions of each request:
 ///
@@ -71,8 +71,8 @@ pub struct CancellableSessionManager<M> {
 impl CancellableSessionManager<LocalSessionManager> {
     /// Wraps rmcp's [`LocalSessionManager`], which keeps sessions in the memory of the process.
     ///
-    /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own timer
-    /// is disabled, because it closes sessions with silent calls whose clients are connected, and their answers are lost.
+    /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout). rmcp's own timer is
+    /// disabled: it also closes a session with a silent call whose client is connected, and the answer is lost.
     ///
     /// ```
     /// use std::time::Duration;
@@ -150,7 +150,7 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
     /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. The
-    /// time begins after the last use, so the graces of its calls count first.
+    /// timeout starts after the last use of the session, and so after the graces of its calls.
     ///
     /// SDKs reconnect within seconds. A client that returns after `timeout` receives 404, and opens a new session.
     ///
@@ -178,12 +178,12 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Calls a closure for every session that opens or closes, from now on. A manager may have several such closures.
+    /// Calls a closure when a session opens or closes. Applies to sessions opened from now on.
     ///
-    /// The closure is called synchronously, with no lock held. The opening of a session is reported before its first message, and
-    /// always before its closing. The closing is reported once its calls are cancelled and no request finds it any more.
+    /// Several closures may be added. They are called synchronously, with no lock held. An opening is reported before the session's
+    /// first message and before its closing. A closing is reported once the calls are cancelled and no request finds the session.
     ///
-    /// As for an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
+    /// As with an [`Observer`](crate::Observer), the closure must not block, and a panic in it is caught. Sessions that the inner
     /// manager opens or closes by itself are not reported.
     ///
     /// ```
@@ -218,7 +218,7 @@ impl<M> CancellableSessionManager<M> {
 
     /// Sets the key that binds the event ids of an [`EventStore`] to their sessions. Without a store it has no effect.
     ///
-    /// Each event id has a MAC of itself and its session, and an event is replayed only to that session. By default all managers
+    /// Each event id carries a MAC of itself and its session, and an event is replayed only to that session. By default all managers
     /// of a process share one random key. So an event of another process, or from before a restart, is replayed to no client.
     /// Processes that share a store need the same key: at least 32 random, secret bytes. An empty key is ignored.
     ///
@@ -236,7 +236,7 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Returns the retained answer for a client that resumes with this last event id, or the error of a cancelled call.
+    /// Returns the retained answer, or the error of a cancelled call, after this last event id.
     ///
     /// Returns `None` if the call of that event has not ended, if the event is the answer itself, or if the answer is no longer
     /// retained. Has no side effect.
@@ -259,7 +259,7 @@ impl<M> CancellableSessionManager<M> {
 
     /// Returns the inner manager.
     ///
-    /// With it, other code can end the stream of a running call (SEP-1699), and rmcp drops the answer of such a call. So after the
+    /// Other code can use it to end the stream of a running call (SEP-1699), and rmcp drops the answer of such a call. So after the
     /// first use of this method, answers are copied as they pass, and retained if their stream has ended.
     pub fn inner(&self) -> &M {
         self.shared.early_ends.store(true, Ordering::Relaxed);
@@ -319,7 +319,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         initialized.inspect(move |_| drop(used))
     }
 
-    /// Counts as a use, because rmcp calls it for every request of a session.
+    /// Records a request, because rmcp calls this for every request of a session.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await
@@ -327,7 +327,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
 
     /// Cancels the session's calls first: a closed session accepts no message, and rmcp lets its handlers run for another 5 s.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        // A task that has served a session closes that one, and not a session that was restored under its id.
+        // A task that has served a session closes only that session, not one that was restored under its id.
         let served = self.shared.serve_tasks.end(id);
         let is_current = |served: Arc<Session>| self.shared.sessions.is_current(&served);
         if served.is_some_and(|served| !served.upgrade().is_some_and(is_current)) {

@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// A future that must complete. If it is dropped before, it is passed to a closure that spawns it.
+/// A future that must complete. If it is dropped first, a closure spawns it.
 ///
 /// The future is boxed because the drop must move it, and it may not be `Unpin`.
 pub(super) struct SpawnOnDrop<F, S: FnOnce(Pin<Box<F>>)>(Option<(Pin<Box<F>>, S)>);

@@ -25,11 +25,11 @@ use crate::{
 /// If it is dropped while the call runs, a task reads the rest. So the answer is observed, and an unread channel never blocks
 /// the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
-    // Boxed because the drop moves it to the task, and it may not be `Unpin`. One allocation of the
-    // stream's size, which is a pointer for rmcp's own manager.
+    // Boxed because the drop moves it to the task, and it may not be `Unpin`. With rmcp's own manager, the stream and so the
+    // allocation is of a pointer's size.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
-    /// Keeps the session in use while the stream is read. Last, so that the drop of `call` is reported before.
+    /// Keeps the session in use while the stream is read. Last, so that the drop of `call` is reported first.
     used: Option<SessionUse>,
 }
 
@@ -224,7 +224,7 @@ impl BoundCall {
 
     /// Records that the stream has ended without the answer. Only the transport of the session can still observe the answer.
     ///
-    /// If another stream of the call is open, this one has ended because of it.
+    /// If another stream of the call is open, it has replaced this one.
     fn answer_not_on_this_stream(&self, used: Option<&SessionUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(used) = used {

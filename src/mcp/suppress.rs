@@ -3,11 +3,11 @@
 //! rmcp sends them on the standalone stream of the session (`cancelled_call` in ARCHITECTURE.md, Workarounds). So the transport
 //! of the session drops these messages, and so do its streams.
 //!
-//! A handler that awaited a reply of its client when its call was cancelled would wait without end. The transport sends it
-//! an error instead.
+//! A handler that awaits a reply from its client when its call is cancelled would wait forever. The transport sends it an error
+//! instead.
 //!
-//! 1. Only the sending side adds client requests, and no receive runs meanwhile. So a receiver that found none need not be
-//!    woken for one.
+//! 1. Only the sending side adds client requests, and no receive runs meanwhile. So a receiver that has found no client request
+//!    need not be woken for a new one.
 //! 2. A client request is refused or answered, never lost. One lock covers both the check whether its call is cancelled and
 //!    the record of the request.
 
@@ -46,7 +46,7 @@ const MAX_SUPPRESSED: usize = 256;
 /// The cancelled calls of a session, and the requests that its calls made to the client.
 #[derive(Debug, Default)]
 pub(super) struct Suppressed {
-    /// `true` if `state` is not empty. A session without cancels and client requests takes no lock.
+    /// `true` if `state` has calls or client requests. While it is `false`, only client requests take the lock.
     active: AtomicBool,
     state: Mutex<SuppressedIds>,
     receiver: AtomicWaker,
@@ -56,7 +56,7 @@ pub(super) struct Suppressed {
 struct SuppressedIds {
     hasher: RandomState,
     cancelled: VecDeque<SuppressedCall>,
-    /// Untracked calls in flight. A message with an id of one of them is delivered.
+    /// Untracked calls in flight. Messages with their ids are delivered.
     untracked: VecDeque<SuppressedCall>,
     /// `true` once more than [`MAX_SUPPRESSED`] untracked calls ran at once. From then on, messages cannot be attributed.
     has_overflowed: bool,
@@ -97,7 +97,7 @@ impl Suppressed {
         self.receiver.wake();
     }
 
-    /// Delivers the messages of a new call, although it may have the ids of a cancelled one.
+    /// Delivers the messages of a new call, even if it has the ids of a cancelled one.
     pub(super) fn resume_delivery(&self, call: &CallInfo) {
         if !self.is_active() {
             return;

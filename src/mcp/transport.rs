@@ -24,8 +24,6 @@ use super::{
 
 /// The transport of a session of a [`CancellableSessionManager`](super::CancellableSessionManager).
 ///
-/// It is open until it is closed or dropped.
-///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancellableSessionManager, transport::CancellableTransport};
 /// use rmcp::transport::streamable_http_server::SessionManager;
@@ -175,7 +173,7 @@ where
         {
             return Poll::Ready(Some(answer));
         }
-        // Matched in place, so that the polls without a message, which is large, move nothing.
+        // Matched in place, because a message is large, and a poll without one need not move it.
         match this.inner.poll(cx) {
             Poll::Ready(received) => {
                 if let Some(message) = &received {

@@ -11,7 +11,7 @@ use crate::{
 
 /// An event of a call, or a request body that could not be parsed.
 ///
-/// Every call starts once and ends once. Concurrent events of one call may be reported in any order.
+/// Every tracked call starts once and ends once. Concurrent events of one call may be reported in any order.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes, to_bytes}, routing::post};
@@ -100,7 +100,7 @@ pub enum Event<'a> {
     ///
     /// The call was detached at its end, or was cancelled. A client that resumes it finds no outcome.
     ///
-    /// Reported to the observers of the call that needed the room, which is usually a different one.
+    /// Reported to the observers of the call that needed the room, which is usually a different call.
     #[non_exhaustive]
     AnswerEvicted {
         /// The call.
@@ -168,7 +168,7 @@ impl fmt::Debug for Event<'_> {
     }
 }
 
-/// Receives every [`Event`] of a layer, and of the clones that are made of it afterwards.
+/// Receives every [`Event`] of a layer, and of clones made of the layer afterwards.
 ///
 /// A layer may have several observers. Closures are observers;
 /// [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn) accepts those that do not name the type of their argument.

@@ -29,7 +29,7 @@ const MAX_TEXT: usize = 128;
 
 /// Maximum number of characters of a session id that are logged: 4,096.
 ///
-/// Chosen because an id may be a signed token, which differs from others only at its end. Such tokens are rarely longer.
+/// Chosen because an id may be a signed token, which may differ from others only at its end. Such tokens are rarely longer.
 const MAX_SESSION_ID: usize = 4_096;
 
 /// How the layer's log shows session ids. A client that knows such an id can act for the session.
@@ -46,7 +46,7 @@ const MAX_SESSION_ID: usize = 4_096;
 pub enum SessionIds {
     /// Eight hexadecimal digits of a hash, under a key that is new in every process.
     ///
-    /// They relate the lines of a session to one another, and are of no other use.
+    /// They relate the lines of a session to one another, and have no other use.
     #[default]
     Hashed,
     /// The plain ids, to join the log with those of clients or proxies: up to 4,096 characters of each.

@@ -24,7 +24,7 @@ const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
 const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
 
-/// Label value for unknown names. A client may invent any name.
+/// Label value for unknown names, because a client may invent any name.
 const OTHER: &str = "other";
 
 /// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).
@@ -81,14 +81,16 @@ impl Metrics {
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];
 
-    /// Creates an observer without the label `tool`, and describes the metrics to the installed recorder.
+    /// Creates an observer without the label `tool`. Describes the metrics to the installed recorder.
     pub fn new() -> Self {
         describe();
         Self { tools: None }
     }
 
-    /// Adds the label `tool` to all metrics of calls. Its value is the name of one of these tools, or `other`. Calls without a
-    /// tool do not get the label. A client may name any tool, so other names do not become labels.
+    /// Adds the label `tool` to all metrics with the label `method`.
+    ///
+    /// Its value is the name of one of these tools, or `other`. Calls without a tool do not get the label. A client may name any tool,
+    /// so other names do not become labels.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};

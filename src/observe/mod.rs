@@ -52,7 +52,7 @@ impl Observers {
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        // Also without a subscriber: `tracing` may then pass its lines on to a logger of the `log` crate.
+        // Even without a subscriber, because `tracing` may pass its lines on to a logger of the `log` crate.
         // A subscriber that panics affects neither the call nor an observer.
         catch_panic(|| log::log(event, self.session_ids));
         for observer in &self.added {

@@ -21,11 +21,11 @@
 /// # }
 /// ```
 ///
-/// `Debug` shows the session id, and a client that knows it can act for the session.
+/// `Debug` shows the session id, with which a client can act for the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SessionEvent<'a> {
-    /// A session was opened. No message of it has been answered yet.
+    /// A session was opened. None of its messages has been answered yet.
     #[non_exhaustive]
     Opened {
         /// The id of the session.

@@ -1,4 +1,4 @@
-//! Log lines about a set-up that is incomplete or may surprise. Each line names the option or the part that changes it.
+//! Log lines about a set-up that is incomplete or may surprise. Each names the option or the part that changes it.
 //!
 //! A hint is emitted once for each layer, or for each session manager without a layer.
 

@@ -1,7 +1,7 @@
 //! The request body: a tee that never delays, re-frames or alters it.
 //!
 //! The tee keeps the frames, which are reference counted, until the body has ended. Then it passes them to the [`Exchange`],
-//! which parses them only if no session manager has bound the call by then.
+//! which parses them only if no session manager has bound the call.
 
 use std::{
     fmt, mem,
@@ -26,7 +26,7 @@ use crate::{
 pin_project! {
     /// The request body that the layer gives to the inner service.
     ///
-    /// It passes the client's body on, frame by frame, unchanged. In a cancel that the layer replays, it contains the
+    /// It passes the client's body on unchanged, frame by frame. In a cancel that the layer replays, it contains the
     /// notification.
     ///
     /// In front of a service that accepts only one body type, map the body:

@@ -1,7 +1,8 @@
-//! Replays: cancels as HTTP POSTs into the inner service, for servers without our session manager.
+//! Replays: cancels as HTTP POSTs into the inner service, for servers without the session manager.
 //!
-//! The POST has the URI, the headers and the extensions of the original request. So everything inside the layer (routing,
-//! auth, limits) treats it as it treated the call. Only the headers that describe the body are replaced.
+//! The POST has the URI, the extensions and most headers of the original request. So everything inside the layer (routing, auth,
+//! limits) treats it as it treated the call. Headers that belong to the original body, or would change what the POST does, are
+//! left out.
 
 use std::{
     future::poll_fn,
@@ -23,7 +24,9 @@ use crate::{
     token::CallToken,
 };
 
-/// Headers that describe the original body or connection, make a request conditional or partial, or resume a stream.
+/// Names of the headers that are not replayed.
+///
+/// They describe the original body or connection, make a request conditional or partial, or resume a stream.
 const NOT_REPLAYED: [HeaderName; 15] = [
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,
@@ -44,8 +47,8 @@ const NOT_REPLAYED: [HeaderName; 15] = [
 
 /// Prefixes of the names of other headers that are not replayed.
 ///
-/// These are digests of the body, signatures over it (RFC 9421), idempotency keys, and the parts of the body that SEP-2243
-/// repeats (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
+/// These are digests of the body, signatures over it (RFC 9421), idempotency keys, and the headers in which SEP-2243 repeats parts
+/// of the body (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
 const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "mcp-method",
     "mcp-name",
@@ -60,7 +63,7 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "x-idempotency-key",
 ];
 
-/// The inner service, which is never called itself. Every replay clones it, and awaits the readiness of its clone.
+/// The inner service. It is never called itself: every replay clones it, and waits until the clone is ready.
 pub(crate) type ServicePrototype<S> = Mutex<S>;
 
 /// The original request without its body.

@@ -1,6 +1,6 @@
 //! The response body: from the head to the end.
 //!
-//! A drop before the end abandons the call. Four things count as the end, in the order in which hyper may observe them:
+//! A drop before the end abandons the call. These count as the end, in the order in which hyper may observe them:
 //!
 //! 1. the body reports its end ([`Body::is_end_stream`]), even before the first poll;
 //! 2. all bytes of a body of known length were sent: hyper does not poll it again;
@@ -29,7 +29,7 @@ pin_project! {
     /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
     /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here.
     ///
-    /// The example of [`CancelOnDisconnect`](crate::CancelOnDisconnect) receives one. The default body is empty:
+    /// [`CancelOnDisconnect`](crate::CancelOnDisconnect) has an example. The default body is empty:
     ///
     /// ```
     /// use axum::body::Body;

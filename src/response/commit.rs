@@ -1,4 +1,4 @@
-//! The inner answer as events, after a response head that was sent before it.
+//! The inner answer as events, for a response whose head was sent early.
 //!
 //! Once the client has received `200 text/event-stream`, every answer of the inner service must become events. Events stay as
 //! they are, a JSON body becomes the data of one event, and any other answer becomes a JSON-RPC error. The headers of the inner
@@ -43,7 +43,7 @@ pub(super) struct CommittedBody<B> {
 enum CommitStage<B> {
     Pending(PendingAnswer<B>),
     Events(Pin<Box<B>>),
-    /// The data of one event. The event starts at the first byte that is no white space.
+    /// The data of one event. The event starts at the first byte that is not white space.
     Json(JsonEvent<B>),
     Refusal {
         status: StatusCode,
@@ -56,7 +56,7 @@ enum CommitStage<B> {
 struct JsonEvent<B> {
     status: StatusCode,
     body: Pin<Box<B>>,
-    /// Removes a byte order mark, which would be a part of the text within an event.
+    /// Removes a byte order mark, which inside an event would be part of the text.
     bom_filter: BomFilter,
     has_data: bool,
 }
@@ -96,7 +96,7 @@ where
                         Ok(frame) => frame,
                         Err(error) => return Poll::Ready(Some(Err(error))),
                     };
-                    // Events have no trailers, and no frame follows those of the body.
+                    // Events have no trailers, and nothing follows the trailers of the body.
                     let data = match frame.and_then(|frame| frame.into_data().ok()) {
                         Some(mut data) => {
                             match json.convert(data.copy_to_bytes(data.remaining())) {
@@ -209,7 +209,7 @@ impl<B> fmt::Debug for CommittedBody<B> {
     }
 }
 
-/// Replaces the line ends of JSON with spaces. JSON has line ends between tokens only.
+/// Replaces the line ends of JSON with spaces. They can only be between tokens.
 fn on_one_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;

@@ -98,19 +98,19 @@ pin_project! {
     }
 }
 
-/// The use of its session by a request that waits for the response head.
+/// A request's use of its session until the response head.
 ///
-/// Needed because the session manager has not received a request whose body is incomplete, or that waits in a middleware.
+/// Needed because the session manager does not know of a request whose body is incomplete, or that waits in a middleware.
 #[derive(Default)]
 enum UseUntilHead {
-    /// No poll was pending so far, or a session manager had bound the call by then.
+    /// No poll was pending so far, or a session manager had bound the call before one was.
     #[default]
     NotYet,
     /// `None` if no session manager has the session.
     Begun { _used: Option<Box<dyn Send + Sync>> },
 }
 
-/// How the response is handled, from the request and the options of the layer.
+/// How the response is handled, according to the request and the options of the layer.
 #[derive(Default)]
 pub(crate) struct ResponseOptions {
     head_only: bool,
@@ -271,7 +271,7 @@ impl Silence {
         })
     }
 
-    /// Returns the call once the inner service was silent for the limit. Returns `None` before, or if no call is in flight.
+    /// Returns the call once the inner service has been silent for the limit. `None` before that, or if no call is in flight.
     fn poll_elapsed<'a>(
         &mut self,
         call: Option<&'a CallInfo>,
@@ -318,7 +318,7 @@ impl ResponseOptions {
         self.commit.is_some()
     }
 
-    /// Returns the response with the answer of the inner service.
+    /// Returns the response for an answer of the inner service.
     fn respond<RB>(
         &mut self,
         mut guard: Guard,
@@ -385,7 +385,7 @@ impl ResponseOptions {
         Response::from_parts(parts, ResponseBody::events(stream))
     }
 
-    /// Returns the response before there is an answer.
+    /// Returns a response whose answer is still pending.
     #[cold]
     fn commit<RB>(
         &mut self,

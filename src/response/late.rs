@@ -2,7 +2,7 @@
 //!
 //! The call may have completed unobserved before its cancel, and its server may have stored the answer. So the stream is buffered
 //! first. Once the stream has the answer, the whole buffer is passed on. If the stream ends without the answer, or has no event
-//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error alone. After an event with an id, some clients would resume again.
+//! for [`NEXT_EVENT_TIMEOUT`], the client receives the error alone, because some clients would resume again after an event with an id.
 
 use std::{
     fmt, mem,
@@ -49,7 +49,7 @@ struct HeldBack {
 // === impl Late ===
 
 impl<B> Late<B> {
-    /// `error` is the event for a client whose server does not have the answer to `request`.
+    /// `error` is the event for the client if the stream does not have the answer to `request`.
     pub(super) fn new(body: B, request: RequestId, error: Bytes) -> Self {
         Self {
             body: Box::pin(body),

@@ -2,12 +2,12 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `future` | from the request to the head; where an early commit is decided |
-//! | `body` | from the head to the end, for any body: what counts as its end |
+//! | `future` | from the request to the head; decides whether to commit early |
+//! | `body` | from the head to the end, for any body; defines what counts as its end |
 //! | `stream` | a body of events: probes, injected messages, a client that does not read |
 //! | `slot` | holds the inner body of a stream, so that the timer can drop it too |
-//! | `commit` | the inner answer as events, if the head was sent before it |
-//! | `late` | a resumed stream of a cancelled call: the answer if the server has it, else the error |
+//! | `commit` | the inner answer as events, if the head was sent first |
+//! | `late` | a resumed stream of a cancelled call: the answer if the server has it, otherwise the error |
 
 use std::{
     pin::Pin,

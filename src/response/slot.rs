@@ -1,6 +1,6 @@
-//! Holds the inner body of a stream, so that the timer can drop it although hyper does not poll.
+//! Holds the inner body of a stream, so that the timer can drop it without a poll by hyper.
 //!
-//! hyper polls a body only while the client reads. A client that does not read would keep the inner body open without end,
+//! hyper polls a body only while the client reads. A client that does not read would keep the inner body open forever,
 //! and block its sender (`unread_stream` in ARCHITECTURE.md, Workarounds). So the body is not in the
 //! [`EventStream`](super::stream::EventStream) itself. The reader takes it out for every poll and restores it afterwards.
 //! Closing the slot drops the body. No lock is held while the body is polled or dropped.
@@ -44,7 +44,7 @@ struct State<B> {
     injected: Option<Box<Injected>>,
 }
 
-/// Injected messages, and the reason for which the slot was closed.
+/// Injected messages, and why the slot was closed.
 #[derive(Default)]
 struct Injected {
     messages: VecDeque<Bytes>,
@@ -137,7 +137,7 @@ impl<B> BodySlot<B> {
         matches!(self.state().closing(), Some(Closing::WithError))
     }
 
-    /// Returns the next message after the slot was closed with an error, even in the middle of an event.
+    /// Returns the next message after the slot was closed with an error. It is sent even in the middle of an event.
     pub(super) fn last_message(&self) -> Option<Bytes> {
         let mut state = self.state();
         let has_error = matches!(state.closing(), Some(Closing::WithError));

@@ -1,10 +1,11 @@
 //! A response body of server-sent events, or of an answer that is sent in pieces.
 //!
-//! It passes the inner body on frame by frame. Between two events, and only there, the layer injects probes, which detect a
-//! client that has disconnected, and the error for a client whose call was cancelled here.
+//! It passes the inner body on frame by frame. Between two events the layer injects probes, which detect a client that has
+//! disconnected, and the error for a client whose call was cancelled here. If the inner body was dropped in the middle of an event,
+//! the layer ends that event before the error.
 //!
-//! With a stall timeout, it delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame when the last
-//! one was written to the socket. So without pieces, a client that reads a large frame slowly would count as stalled.
+//! With a stall timeout, it delivers a large frame in pieces of [`MAX_PIECE`] bytes. hyper polls for the next frame when it has
+//! written the last one to the socket. So without pieces, a client that reads a large frame slowly would count as stalled.
 
 use std::{
     mem,
@@ -61,7 +62,7 @@ pub(super) enum Content {
     Passthrough { remaining: Option<u64> },
     /// The answer itself, with the number of bytes left if its length is known.
     ///
-    /// While only white space was sent, another answer can replace it, unless the length is known.
+    /// While only white space was sent, the error of a cancel can replace JSON of unknown length.
     Answer {
         is_untouched: bool,
         remaining: Option<u64>,
@@ -199,7 +200,7 @@ where
                     let Some(message) = self.last_message() else {
                         break;
                     };
-                    // Ends the current event, which the client cannot parse. The client then reads the error.
+                    // Ends the incomplete event, which the client cannot parse. The client then reads the error.
                     let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
                     return self.inject(message.into());
                 }
@@ -208,7 +209,7 @@ where
         Poll::Ready(None)
     }
 
-    /// Returns the message for the client if the inner body was dropped in the middle of an event.
+    /// Returns the error for the client if the inner body was dropped in the middle of an event.
     fn last_message(&self) -> Option<Bytes> {
         let is_open = matches!(self.content, Content::Injectable { .. });
         is_open.then(|| self.slot.last_message())?
@@ -253,7 +254,7 @@ where
         self.bom_filter.filter(bytes).into()
     }
 
-    /// Returns the exchange if its call has ended although the inner body has not, but only the first time.
+    /// Returns the exchange the first time that its call has ended although the inner body has not.
     fn must_register(&mut self, body: &mut Pin<Box<InnerBody<B>>>) -> Option<Arc<Exchange>> {
         let exchange = self
             .resumed

@@ -6,7 +6,7 @@ use super::lines::BOM;
 
 /// Passes a body on, and removes its byte order mark (BOM) after an injection.
 ///
-/// A BOM counts only at the very start. After an injected event it would be a part of the first line. Frames may split the BOM,
+/// A BOM counts only at the very start. After an injected message it would be part of the first line. Frames may split the BOM,
 /// so bytes that could still become one are held back.
 #[derive(Debug, Default)]
 pub(crate) enum BomFilter {

@@ -21,7 +21,7 @@ const BOM_LEN: u8 = BOM.len() as u8;
 /// The next piece of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece<'f> {
-    /// A part of the BOM. If the rest does not follow, the line is no known field.
+    /// A part of the BOM. If the rest does not follow, the line is not a known field.
     PartOfBom,
     /// The end of the BOM.
     Bom,

@@ -10,8 +10,8 @@
 //! 3. **The splits between frames change nothing**, except for the limit in 5.
 //! 4. **Cost.** Each byte is read once for line ends and, in data, once as JSON. An event inside one frame is
 //!    read in place. An event that is split, or has several data lines, is copied to a buffer of its own.
-//! 5. **Limits.** A buffer holds at most 4 MiB of data. A longer event is [`Ambiguous`]. An `id` longer than 512 KiB is ignored.
-//!    The ends of events are always found.
+//! 5. **Limits.** A buffer holds at most 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
+//!    512 KiB is ignored. The ends of events are always found.
 //!
 //! ```text
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
@@ -36,7 +36,7 @@ mod lines;
 
 pub(crate) use self::{bom_filter::BomFilter, boundary::Boundary, event_block::StreamEvent};
 
-/// A comment. It is no event, and only detects a client that has disconnected.
+/// A comment. It is not an event, and only detects a client that has disconnected.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// Reads the events of one response body.
@@ -60,7 +60,7 @@ enum Line {
     Space(EventField),
     /// Within the value.
     Value(EventField),
-    /// A comment, or no field that matters.
+    /// A comment, or a field that does not matter.
     Other,
 }
 

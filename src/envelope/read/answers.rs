@@ -6,14 +6,14 @@ use crate::call::RequestId;
 /// The request that a message answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answers {
-    /// None: the server sent a request, a notification, or nothing but white space.
+    /// No request: the server sent a request, a notification, or nothing but white space.
     Nothing,
-    /// The one with this id.
+    /// The request with this id.
     One(RequestId),
     /// The message may be a response to an unknown request.
     ///
-    /// [`BadId`]: a response without an id, or with `null`, which stands for a request whose id the
-    /// server could not read (JSON-RPC 2.0, section 5). The other reasons are those of a POST body.
+    /// [`BadId`]: a response without a usable id. The id `null` stands for a request whose id the server could not read (JSON-RPC 2.0,
+    /// section 5). The other reasons are those of a POST body.
     ///
     /// [`BadId`]: ParseFailure::BadId
     Ambiguous(ParseFailure),

@@ -11,7 +11,7 @@ pub(super) fn id(span: &[u8]) -> Result<RequestId, ParseFailure> {
     if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
         return Err(ParseFailure::BadId);
     }
-    // A fast path for almost every id: the same result as `serde_json`, without a `Value`.
+    // A fast path for almost every id, with the same result as `serde_json`.
     if let Some(number) = digits(span) {
         return Ok(RequestId::Number(number));
     }
@@ -24,7 +24,7 @@ pub(super) fn id(span: &[u8]) -> Result<RequestId, ParseFailure> {
     }
 }
 
-/// Parses a number of digits only. `None` if it has more digits than always fit an `i64`.
+/// Parses a number that has only digits. `None` if it has more than 18, which may not fit an `i64`.
 fn digits(span: &[u8]) -> Option<i64> {
     if span.len() > 18 {
         return None;
@@ -37,9 +37,9 @@ fn digits(span: &[u8]) -> Option<i64> {
 
 /// Returns the integer value of a number, if it is unambiguous.
 ///
-/// An integer in float form counts below 2^53 only: from there on several integers share one `f64`. One check goes beyond rmcp's.
+/// An integer in float form counts only below 2^53: from there on several integers share one `f64`. One check goes beyond rmcp's.
 /// Unless its `float_roundtrip` is on, `serde_json` may miss the nearest `f64` by one: 1.0.154 reads `9007199254740991.0` as the
-/// integer before it, and `950884728136105.9` as one. If `std` parses another number, so may the client.
+/// integer before it, and `950884728136105.9` as an integer. If `std` parses another number, so may the client.
 fn integer(number: &Number, span: &[u8]) -> Option<i64> {
     const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
     number.as_i64().or_else(|| {

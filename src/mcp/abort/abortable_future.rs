@@ -41,7 +41,7 @@ pin_project! {
         #[pin]
         cancelled: WaitForCancellationFutureOwned,
         grace: Duration,
-        // Boxed, because nearly no call ever needs it.
+        // Boxed, because almost no call needs it.
         closing: Option<Pin<Box<Sleep>>>,
     }
 }

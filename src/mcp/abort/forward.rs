@@ -1,6 +1,7 @@
 //! Forwards every method of [`ServerHandler`].
 //!
-//! If a method with a default body is missing here, the default serves its requests, and the inner handler never receives them.
+//! If a method with a default body were missing here, the default would serve its requests, and the inner handler would never
+//! receive them.
 //! A test reads the list of methods from rmcp's source.
 
 #![allow(

@@ -17,7 +17,7 @@ mod forward;
 /// How long a cancelled handler may run before it is dropped: 1 s, enough to check its token and to clean up.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
-/// A [`ServerHandler`] whose work ends when its call is cancelled, even if it ignores its token.
+/// A [`ServerHandler`] whose work ends after a cancel, even if it ignores its token.
 ///
 /// rmcp fires [`RequestContext::ct`] when a call is cancelled. A handler that ignores this token keeps running, for example a
 /// `#[tool]` of another crate, or one that awaits a child process or another server.
@@ -53,8 +53,8 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// # What it stops
 ///
 /// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. The
-/// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. rmcp alone does not fire that one for a
-/// call of 2026-07-28 whose events are stored, nor for a call whose cancel could not be injected.
+/// [`CallToken`](crate::CallToken) also fires the [`RequestContext::ct`] of its handler. Without `AbortOnCancel`, a cancel does
+/// not fire the `ct` of a call of 2026-07-28 whose events are stored, nor of a call into whose session it could not be injected.
 ///
 /// | stopped | runs to its end |
 /// |---|---|
@@ -71,7 +71,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 ///
 /// # Panics in handlers
 ///
-/// With rmcp alone, a handler that panics sends no answer, and its client waits without end. Here the client receives the
+/// With rmcp alone, a handler that panics sends no answer, and its client waits forever. Here the client receives the
 /// error -32603. The panic hook runs as always, and the panic affects nothing else.
 #[derive(Debug, Clone)]
 pub struct AbortOnCancel<H> {

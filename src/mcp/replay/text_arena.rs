@@ -1,7 +1,7 @@
 //! An arena for the texts of a session's small answers.
 //!
-//! A retained answer would otherwise be a few small blocks that stay allocated for a minute among short-lived ones. That
-//! slows an allocator down by more than this crate costs.
+//! Otherwise each retained answer would be a few small blocks that stay allocated for a minute among short-lived ones. That
+//! would slow the allocator down by more than everything else in this crate costs.
 
 use std::sync::Mutex;
 
