@@ -294,7 +294,7 @@ async fn a_session_that_was_written_again_is_not_denied_because_of_an_older_look
     assert!(seen.iter().all(|(.., status)| *status != 404), "{seen:?}");
 }
 
-/// Delays the execution of the next heartbeat, and refuses `register` while it is told to.
+/// Delays the execution of the next heartbeat, and refuses `register` while set.
 #[derive(Debug, Clone, Default)]
 struct OldConnection(Arc<Mutex<(Option<Duration>, bool)>>, Arc<AtomicUsize>);
 
@@ -400,7 +400,7 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clo
 }
 
 /// The owner's machine receives nothing from B's, but B's receives everything from the owner's. The owner gives the connection up after
-/// 90 s, because B's acknowledgements are lost. B does not notice: it hears the owner until then. The client is connected to B.
+/// 90 s, because the acknowledgements of B are lost. Until then B receives packets of the owner. The client is connected to B.
 ///
 /// Run in a network of its own:
 /// unshare -n sh -c 'ip link set lo up; exec $TEST r9_7 --ignored --nocapture'
@@ -683,7 +683,7 @@ async fn nothing_begins_after_a_stall_in_which_the_lease_lapsed() {
     assert_eq!(begun_after_a_stall(true, 6_400 * MS).await, (200, 0, true));
 }
 
-/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance leaves, with
+/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance begins to leave, with
 /// a limit of 30 s. Returns the messages that the client receives.
 async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());
