@@ -403,7 +403,7 @@ async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_step_of_the_clo
 /// 90 s, because the acknowledgements of B are lost. Until then B receives packets of the owner. The client is connected to B.
 ///
 /// Run in a network of its own:
-/// unshare -n sh -c 'ip link set lo up; exec $TEST r9_7 --ignored --nocapture'
+/// unshare -n sh -c 'ip link set lo up; exec $TEST a_call_whose_client_is_connected --ignored --nocapture'
 #[tokio::test]
 #[ignore = "needs iptables, and minutes"]
 async fn a_call_whose_client_is_connected_to_a_living_instance_is_not_cancelled() {
