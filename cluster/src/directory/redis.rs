@@ -8,7 +8,7 @@
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <run> <marks> <address>`. `<renewed>` is when its heartbeat was composed,
 //! as a time of the backend in milliseconds. `<run>` is the run in which all sessions of the instance are written, or `-`. `<marks>` are
-//! `settled` and `late-answers`, separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease. It has the time
+//! `settled` and `late-answers`, separated by a comma, or `-`. A lease lasts for 6 s. The field `turned-away` is not a lease, but the time
 //! at which any instance last turned a client away. All leases are in one key, so they are lost together, and each instance detects the loss
 //! at its next heartbeat.
 //!
@@ -57,7 +57,7 @@ mod reply;
 mod scripts;
 mod source;
 
-/// How long the leases are kept that no heartbeat renews: one day.
+/// How long leases that no heartbeat renews are kept: one day.
 ///
 /// Chosen to be long, so that a backend that evicts by remaining time removes them last.
 const LEASES_TTL: Duration = Duration::from_secs(24 * 60 * 60);

@@ -1,6 +1,6 @@
 //! Serves requests that the layer cannot serve at once.
 //!
-//! Peers have relayed them, or their sessions are remote, or must be restored first.
+//! These requests are relayed by peers, have remote sessions, restore their sessions, resume streams, or wait for the inner service.
 
 use std::{future::poll_fn, task::Poll, thread};
 
