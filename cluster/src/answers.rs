@@ -161,7 +161,9 @@ impl Answers {
         self.writer.write_again();
     }
 
-    /// Returns `true` if an answer is late: not known to be in the directory 1 s after the end of its call.
+    /// Returns `true` if an answer is late.
+    ///
+    /// That is an answer that is not known to be in the directory 1 s after the end of its call.
     pub(crate) fn are_late(&self) -> bool {
         self.writer.is_late()
     }

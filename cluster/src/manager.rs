@@ -368,7 +368,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for TaggedStream<S> {
 // === impl TrackedStream ===
 
 impl TrackedStream {
-    /// Replaces the plain id of an event with the tagged one, and records whether the event is the answer.
+    /// Replaces the plain id of an event with the tagged one. Records whether the event is the answer.
     fn tag(&mut self, event: &mut ServerSseMessage) {
         if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
             self.is_answered |= call.is_answered(message);

@@ -329,7 +329,9 @@ impl AnswerQueue {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
 
-    /// Returns `true` if an answer is late: not known to be in the directory [`LATE_THRESHOLD`] after the end of its call.
+    /// Returns `true` if an answer is late.
+    ///
+    /// That is an answer that is not known to be in the directory [`LATE_THRESHOLD`] after the end of its call.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));

@@ -175,7 +175,9 @@ pub(crate) struct Lease {
     ///
     /// An instance that has not renewed its lease within that period has none any more.
     pub(crate) is_settled: bool,
-    /// Answers of its calls are late: not known to be in the directory a while after their calls ended.
+    /// Answers of its calls are late.
+    ///
+    /// That is, they are not known to be in the directory a while after their calls ended.
     pub(crate) has_late_answers: bool,
 }
 

@@ -97,7 +97,7 @@ impl LocalSession {
         self.contested.is_none() && lapse.is_none_or(is_verified)
     }
 
-    /// Records that the directory has had the session since `at`, with the new epoch `renewed` if there is one.
+    /// Records that the directory has the session as of `at`, and takes the new epoch, if any.
     pub(super) fn on_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
         self.contested = None;

@@ -206,7 +206,7 @@ impl DirectoryHealth {
         }
     }
 
-    /// Called when a heartbeat was not answered or is late, or the lease could not be acquired or is to be released.
+    /// Called when a heartbeat failed or is late, and before the lease is released.
     pub(super) fn on_heartbeat_failed(&mut self) {
         self.phase = match self.phase {
             Phase::Consistent { .. } => Phase::Unreachable {
