@@ -92,7 +92,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
-    /// Renews the lease if it has not lapsed. Never acquires one, and never sets back when it was renewed.
+    /// Renews the lease if it has not lapsed. Never acquires one, and never moves its renewal back in time.
     async fn heartbeat(
         &self,
         owner: Owner,

@@ -21,7 +21,7 @@ use crate::{
     sessions::Lapse,
 };
 
-/// Maximum time without a heartbeat before the lease counts as lapsed: 5 s.
+/// Maximum time between the starts of two heartbeats before the lease may have lapsed: 5 s.
 ///
 /// Chosen to be less than [`MIN_LEASE`], and more than the time of a late answer and the interval to the next heartbeat.
 const STALL_THRESHOLD: Duration = Duration::from_secs(5);
