@@ -5,7 +5,7 @@
 //! | was not consistent for the whole grace, and for a lease's time | waits until it was |
 //! | has lost the lease of this instance, and possibly the leases and reports of the others | waits for another grace |
 //! | does not answer | waits for another grace |
-//! | lacks, for a living instance, a heartbeat composed at least 1.15 s after the grace ended | waits for one |
+//! | lacks, for another living instance, a heartbeat composed at least 1.15 s after the grace ended | waits for one |
 //! | has a report that an instance turned a client away recently | waits until that client must have returned or given up |
 //! | has its session as this instance's | is cancelled |
 //! | does not know its session, provably, and the session is not local | is cancelled |
