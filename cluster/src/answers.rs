@@ -1,14 +1,14 @@
-//! Keeps answers of calls that ended without their client in the directory.
+//! Keeps in the directory the answers of calls that ended without their client.
 //!
-//! They survive this instance there.
+//! There the answers outlive this instance.
 //!
 //! 1. A call becomes pending when a stream of it ends without the answer. It stops being pending when its client resumes. When the call
 //!    ends, its answer is kept as it would be sent to a client that resumes this stream.
 //! 2. A call is marked pending first, and then looked up again, because it may have ended meanwhile. The thread that then takes it keeps its
 //!    answer, and only one thread can take it.
 //! 3. A stream that ends late, after its client has resumed on another stream, also marks its call pending. Then an answer is kept that no
-//!    client needs. A stream that is dropped after its answer, but before its end was polled, may not have been read, so its answer is kept,
-//!    too. An answer that a client's connection has taken is only kept by an instance that shuts down, whose memory is about to be lost.
+//!    client needs. A stream that is dropped after its answer, but before its end was polled, may not have been read, so its answer is also
+//!    kept. An answer that a client's connection has taken is only kept by an instance that shuts down, whose memory is about to be lost.
 //! 4. An answer is kept under the generation of its session and the number of its call, because request ids are reused.
 //! 5. At most [`MAX_PENDING`] calls are pending, the library's default limit of calls without a client. Answers of further calls are only
 //!    in the memory of this instance.
@@ -77,7 +77,7 @@ pub(crate) struct Answers {
     pending: Mutex<HashMap<CallId, DetachedCall>>,
     /// The calls of all layers, to check whether a call is still in flight.
     calls: Mutex<Vec<Calls>>,
-    /// Number of pending calls. Nearly always zero, and then no thread takes the lock.
+    /// Number of pending calls. While it is zero, the end of a call does not take the lock.
     count: AtomicUsize,
     /// The number of the next call.
     next: AtomicU64,
@@ -161,7 +161,9 @@ impl Answers {
         self.writer.write_again();
     }
 
-    /// Returns `true` if an answer is late: the directory has refused it, or lost it.
+    /// Returns `true` if an answer is late.
+    ///
+    /// That is an answer that is not known to be in the directory 1 s after the end of its call.
     pub(crate) fn are_late(&self) -> bool {
         self.writer.is_late()
     }

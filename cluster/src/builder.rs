@@ -157,13 +157,13 @@ impl ClusterBuilder {
     /// Sets a secret that all instances share.
     ///
     /// Without a secret, every client at an address that [`peers_filter`](Self::peers_filter) admits counts as a peer. The secret is sent
-    /// in clear, like the relayed requests. With [`also_accept`](Self::also_accept), rolling restarts can change the secret.
+    /// unencrypted, like the relayed requests. With [`also_accept`](Self::also_accept), rolling restarts can change the secret.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
         self
     }
 
-    /// Accepts a second secret. This instance still sends [`secret`](Self::secret).
+    /// Accepts a second secret. This instance sends only [`secret`](Self::secret).
     ///
     /// Three rolling restarts change a secret. During each, every instance accepts what every other instance sends:
     ///
@@ -233,7 +233,7 @@ impl ClusterBuilder {
 
     /// Sets the longest time that a client waits to retry after a 503.
     ///
-    /// While any instance has turned a client away within that time, no instance cancels an abandoned call, because the call may be that
+    /// If any instance has turned a client away within that time, no instance cancels an abandoned call, because the call may be that
     /// client's. The default is 40 s, more than the official SDKs wait.
     ///
     /// ```
@@ -272,9 +272,9 @@ impl ClusterBuilder {
     /// # Errors
     ///
     /// - A URL of the directory cannot be used, for example because it needs a feature that is not enabled.
-    /// - There is a root certificate, and it is not PEM, or the directory's URL does not begin with `rediss://`.
+    /// - The root certificate is not PEM, or is set even though the directory's URL does not use TLS.
     /// - The directory answers, and is a Redis Cluster.
-    /// - There is no address to advertise, it is not an address, or [`peers_filter`](Self::peers_filter) does not admit it.
+    /// - The address to advertise is missing or invalid, or [`peers_filter`](Self::peers_filter) does not admit it.
     /// - A secret is empty, or has characters that a header field cannot have.
     ///
     /// ```

@@ -84,7 +84,7 @@ struct Shared {
     answers: Arc<Answers>,
     session_closers: SessionClosers,
     closing: JoinHandle<()>,
-    /// Writes answers, also after the instance has left.
+    /// Writes answers, even after the instance has left.
     writing: JoinHandle<()>,
     /// `None` once the instance has left.
     heartbeat_task: Mutex<Option<JoinHandle<()>>>,
@@ -237,7 +237,7 @@ impl Cluster {
     pub async fn leave(&self, limit: Duration) -> usize {
         let router = &self.shared.router;
         let until = Instant::now().checked_add(limit);
-        // Stops the heartbeat also if this future is dropped.
+        // Stops the heartbeat even if this future is dropped.
         let heartbeat_stop = HeartbeatStop(&router.heartbeat);
         let leaving = router.shutdown.begin();
         leaving.transfer_sessions(limit, until).await;

@@ -1,7 +1,8 @@
 //! Identifiers of instances, sessions, calls, owners and events.
 //!
 //! 1. A session id is a secret, because its holder has access to the session. Only its hash is sent outside the process.
-//! 2. Every identifier has exactly one text, which is stored in the directory. A text is read back as the same identifier or not at all.
+//! 2. Every identifier has exactly one text, which is stored in the directory or sent to clients. That text is read back as the same
+//!    identifier.
 
 use std::{
     array,
@@ -68,7 +69,7 @@ pub(crate) struct ClusterEventId<'a> {
     pub(crate) call: Option<NamedCall>,
 }
 
-/// A text is not an identifier of the expected kind.
+/// The text is not an identifier of the expected kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ParseIdError;
 
@@ -226,7 +227,7 @@ impl<'a> ClusterEventId<'a> {
         String::from_utf8(text).unwrap_or_default()
     }
 
-    /// Reads an event id from a client, which may be forged. Returns `None` if no instance creates such ids.
+    /// Reads an event id from a client, which may be forged. Returns `None` if it does not have the form of one.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         // From the right, because the plain id is arbitrary, and may contain separators.
         let mut parts = text.rsplitn(4, SEPARATOR);

@@ -44,7 +44,7 @@ use crate::{
     sessions::{Sessions, drain_gate::InFlightGuard, generations::Generations},
 };
 
-/// A session manager that tags events with their instance.
+/// A session manager that tags event ids with their origin.
 ///
 /// [`Cluster::sessions`](crate::Cluster::sessions) creates it, and has an example.
 pub struct ClusterSessionManager<M> {
@@ -78,7 +78,7 @@ pub(crate) const NOT_BEGUN: &str =
 
 /// Maximum time that a call waits until it is known whether its session is still here: 10 s.
 ///
-/// Chosen because this is decided sooner once the directory answers.
+/// Chosen because this is known sooner if the directory answers.
 const UNDECIDED_TIMEOUT: Duration = Duration::from_secs(10);
 
 pin_project! {
@@ -368,7 +368,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for TaggedStream<S> {
 // === impl TrackedStream ===
 
 impl TrackedStream {
-    /// Replaces the plain id of an event by the tagged one, and records whether it is the answer.
+    /// Replaces the plain id of an event with the tagged one. Records whether the event is the answer.
     fn tag(&mut self, event: &mut ServerSseMessage) {
         if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
             self.is_answered |= call.is_answered(message);

@@ -6,7 +6,7 @@
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
 //! | `mcp_calls_postponed_total` | counter | | how often the cancel of an abandoned call was postponed, for want of proof from the directory |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims of sessions, relinquished or with a lapsed lease |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims: the owner relinquished the session, or has no lease |
 
 /// Describes the metrics to the recorder that is installed at this time.
 pub(crate) fn describe() {

@@ -5,12 +5,12 @@
 //! | was not consistent for the whole grace, and for a lease's time | waits until it was |
 //! | has lost the lease of this instance, and possibly the leases and reports of the others | waits for another grace |
 //! | does not answer | waits for another grace |
-//! | lacks a heartbeat of a living instance that was composed at least 1.15 s after the grace ended | waits for one |
-//! | has a report that any instance turned a client away recently | waits until that client has returned or given up |
+//! | lacks, for another living instance, a heartbeat composed at least 1.15 s after the grace ended | waits for one |
+//! | has a report that an instance turned a client away recently | waits until that client must have returned or given up |
 //! | has its session as this instance's | is cancelled |
 //! | does not know its session, provably, and the session is not local | is cancelled |
-//! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides its owner |
-//! | has its tombstone | ends, because its session is closed |
+//! | has its session as another's, or does not know it | waits for another grace; the session is written again, which decides its owner |
+//! | has the tombstone of its session | ends, because its session is closed |
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::{
     routing::router::Router,
 };
 
-/// Time before a heartbeat was composed in which it may lack a turned-away client: 1.15 s.
+/// Clients turned away this long before a heartbeat was composed may be missing in it: 1.15 s.
 ///
 /// A client is recorded after up to [`MAX_RECORD_DELAY`]. The instance may also have stalled for [`MAX_UNREPORTED_STALL`].
 const UNRECORDED_WINDOW: Duration = MAX_RECORD_DELAY.saturating_add(MAX_UNREPORTED_STALL);
@@ -84,8 +84,8 @@ impl OrphanWait {
 
     /// Returns the remaining wait because a client was turned away, `away` ago.
     fn remaining_since(self, away: Duration) -> Option<Duration> {
-        // Includes clients that were turned away before the call was detached, because that may have been noticed late. The next heartbeat may
-        // carry a later time.
+        // Includes clients that were turned away before the call was detached, because the disconnect may have been detected late. The next
+        // heartbeat may carry a later time.
         let backoff = self
             .backoff
             .saturating_add(HEARTBEAT_INTERVAL + UNRECORDED_WINDOW);

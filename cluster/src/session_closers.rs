@@ -1,4 +1,4 @@
-//! Closes sessions that were relinquished and are still open here, see [`RelinquishedTo`].
+//! Closes sessions that were relinquished and are still open here. [`RelinquishedTo`] lists why.
 
 use std::{
     panic::AssertUnwindSafe,

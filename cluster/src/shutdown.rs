@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | running | is served | is served |
 //! | transferring | waits until no call of its session is in flight; then the session is relinquished, and the peer claims it | is served until the session is relinquished |
-//! | stopped | the peer is asked to claim the session | the peer is asked to claim the session |
-//! | closed | the listener is closed | the listener is closed |
+//! | stopped | the peer is asked to claim the session | a peer is asked to claim the session, and a client gets 503 |
+//! | closed | the listener for peers is closed | the same, except that the listener for peers is closed |
 //!
 //! 1. The stage only advances, in this order.
 //! 2. A session is relinquished by closing its [`DrainGate`] while no request is in the gate, and no call of the session is in flight.
@@ -40,8 +40,8 @@ use crate::{
 
 /// Minimum duration of the transfer of sessions: 1 s.
 ///
-/// Chosen because a request may still arrive on a connection that was open when the public listener closed.
-/// A client may also still return for an answer that it has not read.
+/// Chosen because a request may still arrive on a connection that was open when the public listener closed. A client may also still return
+/// for an answer that it has not read.
 const SHUTDOWN_LINGER: Duration = Duration::from_secs(1);
 
 /// Maximum time that a peer waits for the answers of ended calls before it claims: 2 s.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::ids::SessionHash;
 
-/// Entries with one lifetime. When the cache is full, the oldest entry is evicted.
+/// Entries that have the same lifetime. When the cache is full, the oldest entry is evicted.
 #[derive(Debug)]
 pub(crate) struct TtlCache<V> {
     capacity: usize,

@@ -48,9 +48,9 @@ pub(super) const MAX_IN_FLIGHT: usize = 256;
 /// Delay after a failure before the directory is tried again: 500 ms.
 pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// How long after the end of its call an unwritten answer is late: 1 s.
+/// Time after the end of its call from which an unwritten answer counts as late: 1 s.
 ///
-/// Chosen because a write usually takes less, so the answers of an instance whose directory accepts them are rarely late.
+/// Chosen because a write usually takes less, so answers are rarely late while the directory accepts them.
 const LATE_THRESHOLD: Duration = Duration::from_secs(1);
 
 /// The answers of one instance, from the ends of their calls until they expire or are evicted.
@@ -308,7 +308,7 @@ impl AnswerQueue {
         }
     }
 
-    /// Returns when there is work next, unless something else happens first.
+    /// Returns when the next work is due, unless something else happens first.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let queued = self
             .answers
@@ -329,7 +329,9 @@ impl AnswerQueue {
         self.unwritten.first().is_none_or(|first| *first >= end)
     }
 
-    /// Returns `true` if an answer is late: not known to be in the directory [`LATE_THRESHOLD`] after the end of its call.
+    /// Returns `true` if an answer is late.
+    ///
+    /// That is an answer that is not known to be in the directory [`LATE_THRESHOLD`] after the end of its call.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         let mut unwritten = self.unwritten.iter();
         let first = unwritten.find_map(|number| self.answers.get(number));

@@ -105,7 +105,7 @@ impl AnswerWriter {
         self.queue().is_late(Instant::now())
     }
 
-    /// Queues everything again that was written.
+    /// Queues again everything that was written.
     pub(super) fn write_again(&self) {
         self.queue().write_again();
         self.has_work.notify_one();

@@ -5,7 +5,7 @@ use std::{
     fmt::{self, Display, Formatter},
 };
 
-/// The directory did not answer, or its answer cannot be read.
+/// The reason why a request to the directory failed.
 #[derive(Debug)]
 pub(crate) struct DirectoryError {
     what: &'static str,

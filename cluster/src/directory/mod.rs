@@ -1,9 +1,9 @@
 //! The directory of sessions and their owners, and of the instances that are alive.
 //!
-//! 1. **Epochs.** A session has one record, and the record with the higher epoch is authoritative ([`Record::yields_to`]).
-//!    [`register`](Directory::register) overwrites an older record, which a directory restored from a snapshot may have. A higher epoch
-//!    begins with a [`claim`](Directory::claim), which names the record that it read, and fails if the record has changed. It may also
-//!    begin with `register`, over the record of the same owner only ([`Registration::renewed`]).
+//! 1. **Epochs.** A session has one record. Of two versions of a record, the one with the higher epoch is authoritative
+//!    ([`Record::yields_to`]). [`register`](Directory::register) overwrites an older record, which a directory restored from a snapshot may
+//!    have. A higher epoch begins with a [`claim`](Directory::claim), which names the ownership that it replaces, and fails if the record
+//!    has changed. A higher epoch may also begin with `register`, over a record of the same owner only ([`Registration::renewed`]).
 //! 2. **Tombstones.** A session that its client ended keeps a record, so that no former owner registers it again.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
 //! 4. A missing record proves little, because the directory may have returned empty a moment ago. Each look therefore includes the leases
@@ -173,11 +173,13 @@ pub(crate) struct Lease {
     pub(crate) age: Duration,
     /// The run of the backend in which all sessions of the instance are written.
     pub(crate) written_in: Option<BackendRunId>,
-    /// In that run the directory was consistent for the instance for [`LEASE_TTL`].
+    /// The instance has found the directory consistent for [`LEASE_TTL`] in that run.
     ///
-    /// An instance that has not written since then has no lease any more.
+    /// An instance that has not renewed its lease within that period has none any more.
     pub(crate) is_settled: bool,
-    /// Answers of its calls are late: their write failed, or the backend lost them.
+    /// Answers of its calls are late.
+    ///
+    /// That is, they are not known to be in the directory a while after their calls ended.
     pub(crate) has_late_answers: bool,
 }
 
@@ -251,14 +253,14 @@ impl Leases {
         self.all.iter().filter(others).all(has_written)
     }
 
-    /// Returns `true` if a living instance has late answers: refused by the directory, or lost.
+    /// Returns `true` if a living instance has late answers.
     pub(crate) fn have_late_answers(&self) -> bool {
         self.all.iter().any(|lease| lease.has_late_answers)
     }
 
     /// Returns `true` if an instance has settled in this run of the backend.
     ///
-    /// An instance that has not written in this run then has no lease.
+    /// A lease that was not renewed in this run has then lapsed.
     pub(crate) fn has_settled(&self) -> bool {
         let is_settled =
             |lease: &Lease| lease.is_settled && lease.written_in.as_ref() == Some(&self.run);

@@ -28,7 +28,8 @@ const CLAIM_STEP: u64 = 1_000;
 /// The number of an ownership. As text a decimal number.
 ///
 /// It grows with every claim, including a re-claim by the owner. Of two records of a session, the one with the lower epoch is therefore
-/// older. An epoch is at least the time of the claim in milliseconds since 1970, so it also exceeds epochs that a directory has lost.
+/// older. An epoch is at least the time of the claim in milliseconds since 1970. While the clocks agree, it therefore also exceeds
+/// epochs that a directory has lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Epoch(u64);
 

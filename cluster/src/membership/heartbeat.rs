@@ -1,8 +1,8 @@
 //! Keeps the lease, tracks whether the directory is consistent, and writes the local sessions.
 //!
-//! 1. One task writes sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do not
+//! 1. One task registers sessions, deletes them and holds the lease. Sessions are written in several concurrent batches, and heartbeats do not
 //!    wait for them. Writes of one session need no order, because records are ordered themselves ([`Record`](crate::ids::Record)).
-//! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], also while many sessions are waiting to be written. While the directory does
+//! 2. The task sends a heartbeat every [`HEARTBEAT_INTERVAL`], even while many sessions are waiting to be written. While the directory does
 //!    not answer, the interval is [`RETRY_INTERVAL`]; while clients are turned away, [`MIN_INTERVAL`].
 //! 3. A loss (another run of the backend, a lease that lapsed) ends the consistency before the lease is acquired again. An instance that
 //!    reads its own lease, and then finds the directory consistent, therefore knows that nothing was lost in between.
@@ -313,8 +313,8 @@ impl Heartbeat {
 
     /// Returns `true` if this instance may take higher epochs than the directory has.
     ///
-    /// Returns `false` if no renewal is due. Also returns `false` while another instance's claim may be lost, because a new epoch would
-    /// supersede that claim. No instance claims during that time.
+    /// Returns `false` if no renewal is due. Also returns `false` while another instance's claim may have been lost, because a new epoch
+    /// would supersede that claim. No instance claims during that time.
     async fn may_renew_epochs(&self, run: &BackendRunId) -> Result<bool, DirectoryError> {
         match self.health().renewal_due() {
             None => return Ok(false),

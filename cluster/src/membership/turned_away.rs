@@ -1,9 +1,10 @@
 //! Tracks when this instance last turned a client away.
 //!
-//! A client is turned away with 503, or while it waits for an unresponsive owner. Each heartbeat carries how long ago that was
+//! A client counts as turned away if it gets 503, or while it waits for an unresponsive owner. Each heartbeat carries how long ago that was
 //! ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so that even an instance that dies soon
-//! has reported it. The directory has the last time of all instances, also of those that no longer run. Owners cancel no call meanwhile,
-//! because the client may be that of the call. The report names no session, so one time covers all clients, and needs no command of its own.
+//! has reported the client. The directory has the latest time that any instance reported, including instances that no longer run. For a
+//! while after that time owners cancel no call, because the call may be that client's. The report names no session, so one time covers all
+//! clients, and needs no command of its own.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -21,7 +22,7 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
 /// Time after which the client of a relayed request counts as turned away: 250 ms.
 ///
-/// This does not apply to calls. The request may be a resume, and the grace of its call may end meanwhile.
+/// This does not apply to POST. Any other request may be a resume, and the grace of its call may end meanwhile.
 pub(crate) const SLOW_RELAY_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.

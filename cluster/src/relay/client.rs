@@ -256,7 +256,7 @@ impl Relay {
         // hyper announces the length of the body that is sent, regardless of the client's field.
         headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        // An HTTP/2 request has the host in its URI. The peer's server checks the host as it would here.
+        // An HTTP/2 request has the host in its URI. The application checks the host on the peer as it would here.
         let authority = head.uri.authority();
         if !headers.contains_key(header::HOST)
             && let Some(host) = authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok())

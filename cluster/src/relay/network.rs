@@ -59,16 +59,15 @@ impl Network {
     }
 }
 
-/// Detects an owner from which nothing arrives within about 20 s.
+/// Detects an owner from which nothing has arrived for 30 s.
 ///
 /// This is much less than the 90 s after which the owner detects that nothing arrives from this instance. So in a one-way partition, the
-/// clients of this instance count as turned away before the owner considers their calls abandoned.
+/// clients of this instance count as turned away before the owner considers their calls abandoned, although the owner's retransmissions
+/// arrive.
 fn dead_owner() -> DeadPeer {
     let second = Duration::from_secs(1);
-    DeadPeer::new()
-        .idle(10 * second)
-        .interval(3 * second)
-        .probes(3)
+    let probes = DeadPeer::new().idle(10 * second).interval(5 * second);
+    probes.probes(4).user_timeout(30 * second)
 }
 
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {

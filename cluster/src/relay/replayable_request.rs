@@ -1,9 +1,9 @@
 //! A request that is kept until an instance has accepted it, and can be sent again until then.
 //!
-//! 1. The body is not read until the request is to be sent.
+//! 1. The body is not read until the request is to be sent or classified, or restores its session.
 //! 2. A body of at most [`MAX_REPLAY`] is then read completely, and can be sent again unchanged. A longer body is sent once, frame by frame.
 //! 3. A request that was not sent is whole, regardless of its length.
-//! 4. A body that stalls fails ([`limit_idle`]), also while it is sent.
+//! 4. A body that stalls fails ([`limit_idle`]), even while it is sent.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -61,7 +61,7 @@ impl ReplayableRequest {
         Ok(())
     }
 
-    /// Reads the body until it is longer than `limit` bytes.
+    /// Reads the body to its end, or until more than `limit` bytes are read.
     ///
     /// # Errors
     ///

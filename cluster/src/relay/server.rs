@@ -4,7 +4,7 @@
 //! 2. A request is marked as a peer's by an extension. The internal fields of its head are removed before any other code reads it. If the
 //!    peer reports the address of the client, the request has both kinds of `ConnectInfo`, with that address.
 //! 3. The listener stays open while calls end and sessions are transferred. When it closes, connections that were established by then are
-//!    served, and may complete within 5 s. Each connection has one request.
+//!    served, and have 5 s to complete. Each connection has one request.
 
 use std::{
     convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
@@ -40,7 +40,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// its name and value.
 pub(crate) const MAX_FIELDS: usize = 512;
 
-/// Maximum number of bytes that are read of a refused request: 64 KiB.
+/// Maximum number of bytes of a refused request's body that are read: 64 KiB.
 ///
 /// Chosen because closing a connection with unread bytes may lose the response.
 const MAX_DRAINED: usize = 64 * 1024;

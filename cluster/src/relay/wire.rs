@@ -2,7 +2,7 @@
 //!
 //! Clients neither see nor can send these fields:
 //!
-//! 1. The layer removes these fields from every request of a client before any other code reads it. The relay removes them from every
+//! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from every
 //!    response.
 //! 2. A request from a peer is marked by an extension, which no bytes on a connection can create.
 //! 3. A response without the field is not a peer's, regardless of its status, because an address may have been reassigned.
@@ -14,9 +14,9 @@ use subtle::{Choice, ConstantTimeEq as _};
 
 use crate::ids::Incarnation;
 
-/// In a request, the shared secret. In a response, the incarnation that served it.
+/// In a request, the shared secret. In a response, the incarnation of the instance that answered.
 ///
-/// The incarnation is preceded by [`MOVED`] if it does not have the session.
+/// The incarnation is preceded by [`MOVED`] if that instance does not have the session.
 static CLUSTER: HeaderName = HeaderName::from_static("mcp-cluster");
 
 /// The address of the client whose request is relayed.
@@ -27,7 +27,7 @@ static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
 /// The status alone could be the application's.
 const MOVED: &str = "moved ";
 
-/// The value if no secret is set, so that a relay can be distinguished from another request.
+/// The value if no secret is set, so that relayed requests can be distinguished from others.
 const NO_SECRET: &str = "relay";
 
 /// Marks a request that arrived on the listener for peers.

@@ -1,4 +1,4 @@
-//! What the layer knows of a request, passed to the session manager and the session store.
+//! What the layer knows about a request, passed to the session manager and the session store.
 //!
 //! rmcp passes no request to them (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already cut the event id back to its
 //! plain form. The values are task-local, so a layer in between must not move a request to another task.

@@ -14,13 +14,13 @@ use crate::{
 pub(crate) enum RequestKind {
     /// A call, with its JSON-RPC id. The peer has kept its request, and can send it again.
     Call(Value),
-    /// The stream of a session that belongs to no call.
+    /// A stream of the session that belongs to no call.
     Stream,
     /// The cancel of the call with this JSON-RPC id.
     Cancel(Value),
     /// A request that begins nothing, or a call too long to be sent again.
     ///
-    /// The former are a resume, another notification, an answer to the server's question, a ping, and the end of the session.
+    /// Nothing begins with a resume, another notification, an answer to the server's question, a ping, or the end of the session.
     Other,
 }
 

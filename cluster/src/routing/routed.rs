@@ -13,7 +13,7 @@ use crate::{
 
 /// The result of routing a request.
 pub(crate) enum Routed {
-    /// The request must be served here. The restore of its session is pending until the request is being served.
+    /// The request must be served here. If it may restore its session, that restore is pending until the request has its response.
     Local(Request<Body>, Option<PendingRestore>),
     Answered(Response<Body>),
 }

@@ -208,7 +208,7 @@ impl Router {
         let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
         let mut action = Action::LookUp;
-        // Registered before the claim, because peers may learn of the new owner before the owner itself does.
+        // The restore is registered before the claim, because peers may learn of the new owner before the owner itself does.
         let (mut restore, mut waiting) = (None, None);
         loop {
             action = match action {

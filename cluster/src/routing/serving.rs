@@ -1,6 +1,6 @@
 //! Serves requests that the layer cannot serve at once.
 //!
-//! Peers have relayed them, or their sessions are remote, or must be restored first.
+//! These requests are relayed by peers, have remote sessions, restore their sessions, resume streams, or wait for the inner service.
 
 use std::{future::poll_fn, thread};
 
@@ -124,6 +124,8 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
 }
 
 /// Answers a peer that a session is not here, once the answers of its calls are written.
+///
+/// If they are not written in time, the client is asked to retry instead.
 async fn misdirected(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let moved = server::moved(&head.headers, body, router.me.incarnation).await;
@@ -284,7 +286,7 @@ enum Restored {
     Moved(Request<Body>),
 }
 
-/// Calls [`Router::on_request_done`] when dropped, also if the client has disconnected.
+/// Calls [`Router::on_request_done`] when dropped, even if the client has disconnected.
 struct CompletionGuard<'a>(&'a Router, Option<&'a str>);
 
 impl Drop for CompletionGuard<'_> {

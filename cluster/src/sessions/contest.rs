@@ -23,7 +23,7 @@ impl Sessions {
         }
     }
 
-    /// Called with the record of a session that the directory has.
+    /// Called with the record that the directory has of a session.
     pub(crate) fn on_found(&self, session: SessionHash, record: Record) {
         match record {
             Record::Owned(is) if is.owner.incarnation == self.me => {

@@ -93,7 +93,7 @@ impl DrainGate {
         self.state.fetch_or(WATCHED, Ordering::AcqRel) | WATCHED
     }
 
-    /// Closes the gate, also with requests in flight.
+    /// Closes the gate, even if requests are in flight.
     pub(crate) fn close(&self) {
         self.state.fetch_or(CLOSED, Ordering::AcqRel);
         self.changed();

@@ -1,7 +1,7 @@
 //! Generations distinguish the events of a session before and after a restore.
 //!
-//! A restored session numbers its events from 0 again, also in the same process. Its event ids therefore carry a generation of their own.
-//! The event ids of other sessions carry this incarnation.
+//! A restored session numbers its events from 0 again, even in the same process. Its event ids therefore carry a generation of their own.
+//! The event ids of other sessions carry the incarnation of their instance.
 
 use std::{
     collections::HashMap,

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 pub(crate) struct Lapse {
     /// A session is verified if it was confirmed since then.
     pub(crate) since: Instant,
-    /// This process stalled. A write then does not verify a session, only a new epoch does.
+    /// This process stalled. Then only a new epoch verifies a session, and a mere write does not.
     pub(crate) by_stall: bool,
 }
 

@@ -97,7 +97,7 @@ impl LocalSession {
         self.contested.is_none() && lapse.is_none_or(is_verified)
     }
 
-    /// Records that the directory has the session since `at`, at the epoch `renewed` if any.
+    /// Records that the directory has the session as of `at`, and takes the new epoch, if any.
     pub(super) fn on_written(&mut self, at: Instant, renewed: Option<Epoch>) {
         self.written = Some(at);
         self.contested = None;

@@ -35,7 +35,7 @@ struct Inner {
     restoring: Mutex<HashMap<SessionHash, RestoreStatus>>,
     /// Sessions whose client disconnected during the restore.
     aborted: Mutex<TtlCache<()>>,
-    /// Number of sessions with a pending restore. Nearly always zero, and then no thread takes the lock.
+    /// Number of sessions with a pending restore. While it is zero, the routing of a request does not take the lock.
     count: AtomicUsize,
 }
 
@@ -139,7 +139,7 @@ impl PendingRestore {
         self.turn.clone().lock_owned().await
     }
 
-    /// Begins the restore by the request whose turn it is.
+    /// Begins the restore, for the request whose turn it is.
     pub(crate) fn begin_attempt(&self) -> RestoreGuard<'_> {
         RestoreGuard(Some(self))
     }

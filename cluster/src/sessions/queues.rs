@@ -43,7 +43,7 @@ pub(super) struct Queues {
     pub(super) deleted: VecDeque<Deleted>,
     /// Deleted sessions whose tombstones are written, and since when, the oldest first.
     ///
-    /// A directory that returns with older data is sent them again. At most [`MAX_DELETED`].
+    /// Queued again when the directory may have lost data. At most [`MAX_DELETED`].
     tombstones: VecDeque<(Instant, SessionHash, Epoch)>,
 }
 

@@ -21,7 +21,7 @@ const SHARDS: usize = 64;
 
 pub(super) struct SessionIndex {
     shards: Box<[Mutex<Shard>]>,
-    /// Whether all gates are closed, also those of sessions that are inserted later.
+    /// Whether all gates are closed, including those of sessions that are inserted later.
     is_closed: AtomicBool,
 }
 
@@ -78,7 +78,7 @@ impl SessionIndex {
         }
     }
 
-    /// Closes all gates regardless of requests in flight, also those of later sessions.
+    /// Closes all gates, including those of later sessions, even if requests are in flight.
     pub(super) fn close_all(&self) {
         // Stored first: a concurrent `insert` either sees this flag, or its gate is closed below.
         self.is_closed.store(true, Ordering::Release);
@@ -104,7 +104,7 @@ impl SessionIndex {
     }
 
     fn shard(&self, id: &str) -> MutexGuard<'_, Shard> {
-        // The end of an id varies most. A client that makes up colliding ids only contends with itself.
+        // The end of an id varies most. Ids that a client makes up can at worst contend for one of the locks.
         let end = id.as_bytes().iter().rev().take(2);
         let at = end.fold(0, |at, byte| at * 31 + usize::from(*byte)) % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "`at` is below `SHARDS`")]

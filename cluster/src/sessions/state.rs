@@ -114,7 +114,7 @@ impl Sessions {
         self.session_index.gate(id)
     }
 
-    /// Closes all gates, also those of sessions that are opened later.
+    /// Closes all gates, including those of sessions that are opened later.
     pub(crate) fn close_gates(&self) {
         self.session_index.close_all();
     }
@@ -267,8 +267,9 @@ impl Sessions {
         }
     }
 
-    /// Called when a session was closed. The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last
-    /// write.
+    /// Called when a session was closed.
+    ///
+    /// The directory keeps its record until [`RECORD_TTL`](crate::directory::RECORD_TTL) after the last write.
     pub(crate) fn on_closed(&self, id: &str) {
         self.remove(SessionHash::of(id));
     }
@@ -284,7 +285,7 @@ impl Sessions {
         let epoch = match self.remove(session) {
             Some(local) => {
                 let epoch = local.epoch;
-                // The session is open at another service than the one that its client called, and must be closed there.
+                // The session is open at a service other than the one that its client called, and must be closed there.
                 if !matches!(local.phase, Phase::Loaded(_)) {
                     self.relinquished
                         .notify(local.into_relinquished(session, RelinquishedTo::Ended));

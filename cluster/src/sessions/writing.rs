@@ -56,7 +56,7 @@ impl Sessions {
         self.write_all_again();
     }
 
-    /// Queues a session that is missing in the directory.
+    /// Queues a session again, for example because its record is missing or another owner's.
     pub(crate) fn write_again(&self, session: SessionHash) {
         let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|local| {
             local.written = None;

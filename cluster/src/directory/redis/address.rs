@@ -15,7 +15,7 @@ use crate::directory::DirectoryError;
 
 /// How long sent data may be unacknowledged before the connection counts as dead: 2 s.
 ///
-/// After an outage of the network, TCP's own retransmission waits about as long again.
+/// After a network outage, TCP's own retransmission may wait about as long as the outage lasted.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
 /// The address of a Redis or a Valkey, as the application configures it.

@@ -28,9 +28,9 @@ const MAX_DELAY: Duration = Duration::from_millis(500);
 /// Maximum number of consecutive attempts to connect to a known address.
 const MAX_RETRIES: usize = 6;
 
-/// Interval in which a Sentinel is asked for the primary: 1 s.
+/// Interval at which a Sentinel is asked for the primary: 1 s.
 ///
-/// Chosen because a former primary answers for up to 10 s after an orderly failover. On the new one the lease lapses after 6 s.
+/// Chosen because a former primary answers for up to 10 s after an orderly failover. On the new primary the lease lapses after 6 s.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Two connections to the backend: one for answers of calls, and one for everything else.

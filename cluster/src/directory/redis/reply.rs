@@ -14,7 +14,7 @@ pub(super) fn read_leases(
     info: &str,
 ) -> Result<Leases, DirectoryError> {
     let now = Duration::from_secs(seconds) + Duration::from_micros(micros);
-    // An unreadable lease is not of an instance of this version.
+    // A lease that cannot be read was written by another version.
     let all = fields
         .iter()
         .filter_map(|(incarnation, text)| read_lease(incarnation, text, now));

@@ -4,8 +4,9 @@ use redis::Script;
 
 /// Writes the record of a session. Returns the record that is stored afterwards.
 ///
-/// The present record must yield to the epoch at which its owner has the session. Otherwise it is left unchanged. A value that cannot be
-/// read as a record is returned unchanged.
+/// The present record is left unchanged if it does not yield to the epoch at which the writing owner has the session. The owner's new epoch
+/// is written only over a record of the same owner. A value that cannot be read as a record is left unchanged and returned. If the key is
+/// not a hash, the script returns an empty text.
 const REGISTER: &str = "
 local is = redis.pcall('HGET', KEYS[1], 'o')
 if type(is) == 'table' then return '' end
@@ -56,8 +57,8 @@ return 1
 /// Renews a lease, or creates it if requested. Returns whether there was a lease to renew, and the time of the backend.
 ///
 /// The lease is renewed as of the time at which its heartbeat was composed, unless it was renewed as of a later time. Also removes lapsed
-/// leases, and records when a client was turned away, unless a later time is known. If the clock was set back and the known time is ahead of
-/// it, that time becomes now.
+/// leases, and records when a client was turned away, unless a later time is known. If the known time is ahead of the clock by more than the
+/// allowed skew, because the clock was set back, the known time becomes now.
 const LEASE: &str = "
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -64,13 +64,13 @@ pub(super) struct DirectoryHealth {
     last_begun: Option<Instant>,
     /// `None` if no other instance can have claimed a session.
     lapse: Option<Lapse>,
-    /// Nothing new is served while the lease may have lapsed, also while heartbeats are sent.
+    /// Nothing new is served while the lease may have lapsed, even if heartbeats are sent.
     requires_lease: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The last heartbeat was not answered.
+    /// The last heartbeat was not answered, was late, or found no lease. Also the state before the first.
     Unreachable {
         must_write_all: bool,
     },
@@ -215,7 +215,7 @@ impl DirectoryHealth {
         }
     }
 
-    /// Called when a heartbeat was not answered, or the lease could not be acquired.
+    /// Called when a heartbeat failed or is late, and before the lease is released.
     pub(super) fn on_heartbeat_failed(&mut self) {
         self.phase = match self.phase {
             Phase::Consistent { .. } => Phase::Unreachable {
@@ -260,7 +260,7 @@ impl DirectoryHealth {
 
     /// Returns `true` if the directory has been consistent for [`SETTLE_PERIOD`].
     ///
-    /// Each instance that has not renewed its lease since then has none any more.
+    /// An instance that has not renewed its lease within that period has none any more.
     pub(super) fn is_settled(&self, now: Instant) -> bool {
         let since = self.consistent_since(now);
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)

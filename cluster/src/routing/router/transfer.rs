@@ -1,7 +1,7 @@
 //! A peer's requests while this instance transfers its sessions.
 //!
 //! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call begins on the peer. If its
-//! client cancels the call while it waits, the call begins nowhere. No session has the call yet, so this instance answers it.
+//! client cancels the call while it waits, the call begins nowhere. No session has the call yet, so this instance answers the call itself.
 
 use std::sync::{Arc, Mutex};
 
@@ -109,7 +109,7 @@ impl Router {
 
     /// Returns `true` if a peer can claim a session.
     ///
-    /// The session must not be open here, or its record must name this instance. Otherwise it is written again.
+    /// The session must not be open here, or its record must name this instance. Otherwise the session is written again.
     async fn can_be_claimed(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         if !self.sessions.is_open(session) {
