@@ -22,7 +22,7 @@ pub(crate) trait Canceller: Send + Sync {
         false
     }
 
-    /// Returns `true` if the answer of `call` is observed although no stream of it is read.
+    /// Returns `true` if the answer of `call` is observed even if no stream of it is read.
     fn sees_answers(&self, _call: &CallInfo) -> bool {
         false
     }

@@ -27,7 +27,7 @@ use crate::{
 /// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Marks that a task reads a stream of a call in the background, and observes its end.
+/// Marks that a task reads a stream of a call in the background, and observes the call's end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -267,7 +267,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if its answer is observed in the transport, and not in a stream.
+    /// Returns `true` if only the transport can observe its answer, because no stream has it.
     pub(super) fn is_late_answer_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }

@@ -1,4 +1,4 @@
-//! The state of a request body that passes.
+//! The state of a request body as it passes.
 
 use crate::{
     call::{CallId, Key},
@@ -24,7 +24,7 @@ pub(super) enum RequestBody {
 pub(super) enum BodyKind {
     /// A call that is tracked, or certainly not JSON-RPC.
     Plain,
-    /// JSON-RPC, or perhaps JSON-RPC, but no call that is tracked.
+    /// JSON-RPC, or perhaps JSON-RPC, but not a tracked call.
     Other,
     /// The client's own cancel of a call that was in flight then. Boxed, because few bodies are one.
     Cancel(Box<(Key, CallId)>),

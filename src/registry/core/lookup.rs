@@ -163,7 +163,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the calls in flight that an event id may match, of the sessions of all scopes.
+    /// Returns the calls in flight that an event id may match, in any scope.
     pub(crate) fn candidates_for_event(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
         match self.scopes {
             ScopeSet::None => return Vec::new(),
