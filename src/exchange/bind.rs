@@ -183,7 +183,7 @@ impl Exchange {
     }
 
     /// Binds a call whose body was read before the session manager got the message. A call that was cancelled meanwhile is
-    /// dispatched all the same, and its cancel follows it.
+    /// still dispatched, and its cancel follows it.
     #[cold]
     fn rebind(
         self: &Arc<Self>,

@@ -16,7 +16,7 @@ pub(super) enum RequestBody {
     Dropped(UnparsedBody),
     /// It is being parsed. A session manager that binds the call meanwhile has priority.
     Parsing,
-    /// Its kind is known: it was parsed, or is not needed any more.
+    /// Its kind is known: it was parsed, or need not be parsed any more.
     Known(BodyKind),
 }
 

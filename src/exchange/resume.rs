@@ -27,7 +27,7 @@ pub(super) enum Accepted {
     /// The resume of no known call, or of a call that its session manager attaches.
     Nothing,
     Attached(Attachment),
-    /// The call was cancelled. Its client gets the error, unless the server sends the answer all the same.
+    /// The call was cancelled. Its client gets the error, unless the server still sends the answer.
     Cancelled(RequestId, CancelReason),
 }
 

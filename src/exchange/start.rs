@@ -156,7 +156,7 @@ impl Exchange {
                 return;
             }
         };
-        // Not `Plain`: a disconnect means nothing where there is no call, or the call is over the limit.
+        // Not `Plain`: a disconnect means nothing for a request without a call, or for a call over the limit.
         let Some(call) = request.and_then(|request| self.call_of(request)) else {
             self.set_body_kind(BodyKind::Other);
             return;

@@ -316,7 +316,7 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Adds a task that reads a stream of its call in the background, and observes the call's end.
+    /// Adds a task that reads a stream of its call in the background, to observe the call's end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|core| core.add_background_reader(id));
     }

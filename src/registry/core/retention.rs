@@ -12,8 +12,8 @@
 //! 1. The calls of a session id have a limit in bytes, and at most [`MAX_DELIVERED`] of them are delivered. For a call that exceeds
 //!    a limit, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
 //! 2. The calls of all sessions have a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an
-//!    undelivered one. A session retains at most as much of each as remains for all others ([`Totals::try_add_bytes`]). So a new
-//!    session finds space, however much the others retain.
+//!    undelivered one. A session retains at most as much of each as remains for all others ([`Totals::try_add_bytes`]). So a
+//!    few sessions cannot take all the space.
 //! 3. No call is evicted for one of another session id, no undelivered call for a delivered one, and none for a call that cannot fit.
 //!    A call that cannot fit is not retained.
 //! 4. [`EvictedAnswer`] reports undelivered calls that were evicted or not retained. Their clients get what they would get without
