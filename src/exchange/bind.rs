@@ -258,7 +258,7 @@ impl Exchange {
         }
     }
 
-    /// Records that the last stream of its call has ended without the answer. Returns the answer if it was offered before.
+    /// Records that no stream will deliver the answer of its call any more. Returns the answer if it was offered before.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match former {

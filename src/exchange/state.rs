@@ -135,7 +135,7 @@ pub(super) enum LateAnswer {
     Possible,
     /// A copy of the answer that the transport has sent, until a stream delivers it.
     Received(OpaqueMessage),
-    /// The last stream has ended without the answer.
+    /// No stream will deliver the answer any more.
     Closed,
 }
 
@@ -304,7 +304,7 @@ impl Exchange {
         is_in_flight.unwrap_or(false)
     }
 
-    /// Returns `true` if a call is in flight that the inner service accepted.
+    /// Returns `true` if a call is in flight, and the inner service has accepted it.
     pub(crate) fn is_accepted(&self, id: CallId) -> bool {
         let is_accepted =
             |core: &mut SessionState| core.is_in_flight(id) && !core.is_unaccepted(id);

@@ -109,7 +109,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if the server has been drained, and its call still runs because it is a task.
+    /// Returns `true` if its call, as a task, may still run after the server has been drained.
     fn may_outlive_drain(&self) -> bool {
         let registry = &self.shared.registry;
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)

@@ -224,7 +224,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns `true` if a session call is in flight whose request is not accepted yet.
+    /// Returns `true` if a session call is in flight, and its request is not accepted yet.
     pub(crate) fn is_unaccepted(&self, id: CallId) -> bool {
         let entry = self.calls.get(id);
         let key = entry.and_then(|entry| entry.key.as_ref());
