@@ -19,7 +19,7 @@ pub(crate) trait Manager: Send + Sync {
     /// Keeps a session in use until the returned guard is dropped. Returns `None` if the manager has no session with this id.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
-    /// Returns `true` if the manager has a session with this id, or tracks or retains calls of one.
+    /// Returns `true` if the manager has a session with this id, or calls of one.
     fn has(&self, session: &str) -> bool;
 }
 
