@@ -1,4 +1,4 @@
-//! A handle to all calls of a layer, which shows them, cancels them, and drains them before the process ends.
+//! A handle that lists, cancels and drains the calls of a layer.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     wait_until::wait_until,
 };
 
-/// Maximum time that a drain waits for servers to accept the cancels of its last calls: 1 s.
+/// Maximum time that a drain waits for servers to accept its cancels: 1 s.
 ///
 /// Cancels that take longer may still be accepted until the process ends.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ impl Calls {
         self.len() == 0
     }
 
-    /// Returns the number of calls in flight whose client has disconnected.
+    /// Returns the number of detached calls: those in flight without an open stream.
     pub fn detached(&self) -> usize {
         self.registry.detached()
     }
@@ -115,7 +115,7 @@ impl Calls {
             .unwrap_or(0)
     }
 
-    /// Returns the calls in flight and their current states, oldest first.
+    /// Returns the calls in flight with their current states, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
         let snapshots = self
@@ -139,8 +139,8 @@ impl Calls {
 
     /// Cancels a call, attached or not. Returns `false` if the call has ended, or runs as a task.
     ///
-    /// The token of the call fires, and its server is notified. If its client is connected, it gets the JSON-RPC error -32800, or
-    /// -32001 for [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
+    /// The token of the call fires, and its server is notified. A connected client gets the JSON-RPC error -32800, or -32001 for
+    /// [`TimedOut`](CancelReason::TimedOut). Only its client may end a call that runs as a task.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
         exchange.is_some_and(|exchange| exchange.force_cancel(id, reason))
@@ -193,13 +193,13 @@ impl Calls {
 
     /// Waits at most `limit` for all calls to end, and cancels the rest.
     ///
-    /// The reason of these cancels is [`ShuttingDown`](CancelReason::ShuttingDown). Calls that run as tasks are not cancelled. Then
+    /// The reason for these cancels is [`ShuttingDown`](CancelReason::ShuttingDown). Calls that run as tasks are not cancelled. Then
     /// the drain closes every open event stream of the layer, including standalone ones and subscriptions, and from then on every
     /// new one. It does not wait for subscriptions to end.
     ///
-    /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Begin both at the same
-    /// time, so that no new call arrives while the calls end. A drain cannot end a connection on which only a part of a request has
-    /// arrived. So give axum's future a timeout of its own, as the example `shutdown` does.
+    /// Without a drain, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Begin the drain and the
+    /// graceful shutdown at the same time, so that no new call arrives while the calls end. A drain cannot end a connection on which
+    /// only a part of a request has arrived. So give axum's future a timeout of its own, as the example `shutdown` does.
     ///
     /// ```
     /// use std::time::Duration;
@@ -232,8 +232,8 @@ impl Calls {
     /// # Cancel safety
     ///
     /// A drain that is dropped before its end has cancelled either no call or all calls. In the second case the cancels are still
-    /// delivered. Several drains may run at the same time. They end when the first one has cancelled the rest, and each counts the
-    /// calls that ended without a cancel while it waited.
+    /// delivered. Several drains may run at the same time. Once the first one has cancelled the rest, the others end too, unless a
+    /// call that runs as a task is left. Each counts the calls that ended without a cancel while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let before = self.registry.begin_drain();
         let all_ended = wait_until(self.registry.ended(), || {

@@ -1,8 +1,8 @@
 //! What a disconnect means for a call.
 //!
-//! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], and a test compares the two. The other
-//! graces replace all of its rows but those for tasks and subscriptions, with two exceptions. [`Grace::AutoAfter`] only replaces the
-//! times. [`Grace::Immediate`] keeps the whole table for streams that the server ended.
+//! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], and a test compares it with this module. The
+//! other graces replace all of its rows except those for tasks and subscriptions, with two exceptions. [`Grace::AutoAfter`] only
+//! replaces the times. [`Grace::Immediate`] keeps the whole table for streams that the server ended.
 
 use std::time::Duration;
 
@@ -24,13 +24,13 @@ pub(crate) struct StreamEnd {
     pub(crate) replayable: bool,
     /// The `retry` of the server: how long its client waits before it resumes.
     pub(crate) retry: Option<Duration>,
-    /// The server ended it.
+    /// The server ended the stream.
     pub(crate) by_server: bool,
     /// Its events are in a store that other servers may share.
     pub(crate) stored: bool,
 }
 
-/// What to do with a call whose client has just disconnected.
+/// What to do with a call whose stream has just ended without the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DisconnectAction {
     CancelNow,
@@ -126,7 +126,7 @@ fn retry_delay(retry: Option<Duration>) -> Duration {
 
 fn decide_auto(call: &CallInfo, stream_end: StreamEnd) -> DisconnectAction {
     if call.is_cancelled_on_disconnect() || !stream_end.replayable {
-        // A stream that the server ended on purpose is no disconnect.
+        // The end of a stream by its server is not a disconnect.
         return if stream_end.by_server {
             DisconnectAction::KeepRunning
         } else {

@@ -1,4 +1,6 @@
-//! The headers that the layer reads, found in one pass. A look-up of each would cost more than a pass over all headers.
+//! The headers that the layer reads.
+//!
+//! Those that it reads from every message are found in one pass, which costs less than a look-up of each.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
@@ -7,7 +9,7 @@ pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// The headers of a request or a response that the layer reads.
+/// The headers that the layer reads from every request and response.
 #[derive(Debug, Default)]
 pub(crate) struct McpHeaders<'a> {
     pub(crate) session_id: Header<'a>,

@@ -124,12 +124,12 @@ impl CancelOnDisconnectLayer {
 
     /// Adds an extension to each call, from the headers and the extensions of its request.
     ///
-    /// [`policy`](Self::policy), [`exempt`](Self::exempt) and observers get it with
-    /// [`CallInfo::extension`]: the user, the tenant or the route that an outer middleware has put into the request's extensions.
-    /// It is kept with the call, which may be as long as the call is retained. If the closure returns `None` or panics, the calls
-    /// have no such extension. With several closures for one type, the last one that returns a value counts.
+    /// [`policy`](Self::policy), [`exempt`](Self::exempt) and observers get it with [`CallInfo::extension`]. It may be the user, the
+    /// tenant or the route that an outer middleware has put into the request's extensions.
+    /// It is dropped with the last [`CallToken`](crate::CallToken) and the last clone of the [`CallInfo`]. If the closure returns
+    /// `None` or panics, the call has no such extension. With several closures for one type, the last one that returns a value counts.
     ///
-    /// The closure runs for each POST before its body is read, also if that turns out to be no call.
+    /// The closure runs for each POST that may carry JSON, before its body is read, even if the body turns out not to be a call.
     ///
     /// ```
     /// use std::{sync::mpsc, time::Duration};
@@ -284,8 +284,8 @@ impl CancelOnDisconnectLayer {
 
     /// Sends the response head of a call early if its handler stays silent.
     ///
-    /// If the inner service has not answered `silence` after the request body, the client gets `200 text/event-stream` and probes.
-    /// The answer is sent later as an event.
+    /// If the inner service has not answered for `silence` after the call became known, the client gets `200 text/event-stream` and
+    /// probes. The answer is sent later as an event.
     ///
     /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. Proxies cut such a
     /// call at their idle limit, and a client that has vanished is not detected.
@@ -293,9 +293,9 @@ impl CancelOnDisconnectLayer {
     /// This is off by default, because the head of the inner response is lost. Its headers are dropped. An error status becomes the
     /// JSON-RPC error -32603, with `data.status`, unless the body is a JSON-RPC error. The inner future is boxed.
     ///
-    /// The option applies to a POST with one call (never `initialize`) from a client that accepts events. Every POST of JSON from
-    /// such a client is passed on without its `Accept-Encoding`, because its head does not show whether it carries a call. The
-    /// call's stream is probed at the interval of [`keep_alive`](Self::keep_alive), or every 15 s without one.
+    /// The option applies to a POST with one call (never `initialize`) from a client that accepts events. Every POST of such a client
+    /// that may carry JSON is passed on without its `Accept-Encoding`, because the head of a request does not show whether the body is
+    /// a call. The call's stream is probed at the interval of [`keep_alive`](Self::keep_alive), or every 15 s without one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -322,20 +322,20 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Treats a client as disconnected if it is connected and has not read its stream for `timeout`.
+    /// Treats a connected client as disconnected if it has not read its stream for `timeout`.
     ///
     /// The timeout is at least 100 ms. Off by default, and [`Duration::ZERO`] turns it off.
     ///
-    /// The streams of a session share its worker, which waits for the slowest stream. So one client that does not read blocks all
-    /// calls of its session, cancels included. A stream is stalled when its last frame was taken `timeout` ago and the next one has
+    /// In rmcp, the streams of a session share one worker, which waits for the slowest stream. So one client that does not read blocks
+    /// all calls of its session, cancels included. A stream is stalled when its last frame was taken `timeout` ago and the next one has
     /// not been requested. A quiet stream is not stalled.
     ///
     /// # What counts as reading
     ///
-    /// A large frame is passed on in pieces of 16 KiB, so a client that takes it slowly counts as reading. Between two pieces are
-    /// the buffers of hyper and of the kernel. On Linux the kernel reports room in its send buffer, which grows to 4 MB, when a
-    /// third of it is free. A [`WatchedListener`] limits the unsent part to about 100 KiB, so that a client at 10 KB/s makes
-    /// progress within seconds.
+    /// A large frame is passed on in pieces of 16 KiB, so a client that takes it slowly counts as reading. The layer only observes
+    /// that hyper requests the next piece, and hyper does so once there is room in its own buffer and in that of the kernel. On Linux
+    /// the kernel reports room in its send buffer, which grows to 4 MB, when a third of it is free. A [`WatchedListener`] limits the
+    /// unsent part to about 100 KiB, so that a client at 10 KB/s makes progress within seconds.
     ///
     /// On HTTP/2 a client may stop reading one stream, and so fill the flow-control window of the whole connection. Then no stream
     /// of that connection can advance, and all streams that wait to send count as stalled. The layer cannot see which of them filled
@@ -394,7 +394,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Adds a closure as an observer. Unlike with [`observe`](Self::observe), its argument needs no type.
+    /// Adds a closure as an observer. Unlike with [`observe`](Self::observe), its argument needs no type annotation.
     pub fn observe_fn(self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.observe(observer)
     }

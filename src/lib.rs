@@ -1,8 +1,8 @@
 //! Cancels an in-flight MCP call when its client hangs up, and only then.
 //!
-//! An MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when its client closes the connection in the middle
-//! of a call. In session mode, the default, the tool's cancellation token never fires, and the work continues without a client. This
-//! crate is a tower layer that cancels such a call.
+//! In session mode, the default, an MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when the client closes
+//! the connection in the middle of a call. The tool's cancellation token never fires, and the work continues without a client. This
+//! crate is a tower layer that cancels such a call. A client that reconnects for its answer keeps its call.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -32,15 +32,15 @@
 //! | [`Grace`] | how long a call waits for a client that may resume: by default 20 s or more if the client can resume it, else not at all |
 //! | [`CallToken`] | notifies a handler that its call is cancelled, and why, where rmcp's `RequestContext::ct` is not enough |
 //!
-//! The layer works without the session manager too, over any MCP server. It then cancels with a `notifications/cancelled` POST into
-//! the inner service.
+//! The layer also works without the session manager, in front of any MCP server. It then cancels a call of a session with a
+//! `notifications/cancelled` POST into the inner service.
 //!
 //! # What you may need later
 //!
 //! | | what for |
 //! |---|---|
 //! | [`AbortOnCancel`] | stops handlers that do not watch their token |
-//! | [`Policy`], [`RetainAnswers`], [`Limits`] | rules for single calls, which answers are retained, how much is tracked and retained |
+//! | [`Policy`], [`RetainAnswers`], [`Limits`] | rules for individual calls, which answers are retained, how much is tracked and retained |
 //! | [`Calls`] | lists the calls in flight, cancels them, and drains them before a shutdown |
 //! | [`Confirmation`], [`Orphan`] | the decision whether an orphan is cancelled, and its input |
 //! | [`Event`], [`Observer`] | everything that happens to a call |
@@ -53,16 +53,16 @@
 //! # What counts as a disconnect
 //!
 //! The response future or the response body is dropped before its end, the response body fails, the request body fails
-//! while it is read, or the inner service panics. On HTTP/1 a closed connection has that effect, on HTTP/2 a reset stream as
-//! well. These are not disconnects: a response to HEAD, a body of known length of which everything was taken, and a stream
-//! that ended.
+//! while it is read, or the inner service panics. On HTTP/1 a closed connection has that effect, and on HTTP/2 a reset stream
+//! does, too. These are not disconnects: the end of a response to HEAD, of a body of known length that was sent completely, and
+//! of a stream that the server ended.
 //!
 //! A silent connection counts as a disconnect only once a write to it fails. hyper also misses these cases:
 //!
 //! | the client | is detected by |
 //! |---|---|
 //! | vanished with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
-//! | disconnected while hyper has bytes of a next request, or its body is unread | `keep_alive`, or at once behind a `WatchedListener` |
+//! | disconnected while hyper has bytes of a next request, or the request body is unread | `keep_alive`, or at once by a `WatchedListener` |
 //! | waits for a silent handler that has sent no head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
 //! | is connected and does not read | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
@@ -71,24 +71,25 @@
 //! # What a disconnect means
 //!
 //! [`Grace`] decides, and [the manual](manual::disconnect) has the table of all cases. By default a call that its client can resume
-//! waits for the client, because real clients do resume. A call that no client can resume is cancelled at once. A client that
-//! resumes late gets its answer all the same, or the error of a cancelled call. When in doubt, nothing is cancelled (see
-//! [`ParseFailure`](observe::ParseFailure)).
+//! waits for the client, because real clients do resume. A call that no client can resume is cancelled at once. With the session
+//! manager, a client that resumes late still gets its answer, or the error of a cancelled call. When in doubt, nothing is cancelled
+//! (see [`ParseFailure`](observe::ParseFailure)).
 //!
 //! Up to revision 2025-11-25 of the specification, a disconnect SHOULD NOT be interpreted as a cancel. The default departs from that
 //! narrowly: it cancels only if the client cannot resume, or did not resume within its grace. [`Grace::Never`] follows the
-//! specification to the letter. From 2026-07-28 on, a disconnect MUST cancel, and it does.
+//! specification to the letter. From 2026-07-28 on, a disconnect MUST cancel, and by default it does.
 //!
 //! # Runtimes
 //!
-//! Cancels are delivered, and deadlines kept, on all tokio runtimes that serve requests. If the thread of one is busy, or the
-//! runtime has ended, another runtime takes over. The runtimes need tokio's timers (`enable_time`), as rmcp does.
+//! Every tokio runtime that serves requests can deliver cancels and handle deadlines. If the thread of one is busy, or the runtime
+//! has ended, another runtime takes over. The runtimes need tokio's timers (`enable_time`), which rmcp needs, too.
 //!
-//! # Neighbours
+//! # Related crates
 //!
-//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing of calls, and cannot distinguish a
+//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing about calls, and cannot distinguish a
 //!   client that reconnects from one that does not.
-//! - rmcp cancels stateless calls by itself. With this layer it still does, and the reason is reported.
+//! - rmcp 3 cancels stateless calls by itself, unless their events are stored. With this layer it still does, and the layer reports
+//!   the reason.
 //! - `mcp-cancel-proxy` is this layer as a program, in front of a server in any language.
 //! - `mcp-cancel-cluster` is for several instances of one server whose load balancer does not route by session.
 //!

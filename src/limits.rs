@@ -3,7 +3,8 @@
 /// Maximum number of calls that a layer tracks, and of bytes of answers that it retains.
 ///
 /// A call over a limit keeps running as it would without the layer: it is neither refused nor cancelled, and no other call is
-/// evicted for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns at most once a minute.
+/// evicted for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns at most once a minute for
+/// each limit.
 /// [The manual](crate::manual::defaults) has the reasons for the numbers.
 ///
 /// ```
@@ -29,7 +30,7 @@ pub struct Limits {
     pub(crate) retained_of_session: usize,
 }
 
-/// The one of the [`Limits`] that a call exceeded.
+/// The limit that a call exceeded, one of the [`Limits`].
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{Limits, observe::Limit};
@@ -64,7 +65,7 @@ impl Limits {
 
     /// Sets how many calls of one session may be detached: 2,048 by default.
     ///
-    /// Calls without a session count in [`detached`](Self::detached) only.
+    /// Calls without a session count only toward [`detached`](Self::detached).
     pub fn detached_of_session(mut self, most: usize) -> Self {
         self.detached_of_session = most;
         self
@@ -73,7 +74,7 @@ impl Limits {
     /// Sets how many bytes of answers are retained: 16 MiB by default.
     ///
     /// An answer counts as the size of its texts, a quarter of a KiB for each block of its content, the size of everything else as
-    /// JSON, and half a KiB. The first answer that is retained of a session counts another 0.8 KiB. A quarter of the bytes is for
+    /// JSON, and half a KiB. The first answer that a session retains counts another 0.8 KiB. A quarter of the bytes is for
     /// answers whose client was connected at the time of the answer. The rest is for answers for which a client may still resume. A
     /// session retains at most as much of each kind as remains for all others.
     ///
@@ -107,7 +108,7 @@ impl Default for Limits {
             calls: 262_144,
             detached: 65_536,
             detached_of_session: 2_048,
-            // What a busy server can spare, and no session can take it all.
+            // A busy server can spare this much, and no session can take it all.
             retained: 16 * 1024 * 1024,
             retained_of_session: 1024 * 1024,
         }

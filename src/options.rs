@@ -15,7 +15,7 @@ use crate::{
 /// Which answers are retained for clients that resume their calls.
 ///
 /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager), which observes the answers. Retaining an answer
-/// costs a reference count, or a copy of a text of up to 1 KiB.
+/// costs an increment of a reference count, or a copy of a text of up to 1 KiB.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, RetainAnswers};
@@ -33,7 +33,8 @@ pub enum RetainAnswers {
     All,
     /// The answers that were sent while their client was disconnected.
     Detached,
-    /// No answers. A client that resumes after the end of its call receives an empty stream, as with rmcp alone.
+    /// No answers. A client that resumes a completed call receives what rmcp alone sends: an empty stream, unless the events are
+    /// stored. The errors of cancelled calls are still retained.
     Off,
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct Options {
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,
-    /// The rules for calls without a policy of their own.
+    /// The rules that apply where a policy sets nothing.
     pub(crate) rules: EffectivePolicy,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<Exempt>>,

@@ -19,8 +19,8 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
 /// How long a call keeps running after its client disconnected.
 ///
-/// This is how long the *layer* lets the call run. rmcp itself stops the handler of a stateless call as soon as its stream
-/// is dropped.
+/// This is how long the *layer* lets the call run. rmcp 3 itself stops the handler of a stateless call as soon as the call's stream
+/// is dropped, unless its events are stored.
 ///
 /// ```
 /// use std::time::Duration;
@@ -42,14 +42,16 @@ pub enum Grace {
     /// The call is cancelled when its client disconnects. This breaks clients that resume. If the *server* ended the stream, the
     /// call still waits as with `Auto`, because the server asked the client to resume.
     Immediate,
-    /// As `Auto`, but the call waits this long for a client that may resume. If the `retry` of the server is longer, the call waits
-    /// that long and a little more.
+    /// As `Auto`, but a call whose client may resume waits this long.
+    ///
+    /// If the server sent a `retry`, the call waits for at least `retry` + min(`retry`, 5 s).
     AutoAfter(Duration),
-    /// The call keeps running for this long after the disconnect, even if its client cannot resume. If the client can, and the
-    /// `retry` of the server is longer, the call keeps running for that long and a little more. The layer cannot observe that a
-    /// client without a session resumes its call from an event store. Use another grace for such calls.
+    /// The call keeps running for this long after the disconnect, even if its client cannot resume.
+    ///
+    /// If the client can resume, `retry` counts as with `AutoAfter`. The layer cannot observe that a client without a session resumes
+    /// its call from an event store. Use another grace for such calls.
     After(Duration),
-    /// The call keeps running to its end. The SHOULD NOT of revisions up to 2025-11-25 asks for this, and later revisions require
+    /// The call keeps running to its end. The SHOULD NOT of revisions up to 2025-11-25 asks for this, but later revisions require
     /// a cancel.
     Never,
 }
@@ -119,8 +121,8 @@ impl Policy {
     /// Two calls are the same if their session, method and parameters are equal, apart from `_meta`. An
     /// [exempt](crate::CancelOnDisconnectLayer::exempt) call is not superseded.
     ///
-    /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. The layer has
-    /// no such option: a call whose policy does not set it is not superseded, and supersedes none.
+    /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. Both calls need this
+    /// policy: a call whose policy does not set it is not superseded, and supersedes none. The layer has no such option.
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self

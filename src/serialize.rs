@@ -1,4 +1,4 @@
-//! Serializes types (feature `serde`): ids as in JSON-RPC, names in snake case as in metrics, times in seconds.
+//! The feature `serde`: request ids as in JSON-RPC, names as in metrics, times in seconds.
 //!
 //! Session ids are omitted, because a client that knows one can act for the session.
 

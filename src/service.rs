@@ -1,4 +1,4 @@
-//! The service, which creates an exchange for every request, and observes the request and its response.
+//! Creates an exchange for every request, and observes the request and its response.
 
 use std::{
     fmt,

@@ -83,7 +83,7 @@ impl CallToken {
         self.0.signal.reason()
     }
 
-    /// Waits until the call is cancelled. Never returns if the call completes.
+    /// Waits until the call is cancelled. Never returns if the call ends without a cancel.
     ///
     /// # Cancel safety
     ///

@@ -33,13 +33,13 @@ pub enum DetachCause {
     /// The server ended the stream, and its client is expected to resume for the answer (SEP-1699). rmcp also ends a stream
     /// just before it accepts another resume of the client.
     EndedByServer,
-    /// A service between the layer and the handler dropped the stream, or its body failed.
+    /// A service between layer and handler dropped the stream, or the response body failed.
     ResponseDropped,
     /// The inner service panicked.
     ServicePanicked,
 }
 
-/// A time during which a call was detached.
+/// A period during which a call was detached.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
@@ -60,7 +60,7 @@ pub struct Detachment {
 // === impl DetachCause ===
 
 impl DetachCause {
-    /// Returns why a call is cancelled that does not wait for a resume.
+    /// Returns the reason for the cancel of a call that does not wait for a resume.
     pub(crate) fn reason(self) -> CancelReason {
         match self {
             Self::Disconnected | Self::PeerClosed | Self::Stalled => {

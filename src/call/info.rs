@@ -16,7 +16,7 @@ use crate::policy::EffectivePolicy;
 /// The method of 2026-07-28 whose response stream is the subscription.
 pub(crate) const LISTEN: &str = "subscriptions/listen";
 
-/// Describes a call. Observers receive it with every event of the call, and a policy is chosen by it.
+/// Describes a call, for observers, policies and snapshots.
 ///
 /// `Debug` omits the session id, because a client that knows it can act for the session.
 ///
@@ -227,8 +227,8 @@ impl CallInfo {
 
     /// Returns the protocol revision of the call.
     ///
-    /// The revision is in the body of a request of 2026-07-28 or later. Otherwise it is that of the `MCP-Protocol-Version`
-    /// header, which clients send since 2025-06-18. Returns `None` for older clients, and if the header is not a date.
+    /// A request of 2026-07-28 or later has the revision in its body. Otherwise the revision is that of the `MCP-Protocol-Version`
+    /// header, which clients send from revision 2025-06-18 on. Returns `None` for older clients, and if the header is not a date.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()
     }

@@ -77,7 +77,7 @@ pub(crate) struct SessionKey {
 /// The issuer of session ids. The same id in another scope is another session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
-    /// A session manager of ours, by its instance.
+    /// One of this crate's session managers, by its instance.
     Manager(u64),
     /// The server behind this request path, see [`Scope::of_request`].
     Path(Box<str>),
@@ -155,7 +155,7 @@ impl std::error::Error for ParseCallIdError {}
 // === impl Scope ===
 
 impl Scope {
-    /// Returns the scope of a request to a server without a session manager of ours.
+    /// Returns the scope of a request to a server without this crate's session manager.
     ///
     /// This is the path that the client requested, together with the part of it that axum's nests left.
     pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
@@ -167,7 +167,7 @@ impl Scope {
         }
     }
 
-    /// Returns the path. `None` for a session manager of ours.
+    /// Returns the path. `None` for one of this crate's session managers.
     pub(crate) fn path(&self) -> Option<&str> {
         match self {
             Self::Path(path) => Some(path),

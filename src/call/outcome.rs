@@ -13,7 +13,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CancelReason {
-    /// The client closed its connection or reset its stream, and the call had no grace.
+    /// The client hung up or did not read, and the call had no grace.
     ClientDisconnected,
     /// The call was detached, and its client did not resume it within the grace.
     Orphaned,
@@ -23,11 +23,11 @@ pub enum CancelReason {
     TimedOut,
     /// The server requested the cancel, by [`Calls::cancel`](crate::Calls::cancel) for example.
     Requested,
-    /// The server is shutting down, by [`Calls::drain`](crate::Calls::drain).
+    /// The server is shutting down: [`Calls::drain`](crate::Calls::drain) was called.
     ShuttingDown,
     /// The session of the call was closed.
     SessionClosed,
-    /// The client cancelled the call itself, by a `notifications/cancelled`.
+    /// The client cancelled the call itself, with a `notifications/cancelled`.
     ClientCancelled,
     /// A service between the layer and the handler dropped the call's stream, as an inner timeout does, or the response body
     /// failed.
@@ -52,19 +52,19 @@ pub enum Outcome {
     Cancelled(CancelReason),
     /// The layer gave up the call for this reason, and its server gets no cancel.
     ///
-    /// The call has no session into which a cancel could be injected, no handler has looked at its
-    /// [`CallToken`](crate::CallToken), and its revision does not make the end of its stream a cancel. A server that stops a call
-    /// whose stream is dropped also stops this one, as rmcp 3 does unless the call's events are stored. With any other server the
-    /// call keeps running.
+    /// No cancel can be injected, because the call has no session or another request has its id. In addition, no handler has
+    /// looked at its [`CallToken`](crate::CallToken), and its revision does not make the end of its stream a cancel. A server that
+    /// stops a call whose stream is dropped also stops this one, as rmcp 3 does unless the call's events are stored. With any other
+    /// server the call keeps running.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,
-    /// The inner service failed, or answered with an error status.
+    /// The inner service failed, or refused the request: its status was not 2xx.
     Failed,
     /// The layer stopped observing the call, which was not cancelled.
     ///
-    /// For example, it keeps running detached behind a layer without a session manager, it exceeded a limit, its answer could not
-    /// be distinguished from other messages, or its client reused its id (which the specification forbids).
+    /// For example, the call keeps running detached behind a layer without a session manager, it exceeded a limit, its answer could
+    /// not be distinguished from other messages, or its client reused its id (which the specification forbids).
     Unknown,
 }
 

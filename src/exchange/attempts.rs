@@ -20,7 +20,7 @@ use crate::{
 enum Attempt {
     Accepted,
     Refused,
-    /// It may have been either.
+    /// It may have been accepted or refused.
     Abandoned,
 }
 
@@ -44,8 +44,9 @@ impl ExchangeState {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Returns `true` if this session manager has bound its call before. A middleware has then sent the request again. (Another
-    /// manager may wrap this one.)
+    /// Returns `true` if this session manager has bound its call before.
+    ///
+    /// Then a middleware has sent the request again. Scopes are compared, because another manager may wrap this one.
     pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
         self.info().is_some() && {
             let state = self.state();
@@ -54,7 +55,9 @@ impl Exchange {
         }
     }
 
-    /// Binds a further attempt of the same request. It is another stream of the call, or a call of its own if the call has ended.
+    /// Binds a further attempt of the same request.
+    ///
+    /// The attempt is another stream of the call, or a call of its own if the call has ended.
     #[cold]
     pub(super) fn bind_again(
         self: &Arc<Self>,
@@ -182,7 +185,7 @@ impl Exchange {
         }
     }
 
-    /// Handles an attempt with the id of an older call in flight, once it was accepted or abandoned.
+    /// Handles an accepted or abandoned attempt that has the id of an older call in flight.
     #[cold]
     fn resolve_contest(self: &Arc<Self>, id: CallId, key: Key, attempt: Attempt) {
         if attempt == Attempt::Abandoned {
@@ -206,8 +209,8 @@ impl Exchange {
         };
         for (id, exchange) in self.shared.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
-            // One with the same id is untracked instead, because an answer of its handler would be taken for the answer of this
-            // call.
+            // An older call with the same id is untracked instead, because the answer of its handler would be taken for the answer
+            // of this call.
             let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {
                 exchange.cancel_superseded(id);

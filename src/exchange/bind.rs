@@ -27,7 +27,7 @@ use crate::{
 /// Chosen because a session that has ended by itself accepts nothing, and is closed next anyway.
 pub(crate) const CLOSE_CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Marks that a task reads a stream of a call in the background, and observes its end.
+/// Marks that a task reads a stream of a call in the background, and observes the call's end.
 pub(crate) struct BackgroundReader {
     exchange: Arc<Exchange>,
     call: CallId,
@@ -183,7 +183,7 @@ impl Exchange {
     }
 
     /// Binds a call whose body was read before the session manager got the message. A call that was cancelled meanwhile is
-    /// dispatched all the same, and its cancel follows it.
+    /// still dispatched, and its cancel follows it.
     #[cold]
     fn rebind(
         self: &Arc<Self>,
@@ -258,7 +258,7 @@ impl Exchange {
         }
     }
 
-    /// Records that the last stream of its call has ended without the answer. Returns the answer if it was offered before.
+    /// Records that no stream will deliver the answer of its call any more. Returns the answer if it was offered before.
     pub(crate) fn close_late_answer(&self) -> Option<OpaqueMessage> {
         let former = mem::replace(&mut self.state().late_answer, LateAnswer::Closed);
         match former {
@@ -267,7 +267,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if its answer is observed in the transport, and not in a stream.
+    /// Returns `true` if only the transport can observe its answer, because no stream has it.
     pub(super) fn is_late_answer_closed(&self) -> bool {
         matches!(self.state().late_answer, LateAnswer::Closed)
     }

@@ -11,7 +11,7 @@ use crate::registry::StreamHandle;
 pub(super) struct CallStreams {
     /// Nearly always the only one. It needs no allocation.
     newest: Option<Weak<dyn StreamHandle>>,
-    /// `Some` if the call was resumed, or was cancelled here.
+    /// `Some` once two streams were open at the same time, or the call was cancelled here.
     overflow: Option<Box<OverflowStreams>>,
 }
 

@@ -1,7 +1,7 @@
 //! The confirmation before an orphan is cancelled, where the layer has a `confirm`.
 //!
-//! 1. Nothing happens to the call during the confirmation: a client may resume it, and the decision then has no effect
-//!    ([`ExpiryToken`]).
+//! 1. The call is as before during the confirmation: its client may resume it, or another cancel may end it. The decision then has no
+//!    effect ([`ExpiryToken`]).
 //! 2. If `confirm` panics, times out, or its runtime shuts down, the call is postponed.
 //! 3. After [`Confirmation::Cancel`], the timer checks the call once more before it is cancelled. `SessionClosed` cancels at once.
 
@@ -27,7 +27,7 @@ pub(crate) const MIN_POSTPONE: Duration = Duration::from_millis(100);
 /// Maximum time that a call is postponed: 10 years. Chosen so that `Instant::now() + MAX_POSTPONE` does not overflow.
 const MAX_POSTPONE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// A pending confirmation. Its drop applies `decision`, which is a postponement until the future of `confirm` has completed.
+/// A pending confirmation. Its drop applies `decision`: a postponement, unless the future of `confirm` has completed.
 struct PendingConfirmation {
     exchange: Arc<Exchange>,
     id: CallId,
@@ -65,7 +65,7 @@ impl Exchange {
         }
     }
 
-    /// Cancels an orphan whose session is closed, if its expiry still holds.
+    /// Cancels an orphan whose session another instance owns, if its expiry still holds.
     fn cancel_confirmed(self: &Arc<Self>, id: CallId, expiry: ExpiryToken, reason: CancelReason) {
         let span = self.span();
         let finish = |core: &mut SessionState, ended| {

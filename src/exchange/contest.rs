@@ -1,7 +1,7 @@
 //! Requests that are not tracked and have the id of a call in flight.
 //!
 //! A cancel names its call by that id. As soon as the server may have such a request, a cancel of the call could cancel the request.
-//! So none is injected while the request is in progress. Once the server has accepted it, the call is no longer tracked.
+//! So no cancel is injected while the request is in progress. Once the server has accepted the request, the call is no longer tracked.
 
 use std::sync::Arc;
 

@@ -29,7 +29,7 @@ pub(super) struct JustCancelled {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Cancels a call, unless it has ended, or its client has just resumed (contract 3).
+    /// Cancels a call whose grace has expired, unless its client has just resumed.
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.cancel_after(None, id, reason);
     }
@@ -126,8 +126,8 @@ impl Exchange {
         Some(self.injection(id, reason, cancelled))
     }
 
-    /// Cancels a call when the server shuts down. `delivered` is dropped once the server has accepted the cancel, or the delivery
-    /// has failed.
+    /// Cancels a call when the server shuts down. A clone of `delivered` is dropped once the server has accepted the cancel, or the
+    /// delivery has failed.
     pub(crate) fn cancel_at_shutdown(
         self: &Arc<Self>,
         id: CallId,
@@ -158,7 +158,7 @@ impl Exchange {
     ) -> Option<JustCancelled> {
         let (call, now) = (self.call(id)?, Instant::now());
         let canceller = self.state().canceller.clone();
-        // No session manager has bound the call yet, so no other call can have its key. A session manager may bind it concurrently.
+        // No session manager has bound the call yet, so it has no key. If one still binds it, the cancel follows it.
         let is_on_its_way = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.begin_cancel(call));
         let ended = Completion {
@@ -301,7 +301,7 @@ impl Exchange {
         }
     }
 
-    /// Ends a call as unknown that the registry removed before its end.
+    /// Ends, as unknown, a call that the registry removed before its end.
     #[cold]
     pub(crate) fn end_untracked(&self, id: CallId, finished: Finished) {
         self.apply_end(id, Outcome::Unknown, finished);
@@ -350,7 +350,7 @@ impl Exchange {
         }
     }
 
-    /// Reports the evicted answers, of this call or of others.
+    /// Reports the evicted outcomes, of this call or of others.
     #[cold]
     fn report_evicted(&self) {
         let registry = &self.shared.registry;
@@ -374,8 +374,8 @@ impl Exchange {
         }
     }
 
-    /// Returns until when the outcome of a call is retained at least. An attached call is treated as if its client had disconnected
-    /// just before.
+    /// Returns the time until which the outcome of a call is retained at least. An attached call is treated as if its client had
+    /// disconnected just before.
     fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
         let resume_window = match grace.max_grace(self.retry()) {

@@ -14,8 +14,8 @@ pub(crate) struct Guard {
     tap: Option<Box<Tap>>,
 }
 
-/// Guards one call or poll of the inner service against a panic. The runtime may drop the future only after it has caught the panic,
-/// when the cause can no longer be determined.
+/// Reports a panic in one call or poll of the inner service. The runtime may drop the future only after it has caught the panic, when
+/// the cause can no longer be determined.
 pub(crate) struct Polling<'a>(&'a Arc<Exchange>);
 
 // === impl Guard ===

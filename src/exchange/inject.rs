@@ -31,7 +31,7 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Spawns the injection in a span, and reports if it fails. It is repeated up to twice if the server refuses it temporarily.
+    /// Spawns the injection in a span, and reports a failure. Repeats the cancel up to twice if the server refuses it temporarily.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let canceller = self.state().canceller.clone();
         self.release_canceller();
@@ -93,7 +93,7 @@ impl Exchange {
 
     /// Returns `true` if the cancel would hit another call, which has reused the id of this ended call.
     ///
-    /// Waits for a call that is not accepted yet: it may be refused, and then the cancel must still be sent.
+    /// Waits for another call that is not accepted yet: if that is refused, the cancel must still be sent.
     async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;
@@ -113,7 +113,7 @@ impl Exchange {
         false
     }
 
-    /// Drops the canceller that replays a cancel. Called when the call has ended and no cancel is left to send.
+    /// Drops the canceller that replays a cancel. Called when the call has ended and the exchange no longer needs the canceller.
     ///
     /// That canceller owns the request's head, its extensions and a clone of the inner service. Handlers may keep a `CallToken`, and
     /// with it the exchange, for ever.

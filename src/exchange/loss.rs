@@ -62,7 +62,7 @@ impl Exchange {
             let until = until.filter(|_| !core.is_maybe_resumed(id));
             let detached = match until.or(keep_running) {
                 Some(state) => core.detach(id, generation, state, is_empty_resume, detachment),
-                // No client can resume it, and its end could only be observed on this stream.
+                // From now on, the layer can observe neither a resume nor the end of the call.
                 None => core.untrack(id, generation),
             };
             (detached, grace.filter(|_| until.is_some()))
@@ -92,7 +92,8 @@ impl Exchange {
 
     /// Returns the state of a detached call that is not to be cancelled. Returns `None` if it is to be untracked.
     ///
-    /// That is so if its end cannot be observed, and either its client cannot resume, or it has neither a session nor a deadline.
+    /// That is so if its end cannot be observed, and either the server ended a stream that no client can resume, or the call has
+    /// neither a session nor a deadline.
     pub(super) fn keep_running_state(
         &self,
         call: &CallInfo,
@@ -111,7 +112,7 @@ impl Exchange {
         })
     }
 
-    /// Returns `true` if the answer of a call is observed although no stream of it is read.
+    /// Returns `true` if the answer of a call is observed even if no stream of it is read.
     fn is_answer_observed(&self, call: &CallInfo) -> bool {
         let canceller = self.state().canceller.clone();
         canceller.is_some_and(|canceller| canceller.sees_answers(call))

@@ -1,10 +1,10 @@
 //! One HTTP request and its response, as it passes through the layer.
 //!
-//! The service, both bodies, the response future and the session manager all hold the same [`Exchange`] and report to it what they
-//! observe. The exchange alone decides what that means for its call. The link to it in the request's extensions is the
-//! [`CallToken`](crate::CallToken), which rmcp carries to the session manager and the handler.
+//! The service creates an [`Exchange`] for each request. Both bodies, the response future and the session manager hold it, and report
+//! to it what they observe. The exchange alone decides what that means for its call. The link to it in the request's extensions is
+//! the [`CallToken`](crate::CallToken), which rmcp carries to the session manager and the handler.
 //!
-//! Its parts hold its data. Of them, only `state` refers to [`Exchange`]. The other files implement its decisions:
+//! Its parts hold its data. Only the part `state` refers to [`Exchange`]. The other files implement its decisions:
 //!
 //! | part | what it is |
 //! |---|---|
@@ -43,7 +43,8 @@
 //! 3. A cancel takes this order: reason, token, inner streams, injection. The cancel becomes pending before its call is removed from the
 //!    registry, because closing a session waits for calls in flight and for pending cancels.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. The registry is called under the
-//!    lock of the state only where a call is registered or gets its key: the state, then the shard, then the session entry.
+//!    lock of the state only where a call is registered, gets its key, or gets the stream of a further attempt. The order is: the
+//!    state, then the shard, then the session entry.
 //! 5. Once [`on_answered_externally`](Exchange::on_answered_externally) is called, the call has completed, whatever its phase. A
 //!    call that becomes known only afterwards is never in flight: it is reported as completed, and cannot be found. A call that was
 //!    cancelled before stays cancelled.

@@ -1,4 +1,4 @@
-//! The state of a request body that passes.
+//! The state of a request body as it passes.
 
 use crate::{
     call::{CallId, Key},
@@ -16,7 +16,7 @@ pub(super) enum RequestBody {
     Dropped(UnparsedBody),
     /// It is being parsed. A session manager that binds the call meanwhile has priority.
     Parsing,
-    /// Its kind is known: it was parsed, or is not needed any more.
+    /// Its kind is known: it was parsed, or need not be parsed any more.
     Known(BodyKind),
 }
 
@@ -24,7 +24,7 @@ pub(super) enum RequestBody {
 pub(super) enum BodyKind {
     /// A call that is tracked, or certainly not JSON-RPC.
     Plain,
-    /// JSON-RPC, or perhaps JSON-RPC, but no call that is tracked.
+    /// JSON-RPC, or perhaps JSON-RPC, but not a tracked call.
     Other,
     /// The client's own cancel of a call that was in flight then. Boxed, because few bodies are one.
     Cancel(Box<(Key, CallId)>),

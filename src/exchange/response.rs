@@ -254,8 +254,8 @@ impl Exchange {
         }
     }
 
-    /// Handles the loss of the response. `has_head`: the client has the response head, although it was that of another exchange of
-    /// its request.
+    /// Handles the loss of the response. `has_head`: the client has the response head, even if another exchange of its request
+    /// recorded it.
     #[cold]
     fn on_response_lost(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
         self.parse_body();
@@ -316,8 +316,8 @@ impl Exchange {
         self.maybe_answered.store(maybe, Ordering::Relaxed);
     }
 
-    /// Removes a stream of a call that may have carried the answer. The call is not cancelled. It ends with its last stream, with
-    /// the outcome [`Outcome::Unknown`].
+    /// Removes a stream that may have carried the answer of its call. The call is not cancelled. With its last stream, it ends as
+    /// [`Outcome::Unknown`].
     #[cold]
     pub(super) fn remove_stream(&self, id: CallId, generation: Generation) {
         let finished = self.with_session(|core| core.remove_stream(id, generation));

@@ -1,8 +1,8 @@
 //! Resumes: the calls that a GET with `Last-Event-ID` resumes.
 //!
-//! From its receipt on, the GET stops the grace timers of these calls, so that no grace expires while the inner service handles it.
-//! Its stream is a call's next generation once the inner service accepted the resume. Where a session manager tracks the call, only
-//! the manager accepts a resume: rmcp answers 200 to a resume that it refuses.
+//! From its receipt on, the GET stops the grace timers of these calls while the inner service handles it, but only until a few seconds
+//! past the end of each grace. Its stream is a call's next generation once the inner service has accepted the resume. Where a session
+//! manager tracks the call, only the manager accepts a resume: rmcp answers 200 to a resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -27,7 +27,7 @@ pub(super) enum Accepted {
     /// The resume of no known call, or of a call that its session manager attaches.
     Nothing,
     Attached(Attachment),
-    /// The call was cancelled. Its client gets the error, unless the server sends the answer all the same.
+    /// The call was cancelled. Its client gets the error, unless the server still sends the answer.
     Cancelled(RequestId, CancelReason),
 }
 
@@ -114,7 +114,7 @@ impl Resume {
         })
     }
 
-    /// Returns `true` if a session manager decides whether it is accepted. rmcp answers 200 to a resume that it refuses.
+    /// Returns `true` if a session manager decides whether the resume is accepted.
     fn is_managed(&self) -> bool {
         self.session.scope.path().is_none()
     }

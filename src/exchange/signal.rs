@@ -4,7 +4,8 @@
 //! 2. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`. A panic in one does not affect the
 //!    others. Until it begins, another runtime may take it.
 //! 3. If the call is already cancelled, a new clean-up runs at once. If it has ended otherwise, a new clean-up never runs.
-//! 4. When the exchange ends without a cancel, clean-ups are dropped, so that what they own is released.
+//! 4. Once the token can no longer fire, for example because the call has completed, clean-ups are dropped, so that what they own is
+//!    released.
 //! 5. No lock is held while a token fires, or while a clean-up is called or dropped.
 
 use std::{
@@ -36,7 +37,7 @@ struct Pending {
     hooks: Hooks,
 }
 
-/// Something to be done once, when it fires.
+/// Something to be done once, when the token fires.
 pub(super) enum Hook {
     Fire(CancellationToken),
     CleanUp(CleanUp),
@@ -54,7 +55,7 @@ enum Hooks {
     /// Nearly always the token of a handler. It needs no allocation.
     One(Hook),
     Several(Vec<Hook>),
-    /// The exchange has ended: the token will not fire.
+    /// The token can no longer fire: a new hook never runs.
     Ended,
 }
 
@@ -65,7 +66,7 @@ impl Signal {
         self.reason.get().copied()
     }
 
-    /// Returns the token, which the first call creates.
+    /// Returns the token, and creates it at the first use.
     pub(crate) fn token(&self) -> CancellationToken {
         let token = self.pending().token.get_or_insert_default().clone();
         // `fire` sets the reason before it takes the lock. So either `fire` finds the token, or this finds the reason.
@@ -89,7 +90,7 @@ impl Signal {
         pending.token.is_some() || !pending.hooks.is_empty()
     }
 
-    /// Adds a hook that runs when it fires.
+    /// Adds a hook that runs when the token fires.
     pub(super) fn add(&self, hook: Hook, spawn: impl Fn(CleanUpTask)) {
         let unwanted = {
             let mut pending = self.pending();

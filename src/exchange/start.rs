@@ -156,7 +156,7 @@ impl Exchange {
                 return;
             }
         };
-        // Not `Plain`: a disconnect means nothing where there is no call, or the call is over the limit.
+        // Not `Plain`: a disconnect means nothing for a request without a call, or for a call over the limit.
         let Some(call) = request.and_then(|request| self.call_of(request)) else {
             self.set_body_kind(BodyKind::Other);
             return;
@@ -191,7 +191,7 @@ impl Exchange {
 
     /// Registers a call in its session. Must be called under the lock of the state, so that the call is registered once.
     ///
-    /// A session entry may be locked under that lock, and nothing under a session entry.
+    /// A session entry may be locked under that lock, and no other lock is taken under a session entry.
     pub(super) fn register(
         self: &Arc<Self>,
         call: CallInfo,
@@ -205,8 +205,8 @@ impl Exchange {
         let (is_contested, deferred, is_too_late) =
             registry.start(id, session_id.as_ref(), |session, core| {
                 core.start(id, name, self.clone(), deadline);
-                // A thread that finds the call in the session finds it here, and the other way round, because the session entry is
-                // locked. `get_or_init` is compiled for size: it would move the value once more, byte by byte.
+                // A thread that finds the call in the session finds it here, and vice versa, because the session entry is locked.
+                // `get_or_init` is compiled for size: it would move the value once more, byte by byte.
                 let _first = self.call.set(CallRef {
                     info: call,
                     session: session.clone(),

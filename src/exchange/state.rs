@@ -47,7 +47,7 @@ pub(crate) struct Exchange {
     /// The date of the revision in the header.
     pub(super) revision_date: Option<[u8; 10]>,
     pub(super) kind: RequestKind,
-    /// Of its calls, see [`CallInfo::extension`].
+    /// Those of its calls, see [`CallInfo::extension`].
     pub(super) extensions: Option<Arc<Extensions>>,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
@@ -65,7 +65,7 @@ pub(crate) struct Exchange {
     pub(super) pending_cancel: AtomicU8,
     /// Wakes the response future.
     pub(super) response_waker: AtomicWaker,
-    /// Notified when a call of it was accepted or has ended. Set by the first task that waits for that.
+    /// Notified when one of its calls is accepted or ends, or its [`PendingCancel`] becomes known. Set by the first task that waits.
     pub(super) changed: OnceLock<Box<Notify>>,
     pub(super) state: Mutex<ExchangeState>,
 }
@@ -76,9 +76,9 @@ pub(super) struct CallRef {
     pub(super) session: Arc<SessionEntry<Exchange>>,
 }
 
-/// What a request may be to the layer.
+/// What a request may be, judging by its head.
 pub(super) enum RequestKind {
-    /// A POST that may carry a call, or the client's own cancel of one. A POST with another content type than JSON is `Other`.
+    /// A POST that may carry a call, or the client's own cancel of one. A POST that is certainly not JSON is `Other`.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
     Resume(Box<Resume>),
@@ -108,17 +108,17 @@ pub(super) struct ExchangeState {
     pub(super) request: RequestBody,
     /// The inner service has answered.
     pub(super) has_head: bool,
-    /// A service inside the layer has the answer to the request, whatever it carries (contract 5).
+    /// A service inside the layer has the answer to the request, call or not (contract 5).
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) dispatch: Dispatch,
     pub(super) late_answer: LateAnswer,
-    /// The session manager has the answer to its call, and the response has not ended.
+    /// Its call was answered while its client was connected, as a session manager observed.
     pub(super) is_delivering: bool,
     /// Why a resumed stream of its call is ending now, where the stream itself cannot determine that.
     pub(super) stream_end_cause: Option<DetachCause>,
     pub(super) streams: CallStreams,
-    /// The exchange of the call of a further attempt, which was made after the first call had ended.
+    /// The exchange of a further attempt that is a call of its own, because the first has ended.
     pub(super) next: Weak<Exchange>,
     /// Boxed, because there is none without a subscriber to spans.
     pub(super) span: Option<Box<Span>>,
@@ -135,7 +135,7 @@ pub(super) enum LateAnswer {
     Possible,
     /// A copy of the answer that the transport has sent, until a stream delivers it.
     Received(OpaqueMessage),
-    /// The last stream has ended without the answer.
+    /// No stream will deliver the answer any more.
     Closed,
 }
 
@@ -304,7 +304,7 @@ impl Exchange {
         is_in_flight.unwrap_or(false)
     }
 
-    /// Returns `true` if a call is in flight that the inner service accepted.
+    /// Returns `true` if a call is in flight, and the inner service has accepted it.
     pub(crate) fn is_accepted(&self, id: CallId) -> bool {
         let is_accepted =
             |core: &mut SessionState| core.is_in_flight(id) && !core.is_unaccepted(id);
@@ -316,7 +316,7 @@ impl Exchange {
         is_detached.unwrap_or(false)
     }
 
-    /// Adds a task that reads a stream of its call in the background, and observes its end.
+    /// Adds a task that reads a stream of its call in the background, to observe the call's end.
     pub(crate) fn add_background_reader(&self, id: CallId) {
         self.with_session(|core| core.add_background_reader(id));
     }

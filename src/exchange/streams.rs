@@ -1,8 +1,8 @@
-//! The message for clients that are still attached when their call is cancelled here.
+//! The message for clients that are still connected when their call is cancelled here.
 //!
 //! Before the response head, the response future answers with this message. After the head, the message is sent on every open stream
-//! of the call: that of the POST, or of a resume. The inner service's body is dropped first, so that a client that does not read
-//! delays nothing.
+//! of the call: those of the POST and of resumes. The inner service's body is dropped before the client reads the message, so that a
+//! client that does not read delays nothing.
 //!
 //! A session manager observes the answer before the layer does. Until the stream that carries it has ended, a drain waits for it
 //! ([`Delivering`]).
@@ -109,7 +109,7 @@ impl Exchange {
         }
     }
 
-    /// Returns `true` if the server has been drained, and its call keeps running all the same.
+    /// Returns `true` if its call, as a task, may still run after the server has been drained.
     fn may_outlive_drain(&self) -> bool {
         let registry = &self.shared.registry;
         registry.is_closed() && self.info().is_some_and(CallInfo::is_task)

@@ -29,7 +29,9 @@ impl Exchange {
         wait_until(self.changed.get_or_init(Box::default), is_met).await;
     }
 
-    /// Wakes the waiting tasks, because a call was accepted or has ended.
+    /// Wakes the waiting tasks after a change of a call.
+    ///
+    /// The call was accepted or has ended, or its [`PendingCancel`] is known.
     pub(super) fn notify_changed(&self) {
         // A task that begins to wait after this check finds the new state.
         if let Some(changed) = self.changed.get() {
@@ -39,7 +41,8 @@ impl Exchange {
 
     /// Waits until a call has ended, for at most [`RACED_ANSWER_TIMEOUT`].
     ///
-    /// Its session manager has ended it already, so its answer must be on its way through the layer.
+    /// Called after a session manager has refused a resume of the call. rmcp's own manager refuses once it has sent the answer, which
+    /// is then on its way through the layer.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
         // In any case the caller checks again.
         let _in_time = tokio::time::timeout(RACED_ANSWER_TIMEOUT, self.wait_until_ended(id)).await;

@@ -1,7 +1,7 @@
 //! The calls of one session id, in flight and retained, without clock, lock or task.
 //!
-//! `now` is always passed in. No function calls back: each returns what its caller must do. `T` is the caller's handle of a call,
-//! and `A` is an answer that is retained for a client that resumes. [`Totals`] counts over all sessions.
+//! `now` is always passed in. No function calls back: each returns what its caller must do. `T` is the caller's handle to a call,
+//! and `A` is an answer that is retained for a client that resumes. [`Totals`] counts across all sessions.
 //!
 //! A session id names one session in each scope that issued it. There is nearly always one such scope. Calls without a session also
 //! have a session state, in which they have no keys.
@@ -13,8 +13,7 @@
 //! 2. **One end.** [`SessionState::finish`] ends a call at most once. A cancel may be injected into the server only if the call owns
 //!    its id, or no other call of its session has that id. In addition, no untracked request may have the id
 //!    ([`SessionState::contest`]).
-//! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline of its policy, or by an explicit
-//!    cancel.
+//! 3. **Only detached calls are orphaned.** An attached call is cancelled only at the deadline of its policy, or explicitly.
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. A call is attached while at
 //!    least one of its streams is open. Streams may be attached and dropped in any order, and each is removed once.
 //! 5. **Pending resumes are counted.** Each resume that names a stream of the call stops the grace timer until it is answered, at
@@ -43,8 +42,8 @@
 //!     The deadline of a call that was detached is at least the end of its grace, and at least its own end plus its resume window.
 //! 12. **The end of a session** ends its calls, and retains none of them ([`SessionState::begin_close`]).
 //! 13. **Nothing is kept** but calls in flight and retained calls. A detached call whose end cannot be observed is removed after
-//!     [`UNOBSERVED_TTL`], without a cancel. If it has a deadline, it is cancelled then instead. A detached call over the limits is
-//!     removed at once.
+//!     [`UNOBSERVED_TTL`], without a cancel. If the call has a deadline, it is kept until the deadline, and then cancelled. A
+//!     detached call over the limits is removed at once.
 //! 14. **In doubt, nothing is cancelled.** A call that is [maybe resumed](SessionState::set_maybe_resumed) keeps running until its
 //!     client resumes, whether it was marked before or after it lost its stream. No other call supersedes it.
 
@@ -186,8 +185,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     // --- The start of a call ---
 
-    /// Starts a call that is cancelled at `deadline` at the latest. `name` is its lookup key. It is `None` while the scope of its
-    /// session is unknown.
+    /// Starts a call that is cancelled at `deadline` at the latest. `name` is its lookup key: `None` for a stateless call, and while
+    /// the scope of the session is unknown.
     pub(crate) fn start(
         &mut self,
         id: CallId,
@@ -240,7 +239,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         !is_owned && self.accept(id).is_none()
     }
 
-    /// Accepts a call under another key than the one it was started with. Its streams are recorded anew.
+    /// Accepts a call under a key other than the one it was started with. Its event ids are recorded anew.
     pub(crate) fn rekey(
         &mut self,
         id: CallId,
@@ -300,7 +299,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Removes a stream of a call that may have been answered. Ends the call if that was its last stream.
+    /// Removes a stream of a call that may have been answered. If that was the last stream, the call ends.
     pub(crate) fn remove_stream(&mut self, id: CallId, stream: Generation) -> Option<Finished> {
         let entry = self.calls.get_mut(id)?;
         let is_last = entry.remove_stream(stream) && !entry.has_stream();

@@ -16,14 +16,14 @@ pub(crate) trait Manager: Send + Sync {
     /// Returns the scope within which its session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Keeps a session in use until the returned guard is dropped. Returns `None` if it has no session with this id.
+    /// Keeps a session in use until the returned guard is dropped. Returns `None` if the manager has no session with this id.
     fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
-    /// Returns `true` if it has a session with this id, or calls of one.
+    /// Returns `true` if the manager has a session with this id, or calls of one.
     fn has(&self, session: &str) -> bool;
 }
 
-/// The session managers that bound a call, or opened a session, behind the layer. A look-up asks one after the other.
+/// The session managers that bound a call, or opened a session, behind the layer. A look-up asks them in order.
 #[derive(Default)]
 pub(super) struct Managers {
     inline: [OnceLock<Weak<dyn Manager>>; INLINE_MANAGERS],

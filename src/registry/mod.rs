@@ -56,7 +56,7 @@ type Call<T> = (CallId, Arc<T>);
 
 pub(crate) struct Registry<T> {
     sessions: Arc<SessionMap<T>>,
-    /// The open streams that do not belong to a call in flight.
+    /// The open streams that a drain may not find by a call in flight.
     streams: Mutex<OpenStreams>,
     /// Set once the server has been drained. A call or stream that starts later is ended at once.
     closed: AtomicBool,
@@ -240,7 +240,7 @@ impl<T: Tracked> Registry<T> {
         self.streams().add(stream);
     }
 
-    /// Registers a stream that belongs to no call in flight. A drain closes it. After a drain, it is closed at once.
+    /// Registers a stream that may belong to no call in flight. A drain closes it. After a drain, it is closed at once.
     pub(crate) fn register_stream(&self, stream: Weak<dyn StreamHandle>) {
         self.register_ending_stream(stream.clone());
         if let Some(stream) = stream.upgrade().filter(|_| self.is_closed()) {

@@ -100,7 +100,7 @@ impl<T: Tracked> SessionMap<T> {
         })
     }
 
-    /// Returns the entry of a session id. Returns `None` if it has none, or its hash collides with that of another session id.
+    /// Returns the entry of a session id. Returns `None` if the id has none, or its hash collides with that of another id.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<SessionEntry<T>>> {
         let hash = self.shared.hasher.session_id(session_id);
         let shard = self.shard(hash);

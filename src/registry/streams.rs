@@ -1,4 +1,6 @@
-//! Open streams that belong to no call in flight: standalone ones, resumed ones, and those of routes without MCP.
+//! Open streams that a drain may not find by a call in flight.
+//!
+//! These are standalone and resumed streams, those of ended calls, and those of routes without MCP.
 
 use std::{
     mem,

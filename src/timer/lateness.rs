@@ -3,9 +3,9 @@
 //! The timer task yields between its turns, so under load a deadline may run late although the runtime never stalled. The
 //! lateness of a deadline is therefore measured up to the first turn that could have handled it.
 //!
-//! If no two turns since the deadline are more than [`RECHECK_TOLERANCE`] apart, the lateness is at most that. Once the
-//! runtime has polled other tasks for [`RECHECK_DELAY`] since, the lateness is zero: every request that was in time has
-//! been read.
+//! A deadline that passes during a backlog is at most [`RECHECK_TOLERANCE`] late, unless the gap between the turns around it
+//! was longer. Without such a gap, its lateness is zero once the runtime has polled other tasks for [`RECHECK_DELAY`] since:
+//! every request that was in time has been read.
 
 use std::{collections::VecDeque, time::Duration};
 

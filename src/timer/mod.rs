@@ -58,7 +58,7 @@ const POLL_BUDGET: Duration = Duration::from_micros(100);
 /// Maximum number of targets that are called in one turn: 64. It bounds a turn under a paused clock.
 const MAX_PER_POLL: usize = 64;
 
-/// Holds an entry for each [`TimerHandle`], and the tasks that have not started.
+/// Holds an entry for each [`TimerHandle`], and the tasks that wait for a runtime.
 #[derive(Default)]
 pub(crate) struct Timer {
     shared: Arc<TimerShared>,
@@ -86,7 +86,7 @@ impl Timer {
         Self::default()
     }
 
-    /// Spawns a timer task on the current runtime if it has none. Called with every request.
+    /// Spawns a timer task on the current runtime if it has none. Called for every request.
     pub(crate) fn ensure_on_current_runtime(self: &Arc<Self>) {
         if !self.shared.cache.is_registered() {
             self.register_current_runtime();
@@ -130,7 +130,7 @@ impl Timer {
         TaskRunner::start(&self.shared, pending);
     }
 
-    /// Calls `target` when `at` has passed, unless the handle is dropped before.
+    /// Calls `target` when `at` has passed, unless the handle is dropped first.
     #[must_use]
     pub(crate) fn set(self: &Arc<Self>, at: Instant, target: Weak<dyn OnDeadline>) -> TimerHandle {
         let id = self.update(|entries| entries.add(at, target));

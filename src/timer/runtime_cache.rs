@@ -1,10 +1,10 @@
 //! A thread-local cache of the runtimes that have a task of a timer.
 //!
-//! Every request reads it, so a hit costs one relaxed load and one read of a thread-local.
+//! Every request reads the cache, so a hit must be cheap: one relaxed load and one read of a thread-local.
 //!
 //! - A worker thread of a multi-threaded runtime stays with that runtime. Its entry is valid until a timer task ends.
-//! - A thread that drives a runtime by itself may drive another one next. So its entry compares the id of the runtime, which clones
-//!   the handle of the runtime. The clone is not contended, because no other thread drives that runtime.
+//! - A thread that drives a runtime by itself may drive another one next. So its entry has the id of the runtime, and each hit compares
+//!   it with that of the current handle. tokio clones the handle for that, without contention: no other thread drives the runtime.
 
 use std::{
     cell::Cell,

@@ -12,7 +12,7 @@ use crate::{
 
 /// Maximum time that a pending resume keeps a call past the end of its grace: 5 s.
 ///
-/// Chosen because an inner service answers a GET much sooner, and an orphan may keep running for that long.
+/// Chosen because an inner service answers a GET much sooner, and an orphan may run for another 5 s without harm.
 pub(crate) const MAX_RESUME_WAIT: Duration = Duration::from_secs(5);
 
 /// Maximum lateness at which an expired grace is acted on at once: 2 ms. Chosen because tokio's timers round up to 1 ms.
@@ -69,13 +69,13 @@ pub(super) struct GraceTimer {
     pub(super) state: DetachedState,
     /// How long its client may wait before it resumes, as decided at the detach: the grace of a call that has one.
     pub(super) resume_window: Duration,
-    /// It was extended because of a stall.
+    /// The grace was extended because of a stall.
     was_postponed: bool,
     /// Set after a late expiry, or a confirmation. The grace is not acted on before this time.
     recheck_at: Option<Instant>,
-    /// How often it was checked again.
+    /// How often an expiry was checked again.
     rechecks: u8,
-    /// It has expired, and the call is to be cancelled.
+    /// The grace has expired, and the call is to be cancelled.
     pub(super) is_expired: bool,
     /// The cancel was confirmed.
     is_confirmed: bool,
@@ -275,10 +275,9 @@ impl CallTimers {
         }
     }
 
-    /// Returns until when the outcome of a detached call that ends at `at` is retained. Returns `None` if it is attached.
+    /// Returns the time until which the outcome of a call that ends at `at` is retained. Returns `None` if the call is attached.
     ///
-    /// That is the end of its resume window, counted from `at`, or the end of its grace, also if that was postponed. The later one
-    /// counts.
+    /// That is the end of its resume window, counted from `at`, or the end of its grace with all postponements, whichever is later.
     pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
         let timer = self.grace_timer.as_ref()?;
         let whole = at.checked_add(timer.resume_window);

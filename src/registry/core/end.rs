@@ -70,7 +70,8 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
 
     /// Ends a call, as [`finish`](Self::finish) does, if its expiry still holds.
     ///
-    /// The lock is free between the check of the timer and this. Meanwhile its client may have resumed, or begun to (invariant 6).
+    /// The lock is free between the check of the timer and this end. Meanwhile the client may have resumed, or begun to
+    /// (invariant 6).
     pub(crate) fn finish_due(&mut self, id: CallId, ended: Completion<A>) -> Option<Finished> {
         let is_due = self.calls.get(id)?.grace_timer()?.is_expired;
         is_due.then(|| self.finish(id, Some(ended)))?

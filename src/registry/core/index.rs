@@ -1,8 +1,8 @@
 //! The hashes by which sessions, requests and event ids are looked up.
 //!
-//! The accepted requests of a session id are in one map from a keyed 64-bit hash to a `CallId`, session ids in another. The hash of
-//! a session id is computed once, and no client can choose keys that collide. A hit is only a hint: session ids and request ids are
-//! then compared, so a collision finds nothing, and never the wrong call.
+//! The accepted requests of a session id are in one map from a keyed 64-bit hash to a `CallId`, session ids in another. A session state
+//! stores the hash of its id, which is mixed into the hashes of its requests. No client can choose keys that collide. A hit is only a
+//! hint: session ids and request ids are then compared, so a collision finds nothing, and never the wrong call.
 //!
 //! Event ids are in no map, because a resume is rare: it compares its event id with those of its session's calls.
 

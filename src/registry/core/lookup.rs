@@ -163,7 +163,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Returns the calls in flight that an event id may match, of the sessions of all scopes.
+    /// Returns the calls in flight that an event id may match, in any scope.
     pub(crate) fn candidates_for_event(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
         match self.scopes {
             ScopeSet::None => return Vec::new(),
@@ -224,7 +224,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         })
     }
 
-    /// Returns `true` if a session call is in flight whose request is not accepted yet.
+    /// Returns `true` if a session call is in flight, and its request is not accepted yet.
     pub(crate) fn is_unaccepted(&self, id: CallId) -> bool {
         let entry = self.calls.get(id);
         let key = entry.and_then(|entry| entry.key.as_ref());

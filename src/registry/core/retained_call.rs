@@ -23,7 +23,7 @@ pub(crate) struct Completion<A> {
     pub(crate) until: Instant,
 }
 
-/// A completion with what the session state has of the call.
+/// A completion, and what the session state knows about the call.
 #[derive(Debug)]
 pub(super) struct EndedCall<A> {
     pub(super) call: CallId,
@@ -110,7 +110,7 @@ impl<A> RetainedOutcome<A> {
         }
     }
 
-    /// Returns the length of the text in it that a client chose.
+    /// Returns the length of the text that a client chose: the request id of a cancelled call.
     pub(super) fn text_len(&self) -> usize {
         match self {
             Self::Cancelled(RequestId::String(id), _) => id.len(),

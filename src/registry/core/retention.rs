@@ -4,18 +4,18 @@
 //! gets: the answer, or the error of a cancelled call. The client may resume any number of times.
 //!
 //! The retained calls of a session id are in one queue, in order of completion. Expired calls are removed from its head. A retained
-//! call may therefore outlive its own deadline, if an older one has a later deadline. They are in no map, because a late client is
-//! rare, and its resume searches the calls of its session only.
+//! call may therefore outlive its own deadline, if an older one has a later deadline. Retained calls are in no map, because a late
+//! client is rare, and its resume searches only the calls of its session.
 //!
 //! # Limits
 //!
 //! 1. The calls of a session id have a limit in bytes, and at most [`MAX_DELIVERED`] of them are delivered. For a call that exceeds
 //!    a limit, the oldest delivered ones are evicted first, and then the oldest undelivered ones.
 //! 2. The calls of all sessions have a limit in bytes for each [`DeliveryState`], so no delivered call takes space from an
-//!    undelivered one. A session retains at most as much of each as remains for all others ([`Totals::try_add_bytes`]). So a new
-//!    session finds space, however much the others retain.
-//! 3. No call is evicted for one of another session, no undelivered call for a delivered one, and none for a call that cannot fit. A
-//!    call that cannot fit is not retained.
+//!    undelivered one. A session retains at most as much of each as remains for all others ([`Totals::try_add_bytes`]). So a
+//!    few sessions cannot take all the space.
+//! 3. No call is evicted for one of another session id, no undelivered call for a delivered one, and none for a call that cannot fit.
+//!    A call that cannot fit is not retained.
 //! 4. [`EvictedAnswer`] reports undelivered calls that were evicted or not retained. Their clients get what they would get without
 //!    this crate.
 
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::call::{CallId, Outcome};
 
-/// An answer that was evicted, or not retained at all, although its client might have resumed.
+/// An outcome that was evicted or not retained, although its client might have resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EvictedAnswer {
     pub(crate) call: CallId,
@@ -47,13 +47,13 @@ const MAX_DELIVERED: usize = 64;
 
 /// Approximate cost of a retained call besides its answer and its texts, in bytes: 512.
 ///
-/// As measured, its entry in the queue takes 230 where a session has many. By default a session has at most 2,048 of them.
+/// As measured, an entry of a long queue takes 230 bytes. By default a session retains at most 2,048 calls.
 pub(super) const RECORD_OVERHEAD: usize = 512;
 
 /// Approximate further cost of the first retained call of a session, in bytes: 832.
 ///
 /// It counts because the session's entry would be removed without that call. As measured, a session with nothing but one retained
-/// call takes about 1,400. By default there are at most 12,000 of them.
+/// call takes about 1,400 bytes. By default there are at most about 12,000 such sessions.
 pub(super) const SESSION_OVERHEAD: usize = 832;
 
 /// The retained calls of a session id. Boxed, because most session ids have none, and their states are large already.
