@@ -99,6 +99,7 @@ struct Options {
     policy: Policy,
     limits: Limits,
     idle_timeout: Option<Duration>,
+    lost_timeout: Option<Duration>,
     window: Option<Duration>,
     questions: Arc<AtomicUsize>,
 }
@@ -161,6 +162,13 @@ static KNOBS: &[Knob] = &[
         path: "CancellableSessionManager::idle_timeout",
         set: |options, extreme| Options {
             idle_timeout: Some(extreme.duration()),
+            ..options
+        },
+    },
+    Knob {
+        path: "CancellableSessionManager::lost_timeout",
+        set: |options, extreme| Options {
+            lost_timeout: Some(extreme.duration()),
             ..options
         },
     },
@@ -265,6 +273,7 @@ impl Options {
             policy: Policy::new(),
             limits: Limits::default(),
             idle_timeout: None,
+            lost_timeout: None,
             window: None,
             questions: Arc::default(),
         }
@@ -315,6 +324,15 @@ impl Cell {
                 "CancellableSessionManager::idle_timeout",
                 &[Zero, Least, Small],
             )
+    }
+
+    /// Returns `true` if a session may expire whose client has disconnected, unless a call keeps it.
+    fn loses_away_sessions(self) -> bool {
+        use Extreme::{Least, Small, Zero};
+        self.has(
+            "CancellableSessionManager::lost_timeout",
+            &[Zero, Least, Small],
+        )
     }
 
     /// Returns `true` if a call without a client exceeds a limit. It then runs on as without the layer, and does not
@@ -368,7 +386,7 @@ impl Cell {
         sleep(AWAY).await;
         let last = [("last-event-id", id.as_str())];
         let resumed = world.send("GET", &last, String::new()).await;
-        if self.forgets_detached_calls() && self.loses_sessions() {
+        if self.forgets_detached_calls() && (self.loses_sessions() || self.loses_away_sessions()) {
             return;
         }
         assert_eq!(resumed.status(), 200);
@@ -430,12 +448,16 @@ impl World {
         let mut local = LocalSessionManager::default();
         local.session_config = SessionConfig::default();
         local.session_config.keep_alive = None;
-        let sessions = match (cell.server, options.idle_timeout) {
-            (Server::Wrapped, Some(idle)) => Sessions::Wrapped(Arc::new(
-                CancellableSessionManager::new(local).idle_timeout(idle),
-            )),
-            (Server::Wrapped, None) => {
-                Sessions::Wrapped(Arc::new(CancellableSessionManager::new(local)))
+        let sessions = match cell.server {
+            Server::Wrapped => {
+                let mut sessions = CancellableSessionManager::new(local);
+                if let Some(idle) = options.idle_timeout {
+                    sessions = sessions.idle_timeout(idle);
+                }
+                if let Some(lost) = options.lost_timeout {
+                    sessions = sessions.lost_timeout(lost);
+                }
+                Sessions::Wrapped(Arc::new(sessions))
             }
             _ => Sessions::Local(Arc::new(local)),
         };
