@@ -58,11 +58,17 @@ pub struct CallInfo {
     protocol_version: Option<Cow<'static, str>>,
     is_task: bool,
     is_cancelled_on_disconnect: bool,
-    extensions: Option<Arc<Extensions>>,
     /// Boxed, because most calls have the default.
-    policy: Option<Box<EffectivePolicy>>,
+    custom: Option<Box<Custom>>,
     /// Boxed, because most calls have none.
     typed: OnceLock<Box<TypedMeta>>,
+}
+
+/// What the options of the layer give a call.
+#[derive(Clone, Default)]
+struct Custom {
+    policy: EffectivePolicy,
+    extensions: Option<Arc<Extensions>>,
 }
 
 /// Properties that few calls have, and that only a session manager knows.
@@ -91,8 +97,7 @@ impl CallInfo {
             protocol_version: None,
             is_task: false,
             is_cancelled_on_disconnect: false,
-            extensions: None,
-            policy: None,
+            custom: None,
             typed: OnceLock::new(),
         }
     }
@@ -102,7 +107,9 @@ impl CallInfo {
     }
 
     pub(crate) fn set_extensions(&mut self, extensions: Option<Arc<Extensions>>) {
-        self.extensions = extensions;
+        if extensions.is_some() {
+            self.custom.get_or_insert_default().extensions = extensions;
+        }
     }
 
     pub(crate) fn set_session(&mut self, session: Option<Arc<str>>) {
@@ -163,12 +170,13 @@ impl CallInfo {
 
     pub(crate) fn set_policy(&mut self, policy: EffectivePolicy) {
         if policy != self.policy() {
-            self.policy = Some(Box::new(policy));
+            self.custom.get_or_insert_default().policy = policy;
         }
     }
 
     pub(crate) fn policy(&self) -> EffectivePolicy {
-        self.policy.as_deref().copied().unwrap_or_default()
+        let custom = self.custom.as_deref();
+        custom.map(|custom| custom.policy).unwrap_or_default()
     }
 
     /// Returns when the call times out. `None` if it has no timeout.
@@ -236,7 +244,7 @@ impl CallInfo {
     /// Returns what [`call_extension`](crate::CancelOnDisconnectLayer::call_extension) has added to the call. Returns `None` if
     /// nothing of this type was added.
     pub fn extension<T: Send + Sync + 'static>(&self) -> Option<&T> {
-        self.extensions.as_deref()?.get()
+        self.custom.as_deref()?.extensions.as_deref()?.get()
     }
 
     pub(crate) fn session_id(&self) -> Option<&Arc<str>> {

@@ -98,7 +98,7 @@ impl Exchange {
                     self.session.clone(),
                     self.revision,
                     self.revision_date,
-                    RequestKind::Post,
+                    RequestKind::Post(self.extensions()),
                 );
                 next.state().phase = state.phase;
                 let next = Arc::new(next);

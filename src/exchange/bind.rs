@@ -106,7 +106,7 @@ impl Exchange {
             return None;
         }
         call.set_protocol_version(self.protocol_version());
-        call.set_extensions(self.extensions.clone());
+        call.set_extensions(self.extensions());
         let key = call.key(canceller.scope())?;
         if self.is_bound_by(&*canceller) {
             return self.bind_again(call, &key, canceller, fingerprint);

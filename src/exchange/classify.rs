@@ -25,14 +25,7 @@ impl Exchange {
         let revision = Revision::of(headers.protocol_version);
         let kind = RequestKind::of(&shared, request, &session, headers.content_type);
         let date = Revision::date(headers.protocol_version);
-        let extensions = match kind {
-            RequestKind::Post => shared.options.extensions_for(request),
-            _ => None,
-        };
-        Self {
-            extensions,
-            ..Self::of_parts(shared, session, revision, date, kind)
-        }
+        Self::of_parts(shared, session, revision, date, kind)
     }
 
     /// Creates the exchange of a request that the layer itself sends. The exchange starts ended, so its token never fires.
@@ -62,7 +55,7 @@ impl RequestKind {
         let scope = || Scope::of_request(request.uri(), request.extensions());
         match *request.method() {
             Method::POST if is_of_another_kind(content_type) => Self::Other,
-            Method::POST => Self::Post,
+            Method::POST => Self::Post(shared.options.extensions_for(request)),
             Method::GET => {
                 let resume = session
                     .key(|id| shared.registry.manager_of(id).unwrap_or_else(scope))

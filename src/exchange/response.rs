@@ -129,7 +129,9 @@ impl Exchange {
             return contest.lose();
         }
         let (key, target) = match (&self.kind, &self.state().request) {
-            (RequestKind::Post, RequestBody::Known(BodyKind::Cancel(target))) => (**target).clone(),
+            (RequestKind::Post(_), RequestBody::Known(BodyKind::Cancel(target))) => {
+                (**target).clone()
+            }
             _ => return,
         };
         // That call may have ended meanwhile, and another call may have its id. The call need not be accepted yet: with a
@@ -306,8 +308,8 @@ impl Exchange {
             } => !request.is_other(),
             RequestKind::Resume(_) | RequestKind::Listen { .. } => request.is_plain(),
             RequestKind::Replay => false,
-            RequestKind::Post if !self.session.is_none() => request.is_plain(),
-            RequestKind::Post | RequestKind::Other => !request.is_other(),
+            RequestKind::Post(_) if !self.session.is_none() => request.is_plain(),
+            RequestKind::Post(_) | RequestKind::Other => !request.is_other(),
         }
     }
 

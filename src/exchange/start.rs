@@ -268,7 +268,7 @@ impl Exchange {
         let mut call = CallInfo::new(request.id, &request.method);
         call.set_tool(request.tool);
         call.set_session(session);
-        call.set_extensions(self.extensions.clone());
+        call.set_extensions(self.extensions());
         call.set_protocol_version(in_body.or(self.protocol_version()));
         // From 2026-07-28 on there is no such parameter.
         call.set_task(request.task && revision != Revision::Stateless);

@@ -47,8 +47,6 @@ pub(crate) struct Exchange {
     /// The date of the revision in the header.
     pub(super) revision_date: Option<[u8; 10]>,
     pub(super) kind: RequestKind,
-    /// Those of its calls, see [`CallInfo::extension`].
-    pub(super) extensions: Option<Arc<Extensions>>,
     pub(super) call: OnceLock<CallRef>,
     pub(crate) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
@@ -79,7 +77,9 @@ pub(super) struct CallRef {
 /// What a request may be, judging by its head.
 pub(super) enum RequestKind {
     /// A POST that may carry a call, or the client's own cancel of one. A POST that is certainly not JSON is `Other`.
-    Post,
+    ///
+    /// Has the extensions of its calls, see [`CallInfo::extension`].
+    Post(Option<Arc<Extensions>>),
     /// A GET with `Last-Event-ID`, for a stream of its session.
     Resume(Box<Resume>),
     /// A DELETE of its session.
@@ -229,7 +229,6 @@ impl Exchange {
             revision,
             revision_date,
             kind,
-            extensions: None,
             call: OnceLock::new(),
             signal: Signal::default(),
             body_ended: AtomicBool::new(false),
@@ -244,9 +243,17 @@ impl Exchange {
         }
     }
 
+    /// Returns the extensions of its calls.
+    pub(super) fn extensions(&self) -> Option<Arc<Extensions>> {
+        match &self.kind {
+            RequestKind::Post(extensions) => extensions.clone(),
+            _ => None,
+        }
+    }
+
     /// Returns `true` if it may carry a call, as far as its head shows.
     pub(crate) fn may_carry_call(&self) -> bool {
-        matches!(self.kind, RequestKind::Post)
+        matches!(self.kind, RequestKind::Post(_))
     }
 
     /// Returns `true` if a cancel of its call may have to be replayed into the inner service.
