@@ -41,7 +41,7 @@ use crate::{
     },
 };
 
-/// Minimum of both idle timeouts: 100 ms. The timer checks a session in use once per shortest timeout.
+/// Minimum of both idle timeouts: 100 ms. The timer checks a session in use once per idle timeout.
 const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The open sessions of a manager.
@@ -410,7 +410,13 @@ impl Drop for SessionUse {
             ClientStream::OfCall => self.idle.end_stream(false),
             ClientStream::Standalone => self.idle.end_stream(true),
         }
-        self.idle.end_use(Instant::now());
+        let now = Instant::now();
+        if self.idle.end_use(now)
+            && let (Some(timer), Some(lost)) = (self.timer.get(), self.idle_timeouts.lost)
+            && let Some(at) = now.checked_add(lost)
+        {
+            timer.reset_earlier(at);
+        }
     }
 }
 
