@@ -23,7 +23,7 @@ const EXPOSED: [HeaderName; 3] = [SESSION_ID, header::WWW_AUTHENTICATE, header::
 
 /// Returns the layer that adds the headers for the pages of `origins`. Returns `None` if there are none.
 ///
-/// The pages may send credentials, and any header, because a server may define its own.
+/// The pages may send any header, because a server may define its own.
 pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
     if origins.is_empty() {
         return None;
@@ -36,7 +36,6 @@ pub(crate) fn layer(origins: Vec<String>) -> Option<CorsLayer> {
         .allow_origin(AllowOrigin::predicate(is_allowed))
         .allow_methods(METHODS)
         .allow_headers(AllowHeaders::mirror_request())
-        .allow_credentials(true)
         .expose_headers(EXPOSED)
         .max_age(MAX_AGE);
     Some(layer)

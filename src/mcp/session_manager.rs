@@ -152,7 +152,7 @@ impl<M> CancellableSessionManager<M> {
     /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. The
     /// timeout starts after the last use of the session, and so after the graces of its calls.
     ///
-    /// SDKs reconnect within seconds. A client that returns after `timeout` receives 404, and opens a new session.
+    /// SDKs reconnect within seconds. A client that returns after `timeout` receives 404.
     ///
     /// ```
     /// use std::time::Duration;

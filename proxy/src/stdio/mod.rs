@@ -42,7 +42,7 @@ pub struct Options {
     pub session_timeout: Option<Duration>,
     /// How long a session may be unused after its client has disconnected: 2 minutes. `None` for no such limit.
     ///
-    /// A client has disconnected if it had a standalone stream, and has none now. Any request restarts the time.
+    /// A client has disconnected if it had a standalone stream at its last request or since, and has none now.
     pub lost_timeout: Option<Duration>,
     /// How long a cancelled call may stay unanswered. `None` for no limit, which is the default.
     ///

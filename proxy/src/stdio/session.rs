@@ -51,6 +51,8 @@ pub(super) struct Timeouts {
 pub(super) struct State {
     pub(super) routes: Routes<Stream>,
     pub(super) used: Instant,
+    /// The client has read the standalone stream since its last request, or during it.
+    pub(super) has_stream: bool,
     /// The client has sent something after `initialize`.
     pub(super) is_begun: bool,
     /// The server has sent an answer.
@@ -107,6 +109,7 @@ impl Session {
         let state = State {
             routes: Routes::new(kill_after),
             used: Instant::now(),
+            has_stream: false,
             is_begun: false,
             has_answered: false,
             stopped: None,
@@ -138,6 +141,7 @@ impl Session {
         let permit = self.input.reserve(line.len(), false)?;
         let mut state = self.state();
         state.used = Instant::now();
+        state.has_stream = self.standalone.is_attached();
         state.is_begun |= !is_first;
         let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
@@ -163,6 +167,7 @@ impl Session {
             }
             let now = Instant::now();
             state.used = now;
+            state.has_stream = self.standalone.is_attached();
             state.is_begun = true;
             let cancelled = message
                 .params()
@@ -203,6 +208,7 @@ impl Session {
     pub(super) fn mark_used(&self) -> bool {
         let mut state = self.state();
         state.used = Instant::now();
+        state.has_stream = self.standalone.is_attached();
         state.is_begun = true;
         state.stopped.is_none()
     }

@@ -288,7 +288,7 @@ impl Session {
                 let due = state.routes.due(now, is_blocked);
                 let (idle, why) = self.idle_at(&mut state, now);
                 // The client may disconnect meanwhile.
-                let next = idle.min(now + self.timeouts.lost / 4);
+                let next = idle.min(now + self.timeouts.lost / 4 + Duration::from_millis(1));
                 let next = state.routes.next_due().map_or(next, |due| due.min(next));
                 let next = if is_blocked {
                     // No call is overdue while the process is blocked.
@@ -334,7 +334,9 @@ impl Session {
         } else {
             self.timeouts.idle.min(UNUSED_TIMEOUT)
         };
-        let (timeout, why) = if self.standalone.lost_all_readers() && self.timeouts.lost < timeout {
+        state.has_stream |= self.standalone.is_attached();
+        let is_lost = state.has_stream && self.standalone.lost_all_readers();
+        let (timeout, why) = if is_lost && self.timeouts.lost < timeout {
             (self.timeouts.lost, EndReason::Lost)
         } else {
             (timeout, EndReason::Idle)

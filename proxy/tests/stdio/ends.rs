@@ -145,7 +145,13 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     assert!(working.answer().await["result"].is_object());
     assert!(is_there(pid), "a call in flight is a use");
     gone(pid).await;
-    assert!(is_there(quiet.pid().await), "this client had no stream");
+    let pid = quiet.pid().await;
+    assert!(is_there(pid), "this client had no stream");
+    drop(quiet.get(None).await);
+    let mut working = quiet.call("2", "work", r#"{"seconds":0}"#).await;
+    assert!(working.answer().await["result"].is_object());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(is_there(pid), "it works without its stream");
 }
 
 #[tokio::test]
