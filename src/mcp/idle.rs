@@ -70,8 +70,13 @@ impl IdleTracker {
 
     /// Records that the client reads another stream.
     pub(super) fn begin_stream(&self) {
-        if let IdleState::Open { streams, .. } = &mut *self.state() {
+        if let IdleState::Open {
+            streams, is_lost, ..
+        } = &mut *self.state()
+        {
             *streams += 1;
+            // The client is here, although its older stream may have been found closed after this one was requested.
+            *is_lost = false;
         }
     }
 
@@ -351,5 +356,8 @@ mod tests {
         idle.end_stream(true);
         assert_eq!(idle.time_left(start + ms(50), BOTH), None);
         assert!(idle.time_left(start + ms(50), TIME).is_some());
+        idle.begin_stream();
+        idle.end_stream(false);
+        assert!(idle.time_left(start + ms(50), BOTH).is_some());
     }
 }
