@@ -95,6 +95,7 @@ impl fmt::Debug for Options {
             .field("call_timeout", &self.rules.call_timeout)
             .field("policy", &self.policy.is_some())
             .field("exempt", &self.exempt.len())
+            .field("extensions", &self.extensions.len())
             .field("confirm", &self.confirm.is_some())
             .field("retain", &self.retain)
             .field("keep_alive", &self.keep_alive)

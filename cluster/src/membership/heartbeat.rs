@@ -30,12 +30,13 @@ use tokio::{
 
 #[cfg(test)]
 pub(crate) use self::health::MIN_LEASE;
-pub(crate) use self::health::SETTLE_PERIOD;
 use self::{health::DirectoryHealth, lane::Lane};
+pub(crate) use self::{health::SETTLE_PERIOD, stalls::MAX_UNREPORTED_STALL};
 use crate::{
     answers::Answers,
     directory::{
-        BackendRunId, DIRECTORY_TIMEOUT, Directory, DirectoryError, Leases, Limited, Status,
+        BackendRunId, DIRECTORY_TIMEOUT, Directory, DirectoryError, HeartbeatReply, Leases,
+        Limited, Status,
     },
     ids::{Owner, SessionHash},
     lock::lock,
@@ -49,20 +50,13 @@ use crate::{
 mod contests;
 mod health;
 mod lane;
+mod stalls;
 
 /// Interval of heartbeats: 2 s. Chosen so that the lease outlives two lost heartbeats.
 pub(crate) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Interval of attempts while the directory does not answer: 500 ms.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-
-/// Interval at which the task checks whether this process has stalled: 200 ms.
-const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Maximum time of a stall that is not reported: 400 ms. After a longer stall, clients may wait whose requests were not read.
-///
-/// Chosen as two intervals of the check. Owners allow for it before they rely on a heartbeat.
-pub(crate) const MAX_UNREPORTED_STALL: Duration = STALL_CHECK_INTERVAL.saturating_mul(2);
 
 /// Minimum interval of heartbeats, while clients are turned away: 250 ms.
 ///
@@ -191,7 +185,7 @@ impl Heartbeat {
         select! {
             biased;
             // Before the heartbeats, so that the first heartbeat after a stall reports it.
-            never = self.watch_stalls() => match never {},
+            never = stalls::watch(&self.turned_away) => match never {},
             () = self.send_heartbeats() => {}
             never = self.run_writes() => match never {},
             never = self.run_contested() => match never {},
@@ -210,17 +204,6 @@ impl Heartbeat {
     /// Ends [`run`](Self::run). The lease is released, so that other instances claim the sessions without delay.
     pub(crate) fn stop(&self) {
         self.stop.notify_one();
-    }
-
-    /// Counts clients as turned away after each stall of this process, forever.
-    async fn watch_stalls(&self) -> Infallible {
-        loop {
-            let due = Instant::now() + STALL_CHECK_INTERVAL;
-            sleep_until(due).await;
-            if Instant::now() > due + STALL_CHECK_INTERVAL {
-                self.turned_away.record();
-            }
-        }
     }
 
     async fn send_heartbeats(&self) {
@@ -277,18 +260,14 @@ impl Heartbeat {
                 || tracing::debug!(target: "mcp_cancel_cluster::turned_away", ?ago, "clients are turned away"),
             );
         }
-        let mut reply = self.directory.heartbeat(self.me, &status).await?;
-        self.health()
-            .on_time_read(begun, Instant::now(), reply.time);
+        let mut reply = self.report(begun, &status).await?;
         if status
             .composed_at
             .is_some_and(|at| reply.time.since(at) > MAX_CLOCK_ERROR)
         {
             // The directory's clock has stepped, or this machine was suspended. The lease counts from too early.
             begun = Instant::now();
-            reply = self.directory.heartbeat(self.me, &self.status()).await?;
-            self.health()
-                .on_time_read(begun, Instant::now(), reply.time);
+            reply = self.report(begun, &self.status()).await?;
         }
         if !reply.was_alive {
             self.health().on_lease_missing();
@@ -309,6 +288,18 @@ impl Heartbeat {
             self.sessions.write_all_again();
         }
         Ok(())
+    }
+
+    /// Sends a status, and reads the directory's clock from the reply.
+    async fn report(
+        &self,
+        begun: Instant,
+        status: &Status,
+    ) -> Result<HeartbeatReply, DirectoryError> {
+        let reply = self.directory.heartbeat(self.me, status).await?;
+        self.health()
+            .on_time_read(begun, Instant::now(), reply.time);
+        Ok(reply)
     }
 
     /// Returns `true` if this instance may take higher epochs than the directory has.

@@ -140,8 +140,7 @@ impl Session {
         let token = message.params().progress_token.and_then(key);
         let permit = self.input.reserve(line.len(), false)?;
         let mut state = self.state();
-        state.used = Instant::now();
-        state.has_stream = self.standalone.is_attached();
+        self.record_request(&mut state, Instant::now());
         state.is_begun |= !is_first;
         let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
@@ -166,8 +165,7 @@ impl Session {
                 return Err(SendError::SessionEnded);
             }
             let now = Instant::now();
-            state.used = now;
-            state.has_stream = self.standalone.is_attached();
+            self.record_request(&mut state, now);
             state.is_begun = true;
             let cancelled = message
                 .params()
@@ -207,10 +205,15 @@ impl Session {
     /// Records that the client uses the session. Returns `false` if the session has ended.
     pub(super) fn mark_used(&self) -> bool {
         let mut state = self.state();
-        state.used = Instant::now();
-        state.has_stream = self.standalone.is_attached();
+        self.record_request(&mut state, Instant::now());
         state.is_begun = true;
         state.stopped.is_none()
+    }
+
+    /// Restarts the timeouts. The client is here, whether or not it reads the standalone stream.
+    fn record_request(&self, state: &mut State, now: Instant) {
+        state.used = now;
+        state.has_stream = self.standalone.is_attached();
     }
 
     /// Sends the priming event, if the client supports it.

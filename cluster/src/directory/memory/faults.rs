@@ -1,6 +1,6 @@
 //! How a backend can lose data, for the simulation.
 
-use std::{collections::HashMap, fmt::Debug, hash::Hash};
+use std::{collections::HashMap, fmt::Debug, hash::Hash, time::Duration};
 
 use tokio::time::Instant;
 
@@ -82,6 +82,17 @@ impl MemoryDirectory {
         lasting.map(|(incarnation, _)| *incarnation).collect()
     }
 
+    /// Steps the clock of the backend forward, as `ntpd` does, or as a clock does that a suspended reader compares with its own.
+    pub(crate) fn step_clock(&self, step: Duration) {
+        let mut state = self.state();
+        let back = |at: Instant| at.checked_sub(step).unwrap();
+        state.started = back(state.started);
+        state.turned_away = state.turned_away.map(back);
+        for lease in state.leases.values_mut() {
+            lease.renewed = back(lease.renewed);
+        }
+    }
+
     /// Removes the record of a session, as a backend without free memory does.
     pub(crate) fn evict(&self, session: SessionHash) {
         self.state().sessions.remove(&session);
@@ -95,17 +106,4 @@ fn evict<K: Copy + Eq + Hash + Debug, V>(map: &mut HashMap<K, V>, pick: u64) -> 
     let key = *keys.get(pick as usize % keys.len().max(1))?;
     map.remove(&key);
     Some(key)
-}
-
-impl MemoryDirectory {
-    /// Steps the clock of the backend forward, as `ntpd` does, or as a clock does that a suspended reader compares with its own.
-    pub(crate) fn step_clock(&self, step: std::time::Duration) {
-        let mut state = self.state();
-        let back = |at: Instant| at.checked_sub(step).unwrap();
-        state.started = back(state.started);
-        state.turned_away = state.turned_away.map(back);
-        for lease in state.leases.values_mut() {
-            lease.renewed = back(lease.renewed);
-        }
-    }
 }

@@ -44,8 +44,8 @@ fn renewed(lease: &str) -> Option<Duration> {
 
 /// Reads a lease. Returns `None` if it has lapsed, or cannot be read.
 fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
-    let mut parts = text.split(' ');
-    let renewed = Duration::from_millis(parts.next()?.parse().ok()?);
+    let renewed = renewed(text)?;
+    let mut parts = text.split(' ').skip(1);
     let _number: u64 = parts.next()?.parse().ok()?;
     let run = parts.next()?;
     let marks = parts.next()?;

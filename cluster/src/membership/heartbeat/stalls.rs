@@ -1,0 +1,26 @@
+//! Detects stalls of this process. After a stall, clients may wait whose requests were not read.
+
+use std::{convert::Infallible, time::Duration};
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::membership::turned_away::TurnedAway;
+
+/// Interval of the checks whether this process has stalled: 200 ms.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Maximum time of a stall that is not reported: 400 ms. After a longer stall, clients may wait whose requests were not read.
+///
+/// Chosen as two intervals of the check. Owners allow for it before they rely on a heartbeat.
+pub(crate) const MAX_UNREPORTED_STALL: Duration = CHECK_INTERVAL.saturating_mul(2);
+
+/// Counts clients as turned away after each stall of this process, forever.
+pub(super) async fn watch(turned_away: &TurnedAway) -> Infallible {
+    loop {
+        let due = Instant::now() + CHECK_INTERVAL;
+        sleep_until(due).await;
+        if Instant::now() > due + CHECK_INTERVAL {
+            turned_away.record();
+        }
+    }
+}
