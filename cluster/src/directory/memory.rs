@@ -218,16 +218,8 @@ impl Directory for MemoryDirectory {
         owner: Owner,
         status: &Status,
     ) -> Result<HeartbeatReply, DirectoryError> {
-        let mut state = self.state();
-        let now = Instant::now();
-        state.sweep(now);
-        state.record_turned_away(status, now);
-        let renewed = state.composed_at(status, now);
-        let lease = state.leases.get_mut(&owner.incarnation);
-        let was_alive = lease.is_some();
-        if let Some(lease) = lease.filter(|lease| lease.number <= status.number) {
-            *lease = StoredLease::new(status, renewed.max(lease.renewed));
-        }
+        let (mut state, now) = (self.state(), Instant::now());
+        let was_alive = state.renew_lease(owner, status, now);
         Ok(HeartbeatReply {
             run: state.run(),
             was_alive,
@@ -237,9 +229,10 @@ impl Directory for MemoryDirectory {
 
     async fn acquire_lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
         let (mut state, now) = (self.state(), Instant::now());
-        state.record_turned_away(status, now);
-        let lease = StoredLease::new(status, state.composed_at(status, now));
-        state.leases.insert(owner.incarnation, lease);
+        if !state.renew_lease(owner, status, now) {
+            let lease = StoredLease::new(status, state.composed_at(status, now));
+            state.leases.insert(owner.incarnation, lease);
+        }
         Ok(())
     }
 
@@ -292,6 +285,20 @@ impl Directory for MemoryDirectory {
 impl State {
     fn time(&self, now: Instant) -> DirectoryTime {
         CLOCK_START.after(now - self.started)
+    }
+
+    /// Renews a lease unless a later status has renewed it. Returns `false` if there is none.
+    fn renew_lease(&mut self, owner: Owner, status: &Status, now: Instant) -> bool {
+        self.sweep(now);
+        self.record_turned_away(status, now);
+        let composed_at = self.composed_at(status, now);
+        let Some(lease) = self.leases.get_mut(&owner.incarnation) else {
+            return false;
+        };
+        if lease.number <= status.number {
+            *lease = StoredLease::new(status, composed_at.max(lease.renewed));
+        }
+        true
     }
 
     /// Returns when a status was composed, which is not after `now`.

@@ -7,11 +7,15 @@
 //! clients, and needs no command of its own.
 
 use std::{
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
 
 use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 
@@ -20,16 +24,15 @@ use crate::{directory::DIRECTORY_TIMEOUT, lock::lock};
 /// Chosen because the client is asked to retry after 1 s, and SDKs with their own delays wait 30 s at most.
 pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
-/// Time after which the client of a relayed request counts as turned away: 250 ms.
+/// Time after which a client that is not served yet counts as turned away: 250 ms.
 ///
-/// This does not apply to POST. Any other request may be a resume, and the grace of its call may end meanwhile.
-pub(crate) const SLOW_RELAY_THRESHOLD: Duration = Duration::from_millis(250);
+/// This applies to relayed requests other than POST, and to resumes that wait for the inner service. The grace of a call may end meanwhile.
+const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.
 ///
-/// This is one look-up and [`SLOW_RELAY_THRESHOLD`].
-pub(crate) const MAX_RECORD_DELAY: Duration =
-    DIRECTORY_TIMEOUT.saturating_add(SLOW_RELAY_THRESHOLD);
+/// This is one look-up and [`SLOW_THRESHOLD`].
+pub(crate) const MAX_RECORD_DELAY: Duration = DIRECTORY_TIMEOUT.saturating_add(SLOW_THRESHOLD);
 
 /// The last time that a client was turned away.
 #[derive(Debug)]
@@ -85,6 +88,23 @@ impl TurnedAway {
             turned_away: self.clone(),
             is_served: false,
         }
+    }
+
+    /// Serves a client. The client counts as turned away once this takes longer than [`SLOW_THRESHOLD`], unless it succeeds.
+    pub(crate) async fn record_if_slow<T, E>(
+        self: &Arc<Self>,
+        serving: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let mut serving = pin!(serving);
+        if let Ok(served) = timeout(SLOW_THRESHOLD, &mut serving).await {
+            return served;
+        }
+        let waiting = self.wait();
+        let served = serving.await;
+        if served.is_ok() {
+            waiting.served();
+        }
+        served
     }
 
     /// Returns how long ago a client was last turned away, zero while one waits, `None` if never.

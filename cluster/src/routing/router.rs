@@ -10,10 +10,7 @@ use tracing::{debug, info, warn};
 use crate::{
     directory::{Claim, DIRECTORY_TIMEOUT, Directory as _, Limited, Look},
     ids::{Owner, Ownership, Record, SessionHash},
-    membership::{
-        heartbeat::Heartbeat,
-        turned_away::{SLOW_RELAY_THRESHOLD, TurnedAway},
-    },
+    membership::{heartbeat::Heartbeat, turned_away::TurnedAway},
     metrics,
     refusals::{self, Refusal},
     relay::{
@@ -292,7 +289,7 @@ impl Router {
     /// Sends a request to the owner of its session.
     ///
     /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
-    /// begun fails before that. The client of any other request counts as turned away while it waits longer than [`SLOW_RELAY_THRESHOLD`].
+    /// begun fails before that. The client of any other request counts as turned away if it waits for long ([`TurnedAway::record_if_slow`]).
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,
@@ -320,15 +317,7 @@ impl Router {
                 }
             };
         }
-        if let Ok(sent) = timeout(SLOW_RELAY_THRESHOLD, &mut sent).await {
-            return sent;
-        }
-        let waiting = self.turned_away.wait();
-        let sent = sent.await;
-        if sent.is_ok() {
-            waiting.served();
-        }
-        sent
+        self.turned_away.record_if_slow(sent).await
     }
 
     /// Looks up the owner. The `bool` is `true` if the look proves that the session does not exist.

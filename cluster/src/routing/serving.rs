@@ -6,12 +6,10 @@ use std::{future::poll_fn, thread};
 
 use axum::{body::Body, response::IntoResponse};
 use http::{Method, Request, Response, StatusCode};
-use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::{
     ids::{Incarnation, SessionHash},
-    membership::turned_away::SLOW_RELAY_THRESHOLD,
     refusals::Refusal,
     relay::{replayable_request::ReplayableRequest, server, wire},
     routing::{
@@ -333,25 +331,18 @@ pub(crate) async fn serve<S: Inner>(
     }
 }
 
-/// Waits until the inner service is ready.
-///
-/// The client of a resume counts as turned away if this takes longer than [`SLOW_RELAY_THRESHOLD`], because the grace of its call may end.
+/// Waits until the inner service is ready. The client of a resume may count as turned away, because the grace of its call may end.
 async fn until_ready<S: Inner>(
     router: &Router,
     inner: &mut S,
     is_resume: bool,
 ) -> Result<(), S::Error> {
-    let mut ready = poll_fn(|cx| inner.poll_ready(cx));
-    if !is_resume {
-        return ready.await;
+    let ready = poll_fn(|cx| inner.poll_ready(cx));
+    if is_resume {
+        router.turned_away.record_if_slow(ready).await
+    } else {
+        ready.await
     }
-    if let Ok(ready) = timeout(SLOW_RELAY_THRESHOLD, &mut ready).await {
-        return ready;
-    }
-    let waiting = router.turned_away.wait();
-    ready.await?;
-    waiting.served();
-    Ok(())
 }
 
 /// Returns the response, or 503 with `Retry-After` if the session was relinquished meanwhile.

@@ -46,6 +46,18 @@ async fn two(is_reached: bool) -> (Faulty, [Node; 2]) {
     (of_b, nodes)
 }
 
+/// The client of a call of A gets 503 from B in the last 100 ms of the grace. Returns after the grace.
+async fn turn_away_in_the_last_moment(a: &Node, b: &Node, phase: u32) {
+    let mcp = a.session().await;
+    pass(phase * 100 * MS).await;
+    let named = a.detach(&mcp, 1, "a").await;
+    pass(GRACE - 100 * MS).await;
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    pass(600 * MS).await;
+    assert_eq!(resumed.head().await.status, 503);
+    pass(6 * SECOND).await;
+}
+
 /// A client gets 503 in the last 100 ms of the grace, at 20 phases between two heartbeats. Meanwhile `what` takes `time` at the
 /// directory.
 async fn turned_away_in_time(what: &'static str, time: Duration) {
@@ -53,14 +65,7 @@ async fn turned_away_in_time(what: &'static str, time: Duration) {
         let (of_b, [a, b]) = two(false).await;
         of_b.set(Fault::SlowAt(what, time));
         pass(5 * SECOND).await;
-        let mcp = a.session().await;
-        pass(phase * 100 * MS).await;
-        let named = a.detach(&mcp, 1, "a").await;
-        pass(GRACE - 100 * MS).await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
-        pass(600 * MS).await;
-        assert_eq!(resumed.head().await.status, 503);
-        pass(6 * SECOND).await;
+        turn_away_in_the_last_moment(&a, &b, phase).await;
         assert!(a.witness.is_running("a"), "phase {phase}");
     }
 }
@@ -109,14 +114,7 @@ async fn a_client_that_was_turned_away_by_an_instance_whose_heartbeats_arrive_la
         b.until_settled().await;
         link.0.store(true, SeqCst);
         pass(20 * SECOND).await;
-        let mcp = a.session().await;
-        pass(phase * 100 * MS).await;
-        let named = a.detach(&mcp, 1, "a").await;
-        pass(GRACE - 100 * MS).await;
-        let mut resumed = b.client_of(&mcp).resume(&named).await;
-        pass(600 * MS).await;
-        assert_eq!(resumed.head().await.status, 503);
-        pass(6 * SECOND).await;
+        turn_away_in_the_last_moment(&a, &b, phase).await;
         let leases = of_a.memory.leases().await.unwrap();
         assert!(leases.of(b.me.incarnation).is_some());
         assert!(a.witness.is_running("a"), "{late} ms late, phase {phase}");

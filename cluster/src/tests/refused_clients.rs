@@ -11,21 +11,16 @@ use axum::{
     routing::get,
 };
 use http::StatusCode;
-use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
-use test_support::{Mcp, PATH, within};
-use tokio::time::sleep;
+use test_support::{PATH, within};
 use tower_service::Service as _;
 
 use super::{
     node::{Setup, pass},
     steps::{directory, post, run_other_tasks},
 };
-use crate::directory::{Directory as _, MemoryDirectory, faulty::Faulty};
 
-const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
-const MS: Duration = Duration::from_millis(1);
 
 /// The application knows whose a session is. This one is not Bob's.
 fn not_bobs(app: Router) -> Router {
@@ -163,65 +158,4 @@ async fn a_kept_answer_is_given_to_no_other_user_at_another_path() {
     assert_eq!(bob(PATH).await.0, 403, "control");
     let (status, body) = bob("/news").await;
     assert_eq!((status, &*body), (200, ": no news\n\n"));
-}
-
-/// B stalls for 3.5 s, less than its lease lasts. Meanwhile the client connects to B, within its grace, and resumes. When B runs again,
-/// it first sends a heartbeat, and then reads the request, which it turns away. That heartbeat was sent more than 1.15 s after the
-/// grace. No clock is paused here: B has a thread of its own, which sleeps.
-#[tokio::test]
-async fn a_client_that_waited_for_a_stalled_instance_in_its_grace_keeps_its_call() {
-    let of_a = Faulty::new(MemoryDirectory::default());
-    let of_b = Faulty::new(of_a.memory.clone());
-    let setup = Setup {
-        grace: Grace::After(GRACE),
-        ..Setup::default()
-    };
-    let a = setup.start(&of_a).await;
-    let (started, b) = tokio::sync::oneshot::channel();
-    let (stall, mut stalls) = tokio::sync::mpsc::unbounded_channel::<Duration>();
-    let thread = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        runtime.block_on(async {
-            let setup = Setup {
-                // It does not reach A.
-                filter: crate::relay::filter::PeersFilter::new(|_| false),
-                ..Setup::default()
-            };
-            let b = setup.start(&of_b).await;
-            started
-                .send((b.public.as_ref().unwrap().addr, b.me.incarnation))
-                .unwrap();
-            while let Some(time) = stalls.recv().await {
-                std::thread::sleep(time);
-            }
-        });
-    });
-    let (addr, incarnation) = b.await.unwrap();
-    sleep(10 * SECOND).await;
-    let mcp = a.session().await;
-    let named = a.detach(&mcp, 1, "a").await;
-    sleep(4_500 * MS).await;
-    stall.send(3_500 * MS).unwrap();
-    sleep(500 * MS).await;
-    // 1 s before the end of the grace.
-    let at_b = Mcp::stateless(addr, PATH).in_session(mcp.session_id().unwrap());
-    let mut resumed = at_b.resume(&named).await;
-    let head = tokio::time::timeout(5 * SECOND, resumed.head())
-        .await
-        .unwrap();
-    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
-    let leases = of_a.memory.leases().await.unwrap();
-    assert!(leases.of(incarnation).is_some(), "B has its lease");
-    let was_running = a.witness.is_running("a");
-    sleep(SECOND).await;
-    // The client retries, and reaches A this time.
-    let mut again = mcp.resume(&named).await;
-    let status = again.head().await.status;
-    let is_running = a.witness.is_running("a");
-    drop(stall);
-    thread.join().unwrap();
-    assert_eq!((was_running, status, is_running), (true, 200, true));
 }

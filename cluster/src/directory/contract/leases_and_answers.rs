@@ -124,6 +124,43 @@ pub(super) async fn a_heartbeat_that_arrives_late_renews_the_lease_as_of_its_own
     assert!(!directory.heartbeat(me, &unknown).await.unwrap().was_alive);
 }
 
+/// A heartbeat that was composed earlier arrives later, on another connection.
+pub(super) async fn a_heartbeat_that_was_overtaken_does_not_replace_a_newer_status(
+    directory: &impl Directory,
+) {
+    let (me, second) = (instance(1), Duration::from_secs(1));
+    let heartbeat = async |status: &Status| directory.heartbeat(me, status).await.unwrap();
+    directory
+        .acquire_lease(me, &Status::default())
+        .await
+        .unwrap();
+    let reply = heartbeat(&Status::default()).await;
+    let older = Status {
+        written_in: Some(reply.run),
+        is_settled: true,
+        composed_at: Some(DirectoryTime(reply.time.0 - 2_000)),
+        number: 1,
+        ..Status::default()
+    };
+    let newer = Status {
+        has_late_answers: true,
+        composed_at: Some(reply.time),
+        number: 2,
+        ..Status::default()
+    };
+    heartbeat(&newer).await;
+    assert!(heartbeat(&older).await.was_alive);
+    directory.acquire_lease(me, &older).await.unwrap();
+    let leases = directory.leases().await.unwrap();
+    let lease = leases.of(me.incarnation).unwrap();
+    assert!(lease.age < second, "control: the time is not set back");
+    assert_eq!(
+        (&lease.written_in, lease.is_settled, lease.has_late_answers),
+        (&None, false, true)
+    );
+    directory.release_lease(me).await.unwrap();
+}
+
 /// Asserts that `read` is the time that was written, or up to 5 s more.
 fn assert_is_since(read: Option<Duration>, written: Option<Duration>) {
     let is_it = match (read, written) {

@@ -440,38 +440,3 @@ async fn a_client_that_was_turned_away_in_the_future_counts_from_now() {
     let leases = one.directory.leases().await.unwrap();
     assert!(leases.turned_away > Some(HEARTBEAT_INTERVAL), "{leases:?}");
 }
-
-/// A heartbeat that was composed earlier arrives later, on another connection.
-#[tokio::test]
-#[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn an_overtaken_heartbeat_does_not_replace_a_newer_status() {
-    let server = Server::start().await;
-    let redis = directory(&server);
-    let me = instance(1);
-    let run = redis.leases().await.unwrap().run;
-    redis.acquire_lease(me, &Status::default()).await.unwrap();
-    let now = redis.heartbeat(me, &Status::default()).await.unwrap().time;
-    let older = Status {
-        written_in: Some(run.clone()),
-        is_settled: true,
-        composed_at: Some(now),
-        number: 1,
-        ..Status::default()
-    };
-    sleep(SECOND).await;
-    let newer = Status {
-        has_late_answers: true,
-        composed_at: Some(now.after(SECOND)),
-        number: 2,
-        ..Status::default()
-    };
-    redis.heartbeat(me, &newer).await.unwrap();
-    redis.heartbeat(me, &older).await.unwrap();
-    let leases = redis.leases().await.unwrap();
-    let lease = leases.of(me.incarnation).unwrap();
-    assert!(lease.age < SECOND, "control: the time is not set back");
-    assert_eq!(
-        (&lease.written_in, lease.is_settled, lease.has_late_answers),
-        (&None, false, true)
-    );
-}
