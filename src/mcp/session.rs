@@ -92,7 +92,7 @@ enum ClientStream {
     None,
     /// It ends with the answer.
     OfCall,
-    /// It ends only when the client disconnects, or with the session.
+    /// It ends when the server ends it, or when the client disconnects.
     Standalone,
 }
 
@@ -381,8 +381,17 @@ impl SessionUse {
 
     /// Records that the client has disconnected from its stream. The session is still in use.
     pub(super) fn on_disconnect(&mut self) {
+        self.end_stream(true);
+    }
+
+    /// Records that the server has ended the stream. The session is still in use.
+    pub(super) fn on_stream_end(&mut self) {
+        self.end_stream(false);
+    }
+
+    fn end_stream(&mut self, has_disconnected: bool) {
         if mem::replace(&mut self.stream, ClientStream::None) != ClientStream::None {
-            self.idle.end_stream(true);
+            self.idle.end_stream(has_disconnected);
         }
     }
 }
@@ -405,11 +414,7 @@ impl Deref for SessionUse {
 
 impl Drop for SessionUse {
     fn drop(&mut self) {
-        match self.stream {
-            ClientStream::None => {}
-            ClientStream::OfCall => self.idle.end_stream(false),
-            ClientStream::Standalone => self.idle.end_stream(true),
-        }
+        self.end_stream(self.stream == ClientStream::Standalone);
         let now = Instant::now();
         if self.idle.end_use(now)
             && let (Some(timer), Some(lost)) = (self.timer.get(), self.idle_timeouts.lost)

@@ -8,8 +8,9 @@ use std::{
 
 use futures_util::{
     Stream, StreamExt,
-    future::{self, Either, select},
+    future::{Either, select},
 };
+use pin_project_lite::pin_project;
 use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
 use super::{answers, replay, session::SessionUse};
@@ -31,6 +32,15 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
     call: Option<BoundCall>,
     /// Keeps the session in use while the stream is read. Last, so that the drop of `call` is reported first.
     used: Option<SessionUse>,
+}
+
+pin_project! {
+    /// A stream without the messages of cancelled calls. If it is dropped before its end, its client has disconnected.
+    struct Unsuppressed<S> {
+        #[pin]
+        stream: S,
+        used: Option<SessionUse>,
+    }
 }
 
 /// A call whose stream is observed. A drop before the end reports the loss of the stream.
@@ -135,13 +145,29 @@ pub(super) fn without_suppressed<S>(
 where
     S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
 {
-    stream.filter(move |event| {
-        let message = event.message.as_deref();
-        let suppressible = used.as_ref().zip(message);
-        future::ready(
-            !suppressible.is_some_and(|(used, message)| used.suppressed.is_suppressed(message)),
-        )
-    })
+    Unsuppressed { stream, used }
+}
+
+impl<S: Stream<Item = ServerSseMessage>> Stream for Unsuppressed<S> {
+    type Item = ServerSseMessage;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut this = self.project();
+        loop {
+            let event = ready!(this.stream.as_mut().poll_next(cx));
+            match (&event, this.used.as_mut()) {
+                (Some(event), Some(used)) if is_suppressed(event, used) => continue,
+                (None, Some(used)) => used.on_stream_end(),
+                _ => {}
+            }
+            return Poll::Ready(event);
+        }
+    }
+}
+
+fn is_suppressed(event: &ServerSseMessage, used: &SessionUse) -> bool {
+    let message = event.message.as_deref();
+    message.is_some_and(|message| used.suppressed.is_suppressed(message))
 }
 
 /// Reads a stream until the answer, the end of the stream, or the end of the call.

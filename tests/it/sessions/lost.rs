@@ -149,6 +149,25 @@ async fn a_client_that_cancels_its_call_is_not_lost() {
     assert!(is_open(&setup, &mcp).await);
 }
 
+/// A server that ends the stream asks its client to wait before it reconnects (SEP-1699).
+#[tokio::test]
+async fn a_client_whose_standalone_stream_the_server_ended_is_not_lost() {
+    let clock = StoppedClock::stop();
+    let setup = plan().start().await;
+    let mcp = setup.mcp().await;
+    let mut standalone = mcp.listen().await;
+    assert_eq!(standalone.head().await.status, 200);
+    setup
+        .sessions
+        .end_standalone_stream(&mcp, Some(3 * LOST))
+        .await;
+    standalone.body_to_end().await;
+
+    pass(&setup, &clock, 2 * LOST).await;
+
+    assert!(is_open(&setup, &mcp).await);
+}
+
 #[tokio::test]
 async fn without_an_idle_timeout_only_lost_sessions_are_closed() {
     let clock = StoppedClock::stop();

@@ -37,7 +37,8 @@ use rmcp::{
     RoleServer, ServerHandler,
     service::RequestContext,
     transport::streamable_http_server::{
-        StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
+        StreamableHttpServerConfig, StreamableHttpService,
+        session::local::{LocalSessionHandle, LocalSessionManager},
     },
 };
 use serde_json::{Value, json};
@@ -364,11 +365,21 @@ impl Sessions {
 
     /// Ends the stream of a call on the server, as in SEP-1699. The client should reconnect.
     pub(crate) async fn end_stream(&self, mcp: &Mcp, stream: u64, retry: Option<Duration>) {
+        let closed = self.handle(mcp).await.close_sse_stream(stream, retry).await;
+        closed.expect("the stream is there");
+    }
+
+    /// The same for the standalone stream.
+    pub(crate) async fn end_standalone_stream(&self, mcp: &Mcp, retry: Option<Duration>) {
+        let handle = self.handle(mcp).await;
+        let closed = handle.close_standalone_sse_stream(retry).await;
+        closed.expect("the stream is there");
+    }
+
+    async fn handle(&self, mcp: &Mcp) -> LocalSessionHandle {
         let id = mcp.session_id().expect("a session");
         let handle = self.local().sessions.read().await.get(id).cloned();
-        let handle = handle.expect("the session exists");
-        let closed = handle.close_sse_stream(stream, retry).await;
-        closed.expect("the stream is there");
+        handle.expect("the session exists")
     }
 }
 
