@@ -150,9 +150,9 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
     /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. The
-    /// timeout starts after the last use of the session, and so after the graces of its calls.
-    ///
-    /// SDKs reconnect within seconds. A client that returns after `timeout` receives 404.
+    /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds.
+    /// A client that returns later receives 404. Not counted are streams of untracked calls, and standalone streams that were resumed,
+    /// unless the inner manager is rmcp's own without an event store.
     ///
     /// ```
     /// use std::time::Duration;
