@@ -67,7 +67,8 @@ pub(super) struct CallTimers {
 pub(super) struct GraceTimer {
     pub(super) detachment: Detachment,
     pub(super) state: DetachedState,
-    /// How long its client may wait before it resumes, as decided at the detach: the grace of a call that has one.
+    /// How long its client may wait before it resumes: the grace of a call that has one. Longer if the client may have resumed
+    /// unobserved.
     pub(super) resume_window: Duration,
     /// The grace was extended because of a stall.
     was_postponed: bool,
@@ -272,6 +273,8 @@ impl CallTimers {
         self.is_maybe_resumed = true;
         if let Some(timer) = &mut self.grace_timer {
             timer.state = state;
+            let resume_window = state.resume_window(timer.detachment.since());
+            timer.resume_window = timer.resume_window.max(resume_window);
         }
     }
 

@@ -91,6 +91,16 @@ fn a_call_that_was_resumed_elsewhere_ends_by_itself() {
     is_right(&story.call(3 * HOUR, &[after]).gives_up());
 }
 
+#[test]
+fn an_answer_is_kept_as_long_whenever_it_is_reported_that_its_client_was_taken_elsewhere() {
+    for first in [true, false] {
+        let taken = Loss::after_a_second(How::TakenElsewhere { first }, 400 * SECOND);
+        let mut story = Story::of(Server::Wrapped, Grace::After(8 * SECOND));
+        story.retry = Some(250 * SECOND);
+        is_right(&story.call(MINUTE, &[taken]));
+    }
+}
+
 /// The usual order when a network fails: the old connection is dropped last.
 #[test]
 fn a_call_that_was_resumed_elsewhere_before_its_old_connection_is_missed_is_not_cancelled() {

@@ -314,7 +314,11 @@ impl Model {
         };
         call.is_maybe_resumed = true;
         if call.state.is_some() {
-            call.state = Some(unobserved(now));
+            let state = unobserved(now);
+            if let DetachedState::ForgetAt { resume_window, .. } = state {
+                call.resume_window = call.resume_window.max(resume_window);
+            }
+            call.state = Some(state);
             call.is_expired = false;
         }
     }
