@@ -38,7 +38,7 @@ use tracing::warn;
 
 use crate::{
     answers::{AnswerSource, Answers, Call, DetachedCall},
-    ids::Incarnation,
+    ids::{Incarnation, SessionHash},
     membership::heartbeat::Heartbeat,
     routing::request_context::{on_resumed, resumed_call},
     sessions::{Sessions, drain_gate::InFlightGuard, generations::Generations},
@@ -201,11 +201,17 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
         let initialized = self.inner.initialize_session(id, message);
-        initialized.inspect_ok(|answer| {
-            if matches!(answer, ServerJsonRpcMessage::Response(_)) {
+        async move {
+            let replay = self.sessions.begin_replay(id);
+            let initialized = initialized.await;
+            if let Some(replay) = replay {
+                replay.complete();
+            }
+            if let Ok(ServerJsonRpcMessage::Response(_)) = &initialized {
                 self.sessions.on_initialize_accepted(id);
             }
-        })
+            initialized
+        }
     }
 
     fn has_session(
@@ -293,11 +299,15 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         })
     }
 
-    fn restore_session(
+    async fn restore_session(
         &self,
         id: SessionId,
-    ) -> impl Future<Output = Result<RestoreOutcome<Self::Transport>, Self::Error>> + Send {
-        self.inner.restore_session(id)
+    ) -> Result<RestoreOutcome<Self::Transport>, Self::Error> {
+        let session = SessionHash::of(&id);
+        let step = self.sessions.restore_attempts.begin_step(session);
+        let restored = self.inner.restore_session(id).await;
+        step.complete();
+        restored
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {

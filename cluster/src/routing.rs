@@ -8,4 +8,5 @@ pub(crate) mod request_kind;
 pub(crate) mod resume;
 pub(crate) mod routed;
 pub(crate) mod router;
+mod running_restore;
 pub(crate) mod serving;

@@ -19,6 +19,7 @@ mod local_session;
 pub(crate) mod pending_restores;
 mod queues;
 mod relinquished;
+pub(crate) mod restore_attempts;
 mod session_index;
 mod state;
 pub(crate) mod store;
@@ -28,7 +29,7 @@ pub(crate) use self::{
     lapse::Lapse,
     queues::Work,
     relinquished::{Relinquished, RelinquishedTo},
-    state::Sessions,
+    state::{RESTORE_TIMEOUT, Sessions},
 };
 
 #[cfg(test)]

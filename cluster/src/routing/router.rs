@@ -157,13 +157,21 @@ impl Router {
     /// The response asks the client to retry. After three attempts that failed although the directory had returned the parameters, it is
     /// 404, so that the client opens a new session.
     pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
-        if !self.sessions.is_unrestorable(id) {
-            return self.reject(Refusal::Inconsistent);
+        if self.give_up_if_unrestorable(id) {
+            return refusals::no_session();
         }
+        self.reject(Refusal::Inconsistent)
+    }
+
+    /// Gives up a session of which too many attempts to restore it have failed. Returns `true` if that is so.
+    pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
-        warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
-        self.sessions.on_deleted(id);
-        refusals::no_session()
+        let is_unrestorable = self.sessions.restore_attempts.is_unrestorable(session);
+        if is_unrestorable {
+            warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
+            self.sessions.on_deleted(id);
+        }
+        is_unrestorable
     }
 
     /// Returns when a session that this instance has relinquished is closed completely.

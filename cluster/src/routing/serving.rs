@@ -2,7 +2,7 @@
 //!
 //! These requests are relayed by peers, have remote sessions, restore their sessions, resume streams, or wait for the inner service.
 
-use std::{future::poll_fn, thread};
+use std::{future::poll_fn, sync::Arc};
 
 use axum::{body::Body, response::IntoResponse};
 use http::{Method, Request, Response, StatusCode};
@@ -19,6 +19,7 @@ use crate::{
         resume::{self, LAST_EVENT_ID, RewriteOutcome},
         routed::{Presence, Reclaimed, Routed, TransferOutcome},
         router::Router,
+        running_restore::RunningRestore,
     },
     sessions::{drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
@@ -45,7 +46,7 @@ pub(crate) struct RoutedBy(pub(crate) Incarnation);
 
 /// Serves a request that another instance relays, or answers that its session is not here.
 pub(crate) async fn serve_peer<S: Inner>(
-    router: &Router,
+    router: &Arc<Router>,
     inner: &mut S,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, S::Error> {
@@ -142,7 +143,7 @@ fn retry_later(router: &Router) -> Response<Body> {
 
 /// Serves a request whose session is not known to be open here.
 pub(crate) async fn serve_remote<S: Inner>(
-    router: &Router,
+    router: &Arc<Router>,
     inner: &mut S,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, S::Error> {
@@ -177,7 +178,7 @@ pub(crate) async fn serve_remote<S: Inner>(
 
 /// Serves a request here. Restores its session, unless another request has done so.
 async fn restore_and_serve<S: Inner>(
-    router: &Router,
+    router: &Arc<Router>,
     inner: &mut S,
     request: Request<Body>,
     restore: PendingRestore,
@@ -214,52 +215,28 @@ async fn restore_and_serve<S: Inner>(
         return Ok(Restored::Moved(request));
     }
     let rewritten = router.rewrite_event_id(&mut request);
-    let attempt = turn.as_ref().map(|_| restore.begin_attempt());
-    let mut closes = turn.as_ref().map(|_| CloseUnlessRestored {
-        router,
-        session: session.as_deref(),
-        is_aborted: true,
-    });
+    let running = match (turn, &session) {
+        (Some(turn), Some(id)) => Some(RunningRestore::new(router, id.clone(), restore, turn)),
+        _ => None,
+    };
     let served = serve(router, inner, request, rewritten, None).await?;
-    if let Some(closes) = &mut closes {
-        // rmcp answers 500 if the restore fails. With any other status, a session that is not restored was given up by a layer in between.
-        closes.is_aborted = served.status() != StatusCode::INTERNAL_SERVER_ERROR;
-    }
-    drop(closes);
-    if let Some(attempt) = attempt {
-        attempt.complete();
-    }
+    let Some(running) = running else {
+        return Ok(Restored::Served(served));
+    };
+    let served = running.end_with(served);
     let has_failed = match served.status() {
         StatusCode::INTERNAL_SERVER_ERROR => true,
-        // rmcp reuses the result of the previous restore, whose client has hung up.
-        StatusCode::NOT_FOUND => restore.was_aborted(),
+        // rmcp reuses the result of the previous attempt, which was given up.
+        StatusCode::NOT_FOUND => session.as_deref().is_some_and(|id| {
+            router
+                .sessions
+                .restore_attempts
+                .was_given_up(SessionHash::of(id))
+        }),
         _ => false,
     };
-    let has_failed = turn.is_some() && has_failed;
     let response = unless_failed(router, session.as_deref(), served, has_failed);
     Ok(Restored::Served(response))
-}
-
-/// When dropped, closes a session whose restore has not been accepted by its handler.
-///
-/// Also runs if the client disconnects, or if the handler panics.
-struct CloseUnlessRestored<'a> {
-    router: &'a Router,
-    session: Option<&'a str>,
-    /// The restore has not failed. A session that is not restored was given up: the client disconnected, or a layer in between has
-    /// answered. A panic counts as a failure.
-    is_aborted: bool,
-}
-
-impl Drop for CloseUnlessRestored<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.session {
-            if self.is_aborted && !thread::panicking() {
-                self.router.sessions.on_restore_aborted(id);
-            }
-            self.router.sessions.on_restore_ended(id);
-        }
-    }
 }
 
 /// Returns the response, or asks the client to retry if rmcp failed to restore its session.

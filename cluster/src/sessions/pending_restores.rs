@@ -2,8 +2,7 @@
 //!
 //! 1. For a peer such a session is already here. Otherwise the peer would claim a session that this instance has just claimed, and both
 //!    would restore it.
-//! 2. One request at a time restores a session. When the client of that request disconnects, rmcp answers 404 to the requests that wait
-//!    (`aborted_restore` in ARCHITECTURE.md, Workarounds). Aborted restores are therefore recorded.
+//! 2. One request at a time restores a session.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -11,30 +10,19 @@ use std::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
-use tokio::{sync, time::Instant};
+use tokio::sync;
 
-use crate::{ids::SessionHash, lock::lock, ttl_cache::TtlCache};
-
-/// How long an aborted restore is recorded: 1 s.
-///
-/// Chosen because rmcp discards the result of an aborted restore once a task of its own has run.
-const ABORTED_TTL: Duration = Duration::from_secs(1);
-
-/// Maximum number of sessions with a recorded aborted restore: 4,096.
-const MAX_ABORTED: usize = 4 * 1024;
+use crate::{ids::SessionHash, lock::lock};
 
 /// The pending restores. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PendingRestores(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
     restoring: Mutex<HashMap<SessionHash, RestoreStatus>>,
-    /// Sessions whose client disconnected during the restore.
-    aborted: Mutex<TtlCache<()>>,
     /// Number of sessions with a pending restore. While it is zero, the routing of a request does not take the lock.
     count: AtomicUsize,
 }
@@ -56,9 +44,6 @@ pub(crate) struct PendingRestore {
 
 /// While this exists, no other request restores the session.
 pub(crate) type RestoreTurn = sync::OwnedMutexGuard<()>;
-
-/// A running restore. If dropped before [`complete`](Self::complete), its client has disconnected.
-pub(crate) struct RestoreGuard<'a>(Option<&'a PendingRestore>);
 
 // === impl PendingRestores ===
 
@@ -113,22 +98,6 @@ impl PendingRestores {
     fn restoring(&self) -> MutexGuard<'_, HashMap<SessionHash, RestoreStatus>> {
         lock(&self.0.restoring)
     }
-
-    fn aborted(&self) -> MutexGuard<'_, TtlCache<()>> {
-        lock(&self.0.aborted)
-    }
-}
-
-// === impl Inner ===
-
-impl Default for Inner {
-    fn default() -> Self {
-        Self {
-            restoring: Mutex::default(),
-            aborted: Mutex::new(TtlCache::new(MAX_ABORTED, ABORTED_TTL)),
-            count: AtomicUsize::new(0),
-        }
-    }
 }
 
 // === impl PendingRestore ===
@@ -137,17 +106,6 @@ impl PendingRestore {
     /// Waits until no other request restores the session.
     pub(crate) async fn turn(&self) -> RestoreTurn {
         self.turn.clone().lock_owned().await
-    }
-
-    /// Begins the restore, for the request whose turn it is.
-    pub(crate) fn begin_attempt(&self) -> RestoreGuard<'_> {
-        RestoreGuard(Some(self))
-    }
-
-    /// Returns `true` if a client has aborted the restore within [`ABORTED_TTL`].
-    pub(crate) fn was_aborted(&self) -> bool {
-        let aborted = self.pending_restores.aborted();
-        aborted.get(self.session, Instant::now()).is_some()
     }
 }
 
@@ -164,24 +122,6 @@ impl Drop for PendingRestore {
             .0
             .count
             .store(restoring.len(), Ordering::Release);
-    }
-}
-
-// === impl RestoreGuard ===
-
-impl RestoreGuard<'_> {
-    /// Ends the restore, successful or not, with its client still connected.
-    pub(crate) fn complete(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for RestoreGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(restore) = self.0 {
-            let mut aborted = restore.pending_restores.aborted();
-            aborted.insert(restore.session, (), Instant::now());
-        }
     }
 }
 

@@ -7,22 +7,19 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::{Notify, mpsc},
-    time::Instant,
-};
+use tokio::sync::{Notify, mpsc};
 
 use super::{
     local_session::{LocalSession, Phase},
     queues::{Deleted, MAX_DELETED, Queues},
     relinquished::{Relinquished, RelinquishedSessions, RelinquishedTo},
+    restore_attempts::{RestoreAttempts, RestoreStep},
     session_index::SessionIndex,
 };
 use crate::{
     ids::{Epoch, Incarnation, Owner, SessionHash},
     lock::lock,
     sessions::drain_gate::{DrainGate, InFlightGuard},
-    ttl_cache::TtlCache,
     wait_until::wait_until,
 };
 
@@ -30,24 +27,14 @@ use crate::{
 const SHARDS: usize = 64;
 
 /// How long a session may be loaded without being open: 60 s. After that it is removed.
-pub(super) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Maximum number of failed restores of a session: 3. After that it counts as unrestorable.
-const RESTORE_ATTEMPTS: u32 = 3;
-
-/// Maximum number of sessions whose restore attempts are counted: 65,536, each for 10 min.
-///
-/// Chosen because after a deployment that cannot restore the former sessions, all their clients return within a few minutes.
-const MAX_RESTORES: usize = 64 * 1024;
-const RESTORES_TTL: Duration = Duration::from_secs(10 * 60);
+pub(crate) const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The local sessions.
 pub(crate) struct Sessions {
     pub(super) session_index: Arc<SessionIndex>,
     pub(super) shards: Box<[Mutex<HashMap<SessionHash, LocalSession>>]>,
     pub(super) me: Incarnation,
-    /// Number of restore attempts of each session that is not restored yet.
-    restores: Mutex<TtlCache<u32>>,
+    pub(crate) restore_attempts: RestoreAttempts,
     pub(super) work: Mutex<Queues>,
     /// Number of contested sessions: nearly always zero.
     pub(super) contested: Arc<AtomicUsize>,
@@ -72,7 +59,7 @@ impl Sessions {
             session_index: SessionIndex::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             me,
-            restores: Mutex::new(TtlCache::new(MAX_RESTORES, RESTORES_TTL)),
+            restore_attempts: RestoreAttempts::default(),
             work: Mutex::default(),
             contested: Arc::default(),
             unconfirmed: Arc::default(),
@@ -94,6 +81,13 @@ impl Sessions {
         shard
             .get(&session)
             .is_some_and(|local| !matches!(local.phase, Phase::Loaded(_)))
+    }
+
+    /// Returns `true` if a session is open, and its handler has accepted its `initialize`.
+    pub(crate) fn is_restored(&self, session: SessionHash) -> bool {
+        let shard = self.shard(session);
+        let local = shard.get(&session);
+        local.is_some_and(|local| local.phase == Phase::Open)
     }
 
     /// Returns whether the parameters of a local session are known. Returns `None` if it is not local.
@@ -204,39 +198,21 @@ impl Sessions {
         false
     }
 
-    /// Counts an attempt to restore a session of this instance that was found in the directory.
-    pub(crate) fn record_restore_attempt(&self, session: SessionHash) {
-        let (now, mut restores) = (Instant::now(), lock(&self.restores));
-        let attempts = restores.get(session, now).copied().unwrap_or_default();
-        restores.insert(session, attempts + 1, now);
-    }
-
     /// Called when the handler of a session has accepted its `initialize`.
     pub(crate) fn on_initialize_accepted(&self, id: &str) {
         let session = SessionHash::of(id);
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.phase = Phase::Open;
         }
-        lock(&self.restores).remove(session);
+        self.restore_attempts.on_restored(session);
     }
 
-    /// Returns `true` if restoring a session has failed too often.
-    pub(crate) fn is_unrestorable(&self, id: &str) -> bool {
-        let restores = lock(&self.restores);
-        let attempts = restores.get(SessionHash::of(id), Instant::now());
-        attempts.is_some_and(|attempts| *attempts >= RESTORE_ATTEMPTS)
-    }
-
-    /// Called when the restore of a session was given up, or is complete. Such a restore does not count as a failed attempt.
-    pub(crate) fn on_restore_aborted(&self, id: &str) {
+    /// Begins the replay of the `initialize` of a session that is being restored. Returns `None` for any other session.
+    pub(crate) fn begin_replay(&self, id: &str) -> Option<RestoreStep<'_>> {
         let session = SessionHash::of(id);
-        // If nothing was loaded, no attempt was counted. If the session is open, its attempts are cleared already.
-        let is_counted =
-            (self.shard(session).get(&session)).is_some_and(|local| local.phase != Phase::Open);
-        let (now, mut restores) = (Instant::now(), lock(&self.restores));
-        if is_counted && let Some(attempts) = restores.get(session, now).copied() {
-            restores.insert(session, attempts.saturating_sub(1), now);
-        }
+        let is_restoring = |local: &LocalSession| local.phase == Phase::Restoring;
+        let is_replay = self.shard(session).get(&session).is_some_and(is_restoring);
+        is_replay.then(|| self.restore_attempts.begin_step(session))
     }
 
     /// Called when the restore of a session has ended. A session whose handler has not accepted `initialize` is closed, so that the next

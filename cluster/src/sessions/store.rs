@@ -59,7 +59,10 @@ impl SessionStore for ClusterStore {
         if self.sessions.is_deleted(session) {
             return Ok(None);
         }
-        let Some(entry) = self.directory.load(session).await? else {
+        let load = self.sessions.restore_attempts.begin_load(session);
+        let loaded = self.directory.load(session).await;
+        load.complete();
+        let Some(entry) = loaded? else {
             return Ok(None);
         };
         // Checked again, because the session may have been deleted during the load.
@@ -72,7 +75,7 @@ impl SessionStore for ClusterStore {
         if entry.params.is_empty() {
             return Ok(None);
         }
-        self.sessions.record_restore_attempt(session);
+        self.sessions.restore_attempts.add(session);
         let state = serde_json::from_slice(&entry.params)?;
         let epoch = entry.ownership.epoch;
         self.sessions

@@ -461,16 +461,3 @@ fn a_session_is_relinquished_only_if_its_gate_is_closed() {
     sessions.relinquish(hash("a"));
     assert!(relinquished_sessions.try_recv().is_err() && sessions.enter("a").is_some());
 }
-
-#[test]
-fn restore_attempts_of_thousands_of_sessions_are_counted_at_once() {
-    let (sessions, _) = Sessions::new(Incarnation::random());
-    let ids: Vec<String> = (0..5_000).map(|number| number.to_string()).collect();
-    for _ in 0..3 {
-        for id in &ids {
-            assert!(!sessions.is_unrestorable(id));
-            sessions.record_restore_attempt(hash(id));
-        }
-    }
-    assert!(ids.iter().all(|id| sessions.is_unrestorable(id)));
-}

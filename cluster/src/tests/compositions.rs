@@ -1,6 +1,7 @@
 //! An instance with slow handlers, and with layers around its service.
 
 use std::{
+    convert::Infallible,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -10,13 +11,14 @@ use std::{
 
 use axum::{
     Router,
+    body::Body,
     extract::Request,
     middleware::{Next, from_fn},
-    response::{IntoResponse as _, Response},
+    response::IntoResponse as _,
 };
-use futures_util::future::join;
-use http::StatusCode;
-use mcp_cancel_on_disconnect::CancellableSessionManager;
+use futures_util::{future::join, stream};
+use http::{Method, StatusCode};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{InitializeRequestParams, InitializeResult, ListToolsResult, PaginatedRequestParams},
@@ -248,36 +250,139 @@ async fn a_call_that_still_runs_is_not_lost() {
     }
 }
 
-/// A layer inside has a timeout that is shorter than the handler takes to begin. No restore has failed: each was given up.
+/// A layer with a timeout that is shorter than the handler takes to begin.
+fn limited(app: Router, status: StatusCode) -> Router {
+    app.layer(from_fn(move |request: Request, next: Next| async move {
+        let served = timeout(SECOND, next.run(request)).await;
+        served.unwrap_or_else(|_| status.into_response())
+    }))
+}
+
+/// No restore has failed: a layer inside has given up each of them.
 #[tokio::test]
 async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
-    let limited = |app: Router| {
-        app.layer(from_fn(async |request: Request, next: Next| -> Response {
-            let served = timeout(SECOND, next.run(request)).await;
-            served.unwrap_or_else(|_| StatusCode::GATEWAY_TIMEOUT.into_response())
-        }))
+    let gateway_timeout: fn(_) -> _ = |app| limited(app, StatusCode::GATEWAY_TIMEOUT);
+    let internal_error: fn(_) -> _ = |app| limited(app, StatusCode::INTERNAL_SERVER_ERROR);
+    for (expected, layer) in [(504, gateway_timeout), (503, internal_error)] {
+        let SlowInstance {
+            directory,
+            cluster,
+            handler,
+            mcp,
+            _served,
+        } = SlowInstance::start(layer).await;
+        let router = cluster.router();
+        handler.is_slow.store(true, Ordering::SeqCst);
+        for id in 0..3 {
+            assert_eq!(list(&mcp, id).await, expected);
+            pass(2 * SECOND).await;
+            router.sessions.relinquished.until_closed(hash(&mcp)).await;
+        }
+        handler.is_slow.store(false, Ordering::SeqCst);
+        handler.wake.notify_waiters();
+        pass(2 * SECOND).await;
+        directory.set(Fault::FailsAt("load"));
+        let first = list(&mcp, 10).await;
+        directory.set(Fault::None);
+        assert_eq!([first, list(&mcp, 11).await], [503, 200]);
+    }
+}
+
+/// The head of the response is sent while the handler begins. The requests that come meanwhile wait until it has.
+#[tokio::test]
+async fn a_restore_goes_on_after_the_head_of_its_response() {
+    let committed = |app: Router| {
+        app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
     };
     let SlowInstance {
-        directory,
         cluster,
         handler,
         mcp,
         _served,
-    } = SlowInstance::start(limited).await;
+        directory: _directory,
+    } = SlowInstance::start(committed).await;
     let router = cluster.router();
     handler.is_slow.store(true, Ordering::SeqCst);
-    for id in 0..3 {
-        assert_eq!(list(&mcp, id).await, 504);
-        pass(2 * SECOND).await;
-        router.sessions.relinquished.until_closed(hash(&mcp)).await;
-    }
+    let mut first = mcp.request(1, "tools/list", json!({})).await;
+    assert_eq!(within("a head", first.head()).await.status, 200);
+    assert!(router.restores.contains(hash(&mcp)));
+    let mut second = mcp.request(2, "tools/list", json!({})).await;
+    let waits = async {
+        while router.restores.requests(hash(&mcp)) < 2 {
+            yield_now().await;
+        }
+    };
+    within("the second request", waits).await;
     handler.is_slow.store(false, Ordering::SeqCst);
     handler.wake.notify_waiters();
-    pass(2 * SECOND).await;
-    directory.set(Fault::FailsAt("load"));
-    let first = list(&mcp, 10).await;
-    directory.set(Fault::None);
-    assert_eq!([first, list(&mcp, 11).await], [503, 200]);
+    assert_eq!(within("a head", second.head()).await.status, 200);
+    for response in [&mut first, &mut second] {
+        let answer = within("an answer", response.answer()).await.unwrap();
+        assert!(answer["result"].is_object(), "{answer}");
+    }
+    assert_eq!(handler.begun.load(Ordering::SeqCst), 2);
+    assert!(router.restores.is_empty());
+}
+
+/// The head of the response is sent before the handler refuses the restored session.
+#[tokio::test]
+async fn a_session_that_cannot_be_restored_is_none_although_the_heads_of_its_responses_were_sent() {
+    let committed = |app: Router| {
+        app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
+    };
+    let SlowInstance {
+        cluster,
+        handler,
+        mcp,
+        _served,
+        directory: _directory,
+    } = SlowInstance::start(committed).await;
+    let router = cluster.router();
+    for id in 1..=3 {
+        handler.is_slow.store(true, Ordering::SeqCst);
+        let mut listed = mcp.request(id, "tools/list", json!({})).await;
+        assert_eq!(within("a head", listed.head()).await.status, 200);
+        handler.fails.store(true, Ordering::SeqCst);
+        handler.is_slow.store(false, Ordering::SeqCst);
+        handler.wake.notify_waiters();
+        let answer = within("an answer", listed.answer()).await.unwrap();
+        assert!(answer["error"].is_object(), "{answer}");
+        within("the end of the restore", async {
+            while !router.restores.is_empty() {
+                yield_now().await;
+            }
+        })
+        .await;
+        router.sessions.relinquished.until_closed(hash(&mcp)).await;
+    }
+    assert_eq!(list(&mcp, 4).await, 404);
+}
+
+/// A layer inside answers a request of the session with a stream of its own. rmcp restores nothing.
+#[tokio::test]
+async fn a_stream_of_a_layer_does_not_lock_its_session() {
+    let streams = |app: Router| {
+        app.layer(from_fn(async |request: Request, next: Next| {
+            if request.method() == Method::GET {
+                return Body::from_stream(stream::pending::<Result<&str, Infallible>>())
+                    .into_response();
+            }
+            next.run(request).await
+        }))
+    };
+    let SlowInstance {
+        cluster,
+        mcp,
+        _served,
+        handler: _handler,
+        directory: _directory,
+    } = SlowInstance::start(streams).await;
+    let router = cluster.router();
+    let mut stream = mcp.listen().await;
+    assert_eq!(within("a head", stream.head()).await.status, 200);
+    assert!(router.restores.contains(hash(&mcp)));
+    let (status, ()) = join(list(&mcp, 1), pass(61 * SECOND)).await;
+    assert_eq!(status, 200);
 }
 
 /// The layer is around the whole application, and around one of its routers.

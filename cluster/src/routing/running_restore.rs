@@ -1,0 +1,144 @@
+//! A restore that runs while its request is served.
+//!
+//! 1. It usually ends with the head of the response. A layer inside may send the head early, as `commit_after` does. The restore then goes on
+//!    in the body, until the session is restored or the body ends.
+//! 2. Until it ends, the other requests of the session wait.
+
+use std::{
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::Response;
+use http_body::{Body as _, Frame, SizeHint};
+use tokio::time::{Sleep, sleep};
+
+use crate::{
+    ids::SessionHash,
+    routing::router::Router,
+    sessions::{
+        RESTORE_TIMEOUT,
+        pending_restores::{PendingRestore, RestoreTurn},
+    },
+};
+
+/// A running restore. It ends when this is dropped, also if the client disconnects or the handler panics.
+pub(crate) struct RunningRestore {
+    router: Arc<Router>,
+    id: String,
+    pending: Option<(PendingRestore, RestoreTurn)>,
+}
+
+/// A response body in which a restore goes on.
+struct RestoringBody {
+    body: Body,
+    restore: Option<RunningRestore>,
+    /// Ends a restore of which nothing has been loaded, because a layer inside has answered in place of rmcp.
+    timeout: Pin<Box<Sleep>>,
+}
+
+// === impl RunningRestore ===
+
+impl RunningRestore {
+    pub(crate) fn new(
+        router: &Arc<Router>,
+        id: String,
+        pending: PendingRestore,
+        turn: RestoreTurn,
+    ) -> Self {
+        Self {
+            router: router.clone(),
+            id,
+            pending: Some((pending, turn)),
+        }
+    }
+
+    /// Ends the restore, or lets it go on in the body of the response.
+    pub(crate) fn end_with(self, response: Response<Body>) -> Response<Body> {
+        let has_ended = !response.status().is_success() || response.body().is_end_stream();
+        if has_ended || self.is_restored() {
+            return response;
+        }
+        response.map(|body| {
+            Body::new(RestoringBody {
+                body,
+                restore: Some(self),
+                timeout: Box::pin(sleep(RESTORE_TIMEOUT)),
+            })
+        })
+    }
+
+    fn session(&self) -> SessionHash {
+        SessionHash::of(&self.id)
+    }
+
+    fn is_restored(&self) -> bool {
+        self.router.sessions.is_restored(self.session())
+    }
+}
+
+impl Drop for RunningRestore {
+    fn drop(&mut self) {
+        self.router.sessions.on_restore_ended(&self.id);
+        drop(self.pending.take());
+        self.router.on_request_done(&self.id);
+    }
+}
+
+// === impl RestoringBody ===
+
+impl RestoringBody {
+    /// Ends the restore. The client has its response, so a session that cannot be restored is given up without one.
+    fn end(&mut self) {
+        if let Some(restore) = self.restore.take()
+            && !restore.is_restored()
+        {
+            restore.router.give_up_if_unrestorable(&restore.id);
+        }
+    }
+}
+
+impl http_body::Body for RestoringBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        let frame = Pin::new(&mut this.body).poll_frame(cx);
+        let Some(restore) = &this.restore else {
+            return frame;
+        };
+        let has_ended = matches!(frame, Poll::Ready(None | Some(Err(_))));
+        let is_not_loaded = || !restore.router.sessions.is_local(restore.session());
+        if has_ended
+            || restore.is_restored()
+            || this.timeout.as_mut().poll(cx).is_ready() && is_not_loaded()
+        {
+            this.end();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for RestoringBody {
+    fn drop(&mut self) {
+        // First, so that rmcp gives up what it still restores.
+        drop(mem::take(&mut self.body));
+        self.end();
+    }
+}

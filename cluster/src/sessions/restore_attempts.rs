@@ -1,0 +1,193 @@
+//! The attempts to restore sessions of this instance.
+//!
+//! 1. An attempt counts from when the parameters of its session are loaded. After three that failed, the session counts as unrestorable.
+//! 2. An attempt that is given up has not failed: its client disconnected, or a layer answered in place of rmcp. The session manager and
+//!    the session store notice it, because rmcp drops what it awaits of them.
+//! 3. rmcp answers 404 to the requests that wait for an attempt that is given up (`aborted_restore` in ARCHITECTURE.md, Workarounds). So
+//!    that it was given up is recorded for a moment.
+
+use std::{
+    sync::{Mutex, MutexGuard},
+    thread,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{ids::SessionHash, lock::lock, ttl_cache::TtlCache};
+
+/// Maximum number of failed attempts to restore a session: 3. After that it counts as unrestorable.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// Maximum number of sessions whose attempts are counted: 65,536, each for 10 min.
+///
+/// Chosen because after a deployment that cannot restore the former sessions, all their clients return within a few minutes.
+const CAPACITY: usize = 64 * 1024;
+const TTL: Duration = Duration::from_secs(10 * 60);
+
+/// How long an attempt that was given up affects other requests: 1 s.
+///
+/// Chosen because rmcp discards the result of the attempt once a task of its own has run.
+const GIVEN_UP_TTL: Duration = Duration::from_secs(1);
+
+/// The attempts of all sessions that are not restored yet.
+#[derive(Debug)]
+pub(crate) struct RestoreAttempts(Mutex<TtlCache<Attempts>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Attempts {
+    count: u32,
+    /// When the last attempt was given up.
+    given_up: Option<Instant>,
+}
+
+/// A step of an attempt that rmcp awaits. If dropped before [`complete`](Self::complete), the attempt is given up.
+pub(crate) struct RestoreStep<'a> {
+    attempts: &'a RestoreAttempts,
+    session: SessionHash,
+    is_counted: bool,
+    is_complete: bool,
+}
+
+// === impl RestoreAttempts ===
+
+impl RestoreAttempts {
+    /// Counts an attempt whose parameters were loaded.
+    pub(crate) fn add(&self, session: SessionHash) {
+        self.update(session, |attempts, _| attempts.count += 1);
+    }
+
+    /// Begins to load the parameters of a session, before the attempt is counted.
+    pub(crate) fn begin_load(&self, session: SessionHash) -> RestoreStep<'_> {
+        self.step(session, false)
+    }
+
+    /// Begins a step of an attempt that was counted.
+    pub(crate) fn begin_step(&self, session: SessionHash) -> RestoreStep<'_> {
+        self.step(session, true)
+    }
+
+    /// Called when the handler of a session has accepted its `initialize`.
+    pub(crate) fn on_restored(&self, session: SessionHash) {
+        self.cache().remove(session);
+    }
+
+    /// Returns `true` if too many attempts to restore a session have failed.
+    pub(crate) fn is_unrestorable(&self, session: SessionHash) -> bool {
+        let cache = self.cache();
+        let attempts = cache.get(session, Instant::now());
+        attempts.is_some_and(|attempts| attempts.count >= MAX_ATTEMPTS)
+    }
+
+    /// Returns `true` if an attempt was given up within [`GIVEN_UP_TTL`].
+    pub(crate) fn was_given_up(&self, session: SessionHash) -> bool {
+        let (now, cache) = (Instant::now(), self.cache());
+        let given_up = cache.get(session, now).and_then(|its| its.given_up);
+        given_up.is_some_and(|at| now.saturating_duration_since(at) < GIVEN_UP_TTL)
+    }
+
+    fn step(&self, session: SessionHash, is_counted: bool) -> RestoreStep<'_> {
+        RestoreStep {
+            attempts: self,
+            session,
+            is_counted,
+            is_complete: false,
+        }
+    }
+
+    fn update(&self, session: SessionHash, update: impl FnOnce(&mut Attempts, Instant)) {
+        let (now, mut cache) = (Instant::now(), self.cache());
+        let mut attempts = cache.get(session, now).copied().unwrap_or_default();
+        update(&mut attempts, now);
+        cache.insert(session, attempts, now);
+    }
+
+    fn cache(&self) -> MutexGuard<'_, TtlCache<Attempts>> {
+        lock(&self.0)
+    }
+}
+
+impl Default for RestoreAttempts {
+    fn default() -> Self {
+        Self(Mutex::new(TtlCache::new(CAPACITY, TTL)))
+    }
+}
+
+// === impl RestoreStep ===
+
+impl RestoreStep<'_> {
+    /// Ends the step, successful or not.
+    pub(crate) fn complete(mut self) {
+        self.is_complete = true;
+    }
+}
+
+impl Drop for RestoreStep<'_> {
+    /// A panic counts as a failure.
+    fn drop(&mut self) {
+        if self.is_complete || thread::panicking() {
+            return;
+        }
+        self.attempts.update(self.session, |attempts, now| {
+            attempts.count = attempts.count.saturating_sub(self.is_counted.into());
+            attempts.given_up = Some(now);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+
+    use super::*;
+
+    fn session() -> SessionHash {
+        SessionHash::of("a")
+    }
+
+    #[test]
+    fn every_one_of_many_sessions_that_cannot_be_restored_is_unrestorable() {
+        let attempts = RestoreAttempts::default();
+        let sessions: Vec<_> = (0..10_000)
+            .map(|n| SessionHash::of(&n.to_string()))
+            .collect();
+        for _ in 0..3 {
+            for session in &sessions {
+                assert!(!attempts.is_unrestorable(*session));
+                attempts.add(*session);
+            }
+        }
+        assert!(
+            sessions
+                .iter()
+                .all(|session| attempts.is_unrestorable(*session))
+        );
+    }
+
+    #[test]
+    fn an_attempt_that_is_given_up_has_not_failed() {
+        let attempts = RestoreAttempts::default();
+        for _ in 0..3 {
+            attempts.add(session());
+            drop(attempts.begin_step(session()));
+        }
+        drop(attempts.begin_load(session()));
+        assert!(!attempts.is_unrestorable(session()));
+        iter::repeat_n((), 3).for_each(|()| attempts.add(session()));
+        attempts.begin_step(session()).complete();
+        assert!(attempts.is_unrestorable(session()));
+        attempts.on_restored(session());
+        assert!(!attempts.is_unrestorable(session()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_that_was_given_up_is_recorded_for_a_moment() {
+        let attempts = RestoreAttempts::default();
+        attempts.begin_load(session()).complete();
+        assert!(!attempts.was_given_up(session()));
+        drop(attempts.begin_load(session()));
+        assert!(attempts.was_given_up(session()));
+        tokio::time::advance(GIVEN_UP_TTL).await;
+        assert!(!attempts.was_given_up(session()));
+    }
+}
