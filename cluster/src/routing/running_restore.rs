@@ -1,6 +1,6 @@
 //! A restore that runs while its request is served.
 //!
-//! 1. It usually ends with the head of the response. A layer inside may send the head early, as `commit_after` does. The restore then goes on
+//! 1. It usually ends with the head of the response. A layer inside may send the head early, as `commit_after` does. The restore then continues
 //!    in the body, until the session is restored or the body ends.
 //! 2. Until it ends, the other requests of the session wait.
 
@@ -33,7 +33,7 @@ pub(crate) struct RunningRestore {
     pending: Option<(PendingRestore, RestoreTurn)>,
 }
 
-/// A response body in which a restore goes on.
+/// A response body in which a restore continues.
 struct RestoringBody {
     body: Body,
     restore: Option<RunningRestore>,

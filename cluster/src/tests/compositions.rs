@@ -288,9 +288,9 @@ async fn a_session_whose_restore_timed_out_in_a_layer_is_not_given_up() {
     }
 }
 
-/// The head of the response is sent while the handler begins. The requests that come meanwhile wait until it has.
+/// The head of the response is sent while the handler begins. Requests that arrive meanwhile wait until it has begun.
 #[tokio::test]
-async fn a_restore_goes_on_after_the_head_of_its_response() {
+async fn a_restore_continues_after_the_head_of_its_response() {
     let committed = |app: Router| {
         app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
     };
