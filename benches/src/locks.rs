@@ -1,5 +1,5 @@
 //! Locked instructions, with which a processor claims a cache line from all others. How many a call executes, and which
-//! locks it takes, does not depend on the machine. Their cost does.
+//! locks it takes, does not depend on the machine. Their cost does. Those of the C library do not count.
 //!
 //! callgrind counts how often each instruction is executed, `objdump` identifies the locked ones, and `addr2line` maps
 //! them to functions, including inlined ones.
@@ -42,7 +42,11 @@ impl Profile {
         for line in text.lines() {
             if let Some(name) = line.strip_prefix("ob=") {
                 file = name.to_owned();
-                addresses = locked(name)?;
+                addresses = if is_libc(name) {
+                    Addresses::default()
+                } else {
+                    locked(name)?
+                };
             } else if line.starts_with("calls=") {
                 // The next line is the cost of the called function.
                 is_call = true;
@@ -119,6 +123,14 @@ fn taken(function: &str, place: &str) -> Option<String> {
     let is_raw = guarded.starts_with("parking_lot::");
     let raw = guarded.split_once(", ").filter(|_| is_raw);
     Some(raw.map_or(guarded, |(_, guarded)| guarded).to_owned())
+}
+
+/// Returns `true` for the C library. Its allocator executes ten locked instructions whenever it consolidates free memory. How often it does
+/// depends on the layout of the heap.
+fn is_libc(file: &str) -> bool {
+    file.rsplit('/')
+        .next()
+        .is_some_and(|name| name.starts_with("libc.so"))
 }
 
 fn locked(file: &str) -> Result<Addresses> {
