@@ -24,7 +24,7 @@ use crate::{
 
 /// Maximum number of characters of a client's text that are logged: 128.
 ///
-/// No sane id or tool name is longer, but a client may send a method name of 4 MiB.
+/// No reasonable id or tool name is longer, but a client may send a method name of 4 MiB.
 const MAX_TEXT: usize = 128;
 
 /// Maximum number of characters of a session id that are logged: 4,096.

@@ -14,17 +14,17 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// Timeout of all requests but writes and removals of answers: 500 ms.
+/// Timeout of all requests except writes and removals of answers: 500 ms.
 ///
 /// A request that has timed out may still be executed.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Timeout for writing or removing an answer: 5 s.
 ///
-/// Chosen because no request waits for it, and a directory that is 2 s away must be able to confirm 1 MiB.
+/// Chosen because no request waits for it, and a directory with a latency of 2 s must be able to confirm 1 MiB.
 pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A directory that answers or fails within a timeout. Clones are the same directory.
+/// A directory that answers or fails within a timeout. Clones share the directory.
 ///
 /// The timeout is [`DIRECTORY_TIMEOUT`], or [`ANSWERS_TIMEOUT`].
 #[derive(Debug, Clone)]

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body::{Body as _, Frame, SizeHint};
 
-/// Whether a body was asked for. Clones share the state.
+/// Whether the peer has asked for the body. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct ContinueSignal(Arc<Deferred>);
 

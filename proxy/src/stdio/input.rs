@@ -19,7 +19,7 @@ use super::routing::MAX_OPEN;
 
 /// Maximum number of queued messages: 1,024.
 ///
-/// Chosen as the maximum number of open calls, so that a client can send all of them at once.
+/// Chosen as the maximum number of open calls, all of which a client may send at once.
 const MAX_MESSAGES: usize = MAX_OPEN;
 
 /// Maximum number of additional cancels: 1,024.
@@ -96,7 +96,7 @@ pub(super) enum Stopped {
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
-    /// How often the process was blocked and became unblocked.
+    /// Number of times that the process was blocked and became unblocked.
     times: AtomicU64,
 }
 

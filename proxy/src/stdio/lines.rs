@@ -8,13 +8,13 @@ use crate::message::{IdKey, Scanner};
 /// Maximum length of a line: 16 MiB, which is more than clients accept.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// Maximum number of bytes that are kept of a line that is too long.
+/// Maximum number of bytes that are kept of a line that is too long: 200.
 const MAX_EXCERPT: usize = 200;
 
-/// Maximum capacity that is kept after a line.
+/// Maximum capacity that is kept after a line: 64 KiB.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Number of bytes that are read at a time.
+/// Number of bytes that are read at a time: 16 KiB.
 const READ_SIZE: usize = 16 * 1024;
 
 /// A byte order mark, with which servers in .NET and PowerShell begin their output. Not part of a line.

@@ -19,7 +19,7 @@ pub(crate) enum Answers {
     Ambiguous(ParseFailure),
 }
 
-/// Reads which request is answered by `data`, a message in one piece.
+/// Reads which request `data`, a complete message, answers.
 ///
 /// The rules are those of [`read`](super::read), so that the same text is the same id in both
 /// directions. The values of a message with a `method` are skipped.
