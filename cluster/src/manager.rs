@@ -158,7 +158,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
             && !self.is_checked.swap(true, Ordering::Relaxed)
             && !has_params
         {
-            warn!(target: "mcp_cancel_cluster", "sessions of this service are not in the directory, so other instances do not find them, and their abandoned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
+            warn!(target: "mcp_cancel_cluster", "sessions of this service are not in the directory, so other instances do not find them, and their orphaned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
         }
     }
 

@@ -178,7 +178,7 @@ fn log_end(
             log_end!(
                 info,
                 reason = reason.text(),
-                "call abandoned, only the end of its stream tells its server"
+                "call abandoned, its server is notified only by the end of its stream"
             );
         }
         Outcome::Completed => log_end!(trace, "call completed"),

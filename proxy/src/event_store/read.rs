@@ -1,9 +1,9 @@
 //! Parses the events of a server's stream, as far as they are forwarded.
 //!
-//! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6): any of three line ends, a byte order mark at
+//! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6): any of three line endings, a byte order mark at
 //!    the start, comments, several data lines. The frames of the body may cut an event anywhere.
-//! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line ends. The `id` and the `retry`
-//!    are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
+//! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line endings. The `id` and the
+//!    `retry` are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
 //! 3. The caller limits the length of lines and events. [`Reader::needs`] returns the capacity that the next bytes need, and
 //!    [`Reader::take`] takes the lines so far at any time.
 

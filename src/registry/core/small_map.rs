@@ -29,7 +29,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         self.len() == 0
     }
 
-    /// Number of entries that fit without another allocation. A tree has no unused capacity.
+    /// Returns the number of entries that fit without another allocation. A tree has no unused capacity.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         match self {

@@ -299,7 +299,7 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
         .await;
     let error = directory.look(text.session).await.unwrap_err();
     let expected = format!(
-        "the directory holds what no instance wrote: mcp:s:{} is no record of a session",
+        "the directory holds what no instance wrote: mcp:s:{} is not a record of a session",
         text.session
     );
     assert_eq!(error.to_string(), expected);
