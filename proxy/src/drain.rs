@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_to_see_that_a_hangup_is_ignored_agree() {
+    fn both_checks_for_an_ignored_hangup_agree() {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         if let Some(ignored) = ignored_signals(&status) {
             assert_eq!(child_survives_hangup(), ignored & 1 == 1);

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_no_id_where_the_request_has_none_beyond_doubt() {
+    fn an_error_has_no_id_if_that_of_the_request_is_ambiguous() {
         for request in [
             "",
             "{",

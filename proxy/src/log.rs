@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_with_a_level_for_all_targets_stands_for_itself() {
+    fn a_filter_with_a_level_for_all_targets_replaces_the_default() {
         for filter in ["debug", "off,mcp_server=info", "hyper=debug, WARN"] {
             assert_eq!(with_default(filter), filter);
         }

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quote_after_a_backslash_is_found_wherever_it_stands() {
+    fn a_quote_after_a_backslash_is_found_at_any_position() {
         for length in 0..40 {
             for escape in [r#"\""#, r"\\", r#"\\\""#] {
                 let text = format!("{}{escape}", "x".repeat(length));

@@ -153,7 +153,7 @@ mod tests {
 
     /// As if this process had stalled, and then found an older answer.
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_found_too_late_is_none() {
+    async fn an_answer_after_the_timeout_is_discarded() {
         for (waits, is_answer) in [
             (DIRECTORY_TIMEOUT / 2, true),
             (2 * DIRECTORY_TIMEOUT, false),

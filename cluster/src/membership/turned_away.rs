@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_known_how_long_ago_a_client_was_turned_away_or_waited() {
+    async fn the_age_counts_from_the_last_client_that_was_turned_away_or_waited() {
         let turned_away = Arc::new(TurnedAway::new(CLIENT_BACKOFF));
         let age = || turned_away.age(Instant::now());
         assert_eq!(age(), None);

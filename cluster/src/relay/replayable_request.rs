@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_read_of_a_body_that_nobody_sends() {
+    async fn a_body_that_is_not_relayed_is_not_read() {
         let polled = Arc::new(AtomicBool::new(false));
         let recorded = polled.clone();
         let body = stream::once(async move {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_says_its_length_is_not_read_if_it_is_long() {
+    async fn a_body_with_a_known_length_is_not_read_if_it_is_long() {
         let mut replayable =
             ReplayableRequest::new(Request::new(Body::from(vec![b'x'; MAX_REPLAY + 1])));
         replayable.read().now_or_never().unwrap().unwrap();

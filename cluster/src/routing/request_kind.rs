@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_sent_again_is_begun_where_it_is() {
+    async fn a_request_that_cannot_be_sent_again_is_served_here() {
         let text = "x".repeat(64 * 1024);
         let call = format!(r#"{{"id":1,"method":"tools/call","params":"{text}"}}"#);
         assert_eq!(post(&call).await, RequestKind::Other);
     }
 
     #[tokio::test]
-    async fn a_stream_of_no_call_is_told_from_a_resume() {
+    async fn a_standalone_stream_is_distinguished_from_a_resume() {
         let generation = "0123456789abcdef";
         assert_eq!(get(None).await, RequestKind::Stream);
         assert_eq!(

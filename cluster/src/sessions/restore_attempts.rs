@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn every_one_of_many_sessions_that_cannot_be_restored_is_unrestorable() {
+    fn each_of_many_sessions_that_cannot_be_restored_is_unrestorable() {
         let attempts = RestoreAttempts::default();
         let sessions: Vec<_> = (0..10_000)
             .map(|n| SessionHash::of(&n.to_string()))

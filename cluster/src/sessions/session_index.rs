@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_there_until_its_last_guard_is_dropped() {
+    fn an_id_is_indexed_until_its_last_guard_is_dropped() {
         let index = SessionIndex::new();
         let (id, short): (Arc<str>, Arc<str>) = ("session".into(), "n".into());
         let (first, other) = (index.insert(&id), index.insert(&short));

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_beyond_the_limit_is_dropped_and_the_number_of_them_is_reported() {
+    fn lines_beyond_the_limit_are_dropped_and_counted() {
         let mut case = case();
         case.queue.write_all(b"first\n").unwrap();
         while !case.queue.0.state().is_writing {

@@ -300,7 +300,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn of_whatever_json_it_says_what_a_parser_does(json in json(), size in 1..10_usize) {
+        fn a_scan_agrees_with_a_parser_on_any_json(json in json(), size in 1..10_usize) {
             let (scanned, parsed) = (scanned(json.as_bytes(), size), parsed(json.as_bytes()));
             // A method that is null is in doubt.
             let is_doubted = scanned.is_none() && json.contains(r#""method" : null"#);

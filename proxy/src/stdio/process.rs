@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_not_there_is_told_from_one_that_is() {
+    fn a_missing_command_is_distinguished_from_an_existing_one() {
         assert!(shell("").check().is_ok());
         assert!(Program::new("/bin/sh", []).check().is_ok());
         for name in ["no-such-command-at-all", "/no/such/command", "./no-such"] {

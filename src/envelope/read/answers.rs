@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_without_a_usable_id_is_unclear() {
+    fn a_response_without_a_usable_id_is_ambiguous() {
         for id in [
             "",
             r#""id":null,"#,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_beyond_doubt_one_message_is_unclear() {
+    fn data_that_may_not_be_one_message_is_ambiguous() {
         for (data, why) in [
             ("hello", ParseFailure::NotJson),
             (

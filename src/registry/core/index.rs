@@ -247,7 +247,7 @@ mod tests {
 
     /// The collisions of one process tell nothing about those of another.
     #[test]
-    fn every_process_has_hashes_of_its_own() {
+    fn every_process_has_its_own_hashes() {
         let [one, other] = [KeyHasher::default(), KeyHasher::default()];
         assert_ne!(one.event(b"opaque"), other.event(b"opaque"));
     }

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backend_is_evaluated_by_what_it_answers() {
+    fn a_backend_is_evaluated_by_its_replies() {
         let kind = |info: &str| Kind::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
         let limited = "maxmemory:104857600\r\nmaxmemory_policy:";
         let usual = kind("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");
