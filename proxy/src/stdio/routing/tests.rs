@@ -426,7 +426,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn every_line_is_routed_like_by_a_search_of_all_calls(steps in steps()) {
+    fn every_line_is_routed_as_a_search_of_all_calls_would(steps in steps()) {
         let (mut routes, mut model) = (Routes::new(None), Model::default());
         let mut now = Instant::now();
         for step in steps {
