@@ -1,7 +1,7 @@
 //! A cursor over JSON text that finds the ends of values without parsing them.
 //!
 //! A tool argument can be a megabyte of text that the envelope does not need. So a long string costs one `memchr` per quote in
-//! it, and everything else is skipped byte by byte. The cursor promises to the reader of the envelope:
+//! it, and everything else is skipped byte by byte. The guarantees for the reader of the envelope:
 //!
 //! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers.
 //!    The text between the quotes of a string is not checked: the user of that span checks its escapes,

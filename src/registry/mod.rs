@@ -101,7 +101,7 @@ impl<T: Tracked> Registry<T> {
         &self.sessions.timer
     }
 
-    /// Notified when calls end during a drain, and when no answer is being delivered any more.
+    /// Notified when calls end during a drain, and when the last delivery of an answer ends.
     pub(crate) fn ended(&self) -> &Notify {
         &self.sessions.ended
     }

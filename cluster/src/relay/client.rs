@@ -144,7 +144,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The body cannot be read, or the head has more fields than a peer accepts.
+    /// Returns an error if the body cannot be read, or the head has more fields than a peer accepts.
     pub(crate) async fn prepare(&self, replayable: &mut ReplayableRequest) -> Result<(), Refusal> {
         if replayable.head.headers.len() + MAX_ADDED > MAX_FIELDS {
             return Err(Refusal::TooManyFields);

@@ -1,6 +1,6 @@
 //! The internal header fields that instances add to relayed requests and responses.
 //!
-//! Clients neither see nor can send these fields:
+//! Clients can neither receive nor send these fields:
 //!
 //! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from every
 //!    response.

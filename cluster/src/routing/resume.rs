@@ -1,6 +1,6 @@
 //! Resumes of calls that run here, and of calls that ended with a former incarnation.
 //!
-//! 1. The id of an event of the session's current generation is passed on in the form that the session manager gave it.
+//! 1. The id of an event of the session's current generation is passed on in the form that the session manager assigned.
 //! 2. The id of an event of another generation (of another incarnation, or from before the session was restored here) is not passed on,
 //!    because the session manager could mistake it for that of another call's event. If the event belongs to a call, the client gets the
 //!    kept answer, or an error stating that the server no longer runs, and the stream ends. Either is sent only if the application accepts
@@ -18,7 +18,7 @@ use crate::{
     routing::fields::Fields,
 };
 
-/// The header field with the id of the last event that a client has seen.
+/// The header field with the id of the last event that a client has received.
 pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// An event id that no session manager uses.

@@ -1,8 +1,8 @@
 //! The drain gate of a session counts its requests in flight, and can be closed. One atomic holds both.
 //!
 //! 1. A request enters before it is served, and exits when it has an answer. No request enters once the gate is closed.
-//! 2. The gate is closed when idle only if no request has entered since it was seen to be idle. Conditions that are checked in between,
-//!    such as the calls whose clients have disconnected, cannot have changed unnoticed.
+//! 2. The gate is closed when idle only if no request has entered since it was found idle. So conditions that are checked in between, such
+//!    as the calls whose clients have disconnected, cannot have changed undetected.
 //! 3. The gate stays closed. A session that is restored gets a new gate.
 
 use std::{

@@ -144,7 +144,7 @@ impl Session {
         state.is_begun |= !is_first;
         let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
-        // A client cannot resume before it knows its session.
+        // A client cannot resume before it has its session id.
         if !is_first {
             self.prime(&stream);
         }

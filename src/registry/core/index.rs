@@ -22,7 +22,7 @@ pub(super) enum StreamId {
     Opaque(u64),
 }
 
-/// An event id, as it is compared with those that were seen.
+/// An event id, in the form in which it is compared with known ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventId {
     /// Index and stream, if it has the form of rmcp's.

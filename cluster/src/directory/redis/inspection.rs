@@ -41,7 +41,7 @@ impl Inspection {
     /// Logs an error once a minute if it is unusable.
     ///
     /// # Errors
-    /// The backend cannot be a directory. A backend that does not answer is not evaluated.
+    /// Returns an error if the backend cannot be a directory. A backend that does not answer is not evaluated.
     pub(super) async fn inspect(
         &self,
         connection: &mut impl ConnectionLike,
