@@ -113,11 +113,11 @@ impl fmt::Display for CancelError {
         match &self.0 {
             Kind::Refused(status) => write!(f, "the service refused the cancel with {status}"),
             Kind::Failed(why) => write!(f, "the cancel could not be delivered: {why}"),
-            Kind::TimedOut => f.write_str("the service did not take the cancel in time"),
+            Kind::TimedOut => f.write_str("the service did not accept the cancel in time"),
             Kind::Undelivered => {
-                f.write_str("no runtime took the cancel, or its delivery ended too soon")
+                f.write_str("no runtime polled the delivery of the cancel until its end")
             }
-            Kind::Reused => f.write_str("another call has its id by now"),
+            Kind::Reused => f.write_str("another call has reused the request id"),
         }
     }
 }

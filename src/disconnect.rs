@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_no_stream_that_the_server_ended_for_a_disconnect() {
+    fn auto_does_not_count_the_end_of_a_stream_by_the_server_as_a_disconnect() {
         let ended = StreamEnd {
             by_server: true,
             replayable: false,
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_keeps_running_what_may_be_resumed_elsewhere() {
+    fn auto_lets_calls_run_that_may_be_resumed_elsewhere() {
         assert_eq!(
             auto(StreamEnd {
                 stored: true,

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_field_is_found_as_often_as_it_is_there() {
+    fn each_occurrence_of_a_field_is_found() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("accept", "a"),

@@ -21,7 +21,7 @@ use crate::{
 /// timeout.
 const MIN_STALL: Duration = Duration::from_millis(100);
 
-/// Cancels the calls of clients that hang up. See the [crate docs](crate).
+/// Cancels the calls of clients that disconnect. See the [crate docs](crate).
 ///
 /// ```
 /// use std::time::Duration;
@@ -244,7 +244,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sends a comment on each `text/event-stream` response that was quiet for `interval`.
+    /// Sends a comment on each `text/event-stream` response that has been quiet for `interval`.
     ///
     /// The interval is at least 1 ms. Off by default. rmcp does the same every 15 s.
     ///
@@ -337,9 +337,9 @@ impl CancelOnDisconnectLayer {
     /// the kernel reports room in its send buffer, which grows to 4 MB, when a third of it is free. A [`WatchedListener`] limits the
     /// unsent part to about 100 KiB, so that a client at 10 KB/s makes progress within seconds.
     ///
-    /// On HTTP/2 a client may stop reading one stream, and so fill the flow-control window of the whole connection. Then no stream
-    /// of that connection can advance, and all streams that wait to send count as stalled. The layer cannot see which of them filled
-    /// the window. Use a timeout that is longer than any pause of a correct client.
+    /// On HTTP/2 a client may stop reading one stream, and so exhaust the flow-control window of the whole connection. Then no stream
+    /// of that connection can advance, and all streams that wait to send count as stalled. The layer cannot determine which of them
+    /// exhausted the window. Use a timeout that is longer than any pause of a correct client.
     ///
     /// [`WatchedListener`]: https://docs.rs/mcp-cancel-on-disconnect/latest/mcp_cancel_on_disconnect/socket/struct.WatchedListener.html
     ///

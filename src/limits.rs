@@ -78,7 +78,7 @@ impl Limits {
     /// answers whose client was connected at the time of the answer. The rest is for answers for which a client may still resume. A
     /// session retains at most as much of each kind as remains for all others.
     ///
-    /// An answer that does not fit in what is left, or in the limit of its session, evicts older ones of its session: first those
+    /// An answer that does not fit in the remaining space, or in the limit of its session, evicts older ones of its session: first those
     /// whose client was connected. If that is not enough, the new answer is not retained. If an answer for which a client may still
     /// resume is evicted or not retained, [`Event::AnswerEvicted`](crate::Event::AnswerEvicted) is reported.
     pub fn retained(mut self, bytes: usize) -> Self {

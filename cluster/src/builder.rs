@@ -231,10 +231,10 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the longest time that a client waits to retry after a 503.
+    /// Sets the longest time that a client waits before it retries after a 503.
     ///
-    /// If any instance has turned a client away within that time, no instance cancels an abandoned call, because the call may be that
-    /// client's. The default is 40 s, more than the official SDKs wait.
+    /// If any instance has turned a client away within that time, no instance cancels an orphaned call, because the call may be that
+    /// client's. The default is 40 s, which is longer than the official SDKs wait.
     ///
     /// ```
     /// use std::time::Duration;
@@ -265,7 +265,7 @@ impl ClusterBuilder {
         self
     }
 
-    /// Becomes a member of the cluster.
+    /// Joins the cluster.
     ///
     /// The directory does not have to be reachable. Until it is, sessions of other instances are not found.
     ///
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_secret_or_a_url_that_cannot_be_is_refused() {
+    async fn an_invalid_secret_or_url_is_refused() {
         let memory = Cluster::in_memory(&MemoryDirectory::default()).advertise("10.0.0.7:9000");
         assert!(refused(memory.clone().secret("")).await.contains("secret"));
         assert!(

@@ -131,7 +131,7 @@ impl Cluster {
         manager
     }
 
-    /// Cancels abandoned calls only with proof that their clients have not resumed elsewhere.
+    /// Cancels orphaned calls only with proof that their clients have not resumed elsewhere.
     ///
     /// This applies to calls of sessions on `layer`, and replaces the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
     ///
@@ -421,7 +421,7 @@ pub(crate) fn join_over(
         generations: Arc::new(Generations::new(me.incarnation)),
         directory: directory.clone(),
     });
-    info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins");
+    info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins the cluster");
     Cluster {
         shared: Arc::new(Shared {
             router,

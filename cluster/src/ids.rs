@@ -36,15 +36,15 @@ const SEPARATOR: char = '~';
 
 /// One start of an instance, or one restore of a session.
 ///
-/// A random number, as text 16 hexadecimal digits.
+/// A random number. Its text is 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
-/// 128 bits of the SHA-256 of a session id, as text 32 hexadecimal digits.
+/// 128 bits of the SHA-256 of a session id. Its text is 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionHash([u8; 16]);
 
-/// The number of a call, unique within its incarnation. As text a decimal number.
+/// The number of a call, unique within its incarnation. Its text is a decimal number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallNumber(u64);
 
@@ -287,7 +287,7 @@ impl Display for ClusterEventId<'_> {
 
 impl Display for ParseIdError {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str("not a name of this kind")
+        f.write_str("not an identifier of this kind")
     }
 }
 

@@ -1,7 +1,7 @@
 //! Runs several instances of one MCP server behind a load balancer without sticky sessions.
 //!
-//! A request reaches its session through any instance. No abandoned call is cancelled without proof that its client cannot have resumed on
-//! another instance.
+//! A request reaches its session through any instance. No orphaned call (one whose client did not resume within the grace) is
+//! cancelled without proof that the client cannot have resumed on another instance.
 //!
 //! Each session is open on one instance, its owner. Other instances relay its requests to the owner by plain HTTP. A resume, a cancel or an
 //! answer to the server's own question therefore reaches the instance on which the call runs. There

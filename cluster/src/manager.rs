@@ -1,6 +1,6 @@
 //! The session manager that tags event ids with their origin. It wraps the manager that tracks calls.
 //!
-//! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer cuts it back to
+//! 1. An event id is sent as `<plain>~<generation of the session>~<number of the call>~<request id>`. On a resume the layer rewrites it to
 //!    `<plain>` before any inner service reads it. Two instances therefore never use one id for different events, and a reused request id
 //!    never names two calls.
 //! 2. Nothing but the id of an event is changed.
@@ -158,11 +158,11 @@ impl<M: SessionManager> ClusterSessionManager<M> {
             && !self.is_checked.swap(true, Ordering::Relaxed)
             && !has_params
         {
-            warn!(target: "mcp_cancel_cluster", "sessions of this service are not in the directory, so other instances do not find them, and their abandoned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
+            warn!(target: "mcp_cancel_cluster", "sessions of this service are not in the directory, so other instances do not find them, and their orphaned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
         }
     }
 
-    /// Tags a stream. `event` is the last event that its client has seen.
+    /// Tags a stream. `event` is the last event that its client has received.
     fn tag<S>(
         &self,
         events: S,
@@ -344,7 +344,7 @@ impl<M: SessionManager> CloseSession for CancellableSessionManager<M> {
         if self.has(session).await
             && let Err(error) = self.close_session(&id).await
         {
-            warn!(target: "mcp_cancel_cluster", %error, "a session is not closed here");
+            warn!(target: "mcp_cancel_cluster", %error, "a session could not be closed here");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! | `mcp_cluster_directory_consistent` | gauge | | 1 while heartbeats are answered and all local sessions are written, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `unowned`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
-//! | `mcp_calls_postponed_total` | counter | | how often the cancel of an abandoned call was postponed, for want of proof from the directory |
+//! | `mcp_calls_postponed_total` | counter | | number of times that the cancel of an orphaned call was postponed, for want of proof from the directory |
 //! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `unowned`, `no_answer` | claims: the owner relinquished the session, or has no lease |
 
 /// Describes the metrics to the recorder that is installed at this time.
@@ -31,7 +31,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_calls_postponed_total",
             Unit::Count,
-            "How often the cancel of an abandoned call was postponed for want of proof"
+            "Number of times that the cancel of an orphaned call was postponed for want of proof"
         );
         describe_counter!(
             "mcp_cluster_claims_total",
@@ -58,7 +58,7 @@ pub(crate) fn relayed(outcome: &'static str) {
     count("mcp_cluster_relays_total", outcome);
 }
 
-/// Counts a postponed cancel of an abandoned call.
+/// Counts a postponed cancel of an orphaned call.
 pub(crate) fn confirmation_postponed() {
     #[cfg(feature = "metrics")]
     metrics::counter!("mcp_calls_postponed_total").increment(1);

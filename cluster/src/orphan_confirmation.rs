@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_from_before_the_end_of_the_grace_is_waited_for() {
+    fn an_orphan_waits_for_a_heartbeat_after_the_end_of_its_grace() {
         assert_eq!(remaining(4, None), Some(HEARTBEAT_MARGIN), "it is late");
         assert_eq!(
             remaining(2, None),
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_heartbeat_that_lacks_nothing_is_waited_for() {
+    fn an_orphan_waits_for_the_first_complete_heartbeat() {
         for (since_grace, age, next) in [
             (0, 0, 2_000),
             (0, 1_000, 3_000),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_was_turned_away_is_waited_for_also_if_its_call_lost_it_later() {
+    fn an_orphan_waits_for_a_turned_away_client_even_if_detached_later() {
         let longest = 40 * SECOND + HEARTBEAT_INTERVAL + UNRECORDED_WINDOW;
         for away in [0, 23, 25] {
             assert_eq!(remaining(1, Some(away)), Some(longest - away * SECOND));

@@ -4,7 +4,7 @@ use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
-/// `Retry-After` of temporary refusals: 1 s, as long as a session is cached as unowned.
+/// `Retry-After` of temporary refusals: 1 s, the time for which a session is cached as unowned.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The error code of an `initialize` that cannot be served: the first server-defined code.
@@ -92,15 +92,21 @@ impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {
         const AWAY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
         let (status, text) = match refusal {
-            Refusal::Inconsistent => (AWAY, "the owner of this session is not known now\n"),
-            Refusal::OwnerAway => (AWAY, "the server of this session cannot be reached now\n"),
+            Refusal::Inconsistent => (AWAY, "the owner of this session is currently unknown\n"),
+            Refusal::OwnerAway => (
+                AWAY,
+                "the server of this session currently cannot be reached\n",
+            ),
             Refusal::Again => (AWAY, "this session has just moved\n"),
-            Refusal::Broken => (StatusCode::BAD_GATEWAY, "this session's server broke off\n"),
+            Refusal::Broken => (
+                StatusCode::BAD_GATEWAY,
+                "the server of this session closed its connection\n",
+            ),
             Refusal::TooManyFields => (
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "too many header fields for a relay\n",
             ),
-            Refusal::BrokeOff => (StatusCode::BAD_REQUEST, "the request broke off\n"),
+            Refusal::BrokeOff => (StatusCode::BAD_REQUEST, "the request is incomplete\n"),
             Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),
         };
         let mut response = refused(status, text);

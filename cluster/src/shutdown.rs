@@ -70,7 +70,7 @@ pub(crate) enum ShutdownStage {
 /// The shutdown of an instance.
 pub(crate) struct Shutdown {
     stage: watch::Sender<ShutdownStage>,
-    /// Whether the shutdown has begun. Read with every call, without a lock.
+    /// Whether the shutdown has begun. Read on every call, without a lock.
     has_begun: AtomicBool,
     sessions: Arc<Sessions>,
     pending_restores: PendingRestores,
@@ -312,7 +312,7 @@ impl ShutdownGuard<'_> {
                 || warn!(target: "mcp_cancel_cluster", "the listener for peers is still open: is `serve_peers` no longer polled?"),
             );
         }
-        log(|| info!(target: "mcp_cancel_cluster", "this instance has left"));
+        log(|| info!(target: "mcp_cancel_cluster", "this instance has left the cluster"));
     }
 }
 

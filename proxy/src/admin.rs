@@ -202,7 +202,7 @@ fn own_metrics(server: &Server) -> String {
     add(
         "log_lines_dropped_total",
         "counter",
-        "Log lines that standard error did not take",
+        "Log lines that could not be written to standard error",
         log::dropped(),
     );
     if let Some(stats) = server.stats() {

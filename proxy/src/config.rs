@@ -303,7 +303,9 @@ impl Config {
                 );
             }
             (Some(_), false) => {
-                return conflict("--upstream and a command exclude one another: give one of them");
+                return conflict(
+                    "--upstream and a command are mutually exclusive: give one of them",
+                );
             }
             (Some(_), true) => inapplicable::COMMAND_ONLY,
             (None, false) => inapplicable::UPSTREAM_ONLY,

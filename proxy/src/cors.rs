@@ -18,7 +18,7 @@ const MAX_AGE: Duration = Duration::from_secs(10 * 60);
 /// The methods of MCP.
 const METHODS: [Method; 3] = [Method::GET, Method::POST, Method::DELETE];
 
-/// The headers of responses that pages may read, besides those that they always may.
+/// The response headers that pages may read, in addition to the CORS-safelisted ones.
 const EXPOSED: [HeaderName; 3] = [SESSION_ID, header::WWW_AUTHENTICATE, header::RETRY_AFTER];
 
 /// Returns the layer that adds the headers for the pages of `origins`. Returns `None` if there are none.

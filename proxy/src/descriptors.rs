@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_come_before_connections_which_keep_a_quarter() {
+    fn sessions_take_precedence_over_connections_which_keep_a_quarter() {
         let many = descriptors(RESERVED + 4 * 256 + 1_000, 256);
         assert_eq!((many.connections(), many.fewer_sessions()), (1_000, None));
         let few = descriptors(1_024, 256);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn each_connection_in_front_of_an_upstream_has_one_there() {
+    fn each_client_connection_has_one_to_the_upstream() {
         let upstream = Descriptors {
             limit: RESERVED + 100,
             sessions: 0,

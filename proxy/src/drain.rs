@@ -70,7 +70,7 @@ enum SignalEffect {
     Nothing,
 }
 
-/// A future that completes when the program is to shut down.
+/// A future that completes when the shutdown begins.
 #[derive(Debug)]
 pub struct ShutdownSignal(oneshot::Receiver<()>);
 
@@ -107,7 +107,7 @@ impl Signals {
         Ok(Self(listened.collect::<io::Result<_>>()?))
     }
 
-    /// Waits for the next signal whose effect `counts`, and logs the others.
+    /// Waits for the next signal whose effect `counts` accepts, and logs the others.
     async fn next(&mut self, counts: fn(SignalEffect) -> bool) -> &'static str {
         poll_fn(|cx| {
             for listened in &mut self.0 {
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_to_see_that_a_hangup_is_ignored_agree() {
+    fn both_checks_for_an_ignored_hangup_agree() {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         if let Some(ignored) = ignored_signals(&status) {
             assert_eq!(child_survives_hangup(), ignored & 1 == 1);

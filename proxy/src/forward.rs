@@ -50,10 +50,10 @@ mod small_reads;
 
 /// How long an unused connection is kept: 4 s.
 ///
-/// Node and uvicorn close theirs after 5 s, and a request at the same moment is lost.
+/// Chosen because Node and uvicorn close unused connections after 5 s, and a request sent at that moment would be lost.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Interval of TCP keep-alives to a silent server: 60 s.
+/// Idle time of a connection to the server before the kernel sends TCP keep-alives: 60 s.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Path prefix of an origin's metadata, such as its authorization metadata (RFC 8615).
@@ -331,7 +331,7 @@ impl Upstream {
         let message = if error.is_connect() {
             "the MCP server behind this proxy cannot be reached (--upstream)"
         } else if is_head_too_large(error) {
-            "the MCP server behind this proxy answered with more than 100 header fields, or with a larger head than this proxy takes"
+            "the MCP server behind this proxy answered with more than 100 header fields, or with a larger head than this proxy accepts"
         } else {
             "the MCP server behind this proxy did not answer"
         };
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_no_id_where_the_request_has_none_beyond_doubt() {
+    fn an_error_has_no_id_if_that_of_the_request_is_ambiguous() {
         for request in [
             "",
             "{",

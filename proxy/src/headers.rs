@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_accepts_what_it_says_in_any_spelling() {
+    fn the_accept_header_is_case_insensitive() {
         for accept in [
             "text/event-stream",
             "application/json, Text/Event-Stream;q=0.5",
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_json_if_its_type_says_so() {
+    fn a_body_is_json_if_its_media_type_is() {
         for (value, json) in [
             ("application/json", true),
             ("Application/JSON; charset=utf-8", true),
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_named_twice_is_unclear() {
+    fn a_repeated_session_header_is_ambiguous() {
         let mut twice = headers(&[("mcp-session-id", "a")]);
         assert_eq!(single(&twice, &SESSION_ID), Ok(Some("a")));
         assert_eq!(single(&twice, &PROTOCOL_VERSION), Ok(None));

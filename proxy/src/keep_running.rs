@@ -52,7 +52,7 @@ pub(crate) struct KeepRunning<S> {
 struct BackgroundCall {
     token: CallToken,
     answering: ResponseFuture,
-    /// The call timeout. The layer does not see the end of a call whose client disconnected before the head.
+    /// The call timeout. The layer does not observe the end of a call whose client disconnected before the head.
     call_timeout: Option<Duration>,
     head: oneshot::Sender<Response<Body>>,
 }

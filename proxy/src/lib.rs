@@ -12,7 +12,7 @@
 //! | [`config`] | reads options from flags, the environment and a file |
 //! | [`frontend`] | accepts connections, and refuses requests that must not reach the server |
 //! | [`forward`] | forwards requests to a server that speaks HTTP |
-//! | [`stdio`] | starts servers that use stdin and stdout, and speaks HTTP for them |
+//! | [`stdio`] | starts servers that use stdin and stdout, and serves them over HTTP |
 //! | [`event_store`] | keeps a server's events, for clients that resume |
 //! | [`message`], [`headers`] | read the parts that route a message or a request |
 //! | [`server`] | the configured server: an upstream or a command |

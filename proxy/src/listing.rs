@@ -25,7 +25,7 @@ use crate::{
     message::{MAX_BODY, Message},
 };
 
-/// Maximum size of a request that is recognized as `tools/list`: 4 KiB.
+/// Maximum size of a request that is recognised as `tools/list`: 4 KiB.
 const MAX_REQUEST: usize = 4 * 1024;
 
 /// A service that compares lists of tools with the tools that options name.

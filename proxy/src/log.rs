@@ -1,7 +1,7 @@
 //! Log lines, as text or as JSON, on standard error.
 //!
-//! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. Text from
-//! a client or a server is logged on one line, without control characters, and truncated.
+//! At level info there is a line for each call whose client disconnects or resumes, and for each cancelled call. The lines of a
+//! call share its number. Text from a client or a server is logged on one line, without control characters, and truncated.
 //!
 //! A dedicated thread writes the lines. If standard error is closed, full or not read, lines are dropped and counted.
 
@@ -43,7 +43,7 @@ const MAX_NAME: usize = 128;
 /// Maximum number of bytes of a panic's message that are logged: 1 KiB.
 const MAX_PANIC: usize = 1024;
 
-/// Time for the last lines to be written: 200 ms.
+/// Maximum time to write the last lines: 200 ms.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The target of the stderr of a command.
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_with_a_level_for_all_targets_stands_for_itself() {
+    fn a_filter_with_a_level_for_all_targets_replaces_the_default() {
         for filter in ["debug", "off,mcp_server=info", "hyper=debug, WARN"] {
             assert_eq!(with_default(filter), filter);
         }

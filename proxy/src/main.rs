@@ -22,7 +22,7 @@ use tokio::runtime::Runtime;
 /// The exit code for errors of the configuration.
 const USAGE: u8 = 2;
 
-/// Time for the last line to be written to standard error: 1 s.
+/// Maximum time to write the last line to standard error: 1 s.
 const PRINT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time for the runtime to drop its tasks, which kills the processes of sessions: 200 ms.

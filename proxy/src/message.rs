@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_on_one_line_says_the_same() {
+    fn a_message_on_one_line_has_the_same_value() {
         let pretty = Bytes::from_static(b"{\r\n  \"id\": 1,\n  \"result\": \"a\\nb\"\r\n}");
         let line = single_line(pretty.clone());
         assert_eq!(line.len(), pretty.len());
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_a_server_may_take_for_one_another_are_the_same_when_blurred() {
+    fn ids_that_a_server_may_confuse_have_the_same_loose_key() {
         let loose = |text| IdKey::of(text).unwrap().loose();
         for (one, other) in [
             ("1", "1.0"),
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn the_members_say_what_kind_a_message_is() {
+    fn the_members_determine_the_kind_of_a_message() {
         for (text, expected) in [
             (r#"{"id":1,"method":"a"}"#, Some(Kind::Request)),
             (r#"{"id":null,"method":"a"}"#, Some(Kind::Request)),
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_known_by_the_value_of_its_id() {
+    fn an_answer_is_matched_by_the_value_of_its_id() {
         let answers = |id: &str, request: &str| {
             let text = format!(r#"{{"id":{id},"result":{{}}}}"#);
             let message = Message::read(text.as_bytes()).unwrap();
@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn params_of_another_type_say_nothing() {
+    fn params_of_another_type_are_ignored() {
         for params in [
             "[]",
             "null",

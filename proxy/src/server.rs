@@ -34,7 +34,7 @@ pub enum Server {
     Stdio(Stdio),
 }
 
-/// Current numbers of a server, for metrics.
+/// Current statistics of a server, for metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -44,9 +44,9 @@ pub struct Stats {
     pub children: usize,
     /// Number of bytes kept for clients that resume, including the overhead of keeping them.
     pub buffer_bytes: usize,
-    /// How often a client resumed a stream.
+    /// Number of times that a client resumed a stream.
     pub resumes: u64,
-    /// How often a client was notified of missing events, on streams that were removed.
+    /// Number of times that a client was notified of missing events, on streams that were removed.
     pub gaps: u64,
     /// Number of processes that had to be killed.
     pub kills: u64,
@@ -137,7 +137,7 @@ impl Server {
         }
     }
 
-    /// Returns the current numbers. Returns `None` for an upstream whose events are not kept.
+    /// Returns the current statistics. Returns `None` for an upstream whose events are not kept.
     pub fn stats(&self) -> Option<Stats> {
         let (kept, run) = match self {
             Self::Forward(_) => return None,

@@ -64,7 +64,7 @@ pub struct CallInfo {
     typed: OnceLock<Box<TypedMeta>>,
 }
 
-/// What the options of the layer give a call.
+/// The properties that the options of the layer add to a call.
 #[derive(Clone, Default)]
 struct Custom {
     policy: EffectivePolicy,

@@ -25,7 +25,7 @@ use http::{Extensions, Uri};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[allow(
     clippy::exhaustive_enums,
-    reason = "JSON-RPC 2.0 knows these two kinds of id and no other"
+    reason = "JSON-RPC 2.0 defines these two kinds of id and no other"
 )]
 pub enum RequestId {
     /// An integer.

@@ -13,7 +13,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CancelReason {
-    /// The client hung up or did not read, and the call had no grace.
+    /// The client disconnected or did not read, and the call had no grace.
     ClientDisconnected,
     /// The call was detached, and its client did not resume it within the grace.
     Orphaned,
@@ -53,7 +53,7 @@ pub enum Outcome {
     /// The layer gave up the call for this reason, and its server gets no cancel.
     ///
     /// No cancel can be injected, because the call has no session or another request has its id. In addition, no handler has
-    /// looked at its [`CallToken`](crate::CallToken), and its revision does not make the end of its stream a cancel. A server that
+    /// observed its [`CallToken`](crate::CallToken), and its revision does not make the end of its stream a cancel. A server that
     /// stops a call whose stream is dropped also stops this one, as rmcp 3 does unless the call's events are stored. With any other
     /// server the call keeps running.
     Abandoned(CancelReason),

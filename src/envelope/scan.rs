@@ -1,7 +1,7 @@
 //! A cursor over JSON text that finds the ends of values without parsing them.
 //!
 //! A tool argument can be a megabyte of text that the envelope does not need. So a long string costs one `memchr` per quote in
-//! it, and everything else is skipped byte by byte. The cursor promises to the reader of the envelope:
+//! it, and everything else is skipped byte by byte. The guarantees for the reader of the envelope:
 //!
 //! 1. A skipped value has the structure of RFC 8259: commas, colons, brackets, literals and numbers.
 //!    The text between the quotes of a string is not checked: the user of that span checks its escapes,
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quote_after_a_backslash_is_found_wherever_it_stands() {
+    fn a_quote_after_a_backslash_is_found_at_any_position() {
         for length in 0..40 {
             for escape in [r#"\""#, r"\\", r#"\\\""#] {
                 let text = format!("{}{escape}", "x".repeat(length));

@@ -15,7 +15,7 @@ use crate::{
     registry::{POST_GENERATION, report},
 };
 
-/// What became of one attempt of a request.
+/// What happened to one attempt of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     Accepted,

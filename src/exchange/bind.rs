@@ -1,4 +1,4 @@
-//! The session manager's reports: which call a typed message is, and what became of its streams.
+//! The session manager's reports: which call a typed message is, and what happened to its streams.
 
 use std::{
     mem,
@@ -183,7 +183,7 @@ impl Exchange {
     }
 
     /// Binds a call whose body was read before the session manager got the message. A call that was cancelled meanwhile is
-    /// still dispatched, and its cancel follows it.
+    /// still dispatched, and its cancel is sent after it.
     #[cold]
     fn rebind(
         self: &Arc<Self>,

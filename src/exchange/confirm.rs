@@ -65,7 +65,7 @@ impl Exchange {
         }
     }
 
-    /// Cancels an orphan whose session another instance owns, if its expiry still holds.
+    /// Cancels an orphan whose session is closed, if its expiry still holds.
     fn cancel_confirmed(self: &Arc<Self>, id: CallId, expiry: ExpiryToken, reason: CancelReason) {
         let span = self.span();
         let finish = |core: &mut SessionState, ended| {

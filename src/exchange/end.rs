@@ -19,7 +19,7 @@ use crate::{
 /// Chosen because rmcp intends to keep the events of a completed stream for the same time.
 const MIN_RETENTION: Duration = Duration::from_secs(60);
 
-/// A call that was cancelled here just now, and whose server is to be notified.
+/// A call that has just been cancelled. Its server may still have to be notified.
 pub(super) struct JustCancelled {
     finished: Finished,
     /// Taken before the call ended, so that a task that closes its session waits for the injection.
@@ -47,7 +47,9 @@ impl Exchange {
         }
     }
 
-    /// Cancels a call if `finish` ends it. The token fires first, then `event` is reported, then the end.
+    /// Cancels a call if `finish` ends it. The token fires first, then `event` is reported, and then the end of the call.
+    ///
+    /// `event` is reported even if `finish` does not end the call.
     pub(super) fn cancel_detached(
         self: &Arc<Self>,
         event: Option<&Event<'_>>,
@@ -77,14 +79,14 @@ impl Exchange {
         if self.has_call_ended() {
             self.register_orphaned_streams();
         }
-        // Its server may have received the cancel before the call.
+        // The server may have received the cancel before the call itself.
         if reason == CancelReason::ClientCancelled {
             self.defer_cancel(reason, cancelled);
         }
         self.release_canceller();
     }
 
-    /// Cancels a call here, attached or not. The caller notifies its server and its client.
+    /// Cancels a call, attached or not. The caller notifies its server and its client.
     ///
     /// If `outcome` is `None`, it is determined by whether the cancel has a recipient.
     pub(super) fn cancel_now(
@@ -95,8 +97,8 @@ impl Exchange {
     ) -> Option<JustCancelled> {
         let finish = |core: &mut SessionState, ended| core.finish(id, Some(ended));
         let cancelled = self.mark_cancelled(id, reason, finish)?;
-        let seen = self.apply_cancel(id, reason, cancelled.finished);
-        self.report_end(id, outcome.unwrap_or(seen), cancelled.finished);
+        let determined = self.apply_cancel(id, reason, cancelled.finished);
+        self.report_end(id, outcome.unwrap_or(determined), cancelled.finished);
         Some(cancelled)
     }
 
@@ -126,8 +128,9 @@ impl Exchange {
         Some(self.injection(id, reason, cancelled))
     }
 
-    /// Cancels a call when the server shuts down. A clone of `delivered` is dropped once the server has accepted the cancel, or the
-    /// delivery has failed.
+    /// Cancels a call when the server shuts down. Returns `false` if the call has ended, or runs as a task.
+    ///
+    /// A clone of `delivered` is dropped once the server has accepted the cancel, or the delivery has failed.
     pub(crate) fn cancel_at_shutdown(
         self: &Arc<Self>,
         id: CallId,
@@ -158,8 +161,8 @@ impl Exchange {
     ) -> Option<JustCancelled> {
         let (call, now) = (self.call(id)?, Instant::now());
         let canceller = self.state().canceller.clone();
-        // No session manager has bound the call yet, so it has no key. If one still binds it, the cancel follows it.
-        let is_on_its_way = canceller.is_none() && call.session().is_some();
+        // No session manager has bound the call yet, so it has no key. If one still binds the call, the cancel is sent after it.
+        let may_still_be_bound = canceller.is_none() && call.session().is_some();
         let guard = canceller.and_then(|canceller| canceller.begin_cancel(call));
         let ended = Completion {
             outcome: RetainedOutcome::Cancelled(call.request_id().clone(), reason),
@@ -168,7 +171,7 @@ impl Exchange {
             until: self.retain_until(call, now),
         };
         let mut finished = self.with_session(|core| finish(core, ended))??;
-        finished.may_cancel_server |= is_on_its_way;
+        finished.may_cancel_server |= may_still_be_bound;
         Some(JustCancelled { finished, guard })
     }
 
@@ -190,8 +193,8 @@ impl Exchange {
 
     /// Returns `true` if code that can stop the work of a call is notified of the cancel.
     ///
-    /// That is code that has its token, or its server. The server is notified by an injection, or by the end of the stream if that
-    /// is the cancel in its revision.
+    /// Such code has the call's token, or is its server. The server is notified by an injection, or by the end of the stream if its
+    /// protocol revision defines that as the cancel.
     fn has_cancel_recipient(&self, id: CallId, finished: Finished) -> bool {
         let Some(call) = self.call(id) else {
             return false;
@@ -301,7 +304,7 @@ impl Exchange {
         }
     }
 
-    /// Ends, as unknown, a call that the registry removed before its end.
+    /// Ends a call that the registry has untracked, with the outcome unknown.
     #[cold]
     pub(crate) fn end_untracked(&self, id: CallId, finished: Finished) {
         self.apply_end(id, Outcome::Unknown, finished);
@@ -310,7 +313,7 @@ impl Exchange {
         }
     }
 
-    /// Reports a call over a limit, which keeps running as without the layer.
+    /// Reports a call that is not tracked because of a limit. The call keeps running as it would without the layer.
     #[cold]
     pub(super) fn report_untracked(&self, call: &CallInfo, limit: Limit) {
         self.report(&Event::Untracked { call, limit });
@@ -374,8 +377,9 @@ impl Exchange {
         }
     }
 
-    /// Returns the time until which the outcome of a call is retained at least. An attached call is treated as if its client had
-    /// disconnected just before.
+    /// Returns the time until which the outcome of a call is retained, unless it is evicted.
+    ///
+    /// An attached call is treated as if its client had just disconnected.
     fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
         let grace = call.policy().grace;
         let resume_window = match grace.max_grace(self.retry()) {

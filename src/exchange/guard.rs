@@ -28,7 +28,7 @@ impl Guard {
         }
     }
 
-    /// Returns the guard of a request that another layer tracks already.
+    /// Returns the guard of a request that another layer already tracks.
     pub(crate) fn inert() -> Self {
         Self {
             exchange: None,

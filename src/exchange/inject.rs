@@ -12,7 +12,7 @@ use crate::{
     timer::{Migration, migrating_timeout},
 };
 
-/// Maximum time until the server has accepted a cancel, with its retries: 10 s.
+/// Maximum time until the server has accepted a cancel, including retries: 10 s.
 ///
 /// A session whose client does not read may delay a cancel without limit.
 pub(crate) const INJECTION_TIMEOUT: Duration = Duration::from_secs(10);

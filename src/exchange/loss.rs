@@ -118,7 +118,7 @@ impl Exchange {
         canceller.is_some_and(|canceller| canceller.sees_answers(call))
     }
 
-    /// Removes a task that read a stream of its call in the background. The end of the call is not observed any more, unless the
+    /// Removes a task that read a stream of its call in the background. The end of the call is no longer observed, unless the
     /// session manager observes its answer.
     pub(crate) fn remove_background_reader(&self, id: CallId) {
         let is_seen = self.is_late_answer_closed()

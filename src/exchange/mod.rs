@@ -20,7 +20,7 @@
 //! | `start` | which call the request carries, from its body |
 //! | `attempts` | what each attempt of a request means, if a middleware sends the request more than once |
 //! | `contest` | what a request over a limit means for the call in flight with its id |
-//! | `bind` | which call the request carries, and what becomes of its streams, from the session manager's reports |
+//! | `bind` | which call the request carries, and what happens to its streams, from the session manager's reports |
 //! | `resume` | which calls a GET with `Last-Event-ID` resumes |
 //! | `response` | what the response's head and body mean for the call |
 //! | `tap` | what the bytes of a stream mean for the call |

@@ -41,7 +41,7 @@ pub(super) trait Contested: Send {
 // === impl BodyKind ===
 
 impl BodyKind {
-    /// A body that could not be parsed.
+    /// Returns the kind of a body that could not be parsed.
     pub(super) fn unparsed(is_ambiguous: bool) -> Self {
         if is_ambiguous {
             Self::Other
@@ -73,7 +73,7 @@ impl RequestBody {
         }
     }
 
-    /// Returns `true` if it is, or may be, JSON-RPC without a tracked call. A disconnect then means nothing for its request.
+    /// Returns `true` if it is, or may be, JSON-RPC without a tracked call. A disconnect then has no effect on its request.
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Parsing | Self::Ended(Ok(_)) => false,

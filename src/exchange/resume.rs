@@ -1,8 +1,8 @@
 //! Resumes: the calls that a GET with `Last-Event-ID` resumes.
 //!
-//! From its receipt on, the GET stops the grace timers of these calls while the inner service handles it, but only until a few seconds
-//! past the end of each grace. Its stream is a call's next generation once the inner service has accepted the resume. Where a session
-//! manager tracks the call, only the manager accepts a resume: rmcp answers 200 to a resume that it refuses.
+//! While the inner service handles the GET, the grace timers of these calls are stopped, at most until a few seconds past the end of each
+//! grace. Once the inner service has accepted the resume, the response stream is the call's next generation. If a session manager tracks
+//! the call, only the manager accepts a resume, because rmcp answers 200 to a resume that it refuses.
 
 use std::{
     borrow::Cow,
@@ -22,7 +22,7 @@ use crate::{
     registry::{DetachedState, EventMatch, RetainedOutcome, UNOBSERVED_TTL},
 };
 
-/// What an accepted resume is.
+/// The effect of an accepted resume.
 pub(super) enum Accepted {
     /// The resume of no known call, or of a call that its session manager attaches.
     Nothing,

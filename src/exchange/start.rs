@@ -31,7 +31,7 @@ pub(super) struct Registered {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Records that the request body has ended, with its frames or why there are none to parse.
+    /// Records that the request body has ended, with its frames, or the reason why there are none to parse.
     pub(crate) fn body_ended(&self, frames: Result<Frames, UnparsedBody>) {
         self.body_passed(RequestBody::Ended(frames));
     }
@@ -60,7 +60,7 @@ impl Exchange {
         let frames = {
             let mut state = self.state();
             if state.request.as_dropped().is_some() && state.phase != Phase::Streaming {
-                // A refusal need not read what it refuses, see `report_unparsed_body`.
+                // A service may refuse a request without reading its body, see `report_unparsed_body`.
                 return;
             }
             match mem::replace(&mut state.request, RequestBody::Parsing) {
@@ -106,8 +106,10 @@ impl Exchange {
         self.shared.report(&Event::UnparsedBody { why: body.why });
     }
 
-    /// Reports a body that the layer cannot read, because no session manager will bind its call. A body that was dropped
-    /// before its end is reported only if the inner service `accepted` the request: a refusal need not read what it refuses.
+    /// Reports a body that the layer cannot read, because no session manager will bind its call.
+    ///
+    /// A body that was dropped before its end is reported only if the inner service `accepted` the request, because a service may refuse a
+    /// request without reading its body.
     pub(super) fn report_unparsed_body(&self, accepted: bool) {
         let unparsed = {
             let mut state = self.state();
@@ -133,7 +135,7 @@ impl Exchange {
         RequestBody::Known(BodyKind::unparsed(body.is_ambiguous || is_unread))
     }
 
-    /// Sets what the body is. Returns `false` if a session manager bound the call meanwhile.
+    /// Sets the kind of the body. Returns `false` if a session manager bound the call meanwhile.
     fn set_body_kind(&self, kind: BodyKind) -> bool {
         let mut state = self.state();
         let is_first = matches!(state.request, RequestBody::Parsing);
@@ -156,7 +158,7 @@ impl Exchange {
                 return;
             }
         };
-        // Not `Plain`: a disconnect means nothing for a request without a call, or for a call over the limit.
+        // Not `Plain`: a disconnect has no effect on a request without a call, or on a call over the limit.
         let Some(call) = request.and_then(|request| self.call_of(request)) else {
             self.set_body_kind(BodyKind::Other);
             return;

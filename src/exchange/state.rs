@@ -63,7 +63,7 @@ pub(crate) struct Exchange {
     pub(super) pending_cancel: AtomicU8,
     /// Wakes the response future.
     pub(super) response_waker: AtomicWaker,
-    /// Notified when one of its calls is accepted or ends, or its [`PendingCancel`] becomes known. Set by the first task that waits.
+    /// Notified when its call is accepted or ends, or its [`PendingCancel`] becomes known. Set by the first task that waits.
     pub(super) changed: OnceLock<Box<Notify>>,
     pub(super) state: Mutex<ExchangeState>,
 }

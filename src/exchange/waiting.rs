@@ -44,11 +44,11 @@ impl Exchange {
     /// Called after a session manager has refused a resume of the call. rmcp's own manager refuses once it has sent the answer, which
     /// is then on its way through the layer.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
-        // In any case the caller checks again.
+        // The caller checks again in either case.
         let _in_time = tokio::time::timeout(RACED_ANSWER_TIMEOUT, self.wait_until_ended(id)).await;
     }
 
-    /// Waits until a call is not in flight any more.
+    /// Waits until a call is no longer in flight.
     pub(crate) async fn wait_until_ended(&self, id: CallId) {
         self.wait_until(|| !self.is_in_flight(id)).await;
     }

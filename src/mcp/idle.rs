@@ -5,7 +5,7 @@
 //! 2. If a [touch](IdleTracker::touch) and a close race, the first one to take the lock wins. Either the session stays open for
 //!    the idle timeout, or the touch returns `false`.
 //! 3. A client is lost once it has disconnected from its last stream, until its next request. Streams are counted, because the
-//!    disconnect from an old stream may be noticed after the client has resumed.
+//!    disconnect from an old stream may be detected after the client has resumed.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -75,7 +75,7 @@ impl IdleTracker {
         } = &mut *self.state()
         {
             *streams += 1;
-            // The client is here, although its older stream may have been found closed after this one was requested.
+            // The client is connected, even if its older stream was found closed after this one was requested.
             *is_lost = false;
         }
     }

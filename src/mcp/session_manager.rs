@@ -146,10 +146,10 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Closes sessions whose client has been gone for `timeout`, at least 100 ms. Applies to sessions created from now on.
+    /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms. Applies to sessions created from now on.
     ///
     /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
-    /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. The
+    /// A client counts as disconnected once it disconnects from its last stream, standalone or of a call, until its next request. The
     /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds.
     /// A client that returns later receives 404. Not counted are streams of untracked calls, and standalone streams that were resumed,
     /// unless the inner manager is rmcp's own without an event store.
@@ -367,15 +367,15 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             }) => cancelled.params.request_id.as_ref().map(RequestId::from),
             _ => None,
         };
-        let meant = cancels
+        let target = cancels
             .clone()
             .and_then(|request| self.shared.find(id, request));
         let used = self.shared.sessions.begin_use(id);
         let accepted = self.shared.manager.accept_message(id, message);
         accepted.inspect_ok(move |()| {
-            match (cancels, meant, &used) {
-                (Some(request), Some((meant, _)), _) => {
-                    self.shared.client_cancelled(id, request, meant);
+            match (cancels, target, &used) {
+                (Some(request), Some((target, _)), _) => {
+                    self.shared.client_cancelled(id, request, target);
                 }
                 // rmcp sends no answer to a cancelled call, so the end of an untracked one is recorded here.
                 (Some(request), None, Some(used)) => used.suppressed.forget_untracked(&request),

@@ -26,8 +26,8 @@ use crate::{
 /// If it is dropped while the call runs, a task reads the rest. So the answer is observed, and an unread channel never blocks
 /// the session.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
-    // Boxed because the drop moves it to the task, and it may not be `Unpin`. With rmcp's own manager, the stream and so the
-    // allocation is of a pointer's size.
+    // Boxed because the drop moves it to the task, and it may not be `Unpin`. With rmcp's own manager, the stream, and therefore the
+    // allocation, has the size of a pointer.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
     /// Keeps the session in use while the stream is read. Last, so that the drop of `call` is reported first.

@@ -58,7 +58,7 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// As cancel safe as the inner future, because an error is returned in the poll that takes it.
+    /// As cancel safe as the inner future, because an error is returned by the poll that removes it.
     struct Receive<'a, F> {
         #[pin]
         inner: F,

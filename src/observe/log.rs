@@ -24,7 +24,7 @@ use crate::{
 
 /// Maximum number of characters of a client's text that are logged: 128.
 ///
-/// No sane id or tool name is longer, but a client may send a method name of 4 MiB.
+/// No reasonable id or tool name is longer, but a client may send a method name of 4 MiB.
 const MAX_TEXT: usize = 128;
 
 /// Maximum number of characters of a session id that are logged: 4,096.
@@ -178,7 +178,7 @@ fn log_end(
             log_end!(
                 info,
                 reason = reason.text(),
-                "call abandoned, only the end of its stream tells its server"
+                "call abandoned, its server is notified only by the end of its stream"
             );
         }
         Outcome::Completed => log_end!(trace, "call completed"),

@@ -33,8 +33,8 @@ const OTHER: &str = "other";
 /// |---|---|---|---|
 /// | `mcp_calls_in_flight` | gauge | `method` | calls in flight, attached or detached |
 /// | `mcp_calls_detached` | gauge | `method` | detached calls in flight |
-/// | `mcp_calls_started_total` | counter | `method` | calls |
-/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | ended calls: the started ones less those in flight |
+/// | `mcp_calls_started_total` | counter | `method` | started calls |
+/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` if cancelled or abandoned | ended calls: the started ones minus those in flight |
 /// | `mcp_call_detaches_total` | counter | `method`, `cause` | detachments of calls, including those that are cancelled at once |
 /// | `mcp_call_resumes_total` | counter | `method` | times that a client resumed its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancels that were not delivered to the server |
@@ -45,9 +45,9 @@ const OTHER: &str = "other";
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one detachment, until the outcome or until `resumed` |
 /// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of detached calls that were cancelled or abandoned: from the detection of the disconnect until the token fired |
 ///
-/// The values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All labels have few
-/// values: a `method` that MCP does not know is `other`, and there is no label for tools unless [`tools`](Self::tools) names
-/// them. Durations use tokio's clock.
+/// Most label values are names of variants in snake case, such as `reason="client_disconnected"`. All labels have few values: a
+/// `method` that MCP does not define is `other`, and there is no label for tools unless [`tools`](Self::tools) names them.
+/// Durations use tokio's clock.
 ///
 /// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that needs buckets for
 /// histograms takes [`BUCKETS`](Self::BUCKETS):
@@ -220,7 +220,7 @@ fn describe() {
         ),
         (
             ANSWERS_EVICTED,
-            "Answers that were evicted before their clients resumed",
+            "Answers that were evicted, or not retained, although their clients may resume",
         ),
         (
             BODIES_UNPARSED,

@@ -153,7 +153,7 @@ impl<T: Clone, A: Clone> SessionState<T, A> {
         }
     }
 
-    /// Number of calls in flight.
+    /// Returns the number of calls in flight.
     pub(crate) fn len(&self) -> usize {
         self.calls.len()
     }

@@ -101,7 +101,7 @@ impl<T: Tracked> Registry<T> {
         &self.sessions.timer
     }
 
-    /// Notified when calls end during a drain, and when no answer is being delivered any more.
+    /// Returns the `Notify` that is notified when calls end during a drain, and when the last delivery of an answer ends.
     pub(crate) fn ended(&self) -> &Notify {
         &self.sessions.ended
     }
@@ -215,12 +215,12 @@ impl<T: Tracked> Registry<T> {
         entry.flat_map(move |entry| entry.scan_calls(before, call))
     }
 
-    /// Number of calls in flight.
+    /// Returns the number of calls in flight.
     pub(crate) fn len(&self) -> usize {
         self.sessions.shared.totals.in_flight()
     }
 
-    /// Number of detached calls.
+    /// Returns the number of detached calls.
     pub(crate) fn detached(&self) -> usize {
         self.sessions.shared.totals.detached()
     }

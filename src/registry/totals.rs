@@ -57,7 +57,7 @@ impl Totals {
         found.map_or(0, |(max, _)| max.load(Ordering::Relaxed))
     }
 
-    /// Maximum number of bytes of retained calls of a delivery state.
+    /// Returns the maximum number of bytes of retained calls of a delivery state.
     fn max_bytes(&self, delivery: DeliveryState) -> usize {
         let all = self.retained.load(Ordering::Relaxed);
         let of_delivered = all / DELIVERED_DIVISOR;
@@ -67,7 +67,7 @@ impl Totals {
         }
     }
 
-    /// Maximum number of bytes of retained calls of one session.
+    /// Returns the maximum number of bytes of retained calls of one session.
     pub(super) fn max_bytes_of_session(&self) -> usize {
         self.retained_of_session.load(Ordering::Relaxed)
     }

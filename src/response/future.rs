@@ -146,7 +146,7 @@ impl<F> ResponseFuture<F> {
         }
     }
 
-    /// Returns the future of a request that another layer handles already.
+    /// Returns the future of a request that another layer already handles.
     pub(crate) fn passthrough(future: F) -> Self {
         Self::new(Guard::inert(), future, ResponseOptions::default())
     }

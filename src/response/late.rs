@@ -21,7 +21,9 @@ use crate::{call::RequestId, envelope::Answers, sse::Reader};
 /// Maximum time until the next event of the server: 1 s, as with a session manager.
 const NEXT_EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Maximum number of bytes that are buffered: 1 MiB, the default of `Limits::retained_of_session`. A longer stream is passed on.
+/// Maximum number of bytes that are buffered: 1 MiB, the default of `Limits::retained_of_session`.
+///
+/// A longer stream is passed on.
 const MAX_HELD: usize = 1024 * 1024;
 
 /// The inner body, with its buffer.

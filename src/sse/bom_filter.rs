@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bom_stays_however_it_is_split() {
+    fn bytes_that_are_no_bom_are_kept_however_they_are_split() {
         let table: [&[&[u8]]; 6] = [
             &[EVENT],
             &[b"\xef\xbbdata", b": 1\n\n"],

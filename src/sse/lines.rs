@@ -7,7 +7,7 @@ use memchr::memchr2;
 /// The byte order mark that a body may start with.
 pub(super) const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Splits a body into lines. Any of the three line ends ends a line; a byte order mark at the start is part of none.
+/// Splits a body into lines, at any of the three line endings. A byte order mark at the start belongs to no line.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     /// Number of bytes of the BOM that were received. [`BOM_LEN`] once any other byte was received.

@@ -1,14 +1,14 @@
 //! Reads the server-sent events of a response body, frame by frame.
 //!
 //! Without a session manager, only the bytes of the response show whether a call was answered, and whether its client can
-//! resume it. The [`Reader`] reads each frame once, before it is sent, and alters nothing. It promises:
+//! resume it. The [`Reader`] reads each frame once, before it is sent, and alters nothing. Its guarantees:
 //!
-//! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), with any of its three line ends. An event ends at its
+//! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), with any of its three line endings. An event ends at its
 //!    blank line. Its type is ignored, because MCP has only messages.
 //! 2. **An event without data counts too**, if it has an `id` or a `retry`. The standard does not dispatch such an event, but
 //!    its id becomes the last event id. MCP primes a stream that way.
 //! 3. **The splits between frames change nothing**, except for the limit in 5.
-//! 4. **Cost.** Each byte is read once for line ends and, in data, once as JSON. An event inside one frame is
+//! 4. **Cost.** Each byte is read once for line endings and, in data, once as JSON. An event inside one frame is
 //!    read in place. An event that is split, or has several data lines, is copied to a buffer of its own.
 //! 5. **Limits.** A buffer holds at most 4 MiB of data. An event that needs a larger buffer is [`Ambiguous`]. An `id` longer than
 //!    512 KiB is ignored. The ends of events are always found.
@@ -64,7 +64,7 @@ enum Line {
     Other,
 }
 
-/// Returns an event with this data, which must have no line ends.
+/// Returns an event with this data, which must have no line breaks.
 pub(crate) fn event(data: &[u8]) -> Bytes {
     let mut event = BytesMut::with_capacity(data.len() + 8);
     event.put_slice(b"data: ");

@@ -42,13 +42,13 @@ fn an_answer_as_rmcp_writes_it() {
 }
 
 #[test]
-fn a_keep_alive_between_events_is_nothing() {
+fn a_keep_alive_between_events_is_not_an_event() {
     let text = ":\n\n: ping\n\nid: 1\n\n:\n\n:\n:\n";
     assert_events(text, &[id("1")]);
 }
 
 #[test]
-fn a_priming_event_tells_its_id_with_and_without_data() {
+fn a_priming_event_has_its_id_with_and_without_data() {
     for text in [
         "id: 1\ndata: \n\n",
         "id: 1\ndata:\n\n",
@@ -69,7 +69,7 @@ fn requests_and_notifications_of_the_server_answer_nothing() {
 }
 
 #[test]
-fn what_is_no_message_is_unclear() {
+fn data_that_is_no_message_is_ambiguous() {
     for (data, why) in [
         ("hello", ParseFailure::NotJson),
         ("{", ParseFailure::Truncated),
@@ -182,7 +182,7 @@ fn one_space_after_the_colon_is_not_of_the_value() {
 }
 
 #[test]
-fn a_field_is_known_by_its_exact_name() {
+fn a_field_is_recognised_by_its_exact_name() {
     for line in [
         "Id: 1",
         "ID: 1",
@@ -217,7 +217,7 @@ fn a_field_without_a_colon_is_empty() {
 }
 
 #[test]
-fn a_name_that_frames_cut_anywhere_is_known_and_no_other() {
+fn a_split_field_name_is_recognised_and_no_other() {
     for (name, is_field) in [
         ("id", true),
         ("id ", false),
@@ -353,7 +353,7 @@ fn between_events_is_a_boundary() {
 }
 
 #[test]
-fn what_is_put_in_at_a_boundary_changes_no_event() {
+fn bytes_injected_at_a_boundary_change_no_event() {
     let text = "\r\n:a\r\nid: 1\r\n:b\r\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":1}\r\n\r\n\
         :\r\n\r\nid: 2\r\rretry: 5\n\n";
     let (events, _) = read([text.as_bytes()]);
@@ -486,7 +486,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stream_tells_what_was_written(
+    fn a_stream_yields_the_written_events(
         parts in vec(part(), 0..8),
         layout in any::<u64>(),
         mark in any::<bool>(),

@@ -201,7 +201,7 @@ mod tests {
 
     /// In doubt, a deadline counts as later than it was.
     #[test]
-    fn of_many_stalls_the_oldest_count_as_one() {
+    fn the_oldest_of_many_stalls_count_as_one() {
         let start = Instant::now();
         let mut lateness = LatenessTracker::new(start, Timeliness::OnTime);
         let mut now = start;

@@ -100,7 +100,7 @@ async fn a_burst_of_answers_is_kept() {
 
 /// Issue 29, 10.
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_leaves_writes_all_answers_within_its_limit() {
+async fn an_instance_that_shuts_down_writes_all_answers_within_its_limit() {
     let instance = Instance::start(10);
     instance
         .directory
@@ -115,7 +115,7 @@ async fn an_instance_that_leaves_writes_all_answers_within_its_limit() {
 
 /// Issue 29, 10.
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_leaves_waits_for_the_directory_until_its_limit() {
+async fn an_instance_that_shuts_down_waits_for_the_directory_until_its_limit() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::FailsAt("keep_answer"));
     instance.end_calls("a", 0..1);
@@ -139,7 +139,7 @@ async fn an_instance_that_leaves_waits_for_the_directory_until_its_limit() {
 
 /// Issue 29, 12.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_came_in_a_long_outage_is_kept_after_it() {
+async fn an_answer_sent_during_a_long_outage_is_kept_after_it() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::Fails);
     instance.end_calls("a", 0..1);
@@ -152,7 +152,7 @@ async fn an_answer_that_came_in_a_long_outage_is_kept_after_it() {
 
 /// Issue 29, 12.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_came_in_a_long_outage_is_kept_by_a_later_shutdown() {
+async fn an_answer_sent_during_a_long_outage_is_kept_by_a_later_shutdown() {
     let instance = Instance::start(10);
     instance.directory.set(Fault::FailsAt("keep_answer"));
     instance.end_calls("a", 0..1);

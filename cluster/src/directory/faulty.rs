@@ -23,15 +23,15 @@ use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash,
 pub(crate) enum Fault {
     /// Nothing.
     None,
-    /// The directory is stalled. Queued requests are done when it resumes, whether or not the caller still waits.
+    /// The directory is stalled. Queued requests are executed when it resumes, whether or not the caller still waits.
     Stopped,
     /// Every request fails.
     Fails,
-    /// Every request is done, and its answer is lost.
+    /// Every request is executed, and its answer is lost.
     Mute,
     /// Every request takes this long.
     Slow(Duration),
-    /// Every request of this name is done, and its answer is lost.
+    /// Every request of this name is executed, and its answer is lost.
     MuteAt(&'static str),
     /// Every request of this name takes this long.
     SlowAt(&'static str, Duration),
@@ -50,7 +50,7 @@ pub(crate) struct Faulty {
     gate: Option<Arc<dyn Gate>>,
 }
 
-/// Decides when, and whether, the work of a request is done. The simulation has one for each instance.
+/// Decides when, and whether, a request is executed. The simulation has one for each instance.
 pub(crate) trait Gate: Debug + Send + Sync {
     fn pass(&self, what: &'static str, work: Work) -> Work;
 }
@@ -82,7 +82,7 @@ impl Faulty {
         self.fault.send_replace(fault);
     }
 
-    /// Returns how often the request `what` was made. Requests through a gate are not counted.
+    /// Returns how many times the request `what` was made. Requests through a gate are not counted.
     pub(crate) fn asked(&self, what: &str) -> usize {
         self.asked
             .lock()

@@ -14,17 +14,17 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// Timeout of all requests but writes and removals of answers: 500 ms.
+/// Timeout of all requests except writes and removals of answers: 500 ms.
 ///
 /// A request that has timed out may still be executed.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Timeout for writing or removing an answer: 5 s.
 ///
-/// Chosen because no request waits for it, and a directory that is 2 s away must be able to confirm 1 MiB.
+/// Chosen because no request waits for it, and a directory with a latency of 2 s must be able to confirm 1 MiB.
 pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A directory that answers or fails within a timeout. Clones are the same directory.
+/// A directory that answers or fails within a timeout. Clones share the directory.
 ///
 /// The timeout is [`DIRECTORY_TIMEOUT`], or [`ANSWERS_TIMEOUT`].
 #[derive(Debug, Clone)]
@@ -153,7 +153,7 @@ mod tests {
 
     /// As if this process had stalled, and then found an older answer.
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_found_too_late_is_none() {
+    async fn an_answer_after_the_timeout_is_discarded() {
         for (waits, is_answer) in [
             (DIRECTORY_TIMEOUT / 2, true),
             (2 * DIRECTORY_TIMEOUT, false),

@@ -6,7 +6,7 @@
 //!    has changed. A higher epoch may also begin with `register`, over a record of the same owner only ([`Registration::renewed`]).
 //! 2. **Tombstones.** A session that its client ended keeps a record, so that no former owner registers it again.
 //! 3. Each compare-and-set concerns one key, and the backend executes it atomically. Nothing relies on two keys together.
-//! 4. A missing record proves little, because the directory may have returned empty a moment ago. Each look therefore includes the leases
+//! 4. A missing record proves little, because the directory may have restarted empty a moment ago. Each look therefore includes the leases
 //!    of that moment ([`Leases`]), each with "all of mine is written, in this run of the directory".
 //!    [`Heartbeat`](crate::membership::heartbeat::Heartbeat) decides whether that proves anything.
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
@@ -68,7 +68,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 
     /// Writes sessions of this owner. Returns the records that differ from what was to be written.
     ///
-    /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner has the session. Where the owner
+    /// A record is left unchanged if it does not [yield](Record::yields_to) to the epoch at which the owner has the session. If the owner
     /// had no record, the session is written without its [new epoch](Registration::renewed). Each written record is kept for
     /// [`RECORD_TTL`] from now.
     async fn register(
@@ -92,7 +92,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// The tombstone is kept for [`RECORD_TTL`].
     async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
-    /// Renews the lease if it has not lapsed. Never acquires one. Changes nothing of a lease with a later [`number`](Status::number).
+    /// Renews the lease if it has not lapsed. Never acquires one. Does not change a lease with a later [`number`](Status::number).
     async fn heartbeat(
         &self,
         owner: Owner,
@@ -161,7 +161,7 @@ pub(crate) struct Leases {
     pub(crate) all: Vec<Lease>,
     /// How long ago any instance last turned a client away. Includes instances that no longer have a lease.
     ///
-    /// An instance whose lease lapses may have done so until then.
+    /// An instance may have turned clients away until its lease lapsed.
     pub(crate) turned_away: Option<Duration>,
 }
 
@@ -175,7 +175,7 @@ pub(crate) struct Lease {
     pub(crate) written_in: Option<BackendRunId>,
     /// The instance has found the directory consistent for [`LEASE_TTL`] in that run.
     ///
-    /// An instance that has not renewed its lease within that period has none any more.
+    /// An instance that has not renewed its lease within that period no longer has one.
     pub(crate) is_settled: bool,
     /// Answers of its calls are late.
     ///

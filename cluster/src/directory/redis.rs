@@ -1,4 +1,4 @@
-//! The directory in a Redis or a Valkey.
+//! The directory in a Redis or Valkey server.
 //!
 //! | key | value | expires |
 //! |---|---|---|
@@ -77,7 +77,7 @@ impl RedisDirectory {
     /// Returns the directory at an address. It connects with the first command.
     ///
     /// # Errors
-    /// The address cannot be read, or cannot be used with the features of this build.
+    /// Returns an error if the address cannot be parsed, or cannot be used with the features of this build.
     pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
         Ok(Self {
             connections: Connections::new(address.source()?),
@@ -92,7 +92,7 @@ impl RedisDirectory {
     /// Otherwise the first heartbeat that is answered inspects it.
     ///
     /// # Errors
-    /// The backend cannot be a directory.
+    /// Returns an error if the backend cannot be a directory.
     pub(crate) async fn inspect(&self) -> Result<(), DirectoryError> {
         let kind = async {
             let mut connection = self.connections.source().connect_once().await?;
@@ -230,7 +230,7 @@ impl Directory for RedisDirectory {
         sessions: &[Registration],
     ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
-        // A restarted backend does not have the script any more.
+        // A restarted backend no longer has the script.
         write.load_script(&self.scripts.register).ignore();
         for registered in sessions {
             let mut register = self.scripts.register.key(session_key(registered.session));

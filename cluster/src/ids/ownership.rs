@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_has_a_later_epoch_whatever_the_clock_says() {
+    fn a_claim_has_a_later_epoch_whatever_the_clock() {
         let ahead = Epoch(u64::MAX - 1);
         assert!(ahead.next() > ahead && Epoch(3).next() > Epoch(3));
         assert!(Epoch(3).next() >= Epoch(1_000_000_000_000));

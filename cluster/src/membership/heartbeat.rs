@@ -63,7 +63,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Chosen so that a directory with a hundred such instances gets 400 heartbeats a second.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Maximum difference between the time of the directory that a heartbeat names and the time at which the directory carries it out: 1 s.
+/// Maximum difference between the time of the directory that a heartbeat names and the time at which the directory executes it: 1 s.
 ///
 /// Chosen as [`DIRECTORY_TIMEOUT`] for the error of the named time, and the same for the transmission.
 const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT.saturating_mul(2);
@@ -71,7 +71,8 @@ const MAX_CLOCK_ERROR: Duration = DIRECTORY_TIMEOUT.saturating_mul(2);
 /// Interval of scans for sessions that were written a while ago, to write them again: 10 s.
 const REFRESH_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of concurrent batches of sessions: 8. Chosen because a directory 300 ms away then takes 3,000 sessions a second.
+/// Maximum number of concurrent batches of sessions: 8. Chosen because a directory with a latency of 300 ms then accepts 3,000 sessions
+/// a second.
 const MAX_WRITES: usize = 8;
 
 /// Maximum number of concurrent batches of deletions: 4.
@@ -246,7 +247,7 @@ impl Heartbeat {
     async fn send_heartbeat(&self, begun: Instant) {
         if let Err(error) = self.try_send_heartbeat(begun).await {
             self.health().on_heartbeat_failed();
-            let what = "Sessions of other instances cannot be found and no abandoned call is cancelled until the directory answers";
+            let what = "Sessions of other instances cannot be found and no orphaned call is cancelled until the directory answers";
             self.unreachable
                 .warn(&format_args!("directory heartbeat failed: {error}. {what}"));
         }

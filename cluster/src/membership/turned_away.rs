@@ -1,10 +1,10 @@
 //! Tracks when this instance last turned a client away.
 //!
-//! A client counts as turned away if it gets 503, or while it waits for an unresponsive owner. Each heartbeat carries how long ago that was
-//! ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so that even an instance that dies soon
-//! has reported the client. The directory has the latest time that any instance reported, including instances that no longer run. For a
-//! while after that time owners cancel no call, because the call may be that client's. The report names no session, so one time covers all
-//! clients, and needs no command of its own.
+//! A client counts as turned away if it gets 503, or while it waits for an unresponsive owner or inner service. Each heartbeat carries how
+//! long ago that was ([`Status`](crate::directory::Status)). A turned-away client brings the next heartbeat forward, so that even an
+//! instance that dies soon has reported the client. The directory has the latest time that any instance reported, including instances that
+//! no longer run. For a while after that time owners cancel no call, because the call may be that client's. The report names no session, so
+//! one time covers all clients, and needs no command of its own.
 
 use std::{
     pin::pin,
@@ -26,7 +26,7 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
 /// Time after which a client that is not served yet counts as turned away: 250 ms.
 ///
-/// This applies to relayed requests other than POST, and to resumes that wait for the inner service. The grace of a call may end meanwhile.
+/// Applies to relayed requests other than POST, and to resumes that wait for the inner service. Meanwhile the grace of a call may expire.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.
@@ -47,7 +47,7 @@ pub(crate) struct TurnedAway {
 #[derive(Debug, Default)]
 struct State {
     last: Option<Instant>,
-    /// Number of clients that wait.
+    /// Number of waiting clients.
     waiting: usize,
 }
 
@@ -80,7 +80,7 @@ impl TurnedAway {
         self.unreported.notify_one();
     }
 
-    /// Records that a client waits for an owner that may not answer.
+    /// Records that a client waits for an owner or an inner service that may not answer.
     pub(crate) fn wait(self: &Arc<Self>) -> Waiting {
         self.state().waiting += 1;
         self.unreported.notify_one();
@@ -90,7 +90,7 @@ impl TurnedAway {
         }
     }
 
-    /// Serves a client. The client counts as turned away once this takes longer than [`SLOW_THRESHOLD`], unless it succeeds.
+    /// Serves a client, who counts as turned away while this takes longer than [`SLOW_THRESHOLD`], and afterwards if it fails then.
     pub(crate) async fn record_if_slow<T, E>(
         self: &Arc<Self>,
         serving: impl Future<Output = Result<T, E>>,
@@ -126,7 +126,7 @@ impl TurnedAway {
 // === impl Waiting ===
 
 impl Waiting {
-    /// Records that the owner answered.
+    /// Records that the client was served.
     pub(crate) fn served(mut self) {
         self.is_served = true;
     }
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_is_known_how_long_ago_a_client_was_turned_away_or_waited() {
+    async fn the_age_counts_from_the_last_client_that_was_turned_away_or_waited() {
         let turned_away = Arc::new(TurnedAway::new(CLIENT_BACKOFF));
         let age = || turned_away.age(Instant::now());
         assert_eq!(age(), None);

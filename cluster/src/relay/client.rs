@@ -144,7 +144,7 @@ impl Relay {
     ///
     /// # Errors
     ///
-    /// The body cannot be read, or the head has more fields than a peer accepts.
+    /// Returns an error if the body cannot be read, or the head has more fields than a peer accepts.
     pub(crate) async fn prepare(&self, replayable: &mut ReplayableRequest) -> Result<(), Refusal> {
         if replayable.head.headers.len() + MAX_ADDED > MAX_FIELDS {
             return Err(Refusal::TooManyFields);
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_one_connection_stays_here_and_all_else_goes() {
+    fn hop_by_hop_fields_are_removed_and_all_others_are_relayed() {
         let peer_request = relay().peer_request(&head("http://host/mcp?a=1"), Body::empty());
         assert_eq!(peer_request.uri(), "/mcp?a=1");
         let headers = peer_request.headers();
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn the_peer_learns_whose_request_it_is() {
+    fn the_peer_receives_the_address_of_the_client() {
         let mut head = head("/mcp");
         let client: SocketAddr = "192.0.2.1:4711".parse().unwrap();
         head.extensions.insert(ConnectInfo(client));
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_router_that_cut_the_path_is_not_in_the_way() {
+    fn the_path_before_a_nest_is_relayed() {
         let mut head = head("/");
         head.extensions
             .insert(OriginalUri("http://host/tenant/mcp".parse().unwrap()));

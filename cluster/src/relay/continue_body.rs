@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http_body::{Body as _, Frame, SizeHint};
 
-/// Whether a body was asked for. Clones share the state.
+/// Whether the peer has asked for the body. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct ContinueSignal(Arc<Deferred>);
 
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_nobody_asked_for_comes_back_and_is_not_sent() {
+    async fn a_body_that_the_peer_did_not_ask_for_is_taken_back_and_not_sent() {
         let (signal, mut sent) = ContinueSignal::defer(Body::from("call"));
         assert!(sent.frame().now_or_never().is_none());
         let back = signal.take_back().unwrap();

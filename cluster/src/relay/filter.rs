@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_near_may_be_a_peer_unless_somebody_says_so() {
+    fn only_private_and_local_addresses_are_peers_by_default() {
         let filter = PeersFilter::default();
         for near in [
             "10.0.0.7",

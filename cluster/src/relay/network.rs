@@ -62,7 +62,7 @@ impl Network {
 /// Detects an owner from which nothing has arrived for 30 s.
 ///
 /// This is much less than the 90 s after which the owner detects that nothing arrives from this instance. So in a one-way partition, the
-/// clients of this instance count as turned away before the owner considers their calls abandoned, although the owner's retransmissions
+/// clients of this instance count as turned away before the owner considers their calls detached, although the owner's retransmissions
 /// arrive.
 fn dead_owner() -> DeadPeer {
     let second = Duration::from_secs(1);

@@ -51,7 +51,7 @@ impl ReplayableRequest {
     ///
     /// # Errors
     ///
-    /// The client disconnected in the middle of its request, or stalled.
+    /// Returns an error if the client disconnected in the middle of its request, or stalled.
     pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) if is_long(&body) => ReplayableBody::Long(body),
@@ -65,7 +65,7 @@ impl ReplayableRequest {
     ///
     /// # Errors
     ///
-    /// The client disconnected in the middle of its request, or stalled.
+    /// Returns an error if the client disconnected in the middle of its request, or stalled.
     pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, ReplayableBody::Sent) {
             ReplayableBody::Unread(body) | ReplayableBody::Long(body) => {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_short_body_can_be_sent_as_often_as_need_be() {
+    async fn a_short_body_can_be_sent_any_number_of_times() {
         for pieces in [
             &[][..],
             &[1],
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_long_body_is_sent_once_and_whole() {
+    async fn a_long_body_is_sent_once_and_completely() {
         for pieces in [
             &[MAX_REPLAY + 1][..],
             &[MAX_REPLAY, 1],
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_is_read_of_a_body_that_nobody_sends() {
+    async fn a_body_that_is_not_relayed_is_not_read() {
         let polled = Arc::new(AtomicBool::new(false));
         let recorded = polled.clone();
         let body = stream::once(async move {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_body_that_says_its_length_is_not_read_if_it_is_long() {
+    async fn a_body_with_a_known_length_is_not_read_if_it_is_long() {
         let mut replayable =
             ReplayableRequest::new(Request::new(Body::from(vec![b'x'; MAX_REPLAY + 1])));
         replayable.read().now_or_never().unwrap().unwrap();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_breaks_off_is_an_error() {
+    async fn a_client_that_disconnects_is_an_error() {
         let pieces = [
             Ok(Bytes::from_static(b"{\"json")),
             Err(std::io::Error::other("reset")),

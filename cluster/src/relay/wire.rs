@@ -1,6 +1,6 @@
 //! The internal header fields that instances add to relayed requests and responses.
 //!
-//! Clients neither see nor can send these fields:
+//! Clients can neither receive nor send these fields:
 //!
 //! 1. The layer removes the fields from every request of a client before any other code reads the request. The relay removes them from every
 //!    response.
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_whole_secret_said_once_is_accepted() {
+    fn only_the_complete_secret_in_one_field_is_accepted() {
         let secret = Secret::new("a long secret").unwrap();
         assert!(secret.verify(&head(&["a long secret"])));
         for wrong in [
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_field_cannot_carry_is_no_secret() {
+    fn a_secret_that_a_field_cannot_carry_is_invalid() {
         for secret in ["", " ", "a ", "a\nb", "a\0"] {
             assert_eq!(
                 Secret::new(secret).unwrap_err(),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relayed_head_says_what_this_instance_says_and_nothing_else() {
+    fn internal_fields_of_a_relayed_head_are_those_of_this_instance() {
         let mut headers = head(&["forged", "forged"]);
         headers.insert(&CLIENT, "10.0.0.1:1".parse().unwrap());
         let secret = Secret::new("secret").unwrap();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_a_peers_only_if_it_says_so() {
+    fn an_answer_counts_as_a_peers_only_if_it_is_marked() {
         let me: Incarnation = "0123456789abcdef".parse().unwrap();
         let mut headers = head(&["forged"]);
         mark(&mut headers, me);

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_peers_may_say_is_noticed() {
+    fn fields_that_only_peers_may_send_are_detected() {
         for name in ["mcp-cluster", "mcp-cluster-client"] {
             assert!(fields(&[("mcp-session-id", b"a"), (name, b"")]).1);
         }

@@ -44,8 +44,8 @@ const UNOWNED_TTL: Duration = Duration::from_secs(1);
 
 /// Maximum number of concurrent look-ups: 1,024.
 ///
-/// They are pipelined on one connection. Chosen because a directory 300 ms away then answers in time when hundreds of clients return at
-/// once.
+/// They are pipelined on one connection. Chosen because a directory with a latency of 300 ms then answers in time when hundreds of clients
+/// return at once.
 const MAX_LOOKUPS: usize = 1024;
 
 /// Cache of session owners. Clones share it.
@@ -104,7 +104,7 @@ impl OwnerCache {
     /// Returns the owner of a session, from the cache or by a look-up.
     ///
     /// # Errors
-    /// The directory failed, or did not answer in time.
+    /// Returns an error if the directory failed, or did not answer in time.
     pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
         let lookup = {
             let mut state = self.0.state();

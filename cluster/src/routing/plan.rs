@@ -248,7 +248,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::LeaseOver => "its owner's lease is over",
-            Self::Relinquished => "its owner gave it up",
+            Self::Relinquished => "its owner relinquished it",
         })
     }
 }

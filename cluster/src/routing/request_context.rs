@@ -1,7 +1,7 @@
 //! What the layer knows about a request, passed to the session manager and the session store.
 //!
-//! rmcp passes no request to them (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already cut the event id back to its
-//! plain form. The values are task-local, so a layer in between must not move a request to another task.
+//! rmcp passes no request to them (`resume_context` in ARCHITECTURE.md, Workarounds), and the layer has already rewritten the event id to
+//! its plain form. The values are task-local, so a layer in between must not move a request to another task.
 
 use std::cell::Cell;
 
@@ -24,7 +24,7 @@ pub(crate) async fn with_resume_recorded<F: Future>(served: F) -> (F::Output, bo
 /// Called when the session manager resumes a session.
 pub(crate) fn on_resumed() {
     // The value exists only during the resume of a lost call.
-    let _is_noted = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
+    let _is_recorded = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
 /// Serves a resume that named an event of this call.

@@ -9,7 +9,7 @@ use crate::{
     routing::resume::LAST_EVENT_ID,
 };
 
-/// The kind of a request, by what it begins.
+/// What a request begins.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     /// A call, with its JSON-RPC id. The peer has kept its request, and can send it again.
@@ -20,7 +20,7 @@ pub(crate) enum RequestKind {
     Cancel(Value),
     /// A request that begins nothing, or a call too long to be sent again.
     ///
-    /// Nothing begins with a resume, another notification, an answer to the server's question, a ping, or the end of the session.
+    /// A resume, another notification, a response to the server's request, a ping and a DELETE begin nothing.
     Other,
 }
 
@@ -31,7 +31,7 @@ impl RequestKind {
     ///
     /// # Errors
     ///
-    /// The client disconnected in the middle of its request, or stalled.
+    /// Returns an error if the client disconnected in the middle of its request, or stalled.
     pub(crate) async fn of(replayable: &mut ReplayableRequest) -> Result<Self, Refusal> {
         match replayable.head.method {
             Method::GET => Ok(Self::of_get(&replayable.head.headers)),
@@ -134,14 +134,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_sent_again_is_begun_where_it_is() {
+    async fn a_request_that_cannot_be_sent_again_is_served_here() {
         let text = "x".repeat(64 * 1024);
         let call = format!(r#"{{"id":1,"method":"tools/call","params":"{text}"}}"#);
         assert_eq!(post(&call).await, RequestKind::Other);
     }
 
     #[tokio::test]
-    async fn a_stream_of_no_call_is_told_from_a_resume() {
+    async fn a_standalone_stream_is_distinguished_from_a_resume() {
         let generation = "0123456789abcdef";
         assert_eq!(get(None).await, RequestKind::Stream);
         assert_eq!(

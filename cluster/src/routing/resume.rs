@@ -1,6 +1,6 @@
 //! Resumes of calls that run here, and of calls that ended with a former incarnation.
 //!
-//! 1. The id of an event of the session's current generation is passed on in the form that the session manager gave it.
+//! 1. The id of an event of the session's current generation is passed on in the form that the session manager assigned.
 //! 2. The id of an event of another generation (of another incarnation, or from before the session was restored here) is not passed on,
 //!    because the session manager could mistake it for that of another call's event. If the event belongs to a call, the client gets the
 //!    kept answer, or an error stating that the server no longer runs, and the stream ends. Either is sent only if the application accepts
@@ -18,7 +18,7 @@ use crate::{
     routing::fields::Fields,
 };
 
-/// The header field with the id of the last event that a client has seen.
+/// The header field with the id of the last event that a client has received.
 pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// An event id that no session manager uses.
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_another_incarnation_is_named_to_nobody() {
+    fn an_event_of_another_incarnation_is_not_passed_on() {
         for (encoded, call) in [("7", "7"), ("%22a%20b%22", "\"a b\""), ("1%2E0", "1.0")] {
             let (lost, left) = rewritten(&[&format!("3/0~{OTHER}~4~{encoded}")]);
             let lost = lost.unwrap();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_instance_named_passes_as_it_is() {
+    fn an_event_id_that_no_instance_tagged_passes_unchanged() {
         let twice = format!("0/0~{ME}~4~7");
         for named in [
             &[][..],
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_comes_alone_and_the_answer_after_the_id_that_was_named() {
+    fn the_error_is_sent_alone_and_the_answer_after_the_named_id() {
         let (lost, _) = rewritten(&[&format!("3/0~{OTHER}~4~7")]);
         let lost = lost.unwrap();
         let error = String::from_utf8(lost.events(None).unwrap()).unwrap();

@@ -163,7 +163,7 @@ impl Router {
         self.reject(Refusal::Inconsistent)
     }
 
-    /// Gives up a session of which too many attempts to restore it have failed. Returns `true` if that is so.
+    /// Gives up a session if too many attempts to restore it have failed. Returns `true` if it was given up.
     pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
         let is_unrestorable = self.sessions.restore_attempts.is_unrestorable(session);
@@ -213,7 +213,7 @@ impl Router {
         let mut plan = RoutingPlan::new(self.me.incarnation, is_call);
         let mut replayable = ReplayableRequest::new(request);
         let mut action = Action::LookUp;
-        // The restore is registered before the claim, because peers may learn of the new owner before the owner itself does.
+        // The restore is registered before the claim, because peers may find the new owner in the directory before the reply arrives here.
         let (mut restore, mut waiting) = (None, None);
         loop {
             action = match action {

@@ -37,7 +37,7 @@ pub(crate) struct RunningRestore {
 struct RestoringBody {
     body: Body,
     restore: Option<RunningRestore>,
-    /// Ends a restore of which nothing has been loaded, because a layer inside has answered in place of rmcp.
+    /// Ends a restore for which nothing has been loaded, because an inner layer has answered in place of rmcp.
     timeout: Pin<Box<Sleep>>,
 }
 

@@ -24,7 +24,7 @@ use crate::{
     sessions::{drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
 
-/// Maximum number of routings of one request: 3. Chosen because ownership may change in between.
+/// Maximum number of routings of one request: 3. More than one, because ownership may change between them.
 const MAX_ROUTINGS: usize = 3;
 
 /// Maximum length of a body that is read before a restore: 4 MiB and 1 byte.
@@ -44,7 +44,7 @@ impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Futu
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RoutedBy(pub(crate) Incarnation);
 
-/// Serves a request that another instance relays, or answers that its session is not here.
+/// Serves a request that another instance relays, or answers 421 if its session is not here.
 pub(crate) async fn serve_peer<S: Inner>(
     router: &Arc<Router>,
     inner: &mut S,
@@ -64,7 +64,7 @@ pub(crate) async fn serve_peer<S: Inner>(
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
-            // The request is not in flight while it waits for those that are.
+            // While this request waits for the session's requests in flight, it is not one of them.
             drop(presence);
             (request, presence, cancelled) = match router.transfer(request).await {
                 TransferOutcome::ServedHere(request, presence, cancelled) => {
@@ -134,7 +134,7 @@ async fn misdirected(router: &Router, request: Request<Body>) -> Response<Body> 
     retry_later(router)
 }
 
-/// Answers a peer whose client is to retry.
+/// Returns a response to a peer that asks the peer's client to retry.
 fn retry_later(router: &Router) -> Response<Body> {
     let mut retry_later = router.reject(Refusal::Again);
     wire::mark(retry_later.headers_mut(), router.me.incarnation);
@@ -257,7 +257,7 @@ fn unless_failed(
 /// The result of a request that had to restore its session.
 enum Restored {
     Served(Response<Body>),
-    /// The session is another instance's by now, or this instance has stopped.
+    /// The session belongs to another instance by now, or this instance has stopped.
     Moved(Request<Body>),
 }
 
@@ -272,7 +272,7 @@ impl Drop for CompletionGuard<'_> {
     }
 }
 
-/// Serves a request here. Answers a resume of a call that ended with its instance.
+/// Serves a request here. Also answers the resume of a call that was lost with its instance.
 ///
 /// Until the response has a head, the request is in flight in its session.
 pub(crate) async fn serve<S: Inner>(
@@ -308,7 +308,9 @@ pub(crate) async fn serve<S: Inner>(
     }
 }
 
-/// Waits until the inner service is ready. The client of a resume may count as turned away, because the grace of its call may end.
+/// Waits until the inner service is ready.
+///
+/// If that is slow, the client of a resume counts as turned away, because the grace of its call may expire meanwhile.
 async fn until_ready<S: Inner>(
     router: &Router,
     inner: &mut S,

@@ -16,7 +16,7 @@ use crate::{
 // === impl Sessions ===
 
 impl Sessions {
-    /// Called when this instance has claimed a session. A local session is then not contested any more.
+    /// Called when this instance has claimed a session. A local session is then no longer contested.
     pub(crate) fn on_claimed(&self, session: SessionHash, epoch: Epoch) {
         if let Some(local) = self.shard(session).get_mut(&session) {
             local.on_written(Instant::now(), Some(epoch));

@@ -16,7 +16,7 @@ pub(super) struct Contested {
     _counted: Counted,
 }
 
-/// Marks a session as possibly lost or claimed elsewhere, until dropped.
+/// Counts a session as unconfirmed until dropped: its record may be lost, or another instance may have claimed it.
 #[derive(Debug)]
 pub(super) struct Unconfirmed {
     pub(super) since: Instant,

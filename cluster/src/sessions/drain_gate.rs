@@ -1,8 +1,8 @@
 //! The drain gate of a session counts its requests in flight, and can be closed. One atomic holds both.
 //!
 //! 1. A request enters before it is served, and exits when it has an answer. No request enters once the gate is closed.
-//! 2. The gate is closed when idle only if no request has entered since it was seen to be idle. Conditions that are checked in between,
-//!    such as the calls whose clients have disconnected, cannot have changed unnoticed.
+//! 2. The gate is closed when idle only if no request has entered since it was found idle. So conditions that are checked in between, such
+//!    as the calls whose clients have disconnected, cannot have changed undetected.
 //! 3. The gate stays closed. A session that is restored gets a new gate.
 
 use std::{
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_enters_once_it_is_closed() {
+    fn no_request_enters_a_closed_gate() {
         let gate = Arc::new(DrainGate::default());
         let [first, second] = [(); 2].map(|()| gate.enter().unwrap());
         assert!(!gate.close_if_idle(|| true));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_enters_and_leaves_while_it_is_looked_at_keeps_it_open() {
+    fn a_request_during_the_check_keeps_the_gate_open() {
         let gate = Arc::new(DrainGate::default());
         let enters_and_leaves = || {
             drop(gate.enter().unwrap());
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_closed_when_idle_for_all_that_wait() {
+    fn all_waiting_tasks_see_the_gate_closed_when_idle() {
         let gate = Arc::new(DrainGate::default());
         let in_flight = gate.enter().unwrap();
         let mut waiting = [(); 2].map(|()| Box::pin(gate.close_when_idle(|| true)));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn it_can_be_closed_while_requests_are_in_flight() {
+    fn the_gate_can_be_closed_while_requests_are_in_flight() {
         let gate = Arc::new(DrainGate::default());
         let in_flight = gate.enter().unwrap();
         let mut waits = Box::pin(gate.close_when_idle(|| true));
@@ -202,7 +202,7 @@ mod tests {
 
     /// Two threads, one that enters and one that closes: a request that is in flight had entered before.
     #[test]
-    fn nothing_is_in_flight_once_it_was_closed_when_idle() {
+    fn no_request_is_in_flight_once_the_gate_was_closed_when_idle() {
         for _ in 0..2_000 {
             let gate = Arc::new(DrainGate::default());
             let other = gate.clone();

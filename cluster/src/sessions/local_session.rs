@@ -25,7 +25,7 @@ pub(super) struct LocalSession {
     pub(super) params: Option<Arc<[u8]>>,
     pub(super) phase: Phase,
     pub(super) written: Option<Instant>,
-    /// When the session last took an epoch. No claim on a record from before that can succeed any more.
+    /// When the session last took an epoch. A claim on an earlier record can no longer succeed.
     pub(super) renewed: Instant,
     /// Since when the session is to take another epoch.
     pub(super) renews: Option<Instant>,

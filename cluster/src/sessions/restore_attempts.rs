@@ -2,7 +2,7 @@
 //!
 //! 1. An attempt counts from when the parameters of its session are loaded. After three that failed, the session counts as unrestorable.
 //! 2. An attempt that is given up has not failed: its client disconnected, or a layer answered in place of rmcp. The session manager and
-//!    the session store notice it, because rmcp drops what it awaits of them.
+//!    the session store detect it, because rmcp drops their futures.
 //! 3. rmcp answers 404 to the requests that wait for an attempt that is given up (`aborted_restore` in ARCHITECTURE.md, Workarounds). So
 //!    that it was given up is recorded for a moment.
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn every_one_of_many_sessions_that_cannot_be_restored_is_unrestorable() {
+    fn each_of_many_sessions_that_cannot_be_restored_is_unrestorable() {
         let attempts = RestoreAttempts::default();
         let sessions: Vec<_> = (0..10_000)
             .map(|n| SessionHash::of(&n.to_string()))

@@ -29,7 +29,7 @@ type Shard = HashMap<Arc<str>, SessionRow, BuildHasherDefault<IdHasher>>;
 
 #[derive(Default)]
 struct SessionRow {
-    /// How often the id was inserted and not removed.
+    /// Number of times that the id was inserted and not removed.
     count: usize,
     gate: Arc<DrainGate>,
 }
@@ -80,7 +80,7 @@ impl SessionIndex {
 
     /// Closes all gates, including those of later sessions, even if requests are in flight.
     pub(super) fn close_all(&self) {
-        // Stored first: a concurrent `insert` either sees this flag, or its gate is closed below.
+        // Stored first: a concurrent `insert` either loads this flag as set, or its gate is closed below.
         self.is_closed.store(true, Ordering::Release);
         for shard in &self.shards {
             for row in lock(shard).values() {
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_there_until_its_last_guard_is_dropped() {
+    fn an_id_is_indexed_until_its_last_guard_is_dropped() {
         let index = SessionIndex::new();
         let (id, short): (Arc<str>, Arc<str>) = ("session".into(), "n".into());
         let (first, other) = (index.insert(&id), index.insert(&short));

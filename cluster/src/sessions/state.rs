@@ -261,7 +261,7 @@ impl Sessions {
         let epoch = match self.remove(session) {
             Some(local) => {
                 let epoch = local.epoch;
-                // The session is open at a service other than the one that its client called, and must be closed there.
+                // The session is open in another service than the one that its client called, and must be closed there.
                 if !matches!(local.phase, Phase::Loaded(_)) {
                     self.relinquished
                         .notify(local.into_relinquished(session, RelinquishedTo::Ended));

@@ -27,7 +27,7 @@ const MAX_PARAMS: usize = 64 * 1024;
 
 /// Maximum wait of a new session for its record: 2 s.
 ///
-/// Chosen so that two attempts fit in, each with [`DIRECTORY_TIMEOUT`].
+/// Chosen to allow for two attempts, each with [`DIRECTORY_TIMEOUT`].
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Stores in the directory what a session needs to be restored.

@@ -79,7 +79,7 @@ fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Relinquished
 }
 
 #[test]
-fn a_session_lives_here_until_it_is_closed() {
+fn a_session_is_local_until_it_is_closed() {
     let (sessions, _relinquished) = Sessions::new(me());
     assert!(!sessions.is_local(hash("a")));
     sessions.on_opened("a", false);
@@ -100,7 +100,7 @@ fn a_session_is_written_once_its_parameters_are_known() {
 }
 
 #[test]
-fn a_session_that_could_not_be_written_comes_again() {
+fn a_session_whose_write_failed_is_queued_again() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.begin("a", params());
     for _ in 0..2 {
@@ -122,7 +122,7 @@ fn a_session_that_was_closed_meanwhile_is_not_written_again() {
 }
 
 #[test]
-fn new_sessions_come_before_those_that_are_written_again() {
+fn new_sessions_are_written_before_those_that_are_written_again() {
     let (sessions, _relinquished) = written(&["old"]);
     sessions.write_all_again();
     sessions.begin("new", params());
@@ -139,7 +139,7 @@ fn new_sessions_come_before_those_that_are_written_again() {
 }
 
 #[test]
-fn all_are_written_again_once_however_often_that_is_asked() {
+fn all_sessions_are_written_again_once_even_if_requested_twice() {
     let (sessions, _relinquished) = written(&["a", "b"]);
     sessions.write_all_again();
     sessions.write_all_again();
@@ -271,7 +271,7 @@ fn an_epoch_that_was_taken_without_an_answer_is_not_the_one_that_is_to_be_taken(
 }
 
 #[test]
-fn a_session_whose_handler_refused_it_is_not_here() {
+fn a_session_whose_handler_refused_it_is_not_local() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.on_opened("refused", false);
     sessions.on_closed("refused");
@@ -288,7 +288,7 @@ fn no_id_is_shown_for_debugging() {
 }
 
 #[test]
-fn a_deleted_session_is_told_of_until_it_is_removed() {
+fn a_deleted_session_is_remembered_until_it_is_removed() {
     let (sessions, _relinquished) = written(&["a"]);
     sessions.write_all_again();
     sessions.on_deleted("a");
@@ -328,7 +328,7 @@ async fn a_tombstone_is_written_again_for_as_long_as_the_directory_is_to_have_it
 
 /// The client has deleted the session twice, and the directory accepts one of the two.
 #[test]
-fn of_a_session_that_was_deleted_twice_nothing_is_left_to_be_written() {
+fn a_session_that_was_deleted_twice_leaves_nothing_to_write() {
     for first_is_there in [true, false] {
         let (sessions, _relinquished) = written(&["a"]);
         sessions.on_deleted("a");
@@ -382,7 +382,7 @@ async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_a_session_to_be_written_is_told() {
+async fn a_task_that_waits_for_the_write_of_a_session_is_woken() {
     let (sessions, _relinquished) = Sessions::new(me());
     sessions.begin("a", params());
     let second = Duration::from_secs(1);
@@ -421,7 +421,7 @@ fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
 }
 
 #[test]
-fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_there() {
+fn a_session_that_is_refused_during_its_write_is_removed_from_the_directory() {
     for is_written in [true, false] {
         let (sessions, _relinquished) = Sessions::new(me());
         sessions.on_opened("a", false);

@@ -193,11 +193,11 @@ impl Sessions {
         }
     }
 
-    /// Records whether the directory took the tombstone of a session.
-    pub(crate) fn on_deletion_result(&self, session: SessionHash, is_there: bool) {
+    /// Records whether the directory has accepted the tombstone of a session.
+    pub(crate) fn on_deletion_result(&self, session: SessionHash, is_accepted: bool) {
         {
             let mut work = self.work();
-            if is_there {
+            if is_accepted {
                 work.confirm_tombstone(session);
             } else {
                 let mut deleted = work.deleted.iter_mut();

@@ -255,7 +255,7 @@ fn rows() -> Vec<String> {
 }
 
 #[test]
-fn the_readme_has_every_option_as_the_program_says_it() {
+fn the_readme_has_every_option_with_its_help_text() {
     let readme = include_str!("../../README.md");
     let table = rows().join("\n");
     let head = "| option | default | what |\n|---|---|---|";
@@ -266,7 +266,7 @@ fn the_readme_has_every_option_as_the_program_says_it() {
 }
 
 #[test]
-fn a_number_in_a_file_is_what_toml_says_it_is() {
+fn a_number_in_a_file_has_its_toml_value() {
     let path = std::env::temp_dir().join(format!("mcp-proxy-radix-{}.toml", std::process::id()));
     for (text, expected) in [
         ("4194304", 4 << 20),

@@ -15,7 +15,7 @@ use mcp_cancel_on_disconnect::Grace;
 pub enum LogFormat {
     /// For people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 

@@ -56,10 +56,10 @@ pub async fn run_if_requested(mut arguments: impl Iterator<Item = OsString>) -> 
 
 /// Plays all scenarios, and prints their outcomes.
 pub async fn run() -> ExitCode {
-    out!("A tool works for {WORK:?}; clients hang up after 0.3 s. Times count from the hang-up.");
     out!(
-        "Behind the bridge and behind the proxy stands the same server, which speaks on stdin and stdout.\n"
+        "A tool works for {WORK:?}; clients disconnect after 0.3 s. Times count from the disconnect."
     );
+    out!("The bridge and the proxy run the same server, on stdin and stdout.\n");
     let cells = match play_all().await {
         Ok(cells) => cells,
         Err(error) => {

@@ -36,7 +36,7 @@ const RESUME_AFTER: Duration = Duration::from_secs(1);
 /// The reconnect delay that the proxy sends. Chosen because the graces here are short.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// How late a cancel may be. Ample, because the machine may be busy.
+/// Maximum delay of a cancel: 1 s. Chosen because the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
 /// Maximum duration of a client's steps: 12 s.

@@ -2,7 +2,7 @@
 //!
 //! It is a hidden sub-command ([`COMMAND`]), so that the demo needs no other program. Its arguments set its behaviour from the
 //! start, and the tool that a call names sets what it does for that call. It logs what the tools do, because a disconnected client
-//! cannot see that.
+//! cannot observe that.
 
 use std::{
     collections::HashMap,
@@ -31,7 +31,7 @@ pub const COMMAND: &str = "scripted-server";
 /// The argument of a process that only waits.
 const HOLD: &str = "--hold";
 
-/// How often a tool reports progress.
+/// Interval at which a tool reports progress: 100 ms.
 const STEP: Duration = Duration::from_millis(100);
 
 /// The behaviour of the server from its start.

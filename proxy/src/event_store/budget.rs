@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_session_may_not_take_another_still_may() {
+    fn bytes_that_one_session_may_not_reserve_another_may() {
         let all = Budget::new(100);
         let (one, other) = (all.child(60), all.child(60));
         let (mut a, mut b) = (one.reservation(), other.reservation());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_that_no_number_holds_is_refused() {
+    fn a_sum_that_overflows_is_refused() {
         let all = Budget::new(usize::MAX);
         let mut reservation = all.child(usize::MAX).reservation();
         assert_eq!(reservation.grow(usize::MAX), Ok(()));

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_harmless_fields_are_in_order() {
+    fn the_harmless_fields_are_sorted() {
         assert!(HARMLESS.is_sorted());
     }
 

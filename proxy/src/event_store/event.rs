@@ -3,7 +3,7 @@
 //! An id is `mcp-<server>-<stream>.<seq>`:
 //!
 //! 1. `server` is the same for every start of a proxy in front of the same server. So an id of an earlier start is
-//!    recognized and refused. A server that ignores unknown ids would answer it with its standalone stream.
+//!    recognised and refused. A server that ignores unknown ids would answer it with its standalone stream.
 //! 2. `stream` has 128 random bits of its own. No id of a stream reveals the ids of another.
 
 use std::{fmt, time::Duration};
@@ -99,7 +99,7 @@ impl Event {
         Self::of_lines(lines.into_bytes(), Weight::Kept)
     }
 
-    /// Returns what may happen to it where there is no room.
+    /// Returns what may happen to it if there is no room.
     pub fn weight(&self) -> Weight {
         self.weight
     }

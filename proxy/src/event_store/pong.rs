@@ -1,7 +1,8 @@
 //! The answer to a `ping`, which shows whether the server accepts a client's credentials.
 //!
-//! Status 200 alone is no acceptance: some servers refuse with a JSON-RPC error in it, and some gateways with a login
-//! page. The client is accepted if a response to this very `ping` has a result, or the error that there is no such method.
+//! Status 200 alone does not mean acceptance: some servers refuse with a JSON-RPC error in such a response, and some
+//! gateways with a login page. The client is accepted if a response to this very `ping` has a result, or the error
+//! "method not found".
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub(super) const ID: &str = r#""mcp-cancel-proxy""#;
 /// Maximum number of bytes of an answer that are read: 64 KiB.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// Time for an answer after its head: 10 s.
+/// Maximum time to read the body of an answer: 10 s.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// JSON-RPC's code for a method that does not exist.
@@ -82,7 +83,7 @@ async fn accepts(answer: Response<Body>) -> bool {
     is_accepted(&whole) == Some(true)
 }
 
-/// Returns whether this message accepts the client. Returns `None` if it is not a response.
+/// Returns `Some(true)` if this message accepts the client, and `None` if it is not a response.
 fn is_accepted(json: &[u8]) -> Option<bool> {
     #[derive(Deserialize)]
     struct Response {
@@ -93,13 +94,13 @@ fn is_accepted(json: &[u8]) -> Option<bool> {
         code: i64,
     }
     let message = Message::read(json).filter(|message| message.kind == Kind::Response)?;
-    let is_its = IdKey::of(ID).is_some_and(|ping| message.answers(&ping));
+    let answers_ping = IdKey::of(ID).is_some_and(|ping| message.answers(&ping));
     let response: Result<Response, _> = serde_json::from_slice(json);
-    let has_result = response.is_ok_and(|response| {
+    let is_accepting = response.is_ok_and(|response| {
         let error = response.error;
         error.is_none_or(|error| error.code == NO_SUCH_METHOD)
     });
-    Some(is_its && has_result)
+    Some(answers_ping && is_accepting)
 }
 
 #[cfg(test)]

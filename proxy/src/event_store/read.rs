@@ -1,9 +1,9 @@
 //! Parses the events of a server's stream, as far as they are forwarded.
 //!
-//! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6): any of three line ends, a byte order mark at
+//! 1. Events have the format of the standard (WHATWG HTML, section 9.2.6): any of three line endings, a byte order mark at
 //!    the start, comments, several data lines. The frames of the body may cut an event anywhere.
-//! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line ends. The `id` and the `retry`
-//!    are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
+//! 2. The `event` and `data` lines of an event are forwarded unchanged, except for their line endings. The `id` and the
+//!    `retry` are not forwarded: the proxy itself uses them to resume. Comments and unknown fields are removed.
 //! 3. The caller limits the length of lines and events. [`Reader::needs`] returns the capacity that the next bytes need, and
 //!    [`Reader::take`] takes the lines so far at any time.
 
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_event_its_type_and_its_data_are_handed_on() {
+    fn the_type_and_the_data_of_an_event_are_forwarded() {
         for (body, expected) in [
             ("data: 1\n\n", "data: 1\n"),
             ("data:1\r\n\r\n", "data:1\n"),
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_data_is_no_event() {
+    fn an_event_without_data_is_dropped() {
         for body in [
             ":\n\n",
             "\n\n\n",
@@ -444,14 +444,14 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_no_header_takes_is_none() {
+    fn an_id_that_is_too_long_for_a_header_is_ignored() {
         let fits = "i".repeat(MAX_ID);
         let body = format!("id: {fits}\n\nid: {fits}i\n\n");
         assert_eq!(read(&body).1.last_id(), Some(fits.as_bytes()));
     }
 
     #[test]
-    fn lines_that_are_not_handed_on_take_no_memory() {
+    fn lines_that_are_not_forwarded_take_no_memory() {
         for start in [":", "id: ", "retry: ", "x: ", ""] {
             let mut reader = Reader::default();
             let mut bytes = start.as_bytes();
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_early_is_a_part_of_the_same_event() {
+    fn lines_that_were_taken_early_are_a_part_of_the_same_event() {
         let mut reader = Reader::default();
         let (mut taken, mut ends) = (Vec::new(), Vec::new());
         for mut piece in [b"data: on" as &[u8], b"e\ndata: ", b"two\n", b"\n"] {
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_next_bytes_need_is_all_that_is_allocated() {
+    fn no_more_is_allocated_than_the_next_bytes_need() {
         for line in ["data\n", "data:\n", "data:x\n", "event\n", "x\n", "dat"] {
             let body = line.repeat(409);
             for size in 1..7 {
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_taken_as_it_comes_is_read_as_one_that_is_not() {
+    fn an_event_that_is_taken_in_parts_is_read_like_a_whole_one() {
         let body = "event: message\ndata: {\"jsonrpc\":\ndata:\"2.0\",\ndata\ndata: \"id\": 7,\ndata:  \"result\": {\"id\": 8}}\n\n";
         let whole = events(body.as_bytes(), usize::MAX).0;
         let call = IdKey::of("7");

@@ -1,12 +1,12 @@
 //! The events of one stream, for a reader that may disconnect and resume.
 //!
-//! This type does no I/O and does not wait, sleep or wake: its callers do. Its guarantees:
+//! [`Ring`] does no I/O, and neither waits nor wakes tasks: its callers do. Its guarantees:
 //!
 //! 1. **Numbers.** Events are numbered from 0. Dropped events have numbers as well.
 //! 2. **Once and in order.** A reader receives each event after the one that it named, once and in order. An SSE comment
 //!    replaces dropped events, and states their number. A reader that names no event, and is not the first, starts
 //!    at the first event that no reader has taken.
-//! 3. **Drop order.** Without room, the oldest droppable event is dropped first. Next are the oldest notifications that
+//! 3. **Drop order.** If there is no room, the oldest droppable event is dropped first. Next are the oldest notifications that
 //!    the attached reader has taken, then the oldest of its other taken events. All other events are kept until the ring
 //!    is cleared.
 //! 4. **Limits.** `push` accepts an event only below both limits ([`BufferLimits`]), so a ring exceeds the byte limit by
@@ -28,7 +28,7 @@ use super::{
     event::{Event, ROOM_FOR_ID, Weight},
 };
 
-/// What an event costs besides its bytes.
+/// Memory cost of an event, in addition to its bytes: 192 bytes.
 ///
 /// This covers its entry in the ring, whose capacity may be twice its length, the owner of its bytes, and the rounding of
 /// both allocations.
@@ -41,7 +41,7 @@ pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Terminates an event that its reader received only in part, at any byte.
 ///
-/// Clients parse an event of an unknown type. If no event had begun, clients parse a comment and an empty event.
+/// Clients then parse an event of an unknown type. If no event had begun, they parse a comment and an event without data.
 const TRUNCATED: &[u8] = b":\nevent: cut\n\n";
 
 mod bypass;
@@ -138,7 +138,7 @@ pub(crate) enum Pushed {
     Wait(Event),
     /// A budget has no room for the event. Unless another stream is evicted, the event can only bypass the ring.
     Exhausted(Event, Exhausted),
-    /// There is no room, and no reader that could make some.
+    /// There is no room, and no attached reader that could free some.
     Full,
     /// The ring has ended.
     Ended,
@@ -352,7 +352,7 @@ impl Ring {
         !(self.ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
     }
 
-    /// Returns `true` if no reader is attached, and none has taken the answer.
+    /// Returns `true` if there is an answer that no reader has taken, and no reader is attached.
     pub(crate) fn has_unread_answer(&self) -> bool {
         let is_unread = self.answer.is_some_and(|answer| answer >= self.unread);
         is_unread && self.reader.is_none() && !self.cleared
@@ -379,7 +379,7 @@ impl Ring {
         self.ended && reader.is_some_and(|reader| reader.at == self.next)
     }
 
-    /// Returns how often a reader was notified of missing events.
+    /// Returns how many times a reader was notified of missing events.
     pub(crate) fn gaps(&self) -> u64 {
         self.gaps
     }

@@ -27,13 +27,13 @@ use crate::message::IdKey;
 /// Chosen so that progress can be read, and dropped, when there is no room.
 pub(super) const READ_ALLOWANCE: usize = 4 * 1024;
 
-/// What a stream costs besides its events.
+/// Cost of a stream, in addition to its events.
 ///
 /// This covers the stream itself, the task that writes it, its entries in the maps, its first event and its error. So there
 /// is always room for these two events.
 pub(super) const STREAM_OVERHEAD: usize = 4 * 1024 + READ_ALLOWANCE;
 
-/// What a session costs besides its streams.
+/// Cost of a session, in addition to its streams.
 pub(super) const SESSION_OVERHEAD: usize = 1024;
 
 /// A session of the server behind the proxy. Clones share it.

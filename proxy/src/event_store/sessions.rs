@@ -44,9 +44,9 @@ pub struct Stats {
     pub streams: usize,
     /// Number of bytes kept, including the overhead of keeping them.
     pub buffer_bytes: usize,
-    /// How often a client resumed a stream.
+    /// Number of times that a client resumed a stream.
     pub resumes: u64,
-    /// How often a client was notified of missing events, on streams that were removed.
+    /// Number of times that a client was notified of missing events, on streams that were removed.
     pub gaps: u64,
 }
 
@@ -76,7 +76,7 @@ impl EventStore {
 
     /// Creates an event store for the server with this name.
     ///
-    /// An event id of an earlier store for the same server, such as one before a restart, is recognized: the client that
+    /// An event id of an earlier store for the same server, such as one before a restart, is recognised: the client that
     /// [resumes](Self::resume) with it gets an error, and the server never receives that id.
     pub fn for_server(server: &str, limits: Limits) -> Self {
         Self(Arc::new(Shared {

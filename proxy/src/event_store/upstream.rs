@@ -43,8 +43,8 @@ const READ_STEP: usize = 2 * 1024;
 
 /// Maximum number of attempts to resume a cut stream: 3.
 ///
-/// After a successful one the count begins anew, even if the server sent no new event: some servers end such streams at
-/// once.
+/// After a successful attempt the count restarts, even if the server sent no new event, because some servers end such
+/// streams at once.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// Reconnect delay if the server sent none: 1 s.
@@ -377,7 +377,7 @@ where
         }
         let read = self.read(b"\n\n").await;
         if read.is_ok() && !self.stream.is_answered() {
-            self.end_with_error("the MCP server answered with something else than the answer");
+            self.end_with_error("the MCP server's JSON response has no answer to the call");
         }
     }
 

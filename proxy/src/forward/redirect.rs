@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_to_the_origin_of_the_server_is_a_path() {
+    fn a_redirect_to_the_origin_of_the_server_is_a_path() {
         for (location, expected) in [
             ("/a/mcp/", "/a/mcp/"),
             ("/a/mcp/?key=1#part", "/a/mcp/?key=1"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_elsewhere_or_is_not_clear_is_none() {
+    fn a_redirect_to_another_or_an_ambiguous_origin_is_none() {
         for location in [
             "",
             "#part",
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_loses_the_parameters_that_are_configured() {
+    fn the_configured_parameters_are_removed_from_a_query() {
         let own = "key=s3cret&v=1";
         assert_eq!(without("key=s3cret&v=1", own), None);
         assert_eq!(without("v=1&a=b&k%65y=s3cret", own).as_deref(), Some("a=b"));

@@ -22,7 +22,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// Maximum number of bytes of a read: a byte less than hyper's smallest buffer.
+/// Maximum number of bytes of a read: one byte less than hyper's smallest buffer.
 const MAX_READ: usize = 8 * 1024 - 1;
 
 /// Time to open a connection to the server: 5 s.
@@ -52,7 +52,7 @@ where
             match timeout(CONNECT_TIMEOUT, connecting).await {
                 Ok(connection) => connection.map(SmallReads).map_err(Into::into),
                 Err(_) => {
-                    let text = "a connection, with its TLS handshake, took longer than 5 s";
+                    let text = "connecting, with the TLS handshake, took longer than 5 s";
                     Err(io::Error::new(io::ErrorKind::TimedOut, text).into())
                 }
             }

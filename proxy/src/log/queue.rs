@@ -25,7 +25,7 @@ const MAX_QUEUED: usize = 1024 * 1024;
 /// Capacity that an empty buffer keeps: 64 KiB.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Time until the next attempt on a full standard error in non-blocking mode: 10 ms.
+/// Delay before the next write to a full standard error in non-blocking mode: 10 ms.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// Number of lines that this process has dropped.
@@ -85,7 +85,7 @@ impl Queue {
 }
 
 impl Write for Queue {
-    /// Takes a whole line, or drops it.
+    /// Queues a whole line, or drops it.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut state = self.0.state();
         if state.lines.len() + line.len() <= MAX_QUEUED || self.0.is_writer() {
@@ -191,7 +191,7 @@ mod tests {
 
     const LINE: &[u8] = &[b'x'; 1024];
 
-    /// A writer that the test holds up, and that may refuse.
+    /// A writer that the test can block, and that may fail.
     struct Slow {
         permits: Receiver<io::Result<()>>,
         written: Sender<Vec<u8>>,
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_beyond_the_limit_is_dropped_and_the_number_of_them_is_reported() {
+    fn lines_beyond_the_limit_are_dropped_and_counted() {
         let mut case = case();
         case.queue.write_all(b"first\n").unwrap();
         while !case.queue.0.state().is_writing {

@@ -1,7 +1,7 @@
 //! Scans a message that is too long to keep, piece by piece.
 //!
 //! 1. **Little memory.** The scanner keeps the name of one member of the message at a time, and the values of `id` and `method`.
-//!    Of a `result` or an `error` it keeps a few bytes, to recognize `null`, and nothing of other members.
+//!    Of a `result` or an `error` it keeps a few bytes, to recognise `null`, and nothing of other members.
 //! 2. **No answer in doubt.** A message answers a call if it has one `id`, a `result` or an `error`, and no `method`. It must
 //!    end with the bracket of its object. Inside other members only brackets are counted.
 
@@ -11,7 +11,7 @@ use memchr::memchr2;
 
 use super::{IdKey, Presence, is_droppable, is_response};
 
-/// Maximum size of a name or an id that is kept: 2 KiB. The answer to a longer id is not recognized.
+/// Maximum size of a name or an id that is kept: 2 KiB. The answer to a longer id is not recognised.
 const MAX_TEXT: usize = 2 * 1024;
 
 /// The state of a scan.
@@ -134,7 +134,7 @@ impl Scanner {
 
     /// Keeps the bytes of a name, the id or the method.
     ///
-    /// Of a result or an error it keeps enough to recognize `null`.
+    /// Of a result or an error it keeps enough to recognise `null`.
     fn keep(&mut self, bytes: &[u8]) {
         match self.member {
             Some(Member::Other) => return,
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_call_that_a_message_answers_is_found_wherever_its_id_stands() {
+    fn the_call_that_a_message_answers_is_found_at_any_position_of_its_id() {
         for (message, answers) in [
             (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8}}"#, Some("7")),
             (
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_ids_that_are_too_long_are_none_of_ours() {
+    fn names_and_ids_that_are_too_long_are_ignored() {
         let long = "x".repeat(10 * MAX_TEXT);
         let name = format!(r#"{{"{long}":1,"id":7,"result":"{long}"}}"#);
         assert_eq!(scanned(name.as_bytes(), 100), IdKey::of("7"));
@@ -300,7 +300,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn of_whatever_json_it_says_what_a_parser_does(json in json(), size in 1..10_usize) {
+        fn a_scan_agrees_with_a_parser_on_any_json(json in json(), size in 1..10_usize) {
             let (scanned, parsed) = (scanned(json.as_bytes(), size), parsed(json.as_bytes()));
             // A method that is null is in doubt.
             let is_doubted = scanned.is_none() && json.contains(r#""method" : null"#);

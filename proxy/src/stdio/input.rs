@@ -19,7 +19,7 @@ use super::routing::MAX_OPEN;
 
 /// Maximum number of queued messages: 1,024.
 ///
-/// Chosen as the maximum number of open calls, so that a client can send all of them at once.
+/// Chosen as the maximum number of open calls, all of which a client may send at once.
 const MAX_MESSAGES: usize = MAX_OPEN;
 
 /// Maximum number of additional cancels: 1,024.
@@ -96,7 +96,7 @@ pub(super) enum Stopped {
 #[derive(Debug, Default)]
 pub(super) struct Backpressure {
     is_on: AtomicBool,
-    /// How often the process was blocked and became unblocked.
+    /// Number of times that the process was blocked and became unblocked.
     times: AtomicU64,
 }
 
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_has_places_for_cancels_only() {
+    async fn a_full_queue_accepts_only_cancels() {
         let (input, waiting) = queue();
         for _ in 0..MAX_MESSAGES {
             input.reserve(1, false).unwrap().send(line(1));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_come_at_once_never_take_the_places_of_cancels() {
+    fn concurrent_messages_never_take_the_capacity_of_cancels() {
         for _ in 0..500 {
             let (input, _waiting) = queue();
             let barrier = Barrier::new(8);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_messages_fill_it_sooner_and_give_their_room_back() {
+    async fn large_messages_fill_the_queue_sooner_and_release_their_capacity() {
         let (input, mut waiting) = queue();
         input
             .reserve(MAX_BYTES - 1, false)
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_does_not_read_is_given_up() {
+    async fn writing_to_a_process_that_does_not_read_ends() {
         let (input, waiting) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_may_not_write_need_not_read() {
+    async fn a_process_that_cannot_write_need_not_read() {
         let (input, waiting) = queue();
         input.reserve(10, false).unwrap().send(line(10));
         let (to, _from) = duplex(4);

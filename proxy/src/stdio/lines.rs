@@ -8,13 +8,13 @@ use crate::message::{IdKey, Scanner};
 /// Maximum length of a line: 16 MiB, which is more than clients accept.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
-/// Maximum number of bytes that are kept of a line that is too long.
+/// Maximum number of bytes that are kept of a line that is too long: 200.
 const MAX_EXCERPT: usize = 200;
 
-/// Maximum capacity that is kept after a line.
+/// Maximum capacity that is kept after a line: 64 KiB.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
-/// Number of bytes that are read at a time.
+/// Number of bytes that are read at a time: 16 KiB.
 const READ_SIZE: usize = 16 * 1024;
 
 /// A byte order mark, with which servers in .NET and PowerShell begin their output. Not part of a line.
@@ -198,14 +198,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_never_ends_is_told_once_and_the_next_one_is_read() {
+    fn an_endless_line_is_reported_once_and_the_next_one_is_read() {
         let pieces = (0..1_000).map(|_| &b"xxxxxxxxxx"[..]);
         let lines = cut(64, pieces.chain([&b"x\nnext\n"[..]]));
         assert!(matches!(&lines[..], [Line::TooLong { .. }, next] if *next == whole("next")));
     }
 
     #[test]
-    fn a_line_that_is_too_long_says_which_call_it_answers() {
+    fn the_call_that_a_too_long_line_answers_is_found() {
         let line = br#"{"result":{"id":8,"text":"xxxxxxxxxxxxxxxxxxxxxxxx"},"id":7}"#;
         for size in [1, 10, 100] {
             for end in [&b""[..], b"\n", b"\r\n"] {
@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_pieces_in_which_bytes_come_do_not_matter(
+        fn lines_do_not_depend_on_how_bytes_are_split(
             bytes in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(b'\r'), Just(b' '), b'a'..=b'e'], 0..200),
             sizes in proptest::collection::vec(1_usize..20, 1..50),
         ) {

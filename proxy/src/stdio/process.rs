@@ -7,7 +7,7 @@
 //! 3. **A process has ended when the leader has exited**, even if a grandchild keeps its pipes open.
 //!
 //! A group has two limitations. A process that moves to another group (`setsid`) is not signalled. If the proxy itself is killed by
-//! a signal that it cannot handle, its children see only the end of their stdin. Tying them to the proxy (`PR_SET_PDEATHSIG`)
+//! a signal that it cannot handle, its children detect only the end of their stdin. Tying them to the proxy (`PR_SET_PDEATHSIG`)
 //! requires code between fork and exec, which is unsafe. The kernel would also kill them when the *thread* that started them ends.
 
 use std::{
@@ -74,7 +74,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// Names what is missing, as a message for the user.
+    /// Returns an error that names what is missing, as a message for the user.
     pub fn check(&self) -> io::Result<()> {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_exit_of_the_leader_is_seen_while_a_grandchild_holds_its_pipes() {
+    async fn the_exit_of_the_leader_is_detected_while_a_grandchild_holds_its_pipes() {
         let (mut group, pipes) = Group::spawn(&shell("sleep 600 & echo $!; exit 3")).unwrap();
         let mut lines = BufReader::new(pipes.stdout).lines();
         let grandchild: i32 = lines.next_line().await.unwrap().unwrap().parse().unwrap();
@@ -261,7 +261,11 @@ mod tests {
         // The pipe ends with the last process that holds it.
         assert_eq!(lines.next_line().await.unwrap(), None);
         assert!(!is_there(leader));
-        assert_eq!(group.pid(), None, "nobody can be signalled from here on");
+        assert_eq!(
+            group.pid(),
+            None,
+            "no process can be signalled from here on"
+        );
     }
 
     #[tokio::test]
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_not_there_is_told_from_one_that_is() {
+    fn a_missing_command_is_distinguished_from_an_existing_one() {
         assert!(shell("").check().is_ok());
         assert!(Program::new("/bin/sh", []).check().is_ok());
         for name in ["no-such-command-at-all", "/no/such/command", "./no-such"] {

@@ -43,7 +43,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn the_third_crash_in_ten_seconds_is_one_too_many() {
+    fn the_third_crash_in_ten_seconds_delays_the_next_start() {
         let (mut backoff, now) = (RestartBackoff::default(), Instant::now());
         backoff.record_crash(now);
         backoff.record_crash(now + SECOND);

@@ -94,7 +94,7 @@ impl Stdio {
     ///
     /// # Errors
     ///
-    /// If the program cannot be found.
+    /// Returns an error if the program cannot be found.
     pub fn new(options: Options, store: EventStore) -> io::Result<Self> {
         options.program.check()?;
         Ok(Self(Arc::new(Inner {

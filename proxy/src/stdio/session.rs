@@ -67,7 +67,7 @@ pub(super) enum EndReason {
     Deleted,
     /// It was idle for too long.
     Idle,
-    /// Its client has disconnected, and was gone for too long.
+    /// Its client has disconnected, and did not return in time.
     Lost,
     /// The proxy shuts down. A process has this long to exit after its stdin was closed, and again after SIGTERM.
     Shutdown(Duration),
@@ -144,7 +144,7 @@ impl Session {
         state.is_begun |= !is_first;
         let open = || self.streams.open(call).ok_or(SendError::NoRoom);
         let stream = state.routes.begin(id, token, open)?;
-        // A client cannot resume before it knows its session.
+        // A client cannot resume before it has its session id.
         if !is_first {
             self.prime(&stream);
         }
@@ -278,7 +278,7 @@ impl EndReason {
         match self {
             Self::Deleted => "the session was deleted",
             Self::Idle => "the session was idle for too long",
-            Self::Lost => "the client of the session was gone for too long",
+            Self::Lost => "the client of the session was disconnected for too long",
             Self::Shutdown(_) => "the proxy is shutting down",
             Self::Exited => "the MCP server has exited",
             Self::Closed => "the MCP server has closed its stdin or stdout",

@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Maximum length of a line of stderr that is logged whole: 4 KiB.
 const MAX_LINE_BYTES: usize = 4 * 1024;
 
-/// Maximum number of logged bytes of a line that is not a message.
+/// Maximum number of logged bytes of a line that is not a message: 200.
 const MAX_EXCERPT: usize = 200;
 
 /// Identifies a session in the log, as the layer does. The session id itself is a credential, so it is not logged.

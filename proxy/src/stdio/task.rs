@@ -141,7 +141,7 @@ impl Session {
             }
             EndReason::Lost => {
                 format!(
-                    "its client was gone for {:?} (--lost-timeout)",
+                    "its client was disconnected for {:?} (--lost-timeout)",
                     self.timeouts.lost
                 )
             }

@@ -19,7 +19,7 @@ pub(crate) enum Answers {
     Ambiguous(ParseFailure),
 }
 
-/// Reads which request is answered by `data`, a message in one piece.
+/// Reads which request `data`, a complete message, answers.
 ///
 /// The rules are those of [`read`](super::read), so that the same text is the same id in both
 /// directions. The values of a message with a `method` are skipped.
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_without_a_usable_id_is_unclear() {
+    fn a_response_without_a_usable_id_is_ambiguous() {
         for id in [
             "",
             r#""id":null,"#,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_beyond_doubt_one_message_is_unclear() {
+    fn data_that_may_not_be_one_message_is_ambiguous() {
         for (data, why) in [
             ("hello", ParseFailure::NotJson),
             (

@@ -39,7 +39,7 @@ fn a_tool_name_of_another_type_is_no_tool() {
 }
 
 #[test]
-fn the_protocol_version_comes_from_meta() {
+fn the_protocol_version_is_read_from_meta() {
     let key = str::from_utf8(PROTOCOL_VERSION).unwrap();
     let body = with_params(&format!(r#"{{"_meta":{{"a":{{}},"{key}":"2026-07-28"}}}}"#));
     let version = request_in(body.as_bytes()).protocol_version;
@@ -268,7 +268,7 @@ fn results_and_errors_are_responses_whatever_their_id() {
 }
 
 #[test]
-fn what_is_malformed_inside_skipped_text_is_left_to_the_inner_service() {
+fn malformed_text_in_skipped_values_is_left_to_the_inner_service() {
     let mut body = with_params(r#"{"name":"search","arguments":"#).into_bytes();
     body.truncate(body.len() - 1);
     body.extend_from_slice(b"[\"\xff\",\"\\x\",\"\n\",\"\\ud800\",1e999]}}");
@@ -433,7 +433,7 @@ fn a_doubtful_id_is_unknown() {
 }
 
 #[test]
-fn a_key_that_comes_twice_is_unknown() {
+fn a_body_with_a_duplicate_key_is_unknown() {
     for (key, value) in [
         ("jsonrpc", r#""2.0""#),
         ("id", "7"),
@@ -470,7 +470,7 @@ fn a_key_that_comes_twice_is_unknown() {
 }
 
 #[test]
-fn a_key_without_a_meaning_may_come_twice() {
+fn a_duplicate_key_without_a_meaning_is_allowed() {
     let body = with_params(r#"{"name":"search","arguments":{"id":1,"id":2},"x":1,"x":2}"#);
     assert_eq!(request_in(body.as_bytes()), tool_call(7, "search"));
 }
@@ -515,7 +515,7 @@ fn members_of_a_wrong_type_are_unknown() {
 }
 
 #[test]
-fn what_is_not_a_message_is_unknown() {
+fn a_body_that_is_not_a_message_is_unknown() {
     for body in [
         "1",
         "null",
@@ -590,7 +590,7 @@ fn the_depth_limit_is_that_of_serde_json() {
 }
 
 #[test]
-fn every_reason_has_its_own_words() {
+fn every_reason_has_its_own_text() {
     let reasons = [
         ParseFailure::NotJson,
         ParseFailure::Truncated,

@@ -169,7 +169,7 @@ fn a_call_is_found_by_its_id_also_while_a_session_manager_binds_it() {
 }
 
 #[test]
-fn a_snapshot_has_a_call_once_also_while_a_session_manager_binds_it() {
+fn a_snapshot_has_a_call_once_even_while_a_session_manager_binds_it() {
     for round in 0..2_000 {
         let is_there = all_the_time_while_bound(|calls, _| calls.snapshot().len() == 1);
         assert!(is_there, "round {round}");

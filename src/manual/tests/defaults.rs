@@ -150,7 +150,7 @@ fn the_numbers_of_the_defaults_page_are_those_of_the_code() {
 }
 
 #[test]
-fn the_grace_of_the_defaults_page_is_what_the_verdict_says() {
+fn the_grace_of_the_defaults_page_is_that_of_the_code() {
     let mut call = CallInfo::new(RequestId::Number(1), "tools/call");
     call.set_session(Some("s".into()));
     let grace = |retry| {

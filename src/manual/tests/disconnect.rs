@@ -81,7 +81,7 @@ fn action(cell: &str, stream_end: StreamEnd) -> DisconnectAction {
 }
 
 #[test]
-fn the_table_of_what_a_disconnect_means_is_what_the_verdict_says() {
+fn the_table_of_what_a_disconnect_means_matches_the_code() {
     let head = ["the call", "what the layer does", "because"];
     let mut tables = tables(PAGE).into_iter();
     let table = tables.find(|table| cells(table[0]) == head);

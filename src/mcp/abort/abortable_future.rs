@@ -124,7 +124,7 @@ impl RequestInfo {
         }
     }
 
-    /// Sets the tool, for handlers without a layer. The layer knows the tool itself.
+    /// Sets the tool, for handlers without a layer. With a layer, the tool is already known.
     pub(super) fn with_tool(mut self, tool: &str) -> Self {
         if self.call.is_none() {
             self.tool = Some(tool.into());

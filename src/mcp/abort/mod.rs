@@ -24,7 +24,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 ///
 /// Inside `AbortOnCancel`, a cancelled handler has one second to end by itself. Then its future is dropped at its current
 /// await point, and its destructors run: those of a `Child` with `kill_on_drop`, a lock, a request to another server. A client
-/// that is still connected receives the error -32800. The log has a line at level info for each dropped handler.
+/// that is still connected receives the error -32800. Each dropped handler is logged at level info.
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
@@ -63,7 +63,7 @@ const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// | requests with other methods | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
 ///
 /// The requests on the left do work for their client. Most of those on the right change what the server stores about the client,
-/// and such a change must not stop half-way.
+/// and such a change must not stop halfway.
 ///
 /// `AbortOnCancel` cannot stop `spawn_blocking`, or a handler that blocks its thread. Nor can it stop a task that the handler
 /// spawned, unless the handler owns a `JoinSet` or an `AbortOnDropHandle` of it. Such work has to check a token, or to register a

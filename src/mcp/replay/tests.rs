@@ -49,7 +49,7 @@ fn only_a_small_text_alone_is_put_on_the_shelf() {
 }
 
 #[test]
-fn an_answer_comes_back_as_it_was() {
+fn an_answer_is_restored_unchanged() {
     let plain = json!({ "content": [{ "type": "text", "text": "\u{e9}\n" }], "isError": false });
     for result in results().into_iter().chain([plain]) {
         let message = answer(result);
@@ -138,7 +138,7 @@ fn places(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn an_answer_weighs_what_it_holds_wherever_that_is() {
+fn the_size_of_an_answer_counts_all_its_parts() {
     const MUCH: usize = 5_000_000;
     let shown = places("…");
     for (place, shown) in places(&"x".repeat(MUCH)).into_iter().zip(shown) {

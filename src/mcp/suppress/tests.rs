@@ -70,7 +70,7 @@ fn everything_of_another_call_gets_out() {
 }
 
 #[test]
-fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
+fn a_new_call_with_the_ids_of_a_cancelled_one_is_not_suppressed() {
     let suppressed = Suppressed::default();
     suppressed.suppress(&call(7, Some(70)));
     suppressed.suppress(&call(8, Some(80)));
@@ -89,7 +89,7 @@ fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
 }
 
 #[test]
-fn a_call_that_is_not_tracked_is_heard_whenever_one_with_its_ids_is_cancelled() {
+fn an_untracked_call_is_not_suppressed_whenever_one_with_its_ids_is_cancelled() {
     for is_cancelled_first in [true, false] {
         let suppressed = Suppressed::default();
         if is_cancelled_first {
@@ -130,7 +130,7 @@ fn calls_that_are_not_tracked_count_only_while_they_run() {
 }
 
 #[test]
-fn where_too_many_calls_are_not_tracked_nothing_is_muted() {
+fn with_too_many_untracked_calls_nothing_is_suppressed() {
     let suppressed = Suppressed::default();
     for id in 0..=MAX_SUPPRESSED as i64 {
         suppressed.resume_delivery_untracked(&call(id, Some(id)));
@@ -163,7 +163,7 @@ fn answers(suppressed: &Suppressed) -> Vec<i64> {
 }
 
 #[test]
-fn what_a_call_has_asked_is_answered_when_it_is_cancelled() {
+fn client_requests_of_a_call_are_answered_when_it_is_cancelled() {
     let suppressed = Suppressed::default();
     for (id, origin) in [(1, 7), (2, 8), (3, 7)] {
         assert_eq!(
@@ -180,7 +180,7 @@ fn what_a_call_has_asked_is_answered_when_it_is_cancelled() {
 }
 
 #[test]
-fn what_the_client_has_answered_is_not_answered_again() {
+fn a_client_request_that_was_answered_is_not_answered_again() {
     let suppressed = Suppressed::default();
     suppressed.decide(&ping_with(1, 7));
     suppressed.decide(&ping_with(2, 7));
@@ -195,7 +195,7 @@ fn what_the_client_has_answered_is_not_answered_again() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_session_whose_calls_have_ended() {
+fn no_state_is_kept_of_a_session_whose_calls_have_ended() {
     let suppressed = Suppressed::default();
     assert!(!suppressed.is_active());
     suppressed.decide(&ping_with(1, 7));
@@ -244,7 +244,7 @@ fn only_the_latest_are_remembered() {
 
 /// A long call whose client never answers: rmcp cancels each of the requests to that client.
 #[test]
-fn a_question_that_its_handler_has_given_up_is_not_kept() {
+fn a_client_request_that_its_handler_cancelled_is_not_kept() {
     let suppressed = Suppressed::default();
     for id in 0..1_000 {
         assert_eq!(suppressed.decide(&ping_with(id, 7)), SendDecision::Send);

@@ -57,7 +57,7 @@ pub(super) struct CallTimers {
     empty_resumes: u32,
     /// Its client may have resumed unobserved. So the loss of its stream does not cancel it, and no other call supersedes it.
     pub(super) is_maybe_resumed: bool,
-    /// How often its grace has expired.
+    /// Number of times that its grace has expired.
     expiry_count: u32,
     last_deadline: Option<Instant>,
 }
@@ -74,7 +74,7 @@ pub(super) struct GraceTimer {
     was_postponed: bool,
     /// Set after a late expiry, or a confirmation. The grace is not acted on before this time.
     recheck_at: Option<Instant>,
-    /// How often an expiry was checked again.
+    /// Number of times that an expiry was checked again.
     rechecks: u8,
     /// The grace has expired, and the call is to be cancelled.
     pub(super) is_expired: bool,

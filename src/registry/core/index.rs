@@ -22,7 +22,7 @@ pub(super) enum StreamId {
     Opaque(u64),
 }
 
-/// An event id, as it is compared with those that were seen.
+/// An event id, in the form in which it is compared with known ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EventId {
     /// Index and stream, if it has the form of rmcp's.
@@ -247,7 +247,7 @@ mod tests {
 
     /// The collisions of one process tell nothing about those of another.
     #[test]
-    fn every_process_has_hashes_of_its_own() {
+    fn every_process_has_its_own_hashes() {
         let [one, other] = [KeyHasher::default(), KeyHasher::default()];
         assert_ne!(one.event(b"opaque"), other.event(b"opaque"));
     }

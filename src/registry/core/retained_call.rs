@@ -19,7 +19,7 @@ pub(crate) struct Completion<A> {
     /// The size of the answer in bytes.
     pub(crate) weight: usize,
     pub(crate) at: Instant,
-    /// It is retained at least until this time. For a detached call, the end of its grace or resume window may be later.
+    /// The outcome does not expire before this time. For a detached call, the end of its grace or resume window may be later.
     pub(crate) until: Instant,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct RetainedCall<A> {
     pub(super) streams: Streams,
     pub(super) outcome: RetainedOutcome<A>,
     pub(super) weight: usize,
-    /// It is retained at least until this time.
+    /// The call does not expire before this time.
     pub(super) until: Instant,
 }
 

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collection_that_empties_shrinks_a_few_times_only() {
+    fn a_collection_that_empties_shrinks_only_a_few_times() {
         let mut numbers: VecDeque<usize> = (0..100_000).collect();
         let mut capacities = vec![numbers.capacity()];
         while numbers.pop_front().is_some() {

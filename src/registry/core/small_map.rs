@@ -29,7 +29,7 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         self.len() == 0
     }
 
-    /// Number of entries that fit without another allocation. A tree has no unused capacity.
+    /// Returns the number of entries that fit without another allocation. A tree has no unused capacity.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         match self {
@@ -124,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_an_ordered_map_while_it_grows_and_shrinks(
+        fn a_small_map_is_ordered_while_it_grows_and_shrinks(
             steps in vec((0..24_u64, any::<bool>()), 0..200),
         ) {
             let (mut small, mut map) = (SmallMap::default(), BTreeMap::new());
@@ -143,14 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_entry_takes_the_room_of_one() {
+    fn the_first_entry_allocates_capacity_for_one() {
         let mut small = SmallMap::default();
         small.insert(1, "one");
         assert!(matches!(&small, SmallMap::List(list) if list.capacity() == 1));
     }
 
     #[test]
-    fn what_was_large_is_a_list_again() {
+    fn a_map_that_shrinks_becomes_a_list_again() {
         let mut small = SmallMap::default();
         for key in 0..100 {
             small.insert(key, key);

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::index::{EventId, StreamId};
 
-/// Maximum number of known event ids of a call after the first: 256, the latest. They take 4 KiB a call.
+/// Maximum number of known event ids of a call after the first: the latest 256. They take 4 KiB per call.
 ///
 /// Chosen because a resume compares its event id with all known ones of its session.
 pub(crate) const MAX_EVENT_IDS: usize = 256;

@@ -93,7 +93,7 @@ fn removals(calls: impl IntoIterator<Item = u64>) -> Vec<(CallNumber, bool)> {
 }
 
 #[test]
-fn answers_are_written_in_the_order_of_their_places() {
+fn answers_are_written_in_the_order_of_their_reservations() {
     let mut model = Model::new();
     let first = model.queue.reserve(model.now);
     model.put("a", 2, 10);
@@ -103,7 +103,7 @@ fn answers_are_written_in_the_order_of_their_places() {
 }
 
 #[test]
-fn a_failed_write_keeps_its_place_and_is_tried_again_after_half_a_second() {
+fn a_failed_write_keeps_its_place_and_is_retried_after_half_a_second() {
     let mut model = Model::new();
     for call in 0..3 {
         model.put("a", call, 10);
@@ -122,7 +122,7 @@ fn a_failed_write_keeps_its_place_and_is_tried_again_after_half_a_second() {
 }
 
 #[test]
-fn what_is_in_flight_has_a_bound_in_bytes_and_in_number() {
+fn operations_in_flight_are_bounded_in_bytes_and_in_number() {
     let mut model = Model::new();
     for call in 0..5 {
         model.put(&call.to_string(), call, 1_000_000);
@@ -209,7 +209,7 @@ fn an_answer_that_is_evicted_while_it_is_written_is_removed_afterwards() {
 }
 
 #[test]
-fn an_answer_whose_write_has_failed_may_be_there_and_is_removed() {
+fn an_answer_whose_write_failed_may_be_stored_and_is_removed() {
     let mut model = Model::new();
     model.put("a", 1, 600_000);
     let operations = model.start();
@@ -258,7 +258,7 @@ fn everything_expires_ten_minutes_after_the_end_of_its_call() {
 }
 
 #[test]
-fn an_answer_has_one_place() {
+fn an_answer_is_queued_once() {
     let mut model = Model::new();
     model.put("a", 1, 10);
     model.put("a", 1, 10);
@@ -273,7 +273,7 @@ fn an_answer_has_one_place() {
 }
 
 #[test]
-fn what_was_reserved_or_put_is_waited_for_and_nothing_later() {
+fn a_flush_waits_for_reserved_and_queued_answers_and_for_no_later_ones() {
     let mut model = Model::new();
     assert!(model.queue.is_written_until(model.queue.end()));
     let place = model.queue.reserve(model.now);
@@ -315,7 +315,7 @@ fn an_answer_is_late_that_is_not_written_a_second_after_its_end() {
 }
 
 #[test]
-fn what_was_written_is_written_again_when_the_directory_lost_it() {
+fn answers_are_written_again_if_the_directory_lost_them() {
     let mut model = Model::new();
     for call in 0..3 {
         model.put("a", call, 100);

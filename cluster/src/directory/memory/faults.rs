@@ -82,7 +82,7 @@ impl MemoryDirectory {
         lasting.map(|(incarnation, _)| *incarnation).collect()
     }
 
-    /// Steps the clock of the backend forward, as `ntpd` does, or as a clock does that a suspended reader compares with its own.
+    /// Steps the clock of the backend forward, as `ntpd` does. To an instance that was suspended, the clock appears to have stepped as well.
     pub(crate) fn step_clock(&self, step: Duration) {
         let mut state = self.state();
         let back = |at: Instant| at.checked_sub(step).unwrap();

@@ -9,7 +9,7 @@ use crate::directory::{
 };
 
 #[tokio::test]
-async fn the_memory_does_what_every_directory_does() {
+async fn the_directory_in_memory_fulfils_the_contract() {
     contract::holds(MemoryDirectory::default()).await;
 }
 
@@ -138,7 +138,7 @@ async fn an_answer_that_is_too_large_is_not_kept() {
 }
 
 #[tokio::test]
-async fn what_it_shows_for_debugging_is_how_much_there_is() {
+async fn debug_shows_the_number_of_sessions() {
     let directory = MemoryDirectory::default();
     directory
         .register(instance(1), &[session("secret")])

@@ -18,7 +18,7 @@ use crate::directory::DirectoryError;
 /// After a network outage, TCP's own retransmission may wait about as long as the outage lasted.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
-/// The address of a Redis or a Valkey, as the application configures it.
+/// The address of a Redis or Valkey server, as the application configures it.
 #[derive(Clone, Default)]
 pub(crate) struct RedisAddress {
     pub(crate) url: String,
@@ -42,7 +42,7 @@ impl RedisAddress {
     /// Returns the source of connections.
     ///
     /// # Errors
-    /// A URL cannot be read, or cannot be used with the features of this build.
+    /// Returns an error if a URL cannot be parsed or needs a feature that is not enabled, or if the root certificate cannot be used.
     pub(super) fn source(&self) -> Result<Source, DirectoryError> {
         let primary = self.read(&self.url)?;
         self.check_trust(&primary)?;
@@ -72,7 +72,7 @@ impl RedisAddress {
         if let Some(password) = primary.redis_settings().password() {
             builder = builder.set_client_to_redis_password(password);
         }
-        // All Sentinels of one primary have one configuration.
+        // All Sentinels of one primary have the same credentials.
         if let Some(first) = sentinels.first() {
             if let Some(user) = first.redis_settings().username() {
                 builder = builder.set_client_to_sentinel_username(user);
@@ -172,12 +172,12 @@ impl RedisAddress {
 const NEEDS_TLS: &str =
     "a rediss:// URL needs the feature `tls` of mcp-cancel-cluster, which is not enabled";
 const ALWAYS_VERIFIED: &str = "the certificate of the directory is always verified, so its URL must not end with #insecure: name the certificate authority with `tls_root_certificate`";
-const NO_NAME: &str = "Sentinels know the directory by the name of its primary, so its URL must have that name in the place of a host, as redis://name has";
+const NO_NAME: &str = "with Sentinels, the URL of the directory must have the name of the primary as its host, for example redis://name";
 #[cfg(feature = "tls")]
 const CERTIFICATE_WITHOUT_TLS: &str =
-    "a root certificate was given, but the URL of the directory does not begin with rediss://";
+    "a root certificate was given, but the URL of the directory does not use TLS (rediss://)";
 #[cfg(feature = "tls")]
-const NO_CERTIFICATE: &str = "the root certificate of the directory has no certificate in PEM";
+const NO_CERTIFICATE: &str = "the root certificate of the directory is not a certificate in PEM";
 
 /// Chooses ring, unless the program has chosen another cryptography provider.
 ///

@@ -25,7 +25,7 @@ use crate::{
 /// Maximum delay between attempts to connect: 500 ms. Chosen because the default delay is up to 5 s.
 const MAX_DELAY: Duration = Duration::from_millis(500);
 
-/// Maximum number of consecutive attempts to connect to a known address.
+/// Maximum number of consecutive retries to connect to a known address: 6.
 const MAX_RETRIES: usize = 6;
 
 /// Interval at which a Sentinel is asked for the primary: 1 s.

@@ -41,7 +41,7 @@ impl Inspection {
     /// Logs an error once a minute if it is unusable.
     ///
     /// # Errors
-    /// The backend cannot be a directory. A backend that does not answer is not evaluated.
+    /// Returns an error if the backend cannot be a directory. A backend that does not answer is not evaluated.
     pub(super) async fn inspect(
         &self,
         connection: &mut impl ConnectionLike,
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backend_is_evaluated_by_what_it_answers() {
+    fn a_backend_is_evaluated_by_its_replies() {
         let kind = |info: &str| Kind::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
         let limited = "maxmemory:104857600\r\nmaxmemory_policy:";
         let usual = kind("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");

@@ -36,7 +36,7 @@ fn lapsed(fields: &[(String, String)], now: Duration) -> Option<Duration> {
     ends.filter(|end| *end <= now).max()
 }
 
-/// Returns the time at the start of a lease, or of the mark.
+/// Returns the time with which the text of a lease, or of the mark, begins.
 fn renewed(lease: &str) -> Option<Duration> {
     let millis = lease.split(' ').next()?.parse().ok()?;
     Some(Duration::from_millis(millis))
@@ -65,7 +65,7 @@ pub(super) fn read_record(session: SessionHash, text: &[u8]) -> Result<Record, D
     let record = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
     record.ok_or_else(|| {
         unreadable(&format_args!(
-            "{} is no record of a session",
+            "{} is not a record of a session",
             session_key(session)
         ))
     })

@@ -24,7 +24,7 @@ fn keys_are_made_of_hashes_and_numbers() {
 }
 
 #[test]
-fn the_start_of_a_backend_is_read_from_what_it_says_of_itself() {
+fn the_run_id_of_a_backend_is_read_from_its_info() {
     let info = "# Server\r\nredis_version:7.0.15\r\nrun_id:0123abcd\r\ntcp_port:6379\r\n";
     assert_eq!(read_run(info).unwrap(), BackendRunId::new("0123abcd"));
     for info in ["", "# Server\r\n", "run_id:\r\n", "xrun_id:1"] {
@@ -54,7 +54,7 @@ async fn an_address_that_cannot_be_read_is_an_error_and_a_password_is_not_shown(
 }
 
 #[tokio::test]
-async fn what_this_build_or_these_urls_cannot_do_is_an_error_that_names_it() {
+async fn an_unsupported_url_is_an_error_that_names_the_reason() {
     let refused = |address: &RedisAddress| {
         let refused = RedisDirectory::new(address).unwrap_err();
         refused.to_string()

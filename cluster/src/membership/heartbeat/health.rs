@@ -260,7 +260,7 @@ impl DirectoryHealth {
 
     /// Returns `true` if the directory has been consistent for [`SETTLE_PERIOD`].
     ///
-    /// An instance that has not renewed its lease within that period has none any more.
+    /// An instance that has not renewed its lease within that period no longer has one.
     pub(super) fn is_settled(&self, now: Instant) -> bool {
         let since = self.consistent_since(now);
         since.is_some_and(|since| now - since >= SETTLE_PERIOD)

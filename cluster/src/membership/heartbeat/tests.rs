@@ -141,7 +141,7 @@ async fn a_new_session_is_written_without_waiting_for_a_heartbeat() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_living_session_is_known_for_as_long_as_it_lives() {
+async fn an_open_session_is_known_until_it_is_closed() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["living", "closed"]).await;
     one.sessions.on_closed("closed");
@@ -162,7 +162,7 @@ async fn a_deleted_session_is_removed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_deleted_while_the_directory_is_away_is_removed_when_it_is_back() {
+async fn a_session_that_is_deleted_while_the_directory_is_down_is_removed_later() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
     one.link.set(Fault::Fails);
@@ -212,7 +212,7 @@ async fn after_a_flush_all_is_written_before_it_is_consistent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_while_it_is_away_all_is_written_before_it_is_consistent() {
+async fn after_a_restart_all_is_written_before_the_directory_is_consistent() {
     all_is_written_before_it_is_consistent(async |memory, link| {
         link.set(Fault::Fails);
         sleep(3 * SECOND).await;
@@ -235,7 +235,7 @@ async fn after_a_stop_all_is_written_before_it_is_consistent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reconnect_that_no_heartbeat_survived_has_all_written_again() {
+async fn after_a_reconnect_everything_is_written_again_once() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
     one.link.set(Fault::Fails);
@@ -273,7 +273,7 @@ async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_empty_directory_does_not_know_is_not_denied() {
+async fn a_session_that_an_empty_directory_does_not_know_is_not_denied() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["living"]).await;
     let two = Instance::with(2, &memory, &[]).await;
@@ -324,7 +324,7 @@ async fn an_instance_that_has_just_begun_relies_on_one_that_has_settled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
+async fn a_look_before_a_restart_proves_nothing_after_it() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
     sleep(SETTLE_PERIOD).await;
@@ -337,7 +337,7 @@ async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
 
 /// An instance saw that there was no lease. Then the owner returned, and only after that the claim was made.
 #[tokio::test(start_paused = true)]
-async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
+async fn a_session_cannot_be_claimed_after_its_owner_returned() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["wanted"]).await;
     let two = Instance::with(2, &memory, &[]).await;
@@ -361,7 +361,7 @@ async fn a_session_cannot_be_claimed_after_its_owner_came_back() {
 
 /// The directory lost the record while the owner was stalled. The owner writes the record again as it was.
 #[tokio::test(start_paused = true)]
-async fn a_session_cannot_be_claimed_on_what_was_read_before_its_record_was_lost() {
+async fn a_session_cannot_be_claimed_on_a_record_read_before_its_loss() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["wanted"]).await;
     let two = Instance::with(2, &memory, &[]).await;
@@ -381,7 +381,7 @@ async fn a_session_cannot_be_claimed_on_what_was_read_before_its_record_was_lost
 
 /// The instance that claimed the session after the snapshot has not written it again.
 #[tokio::test(start_paused = true)]
-async fn an_owner_that_comes_back_to_older_data_does_not_outdo_a_later_claim() {
+async fn an_owner_that_returns_to_older_data_does_not_supersede_a_later_claim() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     let mut two = Instance::with(2, &memory, &[]).await;
@@ -532,7 +532,7 @@ async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_gives_up_its_lease_and_is_not_consistent() {
+async fn an_instance_that_leaves_releases_its_lease_and_is_not_consistent() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     one.heartbeat.stop();
@@ -546,7 +546,7 @@ async fn who_leaves_gives_up_its_lease_and_is_not_consistent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_leaves_a_directory_that_is_away_does_not_wait_for_it() {
+async fn an_instance_that_leaves_does_not_wait_for_an_unreachable_directory() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &[]).await;
     one.link.set(Fault::Stopped);
@@ -559,7 +559,7 @@ async fn who_leaves_a_directory_that_is_away_does_not_wait_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_is_said_to_be_this_instances_own_is_not_lost() {
+async fn a_session_that_the_directory_attributes_to_this_instance_is_not_lost() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     one.link.set(Fault::Lies(one.me));

@@ -52,7 +52,7 @@ async fn settle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owner_is_asked_for_once_a_minute() {
+async fn an_owner_is_looked_up_once_a_minute() {
     let (owners, directory, other) = owners().await;
     for _ in 0..59 {
         assert_eq!(found(&owners, "a").await, Some(other));
@@ -65,7 +65,7 @@ async fn an_owner_is_asked_for_once_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_nobody_owns_is_asked_for_once_a_second() {
+async fn an_unowned_session_is_looked_up_once_a_second() {
     let (owners, directory, _) = owners().await;
     for _ in 0..10 {
         assert_eq!(found(&owners, "b").await, None);
@@ -81,7 +81,7 @@ async fn a_session_that_nobody_owns_is_asked_for_once_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_who_ask_for_a_session_at_once_wait_for_one_look_up() {
+async fn concurrent_requests_for_a_session_share_one_look_up() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
     let asked: Vec<_> = (0..100).map(|_| ask(&owners, "a")).collect();
@@ -95,7 +95,7 @@ async fn all_who_ask_for_a_session_at_once_wait_for_one_look_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_up_goes_on_when_the_first_who_asked_has_gone() {
+async fn a_look_up_continues_when_its_first_request_is_dropped() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
     let first = ask(&owners, "a");
@@ -110,7 +110,7 @@ async fn a_look_up_goes_on_when_the_first_who_asked_has_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_up_for_which_nobody_waits_leaves_nothing() {
+async fn a_look_up_without_waiting_requests_leaves_no_state() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
     let asked: Vec<_> = (0..100).map(|id| ask(&owners, &id.to_string())).collect();
@@ -127,7 +127,7 @@ async fn a_look_up_for_which_nobody_waits_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_are_looked_up_at_once_and_nobody_waits_longer_than_the_limit() {
+async fn a_thousand_look_ups_run_at_once_and_none_waits_longer_than_the_limit() {
     let (owners, directory, _) = owners().await;
     directory.set(Fault::Stopped);
     let begun = Instant::now();
@@ -162,7 +162,7 @@ async fn a_look_up_that_failed_is_not_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_learned_during_a_look_up_is_newer_than_what_that_finds() {
+async fn an_owner_inserted_during_a_look_up_is_newer_than_its_result() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Stopped);
     let late = ask(&owners, "a");
@@ -175,7 +175,7 @@ async fn what_was_learned_during_a_look_up_is_newer_than_what_that_finds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_this_instance_owns_is_asked_for_each_time() {
+async fn a_session_of_this_instance_is_looked_up_each_time() {
     let (owners, directory, other) = owners().await;
     let me = Owner {
         incarnation: owners.0.me,
@@ -207,7 +207,7 @@ async fn only_the_owner_that_was_meant_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ids_that_somebody_makes_up_push_no_owner_out() {
+async fn invented_ids_evict_no_owner() {
     let (owners, directory, other) = owners().await;
     assert_eq!(found(&owners, "a").await, Some(other));
     for id in 0..MAX_OWNERS + 1 {

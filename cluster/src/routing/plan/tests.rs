@@ -28,7 +28,7 @@ const STAGES: [ShutdownStage; 4] = [
 ];
 
 #[test]
-fn a_head_decides_at_once_or_asks_for_the_owner() {
+fn a_head_decides_at_once_or_requires_a_look_up() {
     let rows = [
         // has_session, is_here, is_from_peer
         ((false, false, false), [Action::Serve; 4]),
@@ -60,7 +60,7 @@ fn a_head_decides_at_once_or_asks_for_the_owner() {
 }
 
 #[test]
-fn what_is_not_known_does_not_exist_only_if_the_directory_is_consistent() {
+fn an_unknown_session_does_not_exist_only_if_the_directory_is_consistent() {
     let refused = Action::Refuse(Refusal::Inconsistent);
     let rows = [
         (Known::Owner(owner(1)), true, Action::Reclaim),
@@ -114,7 +114,7 @@ fn a_call_that_may_have_begun_is_refused_and_its_session_claimed_if_the_owner_ha
 }
 
 #[test]
-fn a_session_is_claimed_only_if_its_owner_is_gone() {
+fn a_session_is_claimed_only_if_its_owner_has_no_lease_or_relinquished_it() {
     let claim = |cause| Action::Claim(owner(2), cause);
     let (moved, ask) = (claim(Cause::Relinquished), Action::CheckLease(owner(2)));
     let stalled = Action::Refuse(Refusal::Stalled);
@@ -151,7 +151,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
 }
 
 #[test]
-fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
+fn after_a_claim_the_request_is_served_by_the_owner_if_possible() {
     let not_consistent = Action::Refuse(Refusal::Inconsistent);
     let again = Action::Refuse(Refusal::Again);
     let rows = [
@@ -200,7 +200,7 @@ fn the_relay_after_the_third_claim_is_the_last() {
 }
 
 #[test]
-fn what_was_relinquished_here_is_looked_for_a_while_and_not_reclaimed() {
+fn a_session_relinquished_here_is_looked_up_for_a_while_and_not_reclaimed() {
     let mut plan = plan(true);
     for _ in 0..MAX_LOOKUP_RETRIES {
         assert_eq!(plan.on_relinquished(), Action::LookUpLater);

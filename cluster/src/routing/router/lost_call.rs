@@ -77,7 +77,7 @@ impl Router {
     fn has_ended(&self, session: SessionHash, look: &Look) -> bool {
         let is_anothers = matches!(look.record, Some(Record::Owned(is)) if is.owner != self.me);
         let has_lease = |former| look.leases.of(former).is_some();
-        let former_lives = self.former_owners.get(session).is_some_and(has_lease);
-        !is_anothers && !former_lives && self.heartbeat.has_all_answers(&look.leases)
+        let is_former_alive = self.former_owners.get(session).is_some_and(has_lease);
+        !is_anothers && !is_former_alive && self.heartbeat.has_all_answers(&look.leases)
     }
 }

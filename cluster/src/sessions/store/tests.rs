@@ -87,7 +87,7 @@ async fn owner(directory: &Faulty, id: &str) -> Option<Owner> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_begins_is_in_the_directory_before_its_client_knows_it() {
+async fn a_new_session_is_in_the_directory_before_its_client_receives_it() {
     let directory = directory();
     let one = Instance::new(1, &directory);
     one.begins("a", &state("client")).await;
@@ -96,7 +96,7 @@ async fn a_session_that_begins_is_in_the_directory_before_its_client_knows_it() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_long_for_a_directory_that_does_not_answer() {
+async fn no_session_waits_long_for_a_directory_that_does_not_answer() {
     for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
         let directory = directory();
         let one = Instance::new(1, &directory);
@@ -117,7 +117,7 @@ async fn nobody_waits_long_for_a_directory_that_does_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_claimed_a_session_can_restore_it() {
+async fn an_instance_that_claimed_a_session_can_restore_it() {
     let directory = directory();
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
     one.begins("a", &state("client")).await;
@@ -131,7 +131,7 @@ async fn whoever_claimed_a_session_can_restore_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_restores_a_session_that_lives_elsewhere() {
+async fn a_session_of_another_instance_is_not_restored() {
     let directory = directory();
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
     one.begins("secret", &state("client")).await;
@@ -141,7 +141,7 @@ async fn nobody_restores_a_session_that_lives_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_nobody_knows_is_not_restored() {
+async fn an_unknown_session_is_not_restored() {
     let one = Instance::new(1, &directory());
     assert!(one.store.load("a").await.unwrap().is_none());
     assert!(!one.sessions.is_local(SessionHash::of("a")));
@@ -170,7 +170,7 @@ async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_session_is_gone_when_its_client_is_told_so() {
+async fn a_deleted_session_has_a_tombstone_before_its_client_is_answered() {
     let directory = directory();
     let one = Instance::new(1, &directory);
     one.begins("a", &state("client")).await;
@@ -181,7 +181,7 @@ async fn a_deleted_session_is_gone_when_its_client_is_told_so() {
 
 /// The store does not ask the directory, which could not answer.
 #[tokio::test(start_paused = true)]
-async fn a_deleted_session_is_none_also_while_the_directory_is_away() {
+async fn a_deleted_session_stays_deleted_while_the_directory_fails() {
     let directory = directory();
     let one = Instance::new(1, &directory);
     one.begins("a", &state("client")).await;
@@ -191,7 +191,7 @@ async fn a_deleted_session_is_none_also_while_the_directory_is_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_deletes_a_session_that_lives_elsewhere() {
+async fn a_session_of_another_instance_is_not_deleted() {
     let directory = directory();
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
     one.begins("a", &state("client")).await;

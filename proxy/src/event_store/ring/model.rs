@@ -326,7 +326,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_ring_does_what_the_model_does(ops in ops()) {
+    fn the_ring_behaves_like_its_model(ops in ops()) {
         run(ops);
     }
 }

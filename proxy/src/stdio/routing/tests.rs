@@ -63,7 +63,7 @@ fn an_id_means_its_value_and_nothing_else() {
 }
 
 #[test]
-fn an_id_is_free_again_once_it_was_answered_and_not_before() {
+fn an_id_is_free_once_it_was_answered_and_not_before() {
     let mut routes = Routes::new(None);
     let now = Instant::now();
     begin(&mut routes, "1", None, 0).unwrap();
@@ -92,7 +92,7 @@ fn an_answer_that_crosses_a_cancel_reaches_its_call() {
 }
 
 #[test]
-fn progress_goes_by_its_token_and_a_token_of_two_calls_says_nothing() {
+fn progress_is_routed_by_its_token_unless_two_calls_share_it() {
     let mut routes = Routes::new(None);
     begin(&mut routes, "1", Some("7"), 0).unwrap();
     begin(&mut routes, "2", Some("\"7\""), 1).unwrap();
@@ -113,7 +113,7 @@ fn progress_goes_by_its_token_and_a_token_of_two_calls_says_nothing() {
 }
 
 #[test]
-fn what_names_no_call_goes_to_the_only_one_that_is_open() {
+fn a_message_that_names_no_call_is_routed_to_the_only_open_one() {
     let mut routes = Routes::new(None);
     assert_eq!(route(&mut routes, ASKS), Route::Standalone);
     begin(&mut routes, "1", None, 0).unwrap();
@@ -151,7 +151,7 @@ fn a_cancel_of_another_id_cancels_nothing() {
 }
 
 #[test]
-fn a_call_that_was_told_to_stop_is_overdue_once() {
+fn a_cancelled_call_is_overdue_once() {
     let after = Duration::from_secs(5);
     let mut routes = Routes::new(Some(after));
     let now = Instant::now();
@@ -209,7 +209,7 @@ fn a_process_that_could_not_write_has_its_time_after_that() {
 }
 
 #[test]
-fn of_calls_that_are_never_answered_only_so_many_are_remembered() {
+fn the_number_of_remembered_unanswered_calls_is_bounded() {
     let mut routes = Routes::new(None);
     let now = Instant::now();
     let mut evicted = Vec::new();
@@ -227,7 +227,7 @@ fn of_calls_that_are_never_answered_only_so_many_are_remembered() {
 }
 
 #[test]
-fn so_many_calls_may_be_open_and_no_more() {
+fn the_number_of_open_calls_is_bounded() {
     let mut routes = Routes::new(None);
     for call in 0..MAX_OPEN {
         begin(&mut routes, &call.to_string(), None, call).unwrap();
@@ -426,7 +426,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn every_line_goes_where_a_look_at_all_calls_says(steps in steps()) {
+    fn every_line_is_routed_as_a_search_of_all_calls_would(steps in steps()) {
         let (mut routes, mut model) = (Routes::new(None), Model::default());
         let mut now = Instant::now();
         for step in steps {

@@ -163,7 +163,7 @@ proptest! {
     #![proptest_config(config(2_000))]
 
     #[test]
-    fn the_core_does_what_the_model_says(ops in vec(op_or_events(), 1..100)) {
+    fn the_core_behaves_like_its_model(ops in vec(op_or_events(), 1..100)) {
         as_the_model_says(ROOMY, &ops);
     }
 }
@@ -183,7 +183,7 @@ proptest! {
     #![proptest_config(config(24))]
 
     #[test]
-    fn with_more_event_ids_than_it_knows_it_does_so_too(
+    fn the_core_behaves_like_its_model_with_more_event_ids_than_it_knows(
         before in vec(op(), 0..8),
         start in start(),
         flood in flood(),

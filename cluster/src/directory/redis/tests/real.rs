@@ -105,7 +105,7 @@ impl Drop for Living {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn it_does_what_every_directory_does() {
+async fn a_redis_directory_fulfils_the_contract() {
     let server = Server::start().await;
     contract::holds(at(&server.url()).unwrap()).await;
 }
@@ -166,7 +166,8 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_comes_back_empty_is_not_consistent_before_all_is_written_and_denies_nobody() {
+async fn a_redis_that_restarts_empty_is_not_consistent_before_all_is_written_and_denies_no_session()
+{
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 1_000).await;
     let two = Living::start(&server, 2, 0).await;
@@ -206,7 +207,7 @@ async fn a_redis_that_comes_back_empty_is_not_consistent_before_all_is_written_a
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_is_away_is_seen_again_soon() {
+async fn a_redis_that_was_down_is_used_again_soon() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 10).await;
     server.kill().await;
@@ -221,7 +222,7 @@ async fn a_redis_that_is_away_is_seen_again_soon() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn nobody_waits_for_a_redis_that_stands_still() {
+async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 10).await;
     let owners = OwnerCache::new(one.me.incarnation, one.directory.clone());
@@ -286,7 +287,7 @@ async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
+async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
     let server = Server::start().await;
     let directory = directory(&server);
     let me = instance(1);
@@ -299,7 +300,7 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
         .await;
     let error = directory.look(text.session).await.unwrap_err();
     let expected = format!(
-        "the directory holds what no instance wrote: mcp:s:{} is no record of a session",
+        "the directory holds what no instance wrote: mcp:s:{} is not a record of a session",
         text.session
     );
     assert_eq!(error.to_string(), expected);
@@ -327,7 +328,7 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
+async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 1).await;
     let connections = async || -> u64 {
@@ -418,7 +419,7 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn who_leaves_is_not_alive_at_once() {
+async fn an_instance_that_leaves_releases_its_lease_at_once() {
     let server = Server::start().await;
     let mut one = Living::start(&server, 1, 1).await;
     one.heartbeat.stop();

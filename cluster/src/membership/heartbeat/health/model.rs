@@ -60,7 +60,7 @@ impl History {
 
 proptest! {
     #[test]
-    fn it_is_consistent_as_it_is_defined(steps in vec(step(), 0..60)) {
+    fn consistency_is_as_defined(steps in vec(step(), 0..60)) {
         let mut health = DirectoryHealth::new(false);
         let mut history = History::default();
         let mut now = Instant::now();

@@ -11,7 +11,7 @@ async fn owner_there(directory: &Limited, of: &str) -> Option<Owner> {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
+async fn records_of_a_living_owner_in_an_old_snapshot_are_overwritten() {
     let mut server = Server::start_with(&["--save", "3600", "1000000"]).await;
     let former = instance(9);
     let directory = directory(&server);
@@ -75,7 +75,7 @@ async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn what_is_flushed_under_way_is_written_again_and_no_session_is_lost() {
+async fn flushed_records_are_written_again_and_no_session_is_lost() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 1_000).await;
     let two = Living::start(&server, 2, 0).await;

@@ -94,7 +94,7 @@ async fn after_a_failover_the_new_primary_is_used_within_seconds() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_primary_that_stands_still_is_left_and_not_used_when_it_is_back() {
+async fn a_primary_that_is_stopped_is_abandoned_and_not_used_when_it_continues() {
     let group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
     one.until_consistent().await;
@@ -113,7 +113,7 @@ async fn a_primary_that_stands_still_is_left_and_not_used_when_it_is_back() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_former_primary_that_still_answers_is_left() {
+async fn a_former_primary_that_still_answers_is_abandoned() {
     let group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
     one.until_consistent().await;
@@ -129,7 +129,7 @@ async fn a_former_primary_that_still_answers_is_left() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn an_instance_whose_sentinels_are_away_joins_and_is_consistent_when_they_are_back() {
+async fn an_instance_joins_without_its_sentinels_and_is_consistent_once_they_run() {
     let mut group = Group::start().await;
     group.sentinel.kill().await;
     let one = Living::begin(group.directory(), 1, 10);
@@ -141,7 +141,7 @@ async fn an_instance_whose_sentinels_are_away_joins_and_is_consistent_when_they_
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_when_it_comes_later() {
+async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appears_later() {
     let cluster_port = 10_000 + std::process::id() % 20_000;
     let options = [
         "--cluster-enabled",
@@ -255,7 +255,7 @@ mod tls {
 
     #[tokio::test]
     #[ignore = "needs redis-server: cluster/tests/redis/run"]
-    async fn a_directory_with_tls_and_an_authority_of_its_own_does_all_that_others_do() {
+    async fn a_directory_with_tls_and_its_own_authority_fulfils_the_contract() {
         let server = Server::start_with_tls().await;
         let address = address(&server, server.folder());
         contract::holds(RedisDirectory::new(&address).unwrap()).await;
@@ -263,7 +263,7 @@ mod tls {
 
     #[tokio::test]
     #[ignore = "needs redis-server: cluster/tests/redis/run"]
-    async fn a_directory_with_tls_that_comes_back_is_used_again() {
+    async fn a_directory_with_tls_that_restarts_is_used_again() {
         let mut server = Server::start_with_tls().await;
         let address = address(&server, server.folder());
         let directory = Limited::new(RedisDirectory::new(&address).unwrap());
