@@ -6,7 +6,6 @@
 
 use std::{
     collections::HashMap,
-    hash::BuildHasherDefault,
     mem,
     ops::Deref,
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
@@ -51,7 +50,7 @@ pub(super) struct Sessions(Shards<RwLock<ById>>);
 /// A callback for the events of sessions.
 pub(super) type SessionListener = Arc<dyn Fn(&SessionEvent<'_>) + Send + Sync>;
 
-type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
+type ById = HashMap<SessionId, Arc<Session>, IdHasher>;
 
 /// The state of a session.
 pub(super) struct Session {
@@ -198,7 +197,7 @@ impl Sessions {
     }
 
     fn shard(&self, id: &str) -> &RwLock<ById> {
-        self.0.of(id_hash::of_ends(id))
+        self.0.of(id_hash::of(id))
     }
 }
 
