@@ -24,18 +24,14 @@ use http::{
     response,
     uri::{Authority, PathAndQuery, Scheme},
 };
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{self, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
+use hyper_util::client::legacy;
 use tower_service::Service;
 use tracing::warn;
 
 use self::{
+    client::Client,
     redirect::Redirect,
     replayable_body::{ReplayableBody, Returned},
-    small_reads::{CONNECT_TIMEOUT, SmallReads},
 };
 use crate::{
     headers::{EVENT_STREAM, accepts},
@@ -44,17 +40,10 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
+mod client;
 mod redirect;
 mod replayable_body;
 mod small_reads;
-
-/// How long an unused connection is kept: 4 s.
-///
-/// Node and uvicorn close theirs after 5 s, and a request at the same moment is lost.
-const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// Interval of TCP keep-alives to a silent server: 60 s.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Path prefix of an origin's metadata, such as its authorization metadata (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
@@ -95,12 +84,6 @@ enum Redirected {
     External,
 }
 
-enum Client {
-    Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Created only for https, because its creation reads the certificates of this machine.
-    Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
-}
-
 /// Why an upstream is invalid.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -125,7 +108,7 @@ impl Forward {
         };
         let host = HeaderValue::try_from(authority.as_str());
         let host = host.map_err(|_| UpstreamError::NotAbsolute)?;
-        let client = Client::new(scheme == Scheme::HTTPS)?;
+        let client = Client::new(scheme == Scheme::HTTPS).map_err(UpstreamError::Certificates)?;
         Ok(Self(Arc::new(Upstream {
             client,
             scheme,
@@ -136,6 +119,11 @@ impl Forward {
                 .unwrap_or(PathAndQuery::from_static("/")),
             headers,
         })))
+    }
+
+    /// Opens a connection to the server, without TLS, and closes it.
+    pub async fn connect(&self, within: Duration) -> io::Result<()> {
+        client::connect(&self.0.scheme, &self.0.authority, within).await
     }
 
     /// Returns the path of the endpoint.
@@ -175,39 +163,6 @@ impl fmt::Debug for Forward {
             .field("authority", &self.0.authority)
             .field("path", &self.path())
             .finish_non_exhaustive()
-    }
-}
-
-// === impl Client ===
-
-impl Client {
-    fn new(is_tls: bool) -> Result<Self, UpstreamError> {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        connector.set_keepalive(Some(TCP_KEEPALIVE));
-        connector.enforce_http(!is_tls);
-        let mut builder = legacy::Client::builder(TokioExecutor::new());
-        builder
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(POOL_IDLE_TIMEOUT);
-        if !is_tls {
-            return Ok(Self::Plain(builder.build(SmallReads(connector))));
-        }
-        let connector = HttpsConnectorBuilder::new()
-            .with_native_roots()
-            .map_err(UpstreamError::Certificates)?
-            .https_only()
-            .enable_http1()
-            .wrap_connector(connector);
-        Ok(Self::Tls(builder.build(SmallReads(connector))))
-    }
-
-    fn request(&self, request: Request<ReplayableBody>) -> legacy::ResponseFuture {
-        match self {
-            Self::Plain(client) => client.request(request),
-            Self::Tls(client) => client.request(request),
-        }
     }
 }
 
