@@ -24,6 +24,7 @@ mod error;
 mod file;
 mod inapplicable;
 mod operators;
+mod public;
 mod subcommand;
 mod value;
 mod version;
@@ -32,6 +33,7 @@ pub(crate) use self::value::normal_origin;
 pub use self::{
     error::ConfigError,
     operators::{AdminToken, Operators},
+    public::{Network, Public},
     subcommand::{Subcommand, documented_command},
     value::{Limit, LogFormat},
 };
@@ -170,6 +172,10 @@ pub struct Config {
     /// Header to send with every request to the upstream, as NAME: VALUE, in place of the client's own
     #[arg(long, env = "MCP_PROXY_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = value::header)]
     pub header: Vec<(HeaderName, HeaderValue)>,
+
+    /// The options for reverse proxies in front.
+    #[command(flatten)]
+    pub public: Public,
 
     /// Address of the pages for operators: health, metrics and calls
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]
@@ -318,6 +324,7 @@ impl Config {
         if let Some((option, why)) = options.iter().find(|(option, _)| is_given(option)) {
             return conflict(&format!("--{option} {why}"));
         }
+        self.public.check(self.upstream.as_ref())?;
         let for_operators = operators::NEED_ADMIN.iter();
         if self.admin.is_none()
             && let Some(option) = for_operators.copied().find(|option| is_given(option))

@@ -37,6 +37,7 @@ use crate::{
     headers::{EVENT_STREAM, accepts},
     http_service::ResponseFuture,
     message::{Kind, Message},
+    origin::Origin,
     refusal::{self, SERVER_ERROR},
 };
 
@@ -180,6 +181,7 @@ impl Upstream {
         let (body, returned) = ReplayableBody::new(body);
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
+        let public = parts.extensions.remove::<Origin>();
         // Extensions are for this process only, and hyper would keep them alive with the request.
         parts.extensions.clear();
         remove_hop_by_hop(&mut parts.headers);
@@ -200,7 +202,7 @@ impl Upstream {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
                 head.version = Version::default();
-                match self.redirected(&uri, &mut head) {
+                match self.redirected(&uri, public.as_ref(), &mut head) {
                     Redirected::Unchanged => Response::from_parts(head, Body::new(body)),
                     Redirected::ToProxy => Response::from_parts(head, Body::empty()),
                     Redirected::External => self.refuse_external_redirect(returned).await,
@@ -211,11 +213,16 @@ impl Upstream {
     }
 
     /// Makes the `Location` of a redirect lead to the proxy.
-    fn redirected(&self, requested: &Uri, head: &mut response::Parts) -> Redirected {
+    fn redirected(
+        &self,
+        requested: &Uri,
+        public: Option<&Origin>,
+        head: &mut response::Parts,
+    ) -> Redirected {
         let Some(redirect) = Redirect::of(head) else {
             return Redirected::Unchanged;
         };
-        let Some(at_origin) = redirect.at_origin(requested) else {
+        let Some(at_origin) = redirect.at_origin(requested, public) else {
             // Authorization metadata may be at another server, which the client contacts itself.
             return if self.serves_endpoint(requested.path()) {
                 Redirected::External

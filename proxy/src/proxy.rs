@@ -37,6 +37,7 @@ use crate::{
     keep_running::{Graces, KeepRunning},
     listing::Listing,
     log,
+    public_url::PublicUrl,
     server::{Server, ServerError},
 };
 
@@ -204,6 +205,8 @@ impl Proxy {
         let service = KeepRunning::new(self.server.clone(), Graces::new(&self.config));
         let service = Listing::new(service, named, self.tools.clone());
         let service = OuterService(self.layer.layer(InnerService(service)));
+        let filter = RequestFilter::new(self.config.allow_host.clone(), []);
+        let service = PublicUrl::new(service, &self.config, filter);
         let (begin_close, closing) = oneshot::channel();
         let ending = async {
             stop.await;
