@@ -37,7 +37,7 @@ use crate::{
     headers::{EVENT_STREAM, accepts},
     http_service::ResponseFuture,
     message::{Kind, Message},
-    origin::Origin,
+    origin::{ClientConnection, Origin},
     refusal::{self, SERVER_ERROR},
 };
 
@@ -181,7 +181,7 @@ impl Upstream {
         let (body, returned) = ReplayableBody::new(body);
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
-        let public = parts.extensions.remove::<Origin>();
+        let connection = parts.extensions.remove::<ClientConnection>();
         // Extensions are for this process only, and hyper would keep them alive with the request.
         parts.extensions.clear();
         remove_hop_by_hop(&mut parts.headers);
@@ -191,18 +191,24 @@ impl Upstream {
             let none = HeaderValue::from_static("identity");
             parts.headers.insert(header::ACCEPT_ENCODING, none);
         }
+        if let Some(connection) = &connection {
+            for (name, value) in &*connection.headers {
+                parts.headers.insert(name, value.clone());
+            }
+        }
         for (name, _) in &self.headers {
             parts.headers.remove(name);
         }
         for (name, value) in &self.headers {
             parts.headers.append(name, value.clone());
         }
+        let public = connection.as_ref().and_then(|of| of.public.as_ref());
         match self.client.request(Request::from_parts(parts, body)).await {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
                 head.version = Version::default();
-                match self.redirected(&uri, public.as_ref(), &mut head) {
+                match self.redirected(&uri, public, &mut head) {
                     Redirected::Unchanged => Response::from_parts(head, Body::new(body)),
                     Redirected::ToProxy => Response::from_parts(head, Body::empty()),
                     Redirected::External => self.refuse_external_redirect(returned).await,

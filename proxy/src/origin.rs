@@ -1,9 +1,9 @@
 //! Origins of servers: scheme, host and port.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use http::{
-    Uri,
+    HeaderMap, Uri,
     uri::{Authority, Scheme},
 };
 
@@ -12,6 +12,18 @@ use http::{
 pub(crate) struct Origin {
     scheme: Scheme,
     authority: Authority,
+}
+
+/// What the server learns about the connection of a client, as an extension of its requests.
+///
+/// The headers are sent by `forward`, and are no part of the request before. Otherwise the address of a client would be one of its
+/// credentials in the event store, and a client that changes its network would have others.
+#[derive(Debug, Clone)]
+pub(crate) struct ClientConnection {
+    /// The headers to send instead of those that the request has.
+    pub(crate) headers: Arc<HeaderMap>,
+    /// The origin that clients use, if it is known.
+    pub(crate) public: Option<Origin>,
 }
 
 // === impl Origin ===

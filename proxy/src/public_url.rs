@@ -88,7 +88,10 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
         let Some(rules) = &self.rules else {
             return Either::Left(self.inner.call(request));
         };
-        let Some(public) = rules.forwarded.apply(&mut request) else {
+        let connection = rules.forwarded.apply(&mut request);
+        let public = connection.public.clone();
+        request.extensions_mut().insert(connection);
+        let Some(public) = public else {
             return Either::Left(self.inner.call(request));
         };
         let is_metadata = is_metadata(&request);
@@ -96,7 +99,6 @@ impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
             let none = HeaderValue::from_static("identity");
             request.headers_mut().insert(header::ACCEPT_ENCODING, none);
         }
-        request.extensions_mut().insert(public.clone());
         let (rules, answering) = (rules.clone(), self.inner.call(request));
         Either::Right(Box::pin(async move {
             let mut response = answering.await?;

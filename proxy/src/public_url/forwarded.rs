@@ -1,6 +1,9 @@
 //! `Forwarded` (RFC 7239) and `X-Forwarded-*`, by which a server learns what its clients have sent to the first proxy.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use axum::body::Body;
 use http::{
@@ -13,7 +16,7 @@ use crate::{
     config::{Network, Public},
     frontend::RequestFilter,
     headers::exactly_one,
-    origin::Origin,
+    origin::{ClientConnection, Origin},
 };
 
 const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -52,8 +55,9 @@ impl Forwarded {
         }
     }
 
-    /// Replaces the headers of a request. Returns the public origin, if the option or a trusted proxy names it.
-    pub(super) fn apply(&self, request: &mut Request<Body>) -> Option<Origin> {
+    /// Removes the headers of a client that is not trusted. Returns what the server gets instead, and the public origin, if the option
+    /// or a trusted proxy names it.
+    pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
         let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
         let is_trusted = peer.is_some_and(|peer| self.trusts(peer));
         if !is_trusted {
@@ -68,10 +72,16 @@ impl Forwarded {
             let host = authority.or_else(|| Some(received.as_ref()?.authority().clone()));
             Origin::new(scheme, host?)
         });
-        if let Some((peer, origin)) = peer.zip(public.clone().or(received)) {
-            set(request.headers_mut(), peer, &origin, self.public.is_some());
+        if self.public.is_some() {
+            // The port of another URL.
+            request.headers_mut().remove(PORT);
         }
-        public
+        let origin = peer.zip(public.clone().or(received));
+        let headers = origin.map(|(peer, origin)| to_send(request.headers(), peer, &origin));
+        ClientConnection {
+            headers: Arc::new(headers.unwrap_or_default()),
+            public,
+        }
     }
 
     fn trusts(&self, peer: IpAddr) -> bool {
@@ -108,8 +118,8 @@ fn received(request: &Request<Body>) -> Option<Origin> {
     Origin::new(Scheme::HTTP, host)
 }
 
-/// Adds the address of the client, and sets the origin.
-fn set(headers: &mut HeaderMap, peer: IpAddr, origin: &Origin, is_configured: bool) {
+/// Returns the headers with the address of the client and its origin, after what the request has.
+fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
     let before = list(headers, &FOR);
     let elements = list(headers, &header::FORWARDED);
     let forwarded = if elements.is_empty() {
@@ -130,20 +140,16 @@ fn set(headers: &mut HeaderMap, peer: IpAddr, origin: &Origin, is_configured: bo
     } else {
         format!("{before}, {peer}")
     };
-    if is_configured {
-        headers.remove(PORT);
-    }
-    for (name, value) in [
+    let fields = [
         (header::FORWARDED, forwarded),
         (FOR, clients),
         (HOST, origin.authority().to_string()),
         (PROTO, origin.scheme().to_string()),
-    ] {
-        match HeaderValue::try_from(value) {
-            Ok(value) => headers.insert(name, value),
-            Err(_) => headers.remove(name),
-        };
-    }
+    ];
+    let valid = fields
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, HeaderValue::try_from(value).ok()?)));
+    valid.collect()
 }
 
 /// Returns the fields of a list, joined.

@@ -272,3 +272,34 @@ async fn a_cancel_of_the_layer_has_the_same_headers() {
         assert_eq!(of(&cancel).len(), 1, "{name}");
     }
 }
+
+/// On Linux all addresses of 127.0.0.0/8 are loopback addresses.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_client_that_changes_its_address_resumes_without_the_server() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    client.head().await;
+    let first = client.event().await.expect("an event").id.expect("an id");
+    drop(client);
+
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind(([127, 0, 0, 2], 0).into()).expect("an address");
+    let mut stream = socket.connect(proxy.addr).await.expect("a connection");
+    let resume = format!(
+        "GET /mcp HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\nmcp-protocol-version: 2025-11-25\r\nmcp-session-id: s\r\nlast-event-id: {first}\r\n\r\n"
+    );
+    stream.write_all(resume.as_bytes()).await.expect("it reads");
+    let mut head = [0; 15];
+    within("the response", stream.read_exact(&mut head))
+        .await
+        .expect("a head");
+    assert_eq!(&head, b"HTTP/1.1 200 OK");
+    assert!(!upstream.has_more().await, "no ping");
+}
