@@ -23,7 +23,7 @@ use super::{
 /// Node and uvicorn close theirs after 5 s, and a request at the same moment is lost.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Interval of TCP keep-alives to a silent server: 60 s.
+/// Idle time of a connection to the server before the kernel sends TCP keep-alives: 60 s.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// An HTTP client for one scheme.
