@@ -42,6 +42,7 @@ use crate::{
 
 // `calls_page` is a symbolic link to the module of the library's example, so that there is only one copy.
 mod calls_page;
+mod session_metrics;
 
 /// Interval at which metrics are moved out of their buffers: 5 s. A scrape moves them as well.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -149,7 +150,12 @@ impl Admin {
 fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Router {
     let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     let server = state.server;
-    let metrics = async move || (text, prometheus.render() + &own_metrics(&server));
+    let metrics = async move || {
+        (
+            text,
+            prometheus.render() + &own_metrics(&server) + &session_metrics::render(&server),
+        )
+    };
     let router = Router::new()
         .route("/", get(async move || Html(index(is_local))))
         .route("/healthz", get(async || "ok\n"))

@@ -14,8 +14,10 @@
 //!    layer around this service decides whether the call is abandoned, and then POSTs the cancel.
 
 mod begin;
+mod end_counts;
 mod input;
 pub mod lines;
+mod make_room;
 pub(crate) mod process;
 mod restart_backoff;
 pub mod routing;
@@ -38,6 +40,10 @@ pub struct Options {
     pub program: Program,
     /// Maximum number of processes: 256.
     pub max_sessions: usize,
+    /// How long a session must be without a request and a stream to end for a new one at the session limit: 10 s.
+    ///
+    /// Longer than the 3 s after which SDK clients reconnect.
+    pub make_room_after: Duration,
     /// How long a session may be unused: 30 minutes. `None` for no limit.
     pub session_timeout: Option<Duration>,
     /// How long a session may be unused after its client has disconnected: 2 minutes. `None` for no such limit.
@@ -61,6 +67,7 @@ impl Options {
         Self {
             program,
             max_sessions: 256,
+            make_room_after: Duration::from_secs(10),
             session_timeout: Some(Duration::from_secs(30 * 60)),
             lost_timeout: Some(Duration::from_secs(2 * 60)),
             kill_after: None,

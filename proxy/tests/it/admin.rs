@@ -229,6 +229,11 @@ async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() 
         }
     };
     within("the process to be killed", killed).await;
+    let metrics = get(admin, "/metrics").await;
+    let ended = r#"mcp_sessions_closed_total{why="cancel_not_answered"} 1"#;
+    assert!(metrics.text().lines().any(|line| line == ended));
+    let idle = r#"mcp_sessions_closed_total{why="idle"} 0"#;
+    assert!(metrics.text().lines().any(|line| line == idle));
 }
 
 #[tokio::test]
