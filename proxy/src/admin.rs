@@ -7,8 +7,9 @@
 //! | `/metrics` | for Prometheus: the layer's and the proxy's metrics |
 //! | `/` | links to these pages |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
+//! | `/sessions`, `/sessions.json` | the sessions of a command, with their age and last use |
 //!
-//! There is no authentication. `Host` must be a name of this host or an IP address, and connections have limits. The calls are
+//! There is no authentication. `Host` must be a name of this host or an IP address, and connections have limits. The calls and sessions are
 //! shown on a loopback address only, because only this machine may cancel them.
 
 use std::{
@@ -43,6 +44,7 @@ use crate::{
 // `calls_page` is a symbolic link to the module of the library's example, so that there is only one copy.
 mod calls_page;
 mod session_metrics;
+mod sessions_page;
 
 /// Interval at which metrics are moved out of their buffers: 5 s. A scrape moves them as well.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -150,6 +152,8 @@ impl Admin {
 fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Router {
     let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     let server = state.server;
+    let sessions = sessions_page::routes(&server);
+    let has_sessions = matches!(server, Server::Stdio(_));
     let metrics = async move || {
         (
             text,
@@ -157,27 +161,32 @@ fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Ro
         )
     };
     let router = Router::new()
-        .route("/", get(async move || Html(index(is_local))))
+        .route("/", get(async move || Html(index(is_local, has_sessions))))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready).with_state(state.readiness))
         .route("/metrics", get(metrics));
     if is_local {
-        let page = calls_page::routes(state.calls);
+        let page = calls_page::routes(state.calls).merge(sessions);
         router.merge(page.layer(from_fn(calls_page::local_names_only)))
     } else {
         router
     }
 }
 
-fn index(is_local: bool) -> String {
+fn index(is_local: bool, has_sessions: bool) -> String {
     let calls = if is_local {
         r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#
     } else {
         "<li>The calls are shown on a loopback address only"
     };
+    let sessions = if is_local && has_sessions {
+        r#"<li><a href="/sessions">Sessions</a> (<a href="/sessions.json">JSON</a>)"#
+    } else {
+        ""
+    };
     format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>mcp-cancel-proxy</title>\
-         <h1>mcp-cancel-proxy {}</h1><ul>{calls}\
+         <h1>mcp-cancel-proxy {}</h1><ul>{calls}{sessions}\
          <li><a href=\"/metrics\">Metrics</a> for Prometheus\
          <li><a href=\"/healthz\">Health</a> and <a href=\"/readyz\">readiness</a></ul>\n",
         env!("CARGO_PKG_VERSION")

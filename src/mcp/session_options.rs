@@ -33,7 +33,8 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
     /// A client is gone from when it disconnects from its last stream, be it standalone or of a call, until its next request. The
-    /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds.
+    /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds,
+    /// but give up a standalone stream after an outage of some seconds. So the timeout must be longer than the pauses of clients.
     /// A client that returns later receives 404, and SDKs do not open a new session by themselves.
     ///
     /// # Edge cases

@@ -73,7 +73,7 @@ impl Inner {
 
 impl Session {
     /// Returns when the session was last used. Returns `None` if it is in use.
-    fn unused_since(&self) -> Option<Instant> {
+    pub(super) fn unused_since(&self) -> Option<Instant> {
         self.unused_since_in(&self.state())
     }
 

@@ -17,6 +17,7 @@ mod begin;
 mod end_counts;
 mod input;
 pub mod lines;
+mod listing;
 mod make_room;
 pub(crate) mod process;
 mod restart_backoff;
@@ -29,6 +30,7 @@ mod task;
 use std::time::Duration;
 
 pub use self::{
+    listing::SessionInfo,
     process::Program,
     service::{Stats, Stdio},
 };
@@ -46,9 +48,10 @@ pub struct Options {
     pub make_room_after: Duration,
     /// How long a session may be unused: 30 minutes. `None` for no limit.
     pub session_timeout: Option<Duration>,
-    /// How long a session may be unused after its client has disconnected: 2 minutes. `None` for no such limit.
+    /// How long a session may be unused after its client has disconnected. `None` for no such limit, which is the default.
     ///
-    /// A client has disconnected if it had a standalone stream at its last request or since, and has none now.
+    /// A client has disconnected if it had a standalone stream at its last request or since, and has none now. SDK clients do not
+    /// reopen that stream after an outage of some seconds, and then only send requests. So this must be longer than the pauses of clients.
     pub lost_timeout: Option<Duration>,
     /// How long a cancelled call may stay unanswered. `None` for no limit, which is the default.
     ///
@@ -69,7 +72,7 @@ impl Options {
             max_sessions: 256,
             make_room_after: Duration::from_secs(10),
             session_timeout: Some(Duration::from_secs(30 * 60)),
-            lost_timeout: Some(Duration::from_secs(2 * 60)),
+            lost_timeout: None,
             kill_after: None,
         }
     }

@@ -33,6 +33,7 @@ pub(super) struct Session {
     pub(super) standalone: Stream,
     input: Input,
     pub(super) backpressure: Backpressure,
+    pub(super) begun_at: Instant,
     state: Mutex<State>,
     /// Notified when a deadline may be earlier than before.
     pub(super) changed: Notify,
@@ -122,6 +123,7 @@ impl Session {
             standalone,
             input,
             backpressure: Backpressure::default(),
+            begun_at: Instant::now(),
             state: Mutex::new(state),
             changed: Notify::new(),
             stop: Notify::new(),
