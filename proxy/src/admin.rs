@@ -8,10 +8,11 @@
 //! | `/` | links to these pages |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
 //! | `/calls/{id}/cancel` | cancels a call for a script, with the token of `--admin-token` |
+//! | `/sessions`, `/sessions.json` | the sessions of a command, with their age and last use |
 //!
-//! `Host` must be a name of this host or an IP address, and connections have limits. Without a token, the calls are shown on a
-//! loopback address only, because only this machine may cancel them. On other addresses they need the token. Health and
-//! metrics need none.
+//! `Host` must be a name of this host or an IP address, and connections have limits. Without a token, the calls and sessions are
+//! shown on a loopback address only, because only this machine may cancel calls. On other addresses they need the token. Health
+//! and metrics need none.
 
 use std::{
     future::pending,
@@ -46,6 +47,8 @@ use crate::{
 // `calls_page` is a symbolic link to the module of the library's example, so that there is only one copy.
 mod calls_page;
 mod scripts;
+mod session_metrics;
+mod sessions_page;
 
 use self::calls_page::Page;
 
@@ -160,35 +163,47 @@ impl Admin {
 fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Router {
     let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     let server = state.server.clone();
-    let metrics = async move || (text, prometheus.render() + &own_metrics(&server));
+    let sessions = sessions_page::routes(&server);
+    let has_sessions = matches!(server, Server::Stdio(_));
+    let metrics = async move || {
+        (
+            text,
+            prometheus.render() + &own_metrics(&server) + &session_metrics::render(&server),
+        )
+    };
     let router = Router::new()
-        .route("/", get(async move || Html(index(is_local))))
+        .route("/", get(async move || Html(index(is_local, has_sessions))))
         .route("/healthz", get(async || "ok\n"))
         .route("/metrics", get(metrics))
         .route("/readyz", get(ready).with_state(state.clone()));
     let page = Page::from(state.calls);
-    let calls = calls_page::routes(page.clone());
+    let pages = calls_page::routes(page.clone()).merge(sessions);
     match (is_local, state.options.admin_token) {
-        (true, None) => router.merge(calls.layer(from_fn(calls_page::local_names_only))),
+        (true, None) => router.merge(pages.layer(from_fn(calls_page::local_names_only))),
         (true, Some(token)) => router
-            .merge(calls.layer(from_fn(calls_page::local_names_only)))
+            .merge(pages.layer(from_fn(calls_page::local_names_only)))
             .merge(scripts::routes(page, token)),
         (false, Some(token)) => router
-            .merge(scripts::with_token(calls, token.clone()))
+            .merge(scripts::with_token(pages, token.clone()))
             .merge(scripts::routes(page, token)),
         (false, None) => router,
     }
 }
 
-fn index(is_local: bool) -> String {
+fn index(is_local: bool, has_sessions: bool) -> String {
     let calls = if is_local {
         r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#
     } else {
         "<li>The calls are shown on a loopback address, or to scripts with --admin-token"
     };
+    let sessions = if is_local && has_sessions {
+        r#"<li><a href="/sessions">Sessions</a> (<a href="/sessions.json">JSON</a>)"#
+    } else {
+        ""
+    };
     format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>mcp-cancel-proxy</title>\
-         <h1>mcp-cancel-proxy {}</h1><ul>{calls}\
+         <h1>mcp-cancel-proxy {}</h1><ul>{calls}{sessions}\
          <li><a href=\"/metrics\">Metrics</a> for Prometheus\
          <li><a href=\"/healthz\">Health</a> and <a href=\"/readyz\">readiness</a></ul>\n",
         env!("CARGO_PKG_VERSION")

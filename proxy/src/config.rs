@@ -132,7 +132,7 @@ pub struct Config {
     pub session_timeout: Limit,
 
     /// How long a session may be unused after its client has disconnected, or off (with a command)
-    #[arg(long, env = "MCP_PROXY_LOST_TIMEOUT", value_name = "TIME", default_value = "2m", value_parser = value::limit)]
+    #[arg(long, env = "MCP_PROXY_LOST_TIMEOUT", value_name = "TIME", default_value = "off", value_parser = value::limit)]
     pub lost_timeout: Limit,
 
     /// Maximum number of sessions, each with a process (with a command; an upstream limits its own)

@@ -29,11 +29,12 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Closes sessions whose client has been gone for `timeout`, at least 100 ms. Applies to sessions created from now on.
+    /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms. Applies to sessions created from now on.
     ///
     /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
     /// A client counts as disconnected once it disconnects from its last stream, standalone or of a call, until its next request. The
-    /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds.
+    /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds,
+    /// but give up a standalone stream after an outage of some seconds. So the timeout must be longer than the pauses of clients.
     /// A client that returns later receives 404, and SDKs do not open a new session by themselves.
     ///
     /// # Edge cases

@@ -24,10 +24,7 @@ fn the_options_of_the_design_have_their_defaults() {
         config.session_timeout,
         Limit(Some(Duration::from_secs(30 * 60)))
     );
-    assert_eq!(
-        config.lost_timeout,
-        Limit(Some(Duration::from_secs(2 * 60)))
-    );
+    assert_eq!(config.lost_timeout, Limit(None));
     assert_eq!(
         (config.max_sessions, config.drain),
         (256, Duration::from_secs(8))

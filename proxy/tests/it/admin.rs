@@ -427,6 +427,16 @@ async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() 
         (&"work".into(), &json!(null))
     );
     assert!(get(admin, "/calls").await.text().contains("1 in flight"));
+    let sessions = get(admin, "/sessions.json").await.json();
+    assert_eq!(
+        (
+            &sessions["sessions"][0]["mcp.session.id"],
+            &sessions["sessions"][0]["unused_seconds"]
+        ),
+        (&calls["calls"][0]["mcp.session.id"], &json!(null))
+    );
+    assert!(get(admin, "/sessions").await.text().contains("<td>in use"));
+    assert!(get(admin, "/").await.text().contains("/sessions.json"));
     let some = own_metrics(admin).await;
     assert_eq!((value(&some, "sessions"), value(&some, "children")), (1, 1));
     assert!(value(&some, "buffer_bytes") > 0);
@@ -446,6 +456,11 @@ async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() 
         }
     };
     within("the process to be killed", killed).await;
+    let metrics = get(admin, "/metrics").await;
+    let ended = r#"mcp_sessions_closed_total{why="cancel_not_answered"} 1"#;
+    assert!(metrics.text().lines().any(|line| line == ended));
+    let idle = r#"mcp_sessions_closed_total{why="idle"} 0"#;
+    assert!(metrics.text().lines().any(|line| line == idle));
 }
 
 #[tokio::test]
