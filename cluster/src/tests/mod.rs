@@ -17,6 +17,7 @@ mod node;
 mod orphans;
 mod permits;
 mod races;
+mod reader;
 mod reclaim;
 mod refused_clients;
 mod relays;
