@@ -18,6 +18,7 @@ mod orphans;
 mod permits;
 mod races;
 mod reader;
+mod reader_more;
 mod reclaim;
 mod refused_clients;
 mod relays;
