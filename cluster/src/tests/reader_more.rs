@@ -17,11 +17,19 @@ use axum::{
 use mcp_cancel_on_disconnect::Grace;
 use tokio::time::{Instant, sleep};
 
-use super::node::{Node, Setup, pass};
+use futures_util::FutureExt as _;
+use serde_json::json;
+use test_support::within;
+
+use super::{
+    node::{Node, Setup, pass},
+    steps::{directory, run_other_tasks, status},
+};
 use crate::{
+    cluster::Options,
     directory::{
         MemoryDirectory,
-        faulty::{Faulty, Gate, Work},
+        faulty::{Fault, Faulty, Gate, Work},
     },
     relay::filter::PeersFilter,
 };
@@ -170,4 +178,111 @@ async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
         seen.push((through_b, status, a.witness.is_running("a")));
     }
     assert_eq!(seen, [(true, 200, true), (false, 200, true)]);
+}
+
+async fn until_heartbeat(link: &Faulty) {
+    let before = link.asked("heartbeat");
+    while link.asked("heartbeat") == before {
+        pass(10 * MS).await;
+    }
+}
+
+/// The clock of the directory is stepped forward by less than 1 s between two heartbeats of A. After the next one A is cut off from the
+/// directory. B cannot reach A.
+#[tokio::test]
+async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_the_clock() {
+    for step in [0, 900] {
+        let memory = MemoryDirectory::default();
+        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let setup = Setup {
+            options: Options {
+                requires_lease: true,
+                ..Options::default()
+            },
+            ..Setup::default()
+        };
+        let a = setup.start(&of_a).await;
+        let b = without_a_route().start(&of_b).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        let mcp = a.session().await;
+        let at_b = b.client_of(&mcp);
+        pass(4 * SECOND).await;
+        until_heartbeat(&of_a).await;
+        pass(500 * MS).await;
+        memory.step_clock(step * MS);
+        until_heartbeat(&of_a).await;
+        let begun = Instant::now();
+        of_a.set(Fault::Fails);
+        until(begun, 5_200 * MS).await;
+        let of_other = status(&at_b, 1).await;
+        let of_owner = status(&mcp, 2).await;
+        assert!(begun.elapsed() < 5_450 * MS);
+        assert_eq!((step, of_other, of_owner), (step, 503, 200));
+    }
+}
+
+/// The client cancels the call over a connection that it still has to the instance that leaves.
+#[tokio::test]
+async fn a_waiting_call_that_its_client_cancels_at_the_leaving_instance_does_not_run() {
+    for is_direct in [false, true] {
+        let directory = directory();
+        let [a, b] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        let at_b = b.client_of(&mcp);
+        let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
+        assert_eq!(first.head().await.status, 200);
+        a.witness.started("first").await;
+        let _leaving = a.routing().shutdown.begin();
+        let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
+        run_other_tasks().await;
+        assert!(second.head().now_or_never().is_none(), "it waits");
+        let canceller = if is_direct { &mcp } else { &at_b };
+        assert_eq!(canceller.cancel(2).await, 202);
+        run_other_tasks().await;
+        a.witness.release("first");
+        assert!(within("an answer", first.answer()).await.is_some());
+        pass(3 * SECOND).await;
+        assert!(
+            !b.witness.is_running("second") && !a.witness.is_running("second"),
+            "it runs, direct: {is_direct}"
+        );
+    }
+}
+
+/// Writing an answer takes 700 ms, and so does reading it.
+#[tokio::test]
+async fn an_answer_that_could_be_written_can_be_read() {
+    for (is_read_slow, expected) in [(false, 200), (true, 200)] {
+        let memory = MemoryDirectory::default();
+        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let mut a = Node::start(&of_a).await;
+        let b = Node::start(&of_b).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        of_a.set(Fault::SlowAt("keep_answer", 700 * MS));
+        if is_read_slow {
+            of_b.set(Fault::SlowAt("answer", 700 * MS));
+        }
+        let mcp = a.session().await;
+        let named = a.detach(&mcp, 1, "a").await;
+        a.witness.release("a");
+        pass(3 * SECOND).await;
+        a.kill_and_expire().await;
+        pass(2 * SECOND).await;
+        let at_b = b.client_of(&mcp);
+        assert_eq!(status(&at_b, 2).await, 200);
+        let mut last = 0;
+        for _ in 0..5 {
+            let mut resumed = at_b.resume(&named).await;
+            pass(2 * SECOND).await;
+            last = resumed.head().await.status;
+            if last == 200 {
+                assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+                break;
+            }
+            pass(2 * SECOND).await;
+        }
+        assert_eq!(last, expected, "{is_read_slow}");
+    }
 }
