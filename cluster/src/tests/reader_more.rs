@@ -18,12 +18,14 @@ use mcp_cancel_on_disconnect::Grace;
 use tokio::time::{Instant, sleep};
 
 use futures_util::FutureExt as _;
+use axum::response::IntoResponse as _;
 use serde_json::json;
 use test_support::within;
+use tower_service::Service as _;
 
 use super::{
     node::{Node, Setup, pass},
-    steps::{directory, run_other_tasks, status},
+    steps::{directory, post, run_other_tasks, status},
 };
 use crate::{
     cluster::Options,
@@ -285,4 +287,61 @@ async fn an_answer_that_could_be_written_can_be_read() {
         }
         assert_eq!(last, expected, "{is_read_slow}");
     }
+}
+
+/// The application checks the clients of its MCP endpoint, and takes reports from everybody at another path.
+fn reports_of_everybody(app: Router) -> Router {
+    let checked = app.layer(from_fn(async |request: Request, next: Next| {
+        let user = request.headers().get("authorization");
+        let is_bob = user.is_some_and(|user| user == "Bearer bob");
+        Ok::<_, Infallible>(if is_bob {
+            http::StatusCode::FORBIDDEN.into_response()
+        } else {
+            next.run(request).await
+        })
+    }));
+    checked.merge(Router::new().route("/report", axum::routing::post(async || "thanks")))
+}
+
+/// Alice's call waits for the transfer of its session. Bob knows the id of that session, and sends a cancel to another path.
+#[tokio::test]
+async fn a_cancel_at_another_path_cancels_no_waiting_call() {
+    let directory = directory();
+    let setup = || Setup {
+        within: reports_of_everybody,
+        ..Setup::default()
+    };
+    let (a, b) = (
+        setup().start(&directory).await,
+        setup().start(&directory).await,
+    );
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
+    assert_eq!(first.head().await.status, 200);
+    a.witness.started("first").await;
+    let _leaving = a.routing().shutdown.begin();
+    let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
+    run_other_tasks().await;
+    let cancel = json!({
+        "jsonrpc": "2.0",
+        "method": "notifications/cancelled",
+        "params": { "requestId": 2 },
+    });
+    for (path, status) in [("/mcp", 403), ("/report", 200)] {
+        let mut request = post(&mcp, &cancel);
+        *request.uri_mut() = path.parse().unwrap();
+        let bob = "Bearer bob".parse().unwrap();
+        request.headers_mut().insert("authorization", bob);
+        let response = b.app.clone().call(request).await.unwrap();
+        assert_eq!(response.status(), status);
+    }
+    run_other_tasks().await;
+    a.witness.release("first");
+    let head = within("a head", second.head()).await;
+    assert_eq!(head.header("content-type"), Some("text/event-stream"));
+    let answer = within("an answer", second.answer()).await.unwrap();
+    assert!(answer["result"].is_object(), "{answer}");
 }
