@@ -126,7 +126,12 @@ struct HoldsReply(Arc<Mutex<Option<&'static str>>>, watch::Sender<u32>);
 
 impl Gate for HoldsReply {
     fn pass(&self, what: &'static str, work: Work) -> Work {
-        let holds = self.0.lock().unwrap().take_if(|held| *held == what).is_some();
+        let holds = self
+            .0
+            .lock()
+            .unwrap()
+            .take_if(|held| *held == what)
+            .is_some();
         if !holds {
             return work;
         }
@@ -140,7 +145,7 @@ impl Gate for HoldsReply {
     }
 }
 
-/// D has claimed a session of A, and relinquishes it because it leaves. A has found D's record. While A reads the leases, it claims the
+/// D has claimed a session of A, and relinquishes it while it shuts down. A has found D's record. While A reads the leases, it claims the
 /// session from D for a call, which begins.
 #[tokio::test]
 async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
@@ -184,7 +189,7 @@ impl Gate for LosesHeartbeats {
     }
 }
 
-/// B turns a client away, and leaves. The connection on which it reports this last is reset.
+/// B turns a client away, and shuts down. The connection on which it reports this last is reset.
 #[tokio::test]
 async fn a_client_that_was_turned_away_before_a_departure_whose_report_was_lost_keeps_its_call() {
     let of_a = directory();
