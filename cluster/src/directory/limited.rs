@@ -14,14 +14,14 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// Timeout of all requests but writes and removals of answers: 500 ms.
+/// Timeout of all requests but those of answers: 500 ms.
 ///
 /// A request that has timed out may still be executed.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Timeout for writing or removing an answer: 5 s.
+/// Timeout for writing, reading or removing an answer: 5 s.
 ///
-/// Chosen because no request waits for it, and a directory that is 2 s away must be able to confirm 1 MiB.
+/// Chosen because a directory that is 2 s away must be able to confirm 1 MiB. A resume of a lost call waits for it, and no other request.
 pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A directory that answers or fails within a timeout. Clones are the same directory.
@@ -140,7 +140,7 @@ impl Directory for Limited {
         incarnation: Incarnation,
         call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
-        limited(self.0.answer(session, incarnation, call)).await
+        within(ANSWERS_TIMEOUT, self.0.answer(session, incarnation, call)).await
     }
 }
 
