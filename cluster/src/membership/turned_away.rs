@@ -26,7 +26,8 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
 /// Time after which a client that is not served yet counts as turned away: 250 ms.
 ///
-/// This applies to relayed requests other than POST, and to resumes that wait for the inner service. The grace of a call may end meanwhile.
+/// This applies to relayed requests other than POST, and to resumes that wait for the inner service or its response. The grace of a call may
+/// end meanwhile.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.
