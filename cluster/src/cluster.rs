@@ -125,8 +125,15 @@ impl Cluster {
             self.shared.router.generations.clone(),
             self.shared.router.heartbeat.clone(),
         );
-        let (manager, closer) =
-            ClusterSessionManager::new(manager, sessions, answers, generations, heartbeat);
+        let waiting_calls = self.shared.router.waiting_calls.clone();
+        let (manager, closer) = ClusterSessionManager::new(
+            manager,
+            sessions,
+            answers,
+            generations,
+            heartbeat,
+            waiting_calls,
+        );
         self.shared.session_closers.add(closer);
         manager
     }
@@ -399,6 +406,7 @@ pub(crate) fn join_over(
     let session_closers = SessionClosers::default();
     let turned_away = Arc::new(TurnedAway::new(options.client_backoff));
     let (pending_restores, answers) = (PendingRestores::default(), Answers::new(directory.clone()));
+    let restores = pending_restores.clone();
     let heartbeat = Heartbeat::new(
         me,
         directory.clone(),
@@ -430,7 +438,7 @@ pub(crate) fn join_over(
             answers,
             closing: tokio::spawn(session_closers.clone().run(relinquished, sessions.clone())),
             session_closers,
-            store: ClusterStore::new(me.incarnation, directory, sessions),
+            store: ClusterStore::new(me.incarnation, directory, sessions, restores),
             heartbeat_task: Mutex::new(Some(tokio::spawn(heartbeat.run()))),
         }),
     }

@@ -27,12 +27,13 @@ use mcp_cancel_on_disconnect::{
 };
 use pin_project_lite::pin_project;
 use rmcp::{
-    model::{ClientJsonRpcMessage, ErrorData, ServerJsonRpcMessage},
+    model::{ClientJsonRpcMessage, ClientNotification, ErrorData, ServerJsonRpcMessage},
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
         session::{EventStore, ServerSseMessage, SessionId},
     },
 };
+use serde_json::Value;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -40,7 +41,11 @@ use crate::{
     answers::{AnswerSource, Answers, Call, DetachedCall},
     ids::{Incarnation, SessionHash},
     membership::heartbeat::Heartbeat,
-    routing::request_context::{on_resumed, resumed_call},
+    routing::{
+        request_context::{on_resumed, resumed_call},
+        resume::NO_EVENT,
+        router::WaitingCalls,
+    },
     sessions::{Sessions, drain_gate::InFlightGuard, generations::Generations},
 };
 
@@ -53,6 +58,7 @@ pub struct ClusterSessionManager<M> {
     generations: Arc<Generations>,
     sessions: Arc<Sessions>,
     heartbeat: Arc<Heartbeat>,
+    waiting_calls: WaitingCalls,
     /// Whether the session store of its service was checked. A missing store is logged once.
     is_checked: AtomicBool,
 }
@@ -116,6 +122,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         answers: Arc<Answers>,
         generations: Arc<Generations>,
         heartbeat: Arc<Heartbeat>,
+        waiting_calls: WaitingCalls,
     ) -> (Self, Weak<dyn CloseSession>) {
         let (observed_answers, observed_generations, observed_sessions) =
             (answers.clone(), generations.clone(), sessions.clone());
@@ -143,6 +150,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
                 generations,
                 sessions,
                 heartbeat,
+                waiting_calls,
                 is_checked: AtomicBool::new(false),
             },
             closer,
@@ -268,7 +276,13 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send {
-        self.inner.accept_message(id, message)
+        let cancelled = cancelled_call(&message);
+        let accepted = self.inner.accept_message(id, message);
+        accepted.inspect_ok(move |()| {
+            if let Some(call) = cancelled {
+                self.waiting_calls.cancel(SessionHash::of(id), &call);
+            }
+        })
     }
 
     fn create_standalone_stream(
@@ -289,7 +303,16 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         on_resumed();
-        let call = resumed_call().and_then(|named| Call::read(id.clone(), &named));
+        let mut call = None;
+        let mut last_event_id = last_event_id;
+        if let Some((generation, named)) = resumed_call() {
+            if generation == self.generations.of(id) {
+                call = named.and_then(|named| Call::read(id.clone(), &named));
+            } else {
+                // The session was restored while a layer delayed the resume. Its events have other numbers now.
+                NO_EVENT.clone_into(&mut last_event_id);
+            }
+        }
         let resumed = self.inner.resume(id, last_event_id.clone());
         resumed.map_ok(move |events| {
             if let Some(call) = &call {
@@ -321,6 +344,18 @@ impl<M> fmt::Debug for ClusterSessionManager<M> {
             .field("inner", &self.inner)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns the JSON-RPC id of the call that a message cancels. Returns `None` if it cancels none.
+fn cancelled_call(message: &ClientJsonRpcMessage) -> Option<Value> {
+    let ClientJsonRpcMessage::Notification(message) = message else {
+        return None;
+    };
+    let ClientNotification::CancelledNotification(cancel) = &message.notification else {
+        return None;
+    };
+    let call = cancel.params.request_id.as_ref()?;
+    Some(call.clone().into_json_value())
 }
 
 /// Answers a request that does not begin, because another instance may have its session.

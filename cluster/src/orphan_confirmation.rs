@@ -4,6 +4,7 @@
 //! |---|---|
 //! | was not consistent for the whole grace, and for a lease's time | waits until it was |
 //! | has lost the lease of this instance, and possibly the leases and reports of the others | waits for another grace |
+//! | is in another run than that of the last heartbeat, and may have lost leases and reports | waits for another grace |
 //! | does not answer | waits for another grace |
 //! | lacks, for another living instance, a heartbeat composed at least 1.15 s after the grace ended | waits for one |
 //! | has a report that an instance turned a client away recently | waits until that client must have returned or given up |
@@ -18,7 +19,7 @@ use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
 
 use crate::{
-    directory::{Directory as _, Lease, Leases},
+    directory::{Directory as _, Lease, Leases, Look},
     ids::{Incarnation, Record, SessionHash},
     membership::{
         heartbeat::{HEARTBEAT_INTERVAL, MAX_UNREPORTED_STALL, SETTLE_PERIOD},
@@ -61,6 +62,7 @@ impl OrphanWait {
     fn remaining(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
         let others = leases.all.iter().filter(|lease| lease.incarnation != me);
         let heartbeats = others.filter_map(|lease| self.remaining_for(lease)).max();
+        let heartbeats = heartbeats.max(self.remaining_for_new_instances());
         heartbeats.max(
             leases
                 .turned_away
@@ -80,6 +82,13 @@ impl OrphanWait {
             next += HEARTBEAT_INTERVAL;
         }
         is_early.then_some(next + HEARTBEAT_MARGIN)
+    }
+
+    /// Returns the remaining wait for instances that turn clients away while they acquire their first lease.
+    fn remaining_for_new_instances(self) -> Option<Duration> {
+        let since_grace = self.lasted.saturating_sub(self.grace);
+        let left = UNRECORDED_WINDOW.saturating_sub(since_grace);
+        (!left.is_zero()).then_some(left)
     }
 
     /// Returns the remaining wait because a client was turned away, `away` ago.
@@ -123,7 +132,10 @@ async fn decide(router: &Router, session: SessionHash, wait: OrphanWait) -> Conf
     if router.heartbeat.consistent_since() != Some(since) {
         return Confirmation::Postpone(grace);
     }
-    let Some(look) = look.ok().filter(|look| look.leases.of(me).is_some()) else {
+    // A backend that took over may lack leases and reports that this instance has not missed yet.
+    let is_current =
+        |look: &Look| look.leases.of(me).is_some() && router.heartbeat.is_in_run(&look.leases);
+    let Some(look) = look.ok().filter(is_current) else {
         return Confirmation::Postpone(grace);
     };
     let own = router.turned_away.age(Instant::now());

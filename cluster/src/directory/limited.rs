@@ -14,14 +14,15 @@ use super::{
 };
 use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
-/// Timeout of all requests except writes and removals of answers: 500 ms.
+/// Timeout of all requests except those for answers: 500 ms.
 ///
 /// A request that has timed out may still be executed.
 pub(crate) const DIRECTORY_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Timeout for writing or removing an answer: 5 s.
+/// Timeout for writing, reading or removing an answer: 5 s.
 ///
-/// Chosen because no request waits for it, and a directory with a latency of 2 s must be able to confirm 1 MiB.
+/// Chosen because a directory with a latency of 2 s must be able to confirm 1 MiB. The resume of a lost call waits for it, and no other
+/// request does.
 pub(crate) const ANSWERS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A directory that answers or fails within a timeout. Clones share the directory.
@@ -140,7 +141,7 @@ impl Directory for Limited {
         incarnation: Incarnation,
         call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
-        limited(self.0.answer(session, incarnation, call)).await
+        within(ANSWERS_TIMEOUT, self.0.answer(session, incarnation, call)).await
     }
 }
 

@@ -12,7 +12,7 @@
 //! 5. An instance first acquires its lease, then registers sessions. A lease that lapsed is not renewed but acquired anew, after the
 //!    instance has recorded the gap. An instance that finds its own lease therefore knows that nothing was lost since its last look.
 //! 6. No caller waits longer than [`DIRECTORY_TIMEOUT`] for an answer, because all use a directory through [`Limited`]. Answers of calls
-//!    are written and removed within [`ANSWERS_TIMEOUT`], on a separate path, so that they delay nothing else.
+//!    are written, read and removed within [`ANSWERS_TIMEOUT`], on a separate path, so that they delay nothing else.
 //!
 //! The backend is the store behind the directory: a Redis, a Valkey, or the memory of this process.
 
@@ -284,6 +284,11 @@ impl DirectoryTime {
     pub(crate) fn after(self, elapsed: Duration) -> Self {
         let millis = elapsed.as_millis().try_into().unwrap_or(u64::MAX);
         Self(self.0.saturating_add(millis))
+    }
+
+    pub(crate) fn before(self, elapsed: Duration) -> Self {
+        let millis = elapsed.as_millis().try_into().unwrap_or(u64::MAX);
+        Self(self.0.saturating_sub(millis))
     }
 
     /// Returns the time since `earlier`, zero if that is later.

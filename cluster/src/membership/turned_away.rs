@@ -26,7 +26,8 @@ pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
 
 /// Time after which a client that is not served yet counts as turned away: 250 ms.
 ///
-/// Applies to relayed requests other than POST, and to resumes that wait for the inner service. Meanwhile the grace of a call may expire.
+/// Applies to relayed requests other than POST, and to resumes that wait for the inner service or its response. Meanwhile the grace of a
+/// call may expire.
 const SLOW_THRESHOLD: Duration = Duration::from_millis(250);
 
 /// Maximum time until an unserved client counts as turned away: 750 ms.

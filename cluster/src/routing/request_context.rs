@@ -7,10 +7,10 @@ use std::cell::Cell;
 
 use tokio::task_local;
 
-use crate::ids::NamedCall;
+use crate::ids::{Incarnation, NamedCall};
 
 task_local! {
-    static RESUMED_CALL: Option<NamedCall>;
+    static RESUMED_CALL: (Incarnation, Option<NamedCall>);
     static HAS_NO_SESSION: ();
     static IS_RESUMED: Cell<bool>;
 }
@@ -27,14 +27,18 @@ pub(crate) fn on_resumed() {
     let _is_recorded = IS_RESUMED.try_with(|is_resumed| is_resumed.set(true));
 }
 
-/// Serves a resume that named an event of this call.
-pub(crate) async fn with_resumed_call<F: Future>(call: Option<NamedCall>, served: F) -> F::Output {
-    RESUMED_CALL.scope(call, served).await
+/// Serves a resume that named an event of this call, in this generation of its session.
+pub(crate) async fn with_resumed_call<F: Future>(
+    generation: Incarnation,
+    call: Option<NamedCall>,
+    served: F,
+) -> F::Output {
+    RESUMED_CALL.scope((generation, call), served).await
 }
 
-/// Returns the call of the resume that this task serves. `None` if there is none.
-pub(crate) fn resumed_call() -> Option<NamedCall> {
-    RESUMED_CALL.try_with(Clone::clone).ok().flatten()
+/// Returns the generation and the call of the resume that this task serves. `None` if it named no event of an instance.
+pub(crate) fn resumed_call() -> Option<(Incarnation, Option<NamedCall>)> {
+    RESUMED_CALL.try_with(Clone::clone).ok()
 }
 
 /// Serves a request whose session provably does not exist.

@@ -16,8 +16,6 @@ pub(crate) enum RequestKind {
     Call(Value),
     /// A stream of the session that belongs to no call.
     Stream,
-    /// The cancel of the call with this JSON-RPC id.
-    Cancel(Value),
     /// A request that begins nothing, or a call too long to be sent again.
     ///
     /// A resume, another notification, a response to the server's request, a ping and a DELETE begin nothing.
@@ -56,16 +54,11 @@ impl RequestKind {
 
     fn of_message(message: &Bytes) -> Self {
         let mut message: Value = serde_json::from_slice(message).unwrap_or_default();
-        let mut id_at = |pointer| {
-            let id = message.pointer_mut(pointer).map(Value::take);
-            id.filter(|id| !id.is_null())
-        };
-        let (id, cancelled) = (id_at("/id"), id_at("/params/requestId"));
+        let id = message.pointer_mut("/id").map(Value::take);
+        let id = id.filter(|id| !id.is_null());
         match (message.get("method").and_then(Value::as_str), id) {
-            (Some("ping") | None, _) => Self::Other,
+            (Some("ping") | None, _) | (Some(_), None) => Self::Other,
             (Some(_), Some(id)) => Self::Call(id),
-            (Some("notifications/cancelled"), None) => cancelled.map_or(Self::Other, Self::Cancel),
-            (Some(_), None) => Self::Other,
         }
     }
 }
@@ -123,14 +116,6 @@ mod tests {
         ] {
             assert_eq!(post(other).await, RequestKind::Other, "{other}");
         }
-    }
-
-    #[tokio::test]
-    async fn a_cancel_names_its_call() {
-        let cancel = r#"{"method":"notifications/cancelled","params":{"requestId":"a"}}"#;
-        assert_eq!(post(cancel).await, RequestKind::Cancel(json!("a")));
-        let progress = r#"{"method":"notifications/progress","params":{"requestId":"a"}}"#;
-        assert_eq!(post(progress).await, RequestKind::Other);
     }
 
     #[tokio::test]

@@ -22,7 +22,7 @@ use crate::{
 pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// An event id that no session manager uses.
-const NO_EVENT: &str = "~";
+pub(crate) const NO_EVENT: &str = "~";
 
 /// The JSON-RPC error code (internal error) for calls whose server no longer runs.
 const INTERNAL_ERROR: i32 = -32603;
@@ -48,8 +48,8 @@ pub(crate) struct LostCall {
 pub(crate) enum RewriteOutcome {
     /// The head has no event id of an instance, or had the id of an event without a call, which was removed.
     Unchanged,
-    /// An event of the session's current generation. The call is `None` if the event belongs to no call.
-    Local(Option<NamedCall>),
+    /// An event of the session's current generation, which is named. The call is `None` if the event belongs to no call.
+    Local(Incarnation, Option<NamedCall>),
     /// An event of a call that ended with another incarnation.
     LostCall(LostCall),
 }
@@ -75,7 +75,7 @@ fn read(headers: &mut HeaderMap, generation: Option<Incarnation>) -> Option<Rewr
     if Some(event.incarnation) == generation {
         let plain = HeaderValue::from_str(event.plain).ok()?;
         headers.insert(&LAST_EVENT_ID, plain);
-        return Some(RewriteOutcome::Local(event.call));
+        return Some(RewriteOutcome::Local(event.incarnation, event.call));
     }
     let Some(call) = event.call else {
         // An event of the standalone stream, which belongs to no call. Without an event id, the client gets a new one.
@@ -165,7 +165,7 @@ mod tests {
         }
         let lost = match rewrite_event_id(&mut headers, ME.parse().ok()) {
             RewriteOutcome::LostCall(lost) => Some(lost),
-            RewriteOutcome::Unchanged | RewriteOutcome::Local(_) => None,
+            RewriteOutcome::Unchanged | RewriteOutcome::Local(..) => None,
         };
         let left = headers.get_all(&LAST_EVENT_ID).iter();
         let left = left.map(|value| value.to_str().unwrap().to_owned());

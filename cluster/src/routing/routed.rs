@@ -2,7 +2,6 @@
 
 use axum::body::Body;
 use http::{Request, Response};
-use serde_json::Value;
 
 use crate::{
     membership::turned_away::Waiting,
@@ -20,8 +19,7 @@ pub(crate) enum Routed {
 
 /// The result of a peer's request while sessions are transferred.
 pub(crate) enum TransferOutcome {
-    /// The request is served here. It may be the cancel of a call with this JSON-RPC id.
-    ServedHere(Request<Body>, Presence, Option<Value>),
+    ServedHere(Request<Body>, Presence),
     /// The peer must claim the session.
     Moved(Request<Body>),
     Answered(Response<Body>),

@@ -156,8 +156,12 @@ impl Router {
     ///
     /// The response asks the client to retry. After three attempts that failed although the directory had returned the parameters, it is
     /// 404, so that the client opens a new session.
-    pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
-        if self.give_up_if_unrestorable(id) {
+    pub(crate) async fn not_restored(&self, id: &str) -> Response<Body> {
+        // Another instance may have claimed the session during the attempt.
+        let look = self.directory.look(SessionHash::of(id)).await;
+        let is_anothers =
+            |look: &Look| matches!(look.record, Some(Record::Owned(is)) if is.owner != self.me);
+        if look.is_ok_and(|look| !is_anothers(&look)) && self.give_up_if_unrestorable(id) {
             return refusals::no_session();
         }
         self.reject(Refusal::Inconsistent)
@@ -166,12 +170,12 @@ impl Router {
     /// Gives up a session if too many attempts to restore it have failed. Returns `true` if it was given up.
     pub(crate) fn give_up_if_unrestorable(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
-        let is_unrestorable = self.sessions.restore_attempts.is_unrestorable(session);
-        if is_unrestorable {
+        let unrestorable = self.sessions.restore_attempts.unrestorable(session);
+        if let Some(epoch) = unrestorable {
             warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
-            self.sessions.on_deleted(id);
+            self.sessions.on_unrestorable(id, epoch);
         }
-        is_unrestorable
+        unrestorable.is_some()
     }
 
     /// Returns when a session that this instance has relinquished is closed completely.

@@ -6,6 +6,7 @@ use std::{future::poll_fn, sync::Arc};
 
 use axum::{body::Body, response::IntoResponse};
 use http::{Method, Request, Response, StatusCode};
+use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::{
@@ -21,7 +22,7 @@ use crate::{
         router::Router,
         running_restore::RunningRestore,
     },
-    sessions::{drain_gate::InFlightGuard, pending_restores::PendingRestore},
+    sessions::{RESTORE_TIMEOUT, drain_gate::InFlightGuard, pending_restores::PendingRestore},
 };
 
 /// Maximum number of routings of one request: 3. More than one, because ownership may change between them.
@@ -59,17 +60,14 @@ pub(crate) async fn serve_peer<S: Inner>(
     {
         return Ok(retry_later(router));
     }
-    let mut cancelled = None;
     match action {
         Action::Serve => {}
         Action::Transfer if presence.restore.is_some() => {}
         Action::Transfer => {
             // While this request waits for the session's requests in flight, it is not one of them.
             drop(presence);
-            (request, presence, cancelled) = match router.transfer(request).await {
-                TransferOutcome::ServedHere(request, presence, cancelled) => {
-                    (request, presence, cancelled)
-                }
+            (request, presence) = match router.transfer(request).await {
+                TransferOutcome::ServedHere(request, presence) => (request, presence),
                 TransferOutcome::Moved(request) => return Ok(moved(router, request).await),
                 TransferOutcome::Answered(mut response) => {
                     wire::mark(response.headers_mut(), router.me.incarnation);
@@ -90,11 +88,6 @@ pub(crate) async fn serve_peer<S: Inner>(
     };
     match served {
         Restored::Served(mut response) => {
-            if let (Some(id), Some(call)) = (&session, &cancelled)
-                && response.status().is_success()
-            {
-                router.waiting_calls.cancel(SessionHash::of(id), call);
-            }
             wire::mark(response.headers_mut(), router.me.incarnation);
             Ok(response)
         }
@@ -157,12 +150,8 @@ pub(crate) async fn serve_remote<S: Inner>(
                 let served = serve(router, inner, request, rewritten, None);
                 let served = without_session(served).await?;
                 let is_not_loaded = served.status() == StatusCode::INTERNAL_SERVER_ERROR;
-                return Ok(unless_failed(
-                    router,
-                    session.as_deref(),
-                    served,
-                    is_not_loaded,
-                ));
+                let response = unless_failed(router, session.as_deref(), served, is_not_loaded);
+                return Ok(response.await);
             }
             Routed::Local(request, Some(restore)) => {
                 let served = restore_and_serve(router, inner, request, restore).await?;
@@ -192,7 +181,10 @@ async fn restore_and_serve<S: Inner>(
     let Some(mut request) = replayable.into_request() else {
         return Ok(Restored::Served(Refusal::Again.into()));
     };
-    let turn = restore.turn().await;
+    // The client of the request that restores the session may read nothing, and then nothing drives the restore.
+    let Ok(turn) = timeout(RESTORE_TIMEOUT, restore.turn()).await else {
+        return Ok(Restored::Served(router.reject(Refusal::Again)));
+    };
     let turn = (!router.is_open_here(session.as_deref())).then_some(turn);
     if turn.is_none()
         && let Some(id) = &session
@@ -236,20 +228,20 @@ async fn restore_and_serve<S: Inner>(
         _ => false,
     };
     let response = unless_failed(router, session.as_deref(), served, has_failed);
-    Ok(Restored::Served(response))
+    Ok(Restored::Served(response.await))
 }
 
 /// Returns the response, or asks the client to retry if rmcp failed to restore its session.
 ///
 /// The restore fails, for example, if the directory does not answer.
-fn unless_failed(
+async fn unless_failed(
     router: &Router,
     session: Option<&str>,
     served: Response<Body>,
     has_failed: bool,
 ) -> Response<Body> {
     match session {
-        Some(id) if has_failed && !router.is_open_here(session) => router.not_restored(id),
+        Some(id) if has_failed && !router.is_open_here(session) => router.not_restored(id).await,
         _ => served,
     }
 }
@@ -285,17 +277,30 @@ pub(crate) async fn serve<S: Inner>(
     let is_resume = request.method() == Method::GET
         && request.headers().contains_key(&SESSION_ID)
         && request.headers().contains_key(&LAST_EVENT_ID);
-    until_ready(router, inner, is_resume).await?;
     request
         .extensions_mut()
         .insert(RoutedBy(router.me.incarnation));
-    let served = inner.call(request);
+    let served = async {
+        poll_fn(|cx| inner.poll_ready(cx)).await?;
+        inner.call(request).await
+    };
+    let served = async {
+        if is_resume {
+            // The grace of the call may end before the resume arrives at it.
+            router.turned_away.record_if_slow(served).await
+        } else {
+            served.await
+        }
+    };
     match rewritten {
         RewriteOutcome::Unchanged => {
             let response = served.await?.into_response();
             Ok(unless_relinquished(router, response, guard.as_ref()))
         }
-        RewriteOutcome::Local(call) => Ok(with_resumed_call(call, served).await?.into_response()),
+        RewriteOutcome::Local(generation, call) => {
+            let served = with_resumed_call(generation, call, served);
+            Ok(served.await?.into_response())
+        }
         RewriteOutcome::LostCall(lost) => {
             let (response, is_resumed) = with_resume_recorded(served).await;
             let response = response?.into_response();
@@ -305,22 +310,6 @@ pub(crate) async fn serve<S: Inner>(
                 Ok(response)
             }
         }
-    }
-}
-
-/// Waits until the inner service is ready.
-///
-/// If that is slow, the client of a resume counts as turned away, because the grace of its call may expire meanwhile.
-async fn until_ready<S: Inner>(
-    router: &Router,
-    inner: &mut S,
-    is_resume: bool,
-) -> Result<(), S::Error> {
-    let ready = poll_fn(|cx| inner.poll_ready(cx));
-    if is_resume {
-        router.turned_away.record_if_slow(ready).await
-    } else {
-        ready.await
     }
 }
 

@@ -81,6 +81,13 @@ impl Sessions {
         contested.collect()
     }
 
+    /// Relinquishes a session to the owner that contests it. Does nothing if the session is not contested by this ownership any more.
+    pub(crate) fn relinquish_contested(&self, session: SessionHash, by: Ownership) {
+        self.relinquish_if(session, RelinquishedTo::Owner(by.owner), |local| {
+            local.contested.as_ref().is_some_and(|its| its.by == by)
+        });
+    }
+
     /// Returns when a session became contested.
     pub(crate) async fn until_contested(&self) {
         self.contest.notified().await;

@@ -14,7 +14,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{ids::SessionHash, lock::lock, ttl_cache::TtlCache};
+use crate::{
+    ids::{Epoch, SessionHash},
+    lock::lock,
+    ttl_cache::TtlCache,
+};
 
 /// Maximum number of failed attempts to restore a session: 3. After that it counts as unrestorable.
 const MAX_ATTEMPTS: u32 = 3;
@@ -37,6 +41,8 @@ pub(crate) struct RestoreAttempts(Mutex<TtlCache<Attempts>>);
 #[derive(Debug, Clone, Copy, Default)]
 struct Attempts {
     count: u32,
+    /// The epoch at which this instance owned the session in the last attempt.
+    epoch: Option<Epoch>,
     /// When the last attempt was given up.
     given_up: Option<Instant>,
 }
@@ -53,8 +59,11 @@ pub(crate) struct RestoreStep<'a> {
 
 impl RestoreAttempts {
     /// Counts an attempt whose parameters were loaded.
-    pub(crate) fn add(&self, session: SessionHash) {
-        self.update(session, |attempts, _| attempts.count += 1);
+    pub(crate) fn add(&self, session: SessionHash, epoch: Epoch) {
+        self.update(session, |attempts, _| {
+            attempts.count += 1;
+            attempts.epoch = Some(epoch);
+        });
     }
 
     /// Begins to load the parameters of a session, before the attempt is counted.
@@ -72,11 +81,11 @@ impl RestoreAttempts {
         self.cache().remove(session);
     }
 
-    /// Returns `true` if too many attempts to restore a session have failed.
-    pub(crate) fn is_unrestorable(&self, session: SessionHash) -> bool {
+    /// Returns the epoch of the last attempt to restore a session, if too many attempts have failed.
+    pub(crate) fn unrestorable(&self, session: SessionHash) -> Option<Epoch> {
         let cache = self.cache();
-        let attempts = cache.get(session, Instant::now());
-        attempts.is_some_and(|attempts| attempts.count >= MAX_ATTEMPTS)
+        let attempts = cache.get(session, Instant::now())?;
+        attempts.epoch.filter(|_| attempts.count >= MAX_ATTEMPTS)
     }
 
     /// Returns `true` if an attempt was given up within [`GIVEN_UP_TTL`].
@@ -153,14 +162,14 @@ mod tests {
             .collect();
         for _ in 0..3 {
             for session in &sessions {
-                assert!(!attempts.is_unrestorable(*session));
-                attempts.add(*session);
+                assert!(attempts.unrestorable(*session).is_none());
+                attempts.add(*session, Epoch::now());
             }
         }
         assert!(
             sessions
                 .iter()
-                .all(|session| attempts.is_unrestorable(*session))
+                .all(|session| attempts.unrestorable(*session).is_some())
         );
     }
 
@@ -168,16 +177,16 @@ mod tests {
     fn an_attempt_that_is_given_up_has_not_failed() {
         let attempts = RestoreAttempts::default();
         for _ in 0..3 {
-            attempts.add(session());
+            attempts.add(session(), Epoch::now());
             drop(attempts.begin_step(session()));
         }
         drop(attempts.begin_load(session()));
-        assert!(!attempts.is_unrestorable(session()));
-        iter::repeat_n((), 3).for_each(|()| attempts.add(session()));
+        assert!(attempts.unrestorable(session()).is_none());
+        iter::repeat_n((), 3).for_each(|()| attempts.add(session(), Epoch::now()));
         attempts.begin_step(session()).complete();
-        assert!(attempts.is_unrestorable(session()));
+        assert!(attempts.unrestorable(session()).is_some());
         attempts.on_restored(session());
-        assert!(!attempts.is_unrestorable(session()));
+        assert!(attempts.unrestorable(session()).is_none());
     }
 
     #[tokio::test(start_paused = true)]

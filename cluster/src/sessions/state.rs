@@ -17,7 +17,7 @@ use super::{
     session_index::SessionIndex,
 };
 use crate::{
-    ids::{Epoch, Incarnation, Owner, SessionHash},
+    ids::{Epoch, Incarnation, SessionHash},
     lock::lock,
     sessions::drain_gate::{DrainGate, InFlightGuard},
     wait_until::wait_until,
@@ -255,8 +255,19 @@ impl Sessions {
         self.shard(session).remove(&session)
     }
 
-    /// Called when a session has ended, because its client ended it or it cannot be restored. Queues its tombstone.
+    /// Called when a session has ended, because its client ended it. Queues its tombstone.
     pub(crate) fn on_deleted(&self, id: &str) {
+        // The epoch of a closed session is not known. The tombstone takes the record's epoch if that is higher.
+        self.end(id, Epoch::now());
+    }
+
+    /// Called when a session has ended, because this instance cannot restore it. Queues a tombstone that replaces no later claim.
+    pub(crate) fn on_unrestorable(&self, id: &str, epoch: Epoch) {
+        self.end(id, epoch);
+    }
+
+    /// Ends a session. `epoch` is the tombstone's if the session is closed.
+    fn end(&self, id: &str, epoch: Epoch) {
         let session = SessionHash::of(id);
         let epoch = match self.remove(session) {
             Some(local) => {
@@ -268,8 +279,7 @@ impl Sessions {
                 }
                 epoch
             }
-            // The epoch of a closed session is not known. The tombstone takes the record's epoch if that is higher.
-            None => Epoch::now(),
+            None => epoch,
         };
         self.delete_later(session, epoch);
     }
@@ -325,7 +335,8 @@ impl Sessions {
     }
 
     /// Relinquishes a session that another instance owns now.
-    pub(crate) fn relinquish_to_owner(&self, session: SessionHash, owner: Owner) {
+    #[cfg(test)]
+    pub(crate) fn relinquish_to_owner(&self, session: SessionHash, owner: crate::ids::Owner) {
         self.relinquish_to(session, RelinquishedTo::Owner(owner));
     }
 
@@ -346,7 +357,7 @@ impl Sessions {
         self.relinquish_if(session, to, |_| true);
     }
 
-    fn relinquish_if(
+    pub(super) fn relinquish_if(
         &self,
         session: SessionHash,
         to: RelinquishedTo,

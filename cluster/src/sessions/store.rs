@@ -2,7 +2,7 @@
 //!
 //! 1. A session that is not in the directory within [`OPEN_TIMEOUT`] does not begin ([`Sessions::admit_new_session`]). The tombstone of an
 //!    ended session is written as soon as the directory answers.
-//! 2. Only its owner restores a session. Another instance must claim it first.
+//! 2. Only its owner restores a session. It must claim the session first, and while it does, the restore is pending.
 //! 3. Errors and log lines name no session by its id.
 
 use std::{io, sync::Arc, time::Duration};
@@ -17,7 +17,7 @@ use crate::{
     directory::{DIRECTORY_TIMEOUT, Directory, Limited},
     ids::{Incarnation, SessionHash},
     rate_limited_warning::RateLimitedWarning,
-    sessions::Sessions,
+    sessions::{Sessions, pending_restores::PendingRestores},
 };
 
 /// Maximum length of the parameters of a session, as JSON: 64 KiB.
@@ -36,17 +36,24 @@ pub(crate) struct ClusterStore {
     me: Incarnation,
     directory: Limited,
     sessions: Arc<Sessions>,
+    restores: PendingRestores,
     too_large: RateLimitedWarning,
 }
 
 // === impl ClusterStore ===
 
 impl ClusterStore {
-    pub(crate) fn new(me: Incarnation, directory: Limited, sessions: Arc<Sessions>) -> Self {
+    pub(crate) fn new(
+        me: Incarnation,
+        directory: Limited,
+        sessions: Arc<Sessions>,
+        restores: PendingRestores,
+    ) -> Self {
         Self {
             me,
             directory,
             sessions,
+            restores,
             too_large: RateLimitedWarning::default(),
         }
     }
@@ -75,9 +82,13 @@ impl SessionStore for ClusterStore {
         if entry.params.is_empty() {
             return Ok(None);
         }
-        self.sessions.restore_attempts.add(session);
-        let state = serde_json::from_slice(&entry.params)?;
+        // The session was closed while a layer delayed a request that had found it open. A peer may be about to claim it.
+        if !self.restores.contains(session) {
+            return Err(io::Error::other("the session is not claimed").into());
+        }
         let epoch = entry.ownership.epoch;
+        self.sessions.restore_attempts.add(session, epoch);
+        let state = serde_json::from_slice(&entry.params)?;
         self.sessions
             .on_loaded(session_id, epoch, Arc::from(&*entry.params));
         Ok(Some(state))

@@ -398,3 +398,84 @@ async fn a_session_is_restored_through_two_layers_of_its_cluster() {
     assert_eq!(answered.map(|answered| answered.status().as_u16()), Ok(200));
     drop(b);
 }
+
+/// The client of the request that restores the session does not read its response: its HTTP/2 window is closed. The handler takes 20 s to
+/// begin. Meanwhile the layer has sent a comment, which waits for the window, so nothing drives the restore.
+#[tokio::test]
+async fn a_client_that_reads_nothing_does_not_lock_its_session() {
+    let committed = |app: Router| {
+        app.layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_millis(100)))
+    };
+    for reads in [true, false] {
+        let SlowInstance {
+            cluster,
+            handler,
+            mcp,
+            _served,
+            directory: _directory,
+        } = SlowInstance::start(committed).await;
+        let router = cluster.router();
+        handler.is_slow.store(true, Ordering::SeqCst);
+        let window = (!reads).then_some(0);
+        let mut h2 = test_support::h2::H2::open_with_window(_served.addr, window).await;
+        let message = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {} });
+        let mut first = h2.send(&mcp.message_request(&message)).await;
+        assert_eq!(first.head().await.status, 200);
+        assert!(router.restores.contains(hash(&mcp)));
+        pass(20 * SECOND).await;
+        handler.is_slow.store(false, Ordering::SeqCst);
+        handler.wake.notify_waiters();
+        let mut second = mcp.request(2, "tools/list", json!({})).await;
+        pass(180 * SECOND).await;
+        let head = timeout(SECOND, second.head()).await;
+        assert!(head.is_ok(), "no answer for three minutes, reads: {reads}");
+    }
+}
+
+/// Two attempts to restore a session have failed. During the third one the instance is cut off, and another instance claims the session.
+#[tokio::test]
+async fn a_session_that_another_instance_has_claimed_is_not_ended_by_a_failed_restore() {
+    let SlowInstance {
+        cluster,
+        handler,
+        mcp,
+        _served,
+        directory,
+    } = SlowInstance::start(|app| app).await;
+    let router = cluster.router();
+    for id in 1..=2 {
+        handler.fails.store(true, Ordering::SeqCst);
+        assert_eq!(list(&mcp, id).await, 503);
+        router.sessions.relinquished.until_closed(hash(&mcp)).await;
+    }
+    handler.is_slow.store(true, Ordering::SeqCst);
+    let before = handler.begun.load(Ordering::SeqCst);
+    let mut third = mcp.request(3, "tools/list", json!({})).await;
+    within("initialize", async {
+        while handler.begun.load(Ordering::SeqCst) == before {
+            yield_now().await;
+        }
+    })
+    .await;
+    directory.set(Fault::Fails);
+    pass(LEASE_TTL + SECOND).await;
+    let other = FakeOwner::new(&directory).await;
+    let memory = &directory.memory;
+    let claimed = crate::directory::contract::claim_from(memory, hash(&mcp), router.me, other.me);
+    assert_eq!(claimed.await, crate::directory::Claim::Won);
+    directory.set(Fault::None);
+    for _ in 0..5 {
+        pass(SECOND).await;
+        other.renew_lease().await;
+    }
+    handler.fails.store(true, Ordering::SeqCst);
+    handler.is_slow.store(false, Ordering::SeqCst);
+    handler.wake.notify_waiters();
+    pass(SECOND).await;
+    let status = within("a head", third.head()).await.status;
+    pass(2 * SECOND).await;
+    assert_eq!(
+        (status, memory.owner(hash(&mcp))),
+        (503, Some(other.me.incarnation))
+    );
+}

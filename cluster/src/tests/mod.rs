@@ -17,6 +17,8 @@ mod node;
 mod orphans;
 mod permits;
 mod races;
+mod reader;
+mod reader_more;
 mod reclaim;
 mod refused_clients;
 mod relays;

@@ -93,6 +93,16 @@ impl MemoryDirectory {
         }
     }
 
+    /// Sets the clock of the backend back. What it has written is then in the future.
+    pub(crate) fn set_clock_back(&self, step: Duration) {
+        let mut state = self.state();
+        state.started += step;
+        state.turned_away = state.turned_away.map(|at| at + step);
+        for lease in state.leases.values_mut() {
+            lease.renewed += step;
+        }
+    }
+
     /// Removes the record of a session, as a backend without free memory does.
     pub(crate) fn evict(&self, session: SessionHash) {
         self.state().sessions.remove(&session);

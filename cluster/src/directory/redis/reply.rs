@@ -28,12 +28,16 @@ pub(super) fn read_leases(
     })
 }
 
-/// Returns when a lease last lapsed that no heartbeat has removed since.
+/// Returns when a lease last lapsed that no heartbeat has removed since. A lease that is too far ahead of the clock lapses now.
 fn lapsed(fields: &[(String, String)], now: Duration) -> Option<Duration> {
     let leases = fields.iter().filter(|(field, _)| field != TURNED_AWAY);
     let renewed = leases.filter_map(|(_, text)| renewed(text));
-    let ends = renewed.map(|renewed| renewed + LEASE_TTL);
-    ends.filter(|end| *end <= now).max()
+    let lapsed = renewed.filter(|renewed| !lasts(*renewed, now));
+    lapsed.map(|renewed| now.min(renewed + LEASE_TTL)).max()
+}
+
+fn lasts(renewed: Duration, now: Duration) -> bool {
+    now.saturating_sub(renewed) < LEASE_TTL && renewed.saturating_sub(now) <= CLOCK_SKEW
 }
 
 /// Returns the time with which the text of a lease, or of the mark, begins.
@@ -51,8 +55,7 @@ fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
     let marks = parts.next()?;
     let has = |mark| marks.split(',').any(|its| its == mark);
     let age = now.saturating_sub(renewed);
-    let lasts = age < LEASE_TTL && renewed.saturating_sub(now) <= CLOCK_SKEW;
-    lasts.then_some(Lease {
+    lasts(renewed, now).then_some(Lease {
         incarnation: incarnation.parse().ok()?,
         age,
         written_in: (run != NONE).then(|| BackendRunId::new(run)),

@@ -35,6 +35,21 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
     }
 }
 
+/// The clock of the backend was set back by 2 s. B renewed its lease 500 ms before that, and A 1.5 s before. No heartbeat has arrived since.
+#[test]
+fn a_lease_of_another_clock_counts_as_one_that_lapsed_now() {
+    let [a, b] = [(); 2].map(|()| Incarnation::random());
+    let lease = |incarnation: Incarnation, renewed| {
+        let text = format!("{renewed} 1 run settled 10.0.0.7:9000");
+        (incarnation.to_string(), text)
+    };
+    let all = vec![lease(a, 100_500), lease(b, 101_500)];
+    let leases = read_leases(all, (100, 0), "run_id:run").unwrap();
+    assert!(leases.of(a).is_some(), "control");
+    assert!(leases.of(b).is_none(), "control");
+    assert_eq!(leases.turned_away, Some(Duration::ZERO));
+}
+
 #[tokio::test]
 async fn an_address_that_cannot_be_read_is_an_error_and_a_password_is_not_shown() {
     for url in [

@@ -43,7 +43,7 @@ impl Heartbeat {
             .into_iter()
             .partition(|(_, ownership)| has_lease(ownership));
         for (session, ownership) in live_owner {
-            self.sessions.relinquish_to_owner(session, ownership.owner);
+            self.sessions.relinquish_contested(session, ownership);
         }
         if self.proves(&leases) {
             let claims = stream::iter(dead_owner);

@@ -31,6 +31,9 @@ const STALL_THRESHOLD: Duration = Duration::from_secs(5);
 /// Chosen as the interval of heartbeats and twice their timeout.
 const OVERDUE_THRESHOLD: Duration = Duration::from_secs(3);
 
+/// Maximum time by which the directory's clock is set back unnoticed: 1 s, as long as a lease may be ahead of it.
+const MAX_SET_BACK: Duration = Duration::from_secs(1);
+
 /// Minimum lifetime of a lease after its heartbeat began: 5.5 s.
 ///
 /// The directory may count the heartbeat as composed up to [`DIRECTORY_TIMEOUT`] earlier
@@ -128,9 +131,17 @@ impl DirectoryHealth {
     }
 
     /// Returns the time of the directory's clock, or up to [`DIRECTORY_TIMEOUT`] earlier. Returns `None` if it is not known.
+    ///
+    /// A time that was not read for a while is [`MAX_SET_BACK`] earlier, because the clock may have been set back.
     pub(super) fn directory_time(&self, now: Instant) -> Option<DirectoryTime> {
-        self.clock
-            .map(|(at, time)| time.after(now.saturating_duration_since(at)))
+        let (at, time) = self.clock?;
+        let since = now.saturating_duration_since(at);
+        let time = time.after(since);
+        Some(if since > OVERDUE_THRESHOLD {
+            time.before(MAX_SET_BACK)
+        } else {
+            time
+        })
     }
 
     /// Returns the lapse for which sessions must be verified. Returns `None` if there is none.

@@ -1,7 +1,8 @@
 //! A peer's requests while this instance transfers its sessions.
 //!
 //! A new call waits until no call of its session is in flight. Then the session is relinquished, and the call begins on the peer. If its
-//! client cancels the call while it waits, the call begins nowhere. No session has the call yet, so this instance answers the call itself.
+//! client cancels the call while it waits, the call begins nowhere. No session has the call yet, so this instance answers the call itself. The
+//! session manager notices the cancel, so the application has accepted it, whichever way it came.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,9 +22,9 @@ use crate::{
     shutdown::ShutdownStage,
 };
 
-/// The calls that wait for the transfer of their sessions.
-#[derive(Debug, Default)]
-pub(crate) struct WaitingCalls(Mutex<Vec<Arc<WaitingCall>>>);
+/// The calls that wait for the transfer of their sessions. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WaitingCalls(Arc<Mutex<Vec<Arc<WaitingCall>>>>);
 
 #[derive(Debug)]
 struct WaitingCall {
@@ -53,7 +54,6 @@ impl Router {
         let (Some(request), Some(id)) = (replayable.into_request(), session) else {
             return TransferOutcome::Answered(Refusal::Again.into());
         };
-        let mut cancelled = None;
         let can_be_claimed = match kind {
             RequestKind::Call(call) => {
                 let waiting = self.waiting_calls.add(SessionHash::of(&id), call);
@@ -73,17 +73,13 @@ impl Router {
                 }
                 can_be_claimed
             }
-            RequestKind::Cancel(call) => {
-                cancelled = Some(call);
-                true
-            }
             RequestKind::Other => true,
         };
         if !can_be_claimed {
             return TransferOutcome::Answered(self.reject(Refusal::Inconsistent));
         }
         match self.presence(&id) {
-            Some(presence) => TransferOutcome::ServedHere(request, presence, cancelled),
+            Some(presence) => TransferOutcome::ServedHere(request, presence),
             None => TransferOutcome::Moved(request),
         }
     }

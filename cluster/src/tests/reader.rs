@@ -1,0 +1,220 @@
+//! What a reader found.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::Grace;
+use serde_json::json;
+use test_support::within;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+
+use super::{
+    fake_owner::FakeOwner,
+    node::{Node, Setup, hash, pass},
+    steps::directory,
+};
+use crate::{
+    directory::{
+        Claim, Directory as _, DirectoryError, MemoryDirectory,
+        contract::claim_from,
+        faulty::{Faulty, Gate, Work},
+    },
+    relay::filter::PeersFilter,
+};
+
+const GRACE: Duration = Duration::from_secs(6);
+const SECOND: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+
+/// A link on which each request arrives this much later, while it is slow.
+#[derive(Debug, Clone)]
+struct SlowLink(Arc<AtomicBool>, Duration);
+
+impl Gate for SlowLink {
+    fn pass(&self, _what: &'static str, work: Work) -> Work {
+        if !self.0.load(SeqCst) {
+            return work;
+        }
+        let time = self.1;
+        let late = tokio::spawn(async move {
+            sleep(time).await;
+            work.await
+        });
+        Box::pin(async move { late.await.unwrap() })
+    }
+}
+
+/// The requests of B arrive `late`. The clock of the directory is set back by `step`, `before` the end of the grace. The client resumes at B
+/// 100 ms before the end of its grace, and gets 503. Returns the phases in which its call was cancelled all the same.
+async fn set_back(late: Duration, step: Duration, before: Duration) -> Vec<u32> {
+    let mut cancelled = Vec::new();
+    for phase in 0..20 {
+        let link = SlowLink(Arc::default(), late);
+        let of_a = Faulty::new(MemoryDirectory::default());
+        let of_b = Faulty::new(of_a.memory.clone()).behind(link.clone());
+        let setup = Setup {
+            grace: Grace::After(GRACE),
+            ..Setup::default()
+        };
+        let a = setup.start(&of_a).await;
+        let setup = Setup {
+            filter: PeersFilter::new(|_| false),
+            ..Setup::default()
+        };
+        let b = setup.start(&of_b).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        link.0.store(true, SeqCst);
+        pass(20 * SECOND).await;
+        let mcp = a.session().await;
+        pass(phase * 100 * MS).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        let begun = Instant::now();
+        let until = async |at: Duration| {
+            while begun.elapsed() < at {
+                pass(50 * MS).await;
+            }
+        };
+        if before >= 100 * MS {
+            until(GRACE - before).await;
+            of_a.memory.set_clock_back(step);
+        }
+        until(GRACE - 100 * MS).await;
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        pass(1_500 * MS).await;
+        assert_eq!(resumed.head().await.status, 503);
+        pass(6 * SECOND).await;
+        let leases = of_a.memory.leases().await.unwrap();
+        assert!(leases.of(b.me.incarnation).is_some());
+        if !a.witness.is_running("a") {
+            cancelled.push(phase);
+        }
+    }
+    cancelled
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_back_makes_no_heartbeat_newer_than_it_is() {
+    let mut seen = Vec::new();
+    for (late, step, before) in [
+        (450, 0, 1_000),
+        (450, 900, 1_000),
+        (450, 900, 200),
+        (1_000, 0, 1_000),
+        (1_000, 900, 1_000),
+        (1_000, 900, 5_000),
+        (1_000, 500, 5_000),
+    ] {
+        let cancelled = set_back(late * MS, step * MS, before * MS).await;
+        println!("late {late} step {step} before {before}: {cancelled:?}");
+        seen.push((late, step, before, cancelled));
+    }
+    assert!(seen.iter().all(|(.., it)| it.is_empty()), "{seen:?}");
+}
+
+/// Holds the reply of the next request of this name.
+#[derive(Debug, Clone)]
+struct HoldsReply(Arc<Mutex<Option<&'static str>>>, watch::Sender<u32>);
+
+impl Gate for HoldsReply {
+    fn pass(&self, what: &'static str, work: Work) -> Work {
+        let holds = self
+            .0
+            .lock()
+            .unwrap()
+            .take_if(|held| *held == what)
+            .is_some();
+        if !holds {
+            return work;
+        }
+        let state = self.1.clone();
+        Box::pin(async move {
+            let reply = work.await;
+            state.send_modify(|state| *state = 1);
+            drop(state.subscribe().wait_for(|state| *state == 2).await);
+            reply
+        })
+    }
+}
+
+/// D has claimed a session of A, and relinquishes it while it shuts down. A has found D's record. While A reads the leases, it claims the
+/// session from D for a call, which begins.
+#[tokio::test]
+async fn a_session_that_was_claimed_back_meanwhile_is_not_relinquished() {
+    let of_all = directory();
+    let gate = HoldsReply(Arc::default(), watch::Sender::new(0));
+    let of_a = of_all.behind(gate.clone());
+    let a = Node::start(&of_a).await;
+    a.until_settled().await;
+    let mcp = a.session().await;
+    let mut d = FakeOwner::new(&of_all).await;
+    let claimed = claim_from(&of_all.memory, hash(&mcp), a.me, d.me).await;
+    assert_eq!(claimed, Claim::Won);
+    *gate.0.lock().unwrap() = Some("leases");
+    a.routing().sessions.write_again(hash(&mcp));
+    let held = async { drop(gate.1.subscribe().wait_for(|state| *state == 1).await) };
+    // The session is queued, and is written with the next wake-up.
+    a.routing().sessions.on_deleted("another");
+    within("the leases to be read", held).await;
+    assert!(a.routing().sessions.has_contested());
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    d.head().await.moved(d.me).await;
+    within("the call", a.witness.started("a")).await;
+    gate.1.send_modify(|state| *state = 2);
+    pass(SECOND).await;
+    assert!(a.witness.is_running("a"));
+    a.witness.release("a");
+    assert_eq!(call.answer().await.unwrap()["id"], 1);
+}
+
+/// The requests of one kind are lost while set, for example because their connection was reset.
+#[derive(Debug, Clone, Default)]
+struct LosesHeartbeats(Arc<AtomicBool>, Arc<AtomicUsize>);
+
+impl Gate for LosesHeartbeats {
+    fn pass(&self, what: &'static str, work: Work) -> Work {
+        if what == "heartbeat" && self.0.load(SeqCst) {
+            self.1.fetch_add(1, SeqCst);
+            return Box::pin(async { Err(DirectoryError::failed("connection reset")) });
+        }
+        work
+    }
+}
+
+/// B turns a client away, and shuts down. The connection on which it reports this last is reset.
+#[tokio::test]
+async fn a_client_that_was_turned_away_before_a_departure_whose_report_was_lost_keeps_its_call() {
+    let of_a = directory();
+    let gate = LosesHeartbeats::default();
+    let of_b = of_a.behind(gate.clone());
+    let setup = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let a = setup.start(&of_a).await;
+    let setup = Setup {
+        filter: PeersFilter::new(|_| false),
+        ..Setup::default()
+    };
+    let b = setup.start(&of_b).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    pass(3 * SECOND).await;
+    gate.0.store(true, SeqCst);
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    assert_eq!(resumed.head().await.status, 503);
+    within("the departure", b.cluster.leave(Duration::ZERO)).await;
+    println!("{} heartbeats are lost", gate.1.load(SeqCst));
+    pass(30 * SECOND).await;
+    assert!(a.witness.is_running("a"));
+}

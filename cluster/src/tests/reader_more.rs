@@ -1,0 +1,463 @@
+//! What a reader found: failovers, starts, layers.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use mcp_cancel_on_disconnect::Grace;
+use tokio::time::{Instant, sleep};
+
+use axum::response::IntoResponse as _;
+use futures_util::FutureExt as _;
+use serde_json::json;
+use test_support::within;
+use tower_service::Service as _;
+
+use super::{
+    node::{Node, Setup, pass},
+    steps::{close_session, directory, post, run_other_tasks, status},
+};
+use crate::{
+    cluster::Options,
+    directory::{
+        MemoryDirectory,
+        faulty::{Fault, Faulty, Gate, Work},
+    },
+    relay::filter::PeersFilter,
+};
+
+const GRACE: Duration = Duration::from_secs(6);
+const SECOND: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+
+#[derive(Debug, Clone)]
+struct SlowLink(Arc<AtomicBool>, Duration);
+
+impl Gate for SlowLink {
+    fn pass(&self, _what: &'static str, work: Work) -> Work {
+        if !self.0.load(SeqCst) {
+            return work;
+        }
+        let time = self.1;
+        let late = tokio::spawn(async move {
+            sleep(time).await;
+            work.await
+        });
+        Box::pin(async move { late.await.unwrap() })
+    }
+}
+
+fn owner() -> Setup {
+    Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    }
+}
+
+fn without_a_route() -> Setup {
+    Setup {
+        filter: PeersFilter::new(|_| false),
+        ..Setup::default()
+    }
+}
+
+async fn until(begun: Instant, at: Duration) {
+    while begun.elapsed() < at {
+        pass(50 * MS).await;
+    }
+}
+
+/// B starts 900 ms before the end of the grace, and turns the client away 400 ms later. It reports that at once. Then the primary fails, and
+/// its replica lacks the writes of the last second. Before A's next heartbeat, the grace ends.
+#[tokio::test]
+async fn a_client_that_was_turned_away_by_a_new_instance_keeps_its_call_after_a_failover() {
+    let mut cancelled = Vec::new();
+    for (is_lost, phase) in [false, true]
+        .into_iter()
+        .flat_map(|it| (0..20).map(move |phase| (it, phase)))
+    {
+        let directory = Faulty::new(MemoryDirectory::default());
+        let a = owner().start(&directory).await;
+        a.until_settled().await;
+        pass(10 * SECOND + phase * 100 * MS).await;
+        let mcp = a.session().await;
+        pass(SECOND).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        let begun = Instant::now();
+        until(begun, GRACE - 1_000 * MS).await;
+        let replica = directory.memory.take_snapshot();
+        until(begun, GRACE - 900 * MS).await;
+        let b = without_a_route().start(&directory).await;
+        until(begun, GRACE - 500 * MS).await;
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        pass(100 * MS).await;
+        assert_eq!(resumed.head().await.status, 503);
+        until(begun, GRACE - 50 * MS).await;
+        let leases = crate::directory::Directory::leases(&directory.memory)
+            .await
+            .unwrap();
+        assert!(
+            leases.of(b.me.incarnation).is_some() && leases.turned_away.is_some(),
+            "control"
+        );
+        if is_lost {
+            directory.memory.load_snapshot(&replica);
+        }
+        until(begun, GRACE + 5 * SECOND).await;
+        if !a.witness.is_running("a") {
+            cancelled.push((is_lost, phase));
+        }
+    }
+    assert_eq!(cancelled, []);
+}
+
+/// B starts 500 ms before the end of the grace. Its requests to the directory take 450 ms. The client arrives 100 ms before the end of its
+/// grace.
+#[tokio::test]
+async fn a_client_that_was_turned_away_by_an_instance_that_starts_keeps_its_call() {
+    let mut cancelled = Vec::new();
+    for (is_new, phase) in [false, true]
+        .into_iter()
+        .flat_map(|is_new| (0..20).map(move |phase| (is_new, phase)))
+    {
+        let directory = Faulty::new(MemoryDirectory::default());
+        let of_b = directory.behind(SlowLink(Arc::new(AtomicBool::new(true)), 450 * MS));
+        let a = owner().start(&directory).await;
+        a.until_settled().await;
+        let mut b = None;
+        if !is_new {
+            b = Some(without_a_route().start(&of_b).await);
+            pass(10 * SECOND).await;
+        }
+        let mcp = a.session().await;
+        pass(SECOND + phase * 100 * MS).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        let begun = Instant::now();
+        until(begun, GRACE - 500 * MS).await;
+        if is_new {
+            b = Some(without_a_route().start(&of_b).await);
+        }
+        let b = b.unwrap();
+        until(begun, GRACE - 100 * MS).await;
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        pass(1_500 * MS).await;
+        assert_eq!(resumed.head().await.status, 503);
+        pass(6 * SECOND).await;
+        if !a.witness.is_running("a") {
+            cancelled.push((is_new, phase));
+        }
+    }
+    assert_eq!(cancelled, []);
+}
+
+/// A layer between the cluster's and the library's takes 8 s for a resume, for example to ask who the client is.
+fn slow(app: Router) -> Router {
+    app.layer(from_fn(async |request: Request, next: Next| {
+        if request.headers().contains_key("last-event-id") {
+            sleep(8 * SECOND).await;
+        }
+        Ok::<_, Infallible>(next.run(request).await)
+    }))
+}
+
+/// The client resumes 1 s before the end of its grace.
+#[tokio::test]
+async fn a_client_whose_resume_a_layer_delays_keeps_its_call() {
+    let mut seen = Vec::new();
+    for through_b in [true, false] {
+        let directory = Faulty::new(MemoryDirectory::default());
+        let setup = Setup {
+            within: slow,
+            ..owner()
+        };
+        let a = setup.start(&directory).await;
+        let b = Node::start(&directory).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        let mcp = a.session().await;
+        pass(SECOND).await;
+        let named = a.detach(&mcp, 1, "a").await;
+        pass(GRACE - SECOND).await;
+        let client = if through_b {
+            b.client_of(&mcp)
+        } else {
+            a.client_of(&mcp)
+        };
+        let mut resumed = client.resume(&named).await;
+        pass(9 * SECOND).await;
+        let status = resumed.head().await.status;
+        seen.push((through_b, status, a.witness.is_running("a")));
+    }
+    assert_eq!(seen, [(true, 200, true), (false, 200, true)]);
+}
+
+async fn until_heartbeat(link: &Faulty) {
+    let before = link.asked("heartbeat");
+    while link.asked("heartbeat") == before {
+        pass(10 * MS).await;
+    }
+}
+
+/// The clock of the directory is stepped forward by less than 1 s between two heartbeats of A. After the next one A is cut off from the
+/// directory. B cannot reach A.
+#[tokio::test]
+async fn a_lease_lasts_as_long_as_its_owner_relies_on_it_after_a_small_step_of_the_clock() {
+    for step in [0, 900] {
+        let memory = MemoryDirectory::default();
+        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let setup = Setup {
+            options: Options {
+                requires_lease: true,
+                ..Options::default()
+            },
+            ..Setup::default()
+        };
+        let a = setup.start(&of_a).await;
+        let b = without_a_route().start(&of_b).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        let mcp = a.session().await;
+        let at_b = b.client_of(&mcp);
+        pass(4 * SECOND).await;
+        until_heartbeat(&of_a).await;
+        pass(500 * MS).await;
+        memory.step_clock(step * MS);
+        until_heartbeat(&of_a).await;
+        let begun = Instant::now();
+        of_a.set(Fault::Fails);
+        until(begun, 5_200 * MS).await;
+        let of_other = status(&at_b, 1).await;
+        let of_owner = status(&mcp, 2).await;
+        assert!(begun.elapsed() < 5_450 * MS);
+        assert_eq!((step, of_other, of_owner), (step, 503, 200));
+    }
+}
+
+/// The client cancels the call over a connection that it still has to the instance that shuts down.
+#[tokio::test]
+async fn a_waiting_call_that_its_client_cancels_at_the_leaving_instance_does_not_run() {
+    for is_direct in [false, true] {
+        let directory = directory();
+        let [a, b] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        let at_b = b.client_of(&mcp);
+        let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
+        assert_eq!(first.head().await.status, 200);
+        a.witness.started("first").await;
+        let _leaving = a.routing().shutdown.begin();
+        let mut second = at_b.call(2, "hold", json!({ "label": "second" })).await;
+        run_other_tasks().await;
+        assert!(second.head().now_or_never().is_none(), "it waits");
+        let canceller = if is_direct { &mcp } else { &at_b };
+        assert_eq!(canceller.cancel(2).await, 202);
+        run_other_tasks().await;
+        a.witness.release("first");
+        assert!(within("an answer", first.answer()).await.is_some());
+        pass(3 * SECOND).await;
+        assert!(
+            !b.witness.is_running("second") && !a.witness.is_running("second"),
+            "it runs, direct: {is_direct}"
+        );
+    }
+}
+
+/// Writing an answer takes 700 ms, and so does reading it.
+#[tokio::test]
+async fn an_answer_that_could_be_written_can_be_read() {
+    for (is_read_slow, expected) in [(false, 200), (true, 200)] {
+        let memory = MemoryDirectory::default();
+        let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));
+        let mut a = Node::start(&of_a).await;
+        let b = Node::start(&of_b).await;
+        a.until_settled().await;
+        b.until_settled().await;
+        of_a.set(Fault::SlowAt("keep_answer", 700 * MS));
+        if is_read_slow {
+            of_b.set(Fault::SlowAt("answer", 700 * MS));
+        }
+        let mcp = a.session().await;
+        let named = a.detach(&mcp, 1, "a").await;
+        a.witness.release("a");
+        pass(3 * SECOND).await;
+        a.kill_and_expire().await;
+        pass(2 * SECOND).await;
+        let at_b = b.client_of(&mcp);
+        assert_eq!(status(&at_b, 2).await, 200);
+        let mut last = 0;
+        for _ in 0..5 {
+            let mut resumed = at_b.resume(&named).await;
+            pass(2 * SECOND).await;
+            last = resumed.head().await.status;
+            if last == 200 {
+                assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+                break;
+            }
+            pass(2 * SECOND).await;
+        }
+        assert_eq!(last, expected, "{is_read_slow}");
+    }
+}
+
+/// The application checks the clients of its MCP endpoint, and takes reports from everybody at another path.
+fn reports_of_everybody(app: Router) -> Router {
+    let checked = app.layer(from_fn(async |request: Request, next: Next| {
+        let user = request.headers().get("authorization");
+        let is_bob = user.is_some_and(|user| user == "Bearer bob");
+        Ok::<_, Infallible>(if is_bob {
+            http::StatusCode::FORBIDDEN.into_response()
+        } else {
+            next.run(request).await
+        })
+    }));
+    checked.merge(Router::new().route("/report", axum::routing::post(async || "thanks")))
+}
+
+/// Alice's call waits for the transfer of its session. Bob knows the id of that session, and sends a cancel to another path.
+#[tokio::test]
+async fn a_cancel_at_another_path_cancels_no_waiting_call() {
+    let directory = directory();
+    let setup = || Setup {
+        within: reports_of_everybody,
+        ..Setup::default()
+    };
+    let (a, b) = (
+        setup().start(&directory).await,
+        setup().start(&directory).await,
+    );
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let mut first = at_b.call(1, "hold", json!({ "label": "first" })).await;
+    assert_eq!(first.head().await.status, 200);
+    a.witness.started("first").await;
+    let _leaving = a.routing().shutdown.begin();
+    let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
+    run_other_tasks().await;
+    let cancel = json!({
+        "jsonrpc": "2.0",
+        "method": "notifications/cancelled",
+        "params": { "requestId": 2 },
+    });
+    for (path, status) in [("/mcp", 403), ("/report", 200)] {
+        let mut request = post(&mcp, &cancel);
+        *request.uri_mut() = path.parse().unwrap();
+        let bob = "Bearer bob".parse().unwrap();
+        request.headers_mut().insert("authorization", bob);
+        let response = b.app.clone().call(request).await.unwrap();
+        assert_eq!(response.status(), status);
+    }
+    run_other_tasks().await;
+    a.witness.release("first");
+    let head = within("a head", second.head()).await;
+    assert_eq!(head.header("content-type"), Some("text/event-stream"));
+    let answer = within("an answer", second.answer()).await.unwrap();
+    assert!(answer["result"].is_object(), "{answer}");
+}
+
+/// A layer between the cluster's and rmcp's takes 8 s for a resume. Meanwhile its session is closed, and a call restores it.
+#[tokio::test]
+async fn a_resume_that_a_layer_delays_gets_no_events_of_another_call() {
+    let directory = directory();
+    let setup = Setup {
+        within: slow,
+        ..Setup::default()
+    };
+    let a = setup.start(&directory).await;
+    a.until_settled().await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    let mut resumed = mcp.resume(&named).await;
+    pass(SECOND).await;
+    close_session(&a, &mcp).await;
+    let mut other = mcp.call(2, "hold", json!({ "label": "b" })).await;
+    assert_eq!(within("a head", other.head()).await.status, 200);
+    a.witness.started("b").await;
+    let event = other.event().await.unwrap();
+    println!("{named} {:?}", event.id);
+    pass(9 * SECOND).await;
+    let status = within("a head", resumed.head()).await.status;
+    a.witness.release("b");
+    let answer = tokio::time::timeout(3 * SECOND, resumed.answer()).await;
+    println!("{status} {answer:?}");
+    let got = answer.ok().flatten().map(|answer| answer["id"].clone());
+    assert_ne!(got, Some(json!(2)));
+    let other = tokio::time::timeout(3 * SECOND, other.answer()).await;
+    assert_eq!(other.unwrap().unwrap()["id"], 2);
+}
+
+/// Delays a request with this field.
+fn slow_calls(app: Router) -> Router {
+    app.layer(from_fn(async |request: Request, next: Next| {
+        if request.headers().contains_key("x-slow") {
+            sleep(SECOND).await;
+        }
+        Ok::<_, Infallible>(next.run(request).await)
+    }))
+}
+
+/// Holds the reply of the next `load`. Writes take 200 ms.
+#[derive(Debug, Clone)]
+struct HoldsLoad(tokio::sync::watch::Sender<u32>);
+
+impl Gate for HoldsLoad {
+    fn pass(&self, what: &'static str, work: Work) -> Work {
+        if what == "register" {
+            return Box::pin(async move {
+                sleep(200 * MS).await;
+                work.await
+            });
+        }
+        if what != "load" || *self.0.borrow() != 1 {
+            return work;
+        }
+        let state = self.0.clone();
+        Box::pin(async move {
+            let reply = work.await;
+            state.send_replace(2);
+            drop(state.subscribe().wait_for(|state| *state == 3).await);
+            reply
+        })
+    }
+}
+
+/// A layer of A delays a call for 1 s. Meanwhile its session is closed here, as an idle one is. rmcp restores it for the call. While it
+/// reads the parameters, a peer asks for the session, gets 421, and claims it.
+#[tokio::test]
+async fn a_call_that_a_layer_delays_does_not_begin_in_a_session_of_another_instance() {
+    let directory = directory();
+    let gate = HoldsLoad(tokio::sync::watch::Sender::new(0));
+    let of_a = directory.behind(gate.clone());
+    let setup = Setup {
+        within: slow_calls,
+        ..Setup::default()
+    };
+    let a = setup.start(&of_a).await;
+    let b = Node::start(&directory).await;
+    a.until_settled().await;
+    b.until_settled().await;
+    let mcp = a.session().await;
+    let slow = a.client_of(&mcp).header("x-slow", "1");
+    let mut call = slow.call(1, "hold", json!({ "label": "a" })).await;
+    pass(500 * MS).await;
+    close_session(&a, &mcp).await;
+    gate.0.send_replace(1);
+    pass(600 * MS).await;
+    assert_eq!(*gate.0.borrow(), 2, "control: the parameters are read");
+    assert_eq!(status(&b.client_of(&mcp), 2).await, 200);
+    assert!(b.has(&mcp));
+    gate.0.send_replace(3);
+    pass(SECOND).await;
+    let head = within("a head", call.head()).await.status;
+    assert_eq!((head, a.witness.starts("a")), (503, 0));
+}
