@@ -66,5 +66,8 @@ pub mod stdio;
 #[cfg(feature = "program")]
 pub mod subcommand;
 
+#[cfg(feature = "otel")]
+mod traces;
+
 #[cfg(feature = "program")]
 pub use self::proxy::{Proxy, StartError};

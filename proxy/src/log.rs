@@ -18,16 +18,23 @@ use mcp_cancel_on_disconnect::{
     observe::{ParseFailure, SessionIds},
 };
 use tracing::{Subscriber, error, field::debug, info, level_filters::LevelFilter, warn};
+#[cfg(feature = "otel")]
+use tracing_subscriber::filter::{FilterExt as _, filter_fn};
 use tracing_subscriber::{
-    EnvFilter,
+    EnvFilter, Layer,
     fmt::{
         FmtContext, FormatEvent, FormatFields,
         format::{Format, Writer},
     },
+    layer::SubscriberExt as _,
+    registry,
     registry::LookupSpan,
+    util::SubscriberInitExt as _,
 };
 
 use self::queue::Queue;
+#[cfg(feature = "otel")]
+use crate::traces::{TARGET, Traces};
 use crate::{config::LogFormat, lock::lock, message::sanitize};
 
 mod queue;
@@ -58,7 +65,11 @@ struct Lines {
 /// The log of this process.
 #[derive(Debug)]
 #[must_use]
-pub struct Log(Queue);
+pub struct Log {
+    queue: Queue,
+    #[cfg(feature = "otel")]
+    traces: Option<Traces>,
+}
 
 /// Installs the log of this process.
 ///
@@ -82,22 +93,18 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
             "log lines dropped: standard error was closed, full or not read"
         );
     })?;
-    let writer = queue.clone();
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        // Internal errors are printed with `eprintln!`, which panics where standard error cannot be written.
-        .log_internal_errors(false)
-        .with_writer(move || writer.clone());
-    match format {
-        LogFormat::Text => log
-            .with_ansi(io::stderr().is_terminal())
-            .event_format(Lines {
-                own: Format::default().with_target(false),
-                of_server: Format::default(),
-            })
-            .init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
+    #[cfg(feature = "otel")]
+    let traces = Traces::start()?;
+    #[cfg(feature = "otel")]
+    let log = registry()
+        .with(
+            lines(format, queue.clone())
+                .with_filter(filter.and(filter_fn(|of| of.target() != TARGET))),
+        )
+        .with(traces.as_ref().map(Traces::layer));
+    #[cfg(not(feature = "otel"))]
+    let log = registry().with(filter).with(lines(format, queue.clone()));
+    log.init();
     // The default hook may block on standard error.
     panic::set_hook(Box::new(|info| {
         let text = info.to_string();
@@ -106,7 +113,32 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
             sanitize(text.as_bytes(), MAX_PANIC)
         );
     }));
-    Ok(Log(queue))
+    Ok(Log {
+        queue,
+        #[cfg(feature = "otel")]
+        traces,
+    })
+}
+
+/// Returns the layer that writes lines to a queue.
+fn lines<S>(format: LogFormat, queue: Queue) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let layer = tracing_subscriber::fmt::layer()
+        // Internal errors are printed with `eprintln!`, which panics where standard error cannot be written.
+        .log_internal_errors(false)
+        .with_writer(move || queue.clone());
+    match format {
+        LogFormat::Text => layer
+            .with_ansi(io::stderr().is_terminal())
+            .event_format(Lines {
+                own: Format::default().with_target(false),
+                of_server: Format::default(),
+            })
+            .boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).boxed(),
+    }
 }
 
 /// Prepends the default filter, unless `filter` has a level for all targets.
@@ -131,9 +163,13 @@ pub fn dropped() -> u64 {
 // === impl Log ===
 
 impl Log {
-    /// Waits until the last lines are written, for 200 ms at most.
+    /// Waits until the last lines are written, for 200 ms at most. The last traces take 500 ms at most before.
     pub fn end(self) {
-        self.0.flush(FLUSH_TIMEOUT);
+        #[cfg(feature = "otel")]
+        if let Some(traces) = self.traces {
+            traces.end();
+        }
+        self.queue.flush(FLUSH_TIMEOUT);
     }
 }
 

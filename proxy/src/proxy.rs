@@ -41,6 +41,9 @@ use crate::{
     server::{Server, ServerError},
 };
 
+#[cfg(feature = "otel")]
+use crate::traces::{self, Traced, TracedBodies};
+
 /// How long the start waits for a connection to the upstream: 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -103,6 +106,10 @@ impl Proxy {
         let mut layer = layer(&config, server.event_store())
             .observe_fn(ended.observer())
             .observe_fn(log::log_client_events(server.retention()));
+        #[cfg(feature = "otel")]
+        {
+            layer = layer.observe_fn(traces::observe);
+        }
         let mut tools = None;
         let admin = match config.admin {
             Some(address) => {
@@ -204,7 +211,11 @@ impl Proxy {
         let named = named_tools(&self.config).map(str::to_owned);
         let service = KeepRunning::new(self.server.clone(), Graces::new(&self.config));
         let service = Listing::new(service, named, self.tools.clone());
+        #[cfg(feature = "otel")]
+        let service = TracedBodies(service);
         let service = OuterService(self.layer.layer(InnerService(service)));
+        #[cfg(feature = "otel")]
+        let service = Traced(service);
         let filter = RequestFilter::new(self.config.allow_host.clone(), []);
         let service = PublicUrl::new(service, &self.config, filter);
         let (begin_close, closing) = oneshot::channel();

@@ -18,11 +18,12 @@ pub(super) fn version() -> &'static str {
             ""
         };
         format!(
-            "{} ({}{}-{}{libc}, features: program)",
+            "{} ({}{}-{}{libc}, features: program{})",
             env!("CARGO_PKG_VERSION"),
             commit.unwrap_or_default(),
             consts::ARCH,
             consts::OS,
+            if cfg!(feature = "otel") { ", otel" } else { "" },
         )
     });
     &VERSION

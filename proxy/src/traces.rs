@@ -1,0 +1,329 @@
+//! Traces for OpenTelemetry, over OTLP (feature `otel`).
+//!
+//! 1. Without `OTEL_EXPORTER_OTLP_ENDPOINT`, or the same for traces, there are no traces, and `traceparent` passes as it is.
+//! 2. Each POST is a span, whose parent is that of its `traceparent`. The server gets the span as the parent of its own.
+//! 3. The span of a call has the names of method and tool, and lasts until the call has ended, even without a client. It has the
+//!    outcome, and the layer's log lines are its events. No header, no parameter and no path is shown.
+
+use std::{
+    convert::Infallible,
+    env, fmt, io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::{Body, Bytes, HttpBody};
+use futures_util::future::Either;
+use http::{Method, Request, Response};
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use mcp_cancel_on_disconnect::{Event, Outcome};
+use opentelemetry::{
+    propagation::TextMapPropagator as _,
+    trace::{TraceContextExt as _, TracerProvider as _},
+};
+use opentelemetry_http::{HeaderExtractor, HeaderInjector, HttpClient, HttpError};
+use opentelemetry_otlp::{SpanExporter, WithHttpConfig as _};
+use opentelemetry_sdk::{Resource, propagation::TraceContextPropagator, trace::SdkTracerProvider};
+use tokio::{runtime::Handle, time::timeout};
+use tower_service::Service;
+use tracing::{
+    Instrument as _, Level, Metadata, Span, Subscriber, field::Empty, info_span,
+    instrument::Instrumented, warn,
+};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+use tracing_subscriber::{Layer, filter::filter_fn, registry::LookupSpan};
+
+use crate::{http_service::HttpService, message::sanitize};
+
+/// The target of the spans, which are no part of the log.
+pub(crate) const TARGET: &str = "mcp_cancel_proxy_trace";
+
+/// The target of the layer's log lines.
+const LAYER: &str = "mcp_cancel_on_disconnect";
+
+/// The variables of OpenTelemetry that name the collector.
+const ENDPOINTS: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+];
+
+/// Time to send spans: 5 s.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time to send the last spans, at the end of the program: 500 ms.
+const END_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Maximum size of a collector's answer: 64 KiB.
+const MAX_ANSWER: usize = 64 * 1024;
+
+/// Maximum number of bytes of a name from a client: 128.
+const MAX_NAME: usize = 128;
+
+/// The spans on their way to a collector.
+#[derive(Debug)]
+pub(crate) struct Traces(SdkTracerProvider);
+
+/// A service whose POST requests are spans.
+#[derive(Debug, Clone)]
+pub(crate) struct Traced<S>(pub(crate) S);
+
+/// A service that reads the body of a request in the span of the request, wherever the body is read.
+#[derive(Debug, Clone)]
+pub(crate) struct TracedBodies<S>(pub(crate) S);
+
+struct TracedBody {
+    body: Body,
+    span: Span,
+}
+
+/// Sends spans on the runtime of the program, because the exporter has a thread of its own.
+struct Sender {
+    client: legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    runtime: Handle,
+    has_warned: Arc<AtomicBool>,
+}
+
+// === impl Traces ===
+
+impl Traces {
+    /// Begins to send spans, if the environment names a collector. Must be called on a runtime.
+    pub(crate) fn start() -> io::Result<Option<Self>> {
+        let is_set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
+        if !ENDPOINTS.iter().any(is_set) {
+            return Ok(None);
+        }
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_http_client(Sender::new()?)
+            .build()
+            .map_err(io::Error::other)?;
+        let mut resource = Resource::builder();
+        if !is_set(&"OTEL_SERVICE_NAME") {
+            resource = resource.with_service_name(env!("CARGO_PKG_NAME"));
+        }
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_resource(resource.build())
+            .build();
+        Ok(Some(Self(provider)))
+    }
+
+    /// Returns the layer that makes spans of these of the program.
+    pub(crate) fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
+    {
+        tracing_opentelemetry::layer()
+            .with_tracer(self.0.tracer(env!("CARGO_PKG_NAME")))
+            .with_location(false)
+            .with_target(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+            .with_filter(filter_fn(|of| {
+                of.target() == TARGET || is_line_of_layer(of)
+            }))
+    }
+
+    /// Sends the last spans.
+    pub(crate) fn end(self) {
+        if let Err(error) = self.0.shutdown_with_timeout(END_TIMEOUT) {
+            warn!(%error, "the last traces were not sent (OTEL_EXPORTER_OTLP_ENDPOINT)");
+        }
+    }
+}
+
+fn is_line_of_layer(of: &Metadata<'_>) -> bool {
+    of.target() == LAYER && of.is_event() && *of.level() <= Level::DEBUG
+}
+
+// === impl Traced ===
+
+impl<S: HttpService> Service<Request<Body>> for Traced<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Either<S::Future, Instrumented<S::Future>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        if request.method() != Method::POST {
+            return Either::Left(self.0.call(request));
+        }
+        let span = info_span!(
+            target: TARGET,
+            "POST",
+            otel.kind = "server",
+            otel.status_code = Empty,
+            jsonrpc.request.id = Empty,
+            mcp.method.name = Empty,
+            gen_ai.tool.name = Empty,
+            mcp.call.outcome = Empty,
+            error.r#type = Empty,
+        );
+        if span.is_disabled() {
+            return Either::Left(self.0.call(request));
+        }
+        let propagator = TraceContextPropagator::new();
+        let parent = propagator.extract(&HeaderExtractor(request.headers()));
+        // Fails only if the span has begun.
+        let _set = span.set_parent(parent);
+        let mut headers = HeaderInjector(request.headers_mut());
+        propagator.inject_context(&span.context(), &mut headers);
+        let answering = span.in_scope(|| self.0.call(request));
+        Either::Right(answering.instrument(span))
+    }
+}
+
+/// Adds what is known of a call to its span, in which the layer reports its events.
+pub(crate) fn observe(event: &Event<'_>) {
+    let text = |text: &str| sanitize(text.as_bytes(), MAX_NAME);
+    match event {
+        Event::Started { call, .. } => {
+            let span = Span::current();
+            let method = text(call.method());
+            let name = match call.tool().map(text) {
+                Some(tool) => {
+                    span.record("gen_ai.tool.name", &*tool);
+                    format!("{method} {tool}")
+                }
+                None => method.clone(),
+            };
+            // Its name cannot be recorded once it has begun.
+            span.context().span().update_name(name);
+            span.record("mcp.method.name", method);
+            span.record("jsonrpc.request.id", text(&call.request_id().to_string()));
+        }
+        Event::Ended { outcome, .. } => {
+            let span = Span::current();
+            let (outcome, reason) = match outcome {
+                Outcome::Completed => ("completed", None),
+                Outcome::Cancelled(reason) => ("cancelled", Some(reason.to_string())),
+                Outcome::Abandoned(reason) => ("abandoned", Some(reason.to_string())),
+                Outcome::ClientCancelled => ("client_cancelled", None),
+                Outcome::Failed => ("failed", Some("failed".to_owned())),
+                _ => ("unknown", None),
+            };
+            span.record("mcp.call.outcome", outcome);
+            if let Some(reason) = reason {
+                span.record("otel.status_code", "ERROR");
+                span.record("error.type", reason);
+            }
+        }
+        _ => {}
+    }
+}
+
+// === impl TracedBodies ===
+
+impl<S: HttpService> Service<Request<Body>> for TracedBodies<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> S::Future {
+        let span = Span::current();
+        if span.is_none() {
+            return self.0.call(request);
+        }
+        self.0
+            .call(request.map(|body| Body::new(TracedBody { body, span })))
+    }
+}
+
+impl HttpBody for TracedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Self { body, span } = self.get_mut();
+        span.in_scope(|| Pin::new(body).poll_frame(cx))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+// === impl Sender ===
+
+impl Sender {
+    fn new() -> io::Result<Self> {
+        let connector = HttpsConnectorBuilder::new()
+            .with_native_roots()?
+            .https_or_http()
+            .enable_http1()
+            .build();
+        Ok(Self {
+            client: legacy::Client::builder(TokioExecutor::new()).build(connector),
+            runtime: Handle::current(),
+            has_warned: Arc::default(),
+        })
+    }
+}
+
+impl HttpClient for Sender {
+    fn send_bytes<'a, 'b>(
+        &'a self,
+        request: Request<Bytes>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        let client = self.client.clone();
+        let send = async move {
+            let (head, body) = client.request(request.map(Full::new)).await?.into_parts();
+            let body = Limited::new(body, MAX_ANSWER).collect().await?.to_bytes();
+            Ok::<_, HttpError>(Response::from_parts(head, body))
+        };
+        // The thread of the exporter has no timers.
+        let sending = self
+            .runtime
+            .spawn(async { timeout(SEND_TIMEOUT, send).await });
+        let has_warned = self.has_warned.clone();
+        Box::pin(async move {
+            let sent: Result<Response<Bytes>, HttpError> = match sending.await {
+                Ok(Ok(sent)) => sent,
+                Ok(Err(late)) => Err(late.into()),
+                Err(ended) => Err(ended.into()),
+            };
+            let is_sent = sent
+                .as_ref()
+                .is_ok_and(|answer| answer.status().is_success());
+            if !is_sent && !has_warned.swap(true, Ordering::Relaxed) {
+                warn!("traces could not be sent to OTEL_EXPORTER_OTLP_ENDPOINT (logged once)");
+            }
+            sent
+        })
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").finish_non_exhaustive()
+    }
+}
