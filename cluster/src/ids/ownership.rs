@@ -176,7 +176,7 @@ impl Record {
     /// It may not if this record is later, or is the end of the same ownership.
     pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
         let (epoch, incarnation) = match self {
-            Self::Owned(is) => (is.epoch, is.owner.incarnation),
+            Self::Owned(ownership) => (ownership.epoch, ownership.owner.incarnation),
             Self::Deleted(tombstone) => (tombstone.epoch, tombstone.by),
         };
         let new = (ownership.epoch, ownership.owner.incarnation);
@@ -195,8 +195,8 @@ impl Tombstone {
     pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
         let (its, epoch) = match record {
             None => return Some(self),
-            Some(Record::Owned(is)) => (is.owner.incarnation, is.epoch),
-            Some(Record::Deleted(is)) => (is.by, is.epoch),
+            Some(Record::Owned(ownership)) => (ownership.owner.incarnation, ownership.epoch),
+            Some(Record::Deleted(tombstone)) => (tombstone.by, tombstone.epoch),
         };
         let is_newer = its == self.by || epoch < self.epoch;
         let epoch = epoch.max(self.epoch);

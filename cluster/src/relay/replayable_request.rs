@@ -155,7 +155,7 @@ fn unread(error: &axum::Error) -> Refusal {
     if is_stalled(error) {
         Refusal::Stalled
     } else {
-        Refusal::BrokeOff
+        Refusal::Incomplete
     }
 }
 
@@ -297,7 +297,7 @@ mod tests {
         ];
         let mut replayable =
             ReplayableRequest::new(Request::new(Body::from_stream(stream::iter(pieces))));
-        assert_eq!(replayable.read().await, Err(Refusal::BrokeOff));
+        assert_eq!(replayable.read().await, Err(Refusal::Incomplete));
         assert!(replayable.into_request().is_none());
     }
 }

@@ -150,7 +150,7 @@ async fn a_late_claim_takes_no_session_that_is_open_again() {
     let late = read_by_b.claimed_by(b.me);
     let late = memory.claim(hash(&mcp), read_by_b, late).await.unwrap();
     assert!(
-        matches!(late, Claim::Lost(Record::Owned(is)) if is.owner == a.me),
+        matches!(late, Claim::Lost(Record::Owned(ownership)) if ownership.owner == a.me),
         "{late:?}"
     );
     // The client now uses the other instance.

@@ -305,7 +305,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
     let [b] = Node::several(&directory).await;
     let mut owner = FakeOwner::new(&directory).await;
     let mcp = owner.session(&b).await;
-    directory.set(Fault::Lies(owner.me));
+    directory.set(Fault::WrongOwner(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     for _ in 0..4 {
         owner.request().await.moved(owner.me).await;

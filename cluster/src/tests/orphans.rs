@@ -56,7 +56,7 @@ async fn while_the_directory_is_away_no_orphan_is_cancelled() {
     let node = with_grace(&directory).await;
     let mcp = node.session().await;
     node.detach(&mcp, 1, "a").await;
-    for fault in [Fault::Fails, Fault::Mute] {
+    for fault in [Fault::Fails, Fault::NoReply] {
         directory.set(fault);
         pass(4 * GRACE).await;
         assert!(node.witness.is_running("a"), "{fault:?}");

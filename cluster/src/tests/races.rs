@@ -408,7 +408,7 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
 /// would answer 404.
 #[tokio::test]
 async fn no_client_is_given_a_session_that_the_directory_does_not_know() {
-    for fault in [Fault::Fails, Fault::Mute, Fault::Stopped] {
+    for fault in [Fault::Fails, Fault::NoReply, Fault::Stopped] {
         let of_a = directory();
         let of_b = Faulty::new(of_a.memory.clone());
         let a = Node::start(&of_a).await;

@@ -11,7 +11,7 @@
 //! 5. **Cancelled is not stopped.** The process receives a cancel, which its tool may ignore. Only [`Options::kill_after`]
 //!    guarantees that the tool stops.
 //! 6. **A disconnect has no effect here.** The call runs without its client, and its answer is kept in the event store. The
-//!    layer around this service decides whether the call is abandoned, and then POSTs the cancel.
+//!    layer around this service decides whether the call is an orphan, and then POSTs the cancel.
 
 mod begin;
 mod input;

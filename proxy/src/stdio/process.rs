@@ -79,7 +79,7 @@ impl Program {
         if let Some(directory) = &self.directory
             && !directory.is_dir()
         {
-            let text = format!("there is no directory {}", directory.display());
+            let text = format!("directory not found: {}", directory.display());
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
         // A relative path is relative to the working directory of the program.
@@ -109,7 +109,7 @@ impl Program {
     }
 
     fn not_found(&self, suffix: &str) -> io::Error {
-        let text = format!("there is no command `{}`{suffix}", self.name.display());
+        let text = format!("command not found{suffix}: `{}`", self.name.display());
         io::Error::new(io::ErrorKind::NotFound, text)
     }
 

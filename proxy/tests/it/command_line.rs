@@ -561,11 +561,11 @@ fn a_command_that_is_not_there_is_named() {
     for (args, hint) in [
         (
             &["--", "no-such-command"][..],
-            "no command `no-such-command` in PATH",
+            "command not found in PATH: `no-such-command`",
         ),
         (
             &["--cwd=/no/such/place", "--", "sh"],
-            "no directory /no/such/place",
+            "directory not found: /no/such/place",
         ),
     ] {
         let mut command = Program::command(&["--listen=127.0.0.1:0"]);

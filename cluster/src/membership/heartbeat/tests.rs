@@ -250,7 +250,7 @@ async fn after_a_reconnect_everything_is_written_again_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_directory_that_does_not_answer_is_not_consistent_within_a_heartbeat_and_its_limit() {
-    for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
+    for fault in [Fault::Stopped, Fault::Fails, Fault::NoReply] {
         let memory = MemoryDirectory::default();
         let one = Instance::with(1, &memory, &["a"]).await;
         one.link.set(fault);
@@ -415,7 +415,7 @@ async fn a_lease_that_was_made_without_an_answer_was_lost_all_the_same() {
     sleep(SETTLE_PERIOD + HEARTBEAT_INTERVAL).await;
     let read = memory.load(session("a").session).await.unwrap().unwrap();
     memory.release_lease(one.me).await.unwrap();
-    one.link.set(Fault::MuteAt("acquire_lease"));
+    one.link.set(Fault::NoReplyAt("acquire_lease"));
     one.until_not_consistent().await;
     while !is_alive(&memory, one.me).await {
         sleep(STEP).await;
@@ -562,7 +562,7 @@ async fn an_instance_that_leaves_does_not_wait_for_an_unreachable_directory() {
 async fn a_session_that_the_directory_attributes_to_this_instance_is_not_lost() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
-    one.link.set(Fault::Lies(one.me));
+    one.link.set(Fault::WrongOwner(one.me));
     memory.restart();
     sleep(5 * SECOND).await;
     assert!(one.is_consistent() && one.relinquished_sessions.try_recv().is_err());

@@ -97,7 +97,7 @@ async fn a_new_session_is_in_the_directory_before_its_client_receives_it() {
 
 #[tokio::test(start_paused = true)]
 async fn no_session_waits_long_for_a_directory_that_does_not_answer() {
-    for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
+    for fault in [Fault::Stopped, Fault::Fails, Fault::NoReply] {
         let directory = directory();
         let one = Instance::new(1, &directory);
         sleep(Duration::from_secs(1)).await;
@@ -159,8 +159,8 @@ async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
     for fault in [
         Fault::Stopped,
         Fault::Fails,
-        Fault::Lies(instance(3)),
-        Fault::Lies(one.me),
+        Fault::WrongOwner(instance(3)),
+        Fault::WrongOwner(one.me),
         Fault::None,
     ] {
         directory.set(fault);
