@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_line_says_what_the_platform_lacks() {
+    fn the_log_line_names_what_the_platform_lacks() {
         let requested = DeadPeer::new();
         let everything = Applied {
             requested,

@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_closed_session_whose_service_panicked_is_not_kept() {
+    async fn a_closed_session_whose_service_panicked_is_removed() {
         let manager = CancellableSessionManager::local(SessionConfig::default());
         let manager = Arc::new(manager);
         let service =

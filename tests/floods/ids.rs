@@ -65,7 +65,7 @@ fn long_ids_of_ended_calls_count_as_what_they_are() {
 
 /// The session outlives its calls, and remembers which were cancelled.
 #[test]
-fn long_ids_of_cancelled_calls_are_not_kept_with_their_session() {
+fn long_ids_of_cancelled_calls_are_not_stored_with_their_session() {
     alone(async || {
         let layer = immediate();
         let calls = layer.calls();

@@ -98,7 +98,7 @@ async fn run() -> Scrape {
     hang_up(&immediate, &mcp, 2).await;
     cancel(&immediate, &mcp).await;
     use_an_id_again(&immediate, &mcp).await;
-    ask_for_what_nobody_has(&mcp).await;
+    resume_with_an_unknown_event(&mcp).await;
     close_the_session(&immediate).await;
 
     let patient = counted(Server::Wrapped).grace(Grace::After(GRACE));
@@ -127,7 +127,7 @@ async fn run() -> Scrape {
 
     let mcp = patient.mcp().await;
     let _attached = patient.start_call(&mcp, 1, "hold", "attached").await;
-    let _detached = be_told_to_come_back(&patient, &mcp, 2).await;
+    let _detached = start_polled_call(&patient, &mcp, 2).await;
 
     let served = serve(endpoint::router(prometheus)).await;
     let request = test_support::Request::new("GET", "/metrics");
@@ -176,7 +176,7 @@ async fn use_an_id_again(setup: &Setup, mcp: &Mcp) {
 }
 
 /// Sends an unknown tool, an unknown method, and a body that is not JSON. Each is answered with an error.
-async fn ask_for_what_nobody_has(mcp: &Mcp) {
+async fn resume_with_an_unknown_event(mcp: &Mcp) {
     let mut call = mcp.call("tool", NOBODYS, json!({})).await;
     call.messages().await;
     let mut call = mcp.request("method", NOBODYS, json!({})).await;
@@ -240,7 +240,7 @@ async fn fail_to_cancel(setup: &Setup, mcp: &Mcp) {
     setup.events.count(mcp, "failed", 1, is_failed).await;
 }
 
-async fn be_told_to_come_back(setup: &Setup, mcp: &Mcp, id: u64) -> Connection {
+async fn start_polled_call(setup: &Setup, mcp: &Mcp, id: u64) -> Connection {
     let mut call = setup.start_call(mcp, id, "hold", "polled").await;
     call.head().await;
     // The second stream of its session.

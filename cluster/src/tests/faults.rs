@@ -316,7 +316,7 @@ async fn a_new_instance_claims_nothing_by_the_word_of_a_former_owner() {
 
 /// A flushed backend keeps its run, and an evicted record has no owner.
 #[tokio::test]
-async fn an_owner_that_was_cut_off_does_not_outdo_a_claim_that_is_not_there_any_more() {
+async fn an_owner_that_was_cut_off_does_not_supersede_a_claim_that_was_lost() {
     for is_flushed in [true, false] {
         let memory = MemoryDirectory::default();
         let [of_a, of_b] = [(); 2].map(|()| Faulty::new(memory.clone()));

@@ -718,7 +718,7 @@ async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
 }
 
 #[tokio::test]
-async fn a_call_that_the_layer_committed_is_in_flight_for_an_instance_that_leaves() {
+async fn a_call_that_the_layer_committed_is_in_flight_for_a_shutdown() {
     for through_b in [false, true] {
         let answer = answered_while_leaving(false, through_b).await;
         assert!(answer.contains("result"), "control: {through_b} {answer}");

@@ -150,7 +150,7 @@ async fn a_session_that_was_this_instances_is_found_where_it_is() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_while_its_session_is_restored_does_not_affect_other_clients() {
+async fn a_client_that_disconnects_during_a_restore_does_not_affect_other_clients() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -242,7 +242,7 @@ async fn an_event_of_before_names_no_other_call_of_the_same_incarnation() {
 }
 
 #[tokio::test]
-async fn an_answer_that_was_kept_is_there_for_a_session_that_is_restored_where_it_was() {
+async fn a_stored_answer_survives_a_restore_on_the_same_instance() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -258,7 +258,7 @@ async fn an_answer_that_was_kept_is_there_for_a_session_that_is_restored_where_i
 }
 
 #[tokio::test]
-async fn an_answer_that_was_kept_is_not_that_of_a_later_call_with_its_id() {
+async fn a_stored_answer_is_not_that_of_a_later_call_with_its_id() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -302,7 +302,7 @@ async fn no_answer_in_transfer_is_lost_when_its_instance_shuts_down() {
 
 /// The answer was sent, but the client that hangs up has not read it from its buffer.
 #[tokio::test]
-async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
+async fn an_answer_that_was_sent_before_the_disconnect_is_stored() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
@@ -317,7 +317,7 @@ async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
 /// The answer was taken off the stream, but the client that hangs up may not have read it. For example, the rest of a large answer is
 /// still buffered here.
 #[tokio::test]
-async fn an_answer_whose_stream_was_not_read_to_its_end_is_kept() {
+async fn an_answer_whose_stream_was_not_read_to_its_end_is_stored() {
     for is_read in [true, false] {
         let directory = directory();
         let [mut a, b] = Node::several(&directory).await;

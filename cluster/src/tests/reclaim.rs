@@ -237,7 +237,7 @@ async fn half_a_body_is_waited_for_for_a_while_only() {
 /// The session is closed at its owner. One peer gets "not here" and claims the session. Meanwhile the owner is about to claim it for
 /// its own client, and for clients of other peers.
 #[tokio::test]
-async fn a_request_for_a_session_that_another_instance_claims_is_routed_there() {
+async fn a_request_for_a_session_that_another_instance_claims_is_routed_to_it() {
     let directory = directory();
     let [a, b, c, d] = Node::several(&directory).await;
     let mcp = a.session().await;

@@ -122,7 +122,7 @@ fn news_for_everybody(app: Router) -> Router {
 /// answers him with events. The rest of the event id he knows from a session of his own: the incarnation is the
 /// same for all sessions of A, and its calls are numbered.
 #[tokio::test]
-async fn a_kept_answer_is_given_to_no_other_user_at_another_path() {
+async fn a_stored_answer_is_sent_to_no_other_user_at_another_path() {
     let directory = directory();
     let setup = || Setup {
         within: news_for_everybody,

@@ -150,7 +150,7 @@ fn question() -> ServerRequest {
 
 /// The relay is dropped with the client. The owner detects the hang-up at once, not only when something is written.
 #[tokio::test]
-async fn a_hang_up_at_the_relay_is_one_at_the_owner() {
+async fn a_disconnect_at_the_relay_is_one_at_the_owner() {
     let directory = directory();
     let a = Setup {
         grace: Grace::Immediate,
@@ -226,7 +226,7 @@ async fn what_a_peer_relays_has_the_connection_of_its_client() {
 }
 
 #[tokio::test]
-async fn a_hang_up_before_the_head_is_one_at_the_owner() {
+async fn a_disconnect_before_the_head_is_one_at_the_owner() {
     let directory = directory();
     let [_, b] = Node::several(&directory).await;
     let mut owner = super::fake_owner::FakeOwner::new(&directory).await;

@@ -112,7 +112,7 @@ enum Script {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_is_no_server_ends_in_an_error_and_leaves_nothing() {
+async fn a_process_that_is_not_a_server_causes_an_error_and_leaves_no_process() {
     for script in [
         Script::ExitsAtOnce,
         Script::ClosesItsStdout,

@@ -23,7 +23,7 @@ enum Fault {
 const STRANGERS: usize = 300;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_used_up_is_not_taken_from_those_who_are_served() {
+async fn exhausted_resources_are_not_taken_from_clients_in_service() {
     let faults = [
         Fault::ManyConnections,
         Fault::FewDescriptors,

@@ -46,7 +46,7 @@ async fn a_question_of_the_server_is_not_lost_with_the_connection() {
 
 /// Calls fill the limit of a session with log lines; then an answer arrives.
 #[tokio::test(start_paused = true)]
-async fn log_lines_go_before_an_answer_whatever_its_length() {
+async fn log_events_are_dropped_before_an_answer_of_any_length() {
     for size in [1_000, 20_000] {
         let mut setup = Setup::begun(NEW).await;
         let mut calls = Vec::new();
@@ -76,7 +76,7 @@ async fn log_lines_go_before_an_answer_whatever_its_length() {
 
 /// The log line fits in `READ_ALLOWANCE`.
 #[tokio::test(start_paused = true)]
-async fn a_log_line_of_three_kilobytes_is_read_where_there_is_no_room() {
+async fn a_log_event_of_three_kilobytes_is_read_without_room() {
     let limits = Limits {
         session_bytes: 9_200,
         ..Limits::default()
@@ -93,7 +93,7 @@ async fn a_log_line_of_three_kilobytes_is_read_where_there_is_no_room() {
 
 /// The log line is longer than `READ_ALLOWANCE`.
 #[tokio::test(start_paused = true)]
-async fn a_log_line_for_which_there_is_no_room_does_not_end_its_call() {
+async fn a_log_event_without_room_does_not_end_its_call() {
     let limits = Limits {
         session_bytes: 20_000,
         ..Limits::default()
@@ -193,7 +193,7 @@ async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
 
 /// The server never ends the stream of an answered call.
 #[tokio::test(start_paused = true)]
-async fn the_stream_of_an_answer_too_large_to_keep_is_let_go() {
+async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let large = large_answer(1, 6 << 20);
@@ -290,7 +290,7 @@ async fn calls_that_were_hung_up_and_cancelled_leave_their_room_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_deletes_its_session_is_told_and_gets_an_answer_that_had_come() {
+async fn a_client_that_deletes_its_session_gets_errors_and_the_answers_that_exist() {
     let mut setup = Setup::begun(NEW).await;
     let (mut open, _server) = setup.call(1).await;
     let (mut answered, server) = setup.call(2).await;
@@ -333,7 +333,7 @@ async fn an_answer_that_is_not_quite_right_has_no_second_one() {
 
 /// The client has an event stream of the proxy by then, which cannot have a compressed part.
 #[tokio::test(start_paused = true)]
-async fn a_compressed_answer_that_is_slow_ends_its_call_with_an_error_that_says_why() {
+async fn a_slow_compressed_answer_ends_its_call_with_an_error_that_has_the_reason() {
     let mut setup = Setup::begun(NEW).await;
     let waiting = setup.post(call(1));
     let asked = setup.next().await;

@@ -146,7 +146,7 @@ async fn connections_that_ask_nothing_or_read_nothing_keep_no_operator_out_for_l
 /// On Linux all addresses of 127.0.0.0/8 are loopback addresses.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn the_calls_are_shown_on_whatever_loopback_address_is_chosen() {
+async fn the_calls_are_shown_on_any_loopback_address() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--admin=127.0.0.2:0"]).await;
     let admin = proxy.admin.expect("an address");
@@ -174,7 +174,7 @@ fn value(metrics: &[(String, u64)], name: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() {
+async fn the_sessions_processes_and_events_of_a_command_are_counted() {
     let proxy = Running::before_command(&["--admin=127.0.0.1:0", "--kill-after=1ms"]).await;
     let admin = proxy.admin.expect("an address");
     let none = own_metrics(admin).await;
@@ -232,7 +232,7 @@ async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() 
 }
 
 #[tokio::test]
-async fn what_is_kept_for_an_upstream_is_counted_unless_nothing_is() {
+async fn the_events_of_an_upstream_are_counted_if_they_are_kept() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -253,7 +253,7 @@ async fn what_is_kept_for_an_upstream_is_counted_unless_nothing_is() {
 }
 
 #[tokio::test]
-async fn every_metric_of_the_proxy_has_a_help_and_the_build_says_its_version() {
+async fn every_metric_of_the_proxy_has_a_help_and_the_build_has_its_version() {
     let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
     let metrics = get(proxy.admin.expect("an address"), "/metrics").await;
     let lines: Vec<&str> = metrics.text().lines().collect();

@@ -194,7 +194,7 @@ async fn a_timeout_closes_the_connection_of_what_runs_on() {
 
 /// A time applies to clients that can resume. No client can resume a call without event ids.
 #[tokio::test]
-async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_does() {
+async fn a_timed_grace_keeps_only_resumable_calls_and_always_keeps_every_call() {
     for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {
         let upstream = Upstream::start().await;
         let proxy = Running::before(&upstream, &["--no-resumable", grace]).await;
@@ -217,7 +217,7 @@ async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_
 }
 
 #[tokio::test]
-async fn clients_are_asked_to_come_back_within_a_quarter_of_the_grace() {
+async fn the_reconnect_delay_is_a_quarter_of_the_grace() {
     let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}"#;
     for (options, retry) in [
         (&[][..], "retry: 3000\n"),
@@ -280,7 +280,7 @@ async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_c
 }
 
 #[tokio::test]
-async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told() {
+async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_client() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--no-resumable", "--call-timeout=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -381,7 +381,7 @@ async fn a_call_without_a_session_shows_no_grace() {
 /// The client does not read for longer than 30 s, after which the kernel used to close such a connection.
 #[tokio::test]
 #[ignore = "takes 35 s"]
-async fn a_client_that_does_not_read_is_still_there_if_the_stall_timeout_allows_it() {
+async fn a_client_that_does_not_read_stays_connected_within_the_stall_timeout() {
     let options = [["--stall-timeout", "off"], ["--stall-timeout", "10m"]];
     let waits = options.map(async |options| {
         let upstream = Upstream::start().await;

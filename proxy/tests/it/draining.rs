@@ -50,7 +50,7 @@ async fn a_call_that_ends_in_time_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_slowly_still_gets_the_answer_that_came_in_time() {
+async fn a_client_that_reads_slowly_still_gets_an_answer_from_before_the_limit() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &[]).await;
     let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
@@ -72,7 +72,7 @@ async fn a_client_that_reads_slowly_still_gets_the_answer_that_came_in_time() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_back_for_its_answer_gets_it() {
+async fn a_client_that_resumes_for_its_answer_gets_it() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &[]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -216,7 +216,7 @@ async fn a_stream_without_a_head_does_not_hold_it_up() {
 }
 
 #[tokio::test]
-async fn a_call_that_does_not_is_cancelled_and_its_client_is_told() {
+async fn a_call_that_does_not_end_is_cancelled_with_an_error_to_its_client() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=100ms"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -318,7 +318,7 @@ async fn either_signal_ends_the_program_when_its_calls_have_ended() {
 }
 
 #[tokio::test]
-async fn the_log_says_how_many_calls_ended_and_how_many_were_cancelled() {
+async fn the_log_has_the_numbers_of_ended_and_cancelled_calls() {
     for (is_answered, said) in [
         (true, "calls drained (--drain) ended=1 cancelled=0"),
         (false, "calls drained (--drain) ended=0 cancelled=1"),

@@ -117,7 +117,7 @@ async fn gone(processes: &[Pid]) {
 }
 
 #[tokio::test]
-async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_hang_up() {
+async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_disconnect() {
     let started = Started::with("hangs-up", &["--grace=300ms"], &[]).await;
     let (call, _) = started.work(60).await;
     let left = Instant::now();
@@ -127,7 +127,7 @@ async fn the_tool_of_a_command_is_cancelled_a_grace_after_the_hang_up() {
 }
 
 #[tokio::test]
-async fn a_client_of_a_command_that_comes_back_gets_its_answer() {
+async fn a_client_of_a_command_that_resumes_gets_its_answer() {
     let started = Started::with("comes-back", &[], &[]).await;
     let (call, last) = started.work(1).await;
     call.fin();
@@ -248,7 +248,7 @@ async fn call(upstream: &Upstream, client: &Mcp, id: u32) -> (Connection, String
 }
 
 #[tokio::test]
-async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_hang_up() {
+async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_disconnect() {
     let upstream = Upstream::start().await;
     let (_program, client) = before(&upstream, &["--grace=300ms"]).await;
     let (call, _, mut asked) = call(&upstream, &client, 7).await;
@@ -266,7 +266,7 @@ async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_hang_up() {
 }
 
 #[tokio::test]
-async fn a_client_of_an_upstream_that_keeps_nothing_comes_back_and_gets_its_answer() {
+async fn a_client_of_an_upstream_without_a_store_resumes_and_gets_its_answer() {
     let upstream = Upstream::start().await;
     let (_program, client) = before(&upstream, &[]).await;
     let (call, last, mut asked) = call(&upstream, &client, 7).await;

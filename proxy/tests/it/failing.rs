@@ -28,7 +28,7 @@ async fn a_server_that_is_down_is_answered_for_with_the_id_of_the_request() {
 }
 
 #[tokio::test]
-async fn the_error_has_no_id_where_there_is_none_to_read() {
+async fn the_error_has_no_id_if_the_request_has_no_readable_one() {
     let proxy = Running::before_url(&nobody().await, &[]).await;
     let long = format!(
         r#"{{"id":1,"method":"x","params":"{}"}}"#,

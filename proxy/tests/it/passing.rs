@@ -38,7 +38,7 @@ async fn a_request_and_its_response_pass_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn headers_of_one_connection_stay_there_and_the_host_is_the_servers() {
+async fn hop_by_hop_headers_do_not_pass_and_the_host_is_the_servers() {
     let upstream = Upstream::start().await;
     let own = ["--header=x-key: secret", "--header=x-key: other"];
     let proxy = Running::before(&upstream, &own).await;
@@ -151,7 +151,7 @@ async fn statuses_pass_as_they_are() {
 }
 
 #[tokio::test]
-async fn events_pass_as_they_come() {
+async fn events_pass_as_they_arrive() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--no-resumable"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -263,7 +263,7 @@ async fn a_connection_serves_one_request_after_another() {
 }
 
 #[tokio::test]
-async fn a_client_that_waits_to_send_its_body_is_told_to_by_the_proxy() {
+async fn a_client_that_expects_100_continue_gets_it_from_the_proxy() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     let message = call("1");

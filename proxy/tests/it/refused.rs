@@ -220,7 +220,7 @@ async fn a_head_that_is_too_large_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_head_that_does_not_come_is_not_waited_for() {
+async fn a_connection_whose_head_does_not_arrive_is_closed() {
     let proxy = Running::before_url("http://127.0.0.1:1/mcp", &[]).await;
     for begun in ["", "P", "GET /mcp HTTP/1.1\r\nhost: loc"] {
         let mut client = Connection::open(proxy.addr).await;

@@ -41,7 +41,7 @@ async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
 }
 
 #[tokio::test]
-async fn a_signal_is_told_as_one() {
+async fn an_exit_by_a_signal_is_reported_as_one() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let error = client.call("1", "abort", "{}").await.answer().await;
     assert!(
@@ -54,7 +54,7 @@ async fn a_signal_is_told_as_one() {
 }
 
 #[tokio::test]
-async fn after_a_crash_a_late_client_still_gets_the_answer_that_was_there() {
+async fn after_a_crash_a_late_client_still_gets_an_earlier_answer() {
     let client = Client::begin(&serve(scripted(&[])), NEW).await;
     let mut events = client.call("1", "pid", "{}").await;
     let primed = events.next().await.unwrap();
@@ -155,7 +155,7 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
 }
 
 #[tokio::test]
-async fn a_session_that_nobody_uses_ends() {
+async fn an_unused_session_ends() {
     let mut options = scripted(&[]);
     options.session_timeout = Some(Duration::from_millis(300));
     let client = Client::begin(&serve(options), OLD).await;
@@ -289,13 +289,13 @@ async fn a_command_that_cannot_be_run_is_a_clear_error() {
 }
 
 #[tokio::test]
-async fn no_process_is_left_however_a_session_ends_a_hundred_times() {
+async fn no_process_outlives_its_session_in_a_hundred_runs() {
     many_ends(100).await;
 }
 
 #[tokio::test]
 #[ignore = "takes minutes"]
-async fn no_process_is_left_however_a_session_ends_a_thousand_times() {
+async fn no_process_outlives_its_session_in_a_thousand_runs() {
     many_ends(1_000).await;
 }
 

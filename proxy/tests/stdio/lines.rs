@@ -12,7 +12,7 @@ async fn a_server_that_chatters_before_it_is_initialized_is_understood() {
 }
 
 #[tokio::test]
-async fn lines_that_are_no_messages_hurt_nobody() {
+async fn lines_that_are_not_messages_have_no_effect() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     for text in [
         "hello",
@@ -105,7 +105,7 @@ async fn the_messages_of_a_batch_reach_the_calls_that_they_are_for() {
 }
 
 #[tokio::test]
-async fn answers_to_nobody_reach_nobody() {
+async fn answers_to_no_request_reach_no_client() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
     for id in ["\\\"1\\\"", "1.5", "2", "null"] {
@@ -123,7 +123,7 @@ async fn answers_to_nobody_reach_nobody() {
 }
 
 #[tokio::test]
-async fn a_flood_of_stderr_is_read_away() {
+async fn a_flood_of_stderr_does_not_block_the_process() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     assert_eq!(
         client
@@ -134,7 +134,7 @@ async fn a_flood_of_stderr_is_read_away() {
 }
 
 #[tokio::test]
-async fn a_flood_of_notifications_leaves_the_answer() {
+async fn a_flood_of_notifications_does_not_evict_the_answer() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut events = client.call("7", "notify", r#"{"lines":5000}"#).await;
     // No client reads before everything is written, so only the newest events and the answer are kept.

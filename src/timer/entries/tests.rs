@@ -122,7 +122,7 @@ fn two_timer_tasks_at_once_lose_no_entry() {
 
 /// A callback that does not return delays no other entry: the others are not taken out yet.
 #[test]
-fn entries_behind_a_slow_callback_are_left_to_other_timer_tasks() {
+fn entries_behind_a_slow_callback_run_on_other_timer_tasks() {
     struct Lasts(Arc<Timer>, OnceLock<TimerHandle>);
     impl OnDeadline for Lasts {
         fn on_deadline(

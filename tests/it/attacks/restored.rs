@@ -13,7 +13,7 @@ use crate::{
 const FIRST_EVENT: &str = "0/0";
 
 #[tokio::test]
-async fn a_kept_answer_does_not_outlive_the_restore_of_its_session() {
+async fn a_retained_answer_does_not_outlive_the_restore_of_its_session() {
     let setup = saved().await;
     let mcp = setup.mcp().await;
     answered(&setup, &mcp).await;
@@ -51,7 +51,7 @@ async fn the_first_stream_of_a_restored_session_brings_its_own_answer() {
 }
 
 #[tokio::test]
-async fn a_kept_answer_reaches_no_restored_session_of_another_client() {
+async fn a_retained_answer_reaches_no_restored_session_of_another_client() {
     let setup = saved().await;
     let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
     answered(&setup, &mcp).await;

@@ -43,7 +43,7 @@ async fn a_stored_event_of_a_session_is_not_given_out_to_a_client_without_one() 
 
 /// The control: without the manager, rmcp delivers the event that the tests above suppress.
 #[tokio::test]
-async fn without_the_manager_rmcp_gives_stored_events_to_anybody() {
+async fn without_the_manager_rmcp_replays_stored_events_to_any_client() {
     let (setup, victim) = stored(Server::LayerOnly).await;
     let stranger = setup.mcp().await;
     let first = first_event(&setup, &victim).await;
@@ -117,7 +117,7 @@ async fn a_stored_event_of_a_process_with_the_same_key_is_given_out_to_its_sessi
 
 /// By default the other process would have a random key.
 #[tokio::test]
-async fn a_stored_event_of_a_process_with_another_key_is_given_out_to_nobody() {
+async fn a_stored_event_of_a_process_with_another_key_is_replayed_to_no_client() {
     let (before, after) = sharing(|wrapper| wrapper.event_id_key("a key"), |wrapper| wrapper).await;
     let (victim, first) = before_restart(&before).await;
 
@@ -127,7 +127,7 @@ async fn a_stored_event_of_a_process_with_another_key_is_given_out_to_nobody() {
 }
 
 #[tokio::test]
-async fn an_empty_key_binds_events_to_nobody_elses_guess() {
+async fn an_empty_key_is_the_same_as_no_key() {
     let (before, after) = sharing(|wrapper| wrapper.event_id_key(""), |wrapper| wrapper).await;
     let (victim, first) = before_restart(&before).await;
 

@@ -621,7 +621,7 @@ fn settings() -> impl Iterator<Item = (&'static Knob, Extreme)> {
 }
 
 #[test]
-fn no_extreme_of_an_option_ends_a_call_whose_client_is_there() {
+fn no_extreme_of_an_option_ends_a_call_of_a_connected_client() {
     let chosen = env::var("EXTREMES").unwrap_or_default();
     let (mut cells, mut pairs) = (alone(), pairs());
     let mut dice = Dice::new();

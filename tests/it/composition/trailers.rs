@@ -53,7 +53,7 @@ async fn answer(State(tokens): State<Tokens>, request: Asked) -> Response<Body> 
 }
 
 #[tokio::test]
-async fn a_client_that_got_data_and_trailers_did_not_hang_up() {
+async fn a_client_that_received_data_and_trailers_did_not_disconnect() {
     let layer = CancelOnDisconnectLayer::new();
     let tokens = Tokens::default();
     let app = Router::new()

@@ -7,7 +7,7 @@ use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 use crate::{foreign::Foreign, log::number};
 
 #[tokio::test]
-async fn a_call_of_which_only_its_stream_tells_is_abandoned_and_not_cancelled() {
+async fn a_call_that_only_the_end_of_its_stream_stops_is_abandoned_and_not_cancelled() {
     let foreign = Foreign::with(Grace::Auto);
     for version in [None, Some("2025-06-18")] {
         drop(foreign.call_without_session(7, version).await);

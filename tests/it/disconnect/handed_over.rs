@@ -67,7 +67,7 @@ async fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static
 }
 
 #[tokio::test]
-async fn a_call_whose_client_left_before_it_came_to_its_session_is_cancelled_there() {
+async fn a_call_whose_client_disconnected_before_it_reached_its_session_is_cancelled_in_it() {
     for reads_first in [false, true] {
         let (plan, mut spawning) = Spawning::plan(reads_first);
         let setup = plan.start().await;
@@ -94,7 +94,7 @@ async fn a_call_whose_client_left_before_it_came_to_its_session_is_cancelled_the
 }
 
 #[tokio::test]
-async fn a_call_that_was_cancelled_before_it_came_to_its_session_is_cancelled_there() {
+async fn a_call_that_was_cancelled_before_it_reached_its_session_is_cancelled_in_it() {
     let (plan, mut spawning) = Spawning::plan(true);
     let setup = plan.grace(Grace::After(GRACE)).start().await;
     let mcp = setup.mcp().await;

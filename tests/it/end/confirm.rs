@@ -30,12 +30,12 @@ const GLANCE: Duration = Duration::from_millis(100);
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    nobody_is_asked_before_the_grace_is_over,
+    confirm_is_not_called_before_the_grace_ends,
     a_confirmed_orphan_is_cancelled,
     what_is_put_off_waits_and_is_asked_about_again,
     what_is_put_off_for_ever_is_not_asked_about_again,
     a_call_of_another_servers_session_ends_as_its_session_closed,
-    a_client_that_comes_back_while_somebody_is_asked_has_its_call,
+    a_client_that_resumes_during_the_confirmation_keeps_its_call,
     an_answer_for_the_grace_before_means_nothing,
     no_answer_in_time_puts_off,
     a_panic_puts_off,
@@ -75,7 +75,7 @@ impl Asking {
     }
 }
 
-async fn nobody_is_asked_before_the_grace_is_over(server: Server) {
+async fn confirm_is_not_called_before_the_grace_ends(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;
@@ -174,7 +174,7 @@ async fn a_call_of_another_servers_session_ends_as_its_session_closed(server: Se
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn a_client_that_comes_back_while_somebody_is_asked_has_its_call(server: Server) {
+async fn a_client_that_resumes_during_the_confirmation_keeps_its_call(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut askings) = asking(server).await;
     let mcp = setup.mcp().await;

@@ -48,11 +48,11 @@ for_servers!([
 ] {
     a_drain_waits_for_calls_and_cancels_the_rest,
     a_drain_of_nothing_is_over_at_once,
-    a_call_that_comes_after_the_drain_ends_at_once,
+    a_call_that_arrives_after_the_drain_ends_at_once,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
-    a_drain_ends_standalone_streams_and_all_that_come,
+    a_drain_ends_standalone_streams_and_all_later_ones,
     a_drain_ends_the_streams_of_calls_that_others_ended,
     a_drain_waits_for_an_answer_that_is_held_inside,
     a_drain_closes_what_holds_an_answer_for_too_long,
@@ -86,7 +86,7 @@ async fn a_drain_of_nothing_is_over_at_once(server: Server) {
     assert_eq!((report.ended, report.cancelled), (0, 0));
 }
 
-async fn a_call_that_comes_after_the_drain_ends_at_once(server: Server) {
+async fn a_call_that_arrives_after_the_drain_ends_at_once(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     setup.calls.drain(LIMIT).await;
@@ -106,7 +106,7 @@ async fn a_call_that_comes_after_the_drain_ends_at_once(server: Server) {
     setup.witness.release("late");
 }
 
-async fn a_drain_ends_standalone_streams_and_all_that_come(server: Server) {
+async fn a_drain_ends_standalone_streams_and_all_later_ones(server: Server) {
     let setup = server.start().await;
     let mcp = setup.mcp().await;
     let mut standalone = mcp.listen().await;

@@ -22,7 +22,7 @@ const QUESTIONS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "r
 type Fates = mpsc::UnboundedReceiver<(String, Result<Value, ServiceError>)>;
 
 #[tokio::test]
-async fn a_question_fails_when_its_client_hangs_up() {
+async fn a_request_to_a_client_fails_when_the_client_disconnects() {
     let (setup, mut fates) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     for (id, question) in (1..).zip(QUESTIONS) {
@@ -74,7 +74,7 @@ async fn without_the_wrapper_a_question_waits_for_ever() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_too_late_is_ignored() {
+async fn an_answer_that_arrives_too_late_is_ignored() {
     let (setup, mut fates) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     let (call, question) = asked(&setup, &mcp, 1, "roots/list").await;

@@ -24,7 +24,7 @@ use crate::{
 const LAST: &str = "last";
 
 #[tokio::test]
-async fn with_the_wrapper_nothing_of_a_cancelled_call_comes_out() {
+async fn with_the_wrapper_no_message_of_a_cancelled_call_is_sent() {
     let (handler, mut refusals) = nagging();
     let setup = Plan::of(Server::Wrapped).start_scripted(handler).await;
     let mcp = setup.mcp().await;
@@ -63,7 +63,7 @@ async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
 /// The answer had passed the session's transport when the call was cancelled. Both the answer and the cancel wait
 /// behind an unread stream. Which of the two the session handles first is random.
 #[tokio::test]
-async fn an_answer_that_was_on_its_way_at_the_cancel_does_not_come_out() {
+async fn an_answer_that_was_queued_at_the_cancel_is_not_sent() {
     for round in 0..12 {
         let (setup, answers) = blockable().await;
         let mcp = setup.mcp().await;

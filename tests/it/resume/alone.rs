@@ -107,7 +107,7 @@ async fn a_late_client_gets_the_answer_that_its_server_has_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_client_gets_the_error_alone_if_its_server_has_no_answer() {
+async fn a_late_client_gets_only_the_error_if_its_server_has_no_answer() {
     let other = "id: 2\ndata: {\"jsonrpc\":\"2.0\",\"id\":8,\"result\":{}}\n\n";
     for stored in [
         "",

@@ -39,11 +39,11 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_resume_that_is_thinking_keeps_the_call_across_its_deadline,
     a_resume_that_is_never_answered_keeps_the_call_no_longer_than_the_maximum,
     a_resume_that_hangs_up_unanswered_lets_the_clock_go_on,
-    a_resume_that_is_given_up_leaves_the_hold_of_the_next_alone,
+    an_aborted_resume_does_not_affect_the_next_pending_one,
     a_resume_in_an_unknown_session_does_not_keep_the_call,
     a_resume_that_names_no_stream_does_not_keep_the_call,
     one_session_may_resume_many_calls_at_once,
-    resumes_that_a_starved_runtime_left_waiting_keep_their_calls,
+    resumes_that_wait_for_a_stalled_runtime_keep_their_calls,
 });
 
 async fn a_resume_is_reported_and_its_stream_carries_the_answer(server: Server) {
@@ -225,7 +225,7 @@ async fn a_resume_that_hangs_up_unanswered_lets_the_clock_go_on(server: Server) 
 }
 
 /// The second resume arrives before the deadline, and the first is dropped after the deadline.
-async fn a_resume_that_is_given_up_leaves_the_hold_of_the_next_alone(server: Server) {
+async fn an_aborted_resume_does_not_affect_the_next_pending_one(server: Server) {
     let clock = StoppedClock::stop();
     let (setup, mut gate) = with_slow_resumes(server).await;
     let mcp = setup.mcp().await;
@@ -330,7 +330,7 @@ async fn one_session_may_resume_many_calls_at_once(server: Server) {
 
 /// The runtime stood still for 12 s, in which the deadline passed. It then serves the timer before the resumes that
 /// wait in the accept queue. [`crate::composition::stalled_runtime`] does the same in real time.
-async fn resumes_that_a_starved_runtime_left_waiting_keep_their_calls(server: Server) {
+async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
     let mcp = setup.mcp().await;
@@ -434,7 +434,7 @@ impl Gate {
 
 /// A header value has no white space at its ends, and `fetch` sends each character as one byte.
 #[tokio::test(start_paused = true)]
-async fn a_client_comes_back_with_an_event_id_that_a_header_cannot_carry_as_it_is() {
+async fn a_client_resumes_with_an_event_id_that_a_header_cannot_carry_unchanged() {
     let cases: [(&str, &[u8]); 4] = [
         ("5", b"5"),
         ("5 ", b"5"),

@@ -31,7 +31,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     completed_streams_that_are_opened_again_bring_what_they_bring_without_the_layer,
     standalone_streams_bring_what_they_bring_without_the_layer,
     completed_streams_that_are_opened_again_keep_no_call,
-    standalone_streams_that_come_and_go_keep_no_call,
+    standalone_streams_that_open_and_close_keep_no_call,
     no_attached_call_is_cancelled_by_other_streams,
 });
 
@@ -87,7 +87,7 @@ async fn completed_streams_that_are_opened_again_keep_no_call(server: Server) {
     assert_orphaned_on_time(&setup, &mcp, since).await;
 }
 
-async fn standalone_streams_that_come_and_go_keep_no_call(server: Server) {
+async fn standalone_streams_that_open_and_close_keep_no_call(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).start().await;
     let mcp = setup.mcp().await;

@@ -31,7 +31,7 @@ const FIRST_EVENT: &str = "0/0";
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_resume_that_is_answered_after_a_newer_one_does_not_end_the_call,
     two_resumes_at_once_keep_their_call,
-    the_last_stream_that_goes_starts_the_grace,
+    the_end_of_the_last_stream_starts_the_grace,
 });
 
 /// rmcp serves two resumes in order, but their heads are sent in the opposite order. By then the stream of the first
@@ -98,7 +98,7 @@ async fn two_resumes_at_once_keep_their_call(server: Server) {
     }
 }
 
-async fn the_last_stream_that_goes_starts_the_grace(server: Server) {
+async fn the_end_of_the_last_stream_starts_the_grace(server: Server) {
     let clock = StoppedClock::stop();
     let setup = with_grace(server).inside(stalled).start().await;
     let mcp = setup.mcp().await;
@@ -120,7 +120,7 @@ async fn the_last_stream_that_goes_starts_the_grace(server: Server) {
 
 /// A store replays its events, and then ends the stream.
 #[tokio::test]
-async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_lives() {
+async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_is_open() {
     let clock = StoppedClock::stop();
     let setup = with_grace(Server::Wrapped).stored().start().await;
     let mcp = setup.mcp().await;
@@ -140,7 +140,7 @@ async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_lives() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_lives() {
+async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_is_open() {
     let foreign = Foreign::with(Grace::After(GRACE));
     let mut stream = foreign.call(1).await;
     foreign.says("id: first\ndata:\n\n");

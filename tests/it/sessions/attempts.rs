@@ -50,7 +50,7 @@ async fn an_attempt_that_is_dropped_does_not_cancel_the_one_that_won() {
 }
 
 #[tokio::test]
-async fn a_hang_up_cancels_the_attempt_that_won() {
+async fn a_disconnect_cancels_the_attempt_that_won() {
     let (setup, mcp) = repeating(First::Beaten, Grace::Immediate).await;
     let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
     call.head().await;

@@ -423,7 +423,7 @@ async fn a_cancel_by_the_client_that_is_taken_slowly_does_not_meet_a_new_call_wi
 
 /// The inner manager shares its sessions with another server, or restores them by itself.
 #[tokio::test]
-async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_opened() {
+async fn a_resume_in_time_keeps_the_call_of_a_session_that_was_opened_elsewhere() {
     let clock = StoppedClock::stop();
     let gated = Arc::new(Gated::new(At::FirstResume));
     let waits = Waits::default();
@@ -452,7 +452,7 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_ope
 
 /// rmcp drops the `task` parameter and serves such a call like any other, so the call ends like any other.
 #[test]
-fn a_typed_call_does_not_say_that_it_is_to_be_a_task() {
+fn a_typed_call_has_no_task_parameter() {
     let mut message = call_of("wait", 1);
     message["params"]["task"] = json!({ "ttl": 60_000 });
     let typed: ClientJsonRpcMessage = serde_json::from_value(message).unwrap();
@@ -464,7 +464,7 @@ fn a_typed_call_does_not_say_that_it_is_to_be_a_task() {
 /// The client disconnects while the queue of its session is full. If a service inside serves requests in tasks of their
 /// own, the call still reaches its handler. Otherwise it does not.
 #[tokio::test]
-async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for_nobody() {
+async fn a_call_whose_client_disconnects_before_its_session_has_room_does_not_keep_running() {
     for comes_all_the_same in [true, false] {
         let mut local = LocalSessionManager::default();
         local.session_config.channel_capacity = ROOM;
@@ -523,7 +523,7 @@ async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for
 
 /// The inner manager has moved the call to the stream of the abandoned resume.
 #[tokio::test]
-async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
+async fn an_answer_after_an_aborted_resume_is_retained() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new();
@@ -545,7 +545,7 @@ async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
 
 /// Otherwise a request after the DELETE would find the session half closed.
 #[tokio::test]
-async fn a_session_is_closed_though_its_client_leaves_before_the_cancel_has_arrived() {
+async fn a_session_is_closed_though_its_client_disconnects_before_the_cancel_has_arrived() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
@@ -559,7 +559,7 @@ async fn a_session_is_closed_though_its_client_leaves_before_the_cancel_has_arri
 }
 
 #[tokio::test]
-async fn a_session_is_closed_though_its_client_leaves_while_it_is_closed() {
+async fn a_session_is_closed_though_its_client_disconnects_during_the_close() {
     let gated = Arc::new(Gated::new(At::Close));
     let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
     let session = open(&app).await;
@@ -573,7 +573,7 @@ async fn a_session_is_closed_though_its_client_leaves_while_it_is_closed() {
 
 /// A late request waits for the end of the session.
 #[tokio::test]
-async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
+async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_dropped() {
     let clock = StoppedClock::stop();
     let gated = Arc::new(Gated::new(At::Close));
     let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
@@ -619,7 +619,7 @@ fn a_request_does_not_wait_for_a_runtime_that_stands_still_while_it_closes_a_ses
 
 /// A slow machine: every check of a stream runs a moment late.
 #[tokio::test]
-async fn a_stream_that_nobody_reads_is_let_go_though_no_look_at_it_is_on_time() {
+async fn an_unread_stream_is_closed_though_every_check_of_it_is_late() {
     let clock = StoppedClock::stop();
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::Immediate)
@@ -762,7 +762,7 @@ async fn a_call_stays_known_whose_resume_was_given_up_half_way() {
 /// A service that serves in a task of its own may reach the session at any moment. Here it does so while the cancel is
 /// reported.
 #[tokio::test]
-async fn a_call_that_comes_to_its_session_as_it_is_cancelled_is_cancelled_there() {
+async fn a_call_that_reaches_its_session_as_it_is_cancelled_is_cancelled_in_it() {
     let gated = Arc::new(Gated::new(At::Close));
     let serving: Arc<Mutex<Option<Serving>>> = Arc::default();
     let (at_the_end, held) = (serving.clone(), serving.clone());
@@ -897,7 +897,7 @@ impl Full {
 
 /// The client sends its cancel while its call waits for room. rmcp receives the cancel before the call.
 #[tokio::test]
-async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_run_for_nobody() {
+async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_keep_running() {
     let full = Full::with(CancelOnDisconnectLayer::new()).await;
     let (app, session) = (&full.app, Some(&*full.session));
     let waiting = started(send(app, post(call_of("note", 3), session))).await;
@@ -917,7 +917,8 @@ async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_run
 
 /// The call never reached its session, so its end cannot be observed.
 #[tokio::test]
-async fn a_call_that_may_run_on_is_forgotten_though_its_client_left_before_its_session_had_room() {
+async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_before_its_session_had_room()
+ {
     let clock = StoppedClock::stop();
     let full = Full::with(CancelOnDisconnectLayer::new().grace(Grace::Never)).await;
     let (app, session) = (&full.app, Some(&*full.session));
@@ -996,7 +997,7 @@ async fn a_cancel_that_is_taken_after_seconds_does_not_meet_a_new_call_with_the_
 
 /// A session keeps the answers of more than 256 calls whose streams its server has ended.
 #[tokio::test]
-async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_kept() {
+async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_retained() {
     const CALLS: u64 = 257;
     let clock = StoppedClock::stop();
     let sessions = Arc::new(CancellableSessionManager::local(Default::default()));
@@ -1052,7 +1053,7 @@ async fn started_or_done(
 /// The client's old connection is full, and the server has not noticed that it is dead. The client resumes on a new
 /// one.
 #[tokio::test]
-async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
+async fn a_resume_gets_the_answer_that_is_queued_in_an_unread_stream() {
     let clock = StoppedClock::stop();
     let sessions = CancellableSessionManager::local(Default::default());
     let _somebody_has_it = sessions.inner();
@@ -1078,7 +1079,7 @@ async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
     clippy::disallowed_methods,
     reason = "one of two threads is held up on purpose"
 )]
-async fn an_answer_that_comes_just_as_its_stream_has_ended_is_kept_where_only_those_are() {
+async fn an_answer_just_after_its_stream_has_ended_is_retained_by_detached_only() {
     let gated = Arc::new(Gated::new(At::Close));
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new()
@@ -1112,7 +1113,7 @@ async fn an_answer_that_comes_just_as_its_stream_has_ended_is_kept_where_only_th
 
 /// Two streams of a call have ended. The end of each is noticed while the end of the other is processed.
 #[tokio::test]
-async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_kept() {
+async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_retained() {
     let clock = StoppedClock::stop();
     let gated = Arc::new(Gated::new(At::Close));
     let waits = Waits::default();

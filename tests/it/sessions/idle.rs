@@ -64,7 +64,7 @@ async fn a_request_that_waited_when_the_time_was_over_keeps_its_session() {
 }
 
 #[tokio::test]
-async fn a_closed_session_leaves_nothing() {
+async fn a_closed_session_leaves_no_state() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     for _ in 0..3 {
@@ -158,7 +158,7 @@ async fn a_request_of_another_session_does_not() {
 }
 
 #[tokio::test]
-async fn a_silent_call_of_a_connected_client_gets_its_answer_however_long_it_takes() {
+async fn a_silent_call_of_a_connected_client_gets_its_answer_after_any_time() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -240,7 +240,7 @@ async fn a_session_is_closed_after_its_last_call_was_given_up() {
 }
 
 #[tokio::test]
-async fn a_call_that_runs_on_for_nobody_keeps_its_session() {
+async fn a_call_without_a_client_that_runs_on_keeps_its_session_open() {
     let clock = StoppedClock::stop();
     let setup = by_default().grace(Grace::Never).start().await;
     let mcp = setup.mcp().await;
@@ -312,7 +312,7 @@ async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
 }
 
 #[tokio::test]
-async fn a_standalone_stream_keeps_its_session_until_it_goes() {
+async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -349,7 +349,7 @@ async fn a_time_of_ones_own_counts() {
 }
 
 #[tokio::test]
-async fn idle_sessions_may_be_kept() {
+async fn idle_sessions_may_stay_open() {
     let clock = StoppedClock::stop();
     let wrap = |_| CancellableSessionManager::local(SessionConfig::default()).no_idle_timeout();
     let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
@@ -365,7 +365,7 @@ async fn idle_sessions_may_be_kept() {
 
 /// Here the idle time of the wrapper is the longer one, in `a_time_of_ones_own_counts` the shorter.
 #[tokio::test]
-async fn the_inner_managers_own_timer_goes_on_beside_it_and_leaves_nothing() {
+async fn the_inner_managers_own_timer_still_works_and_leaves_no_state() {
     let clock = StoppedClock::stop();
     let short = |mut local: LocalSessionManager| {
         local.session_config.keep_alive = Some(IDLE / 10);

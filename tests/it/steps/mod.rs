@@ -58,12 +58,12 @@ const SERVERS: [Server; 4] = [
 ];
 
 #[test]
-fn a_client_that_leaves_at_any_step() {
+fn a_disconnect_at_any_step() {
     at_every_step(&[Act::Leaves]);
 }
 
 #[test]
-fn a_client_that_comes_back_after_any_step() {
+fn a_resume_after_any_step() {
     at_every_step(&[
         Act::ComesBack,
         Act::ComesBackBeforeItLeft,
@@ -77,7 +77,7 @@ fn a_call_that_is_cancelled_at_any_step() {
 }
 
 #[test]
-fn a_client_that_leaves_just_when_the_answer_comes() {
+fn a_disconnect_just_when_the_answer_is_sent() {
     at_every_step(&[0, 1, 2, 4, 8].map(Act::AnsweredAndLeaves));
 }
 

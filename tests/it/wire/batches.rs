@@ -68,7 +68,7 @@ async fn a_batch_and_its_answer_pass_as_they_are() {
 }
 
 #[tokio::test]
-async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
+async fn the_work_for_a_batch_keeps_running_after_a_disconnect() {
     let clock = StoppedClock::stop();
     for answers in [Answers::Early, Answers::Late] {
         let (setup, mut jobs) = start(answers).await;

@@ -97,7 +97,7 @@ async fn an_event_stream_ends_with_the_connection() {
 }
 
 #[tokio::test]
-async fn a_detach_tells_that_the_kernel_said_so() {
+async fn a_detach_has_the_kernel_as_its_cause() {
     let (hand_out, mut calls) = mpsc::unbounded_channel();
     let handler = async move |_whole: String| {
         hand_out.send(()).unwrap();
@@ -180,12 +180,12 @@ impl Caller {
 // === Bodies that are not event streams ===
 
 #[tokio::test]
-async fn a_pipelined_request_does_not_hide_that_a_download_is_left() {
+async fn a_pipelined_request_does_not_hide_a_disconnect_from_a_download() {
     leaves("application/octet-stream", None).await;
 }
 
 #[tokio::test]
-async fn a_pipelined_request_does_not_hide_that_an_answer_is_left() {
+async fn a_pipelined_request_does_not_hide_a_disconnect_from_an_answer() {
     leaves("application/json", None).await;
     leaves("application/json", Some("100")).await;
 }

@@ -56,7 +56,7 @@ struct Got {
 }
 
 #[test]
-fn events_are_the_same_with_probes_wherever_one_may_be() {
+fn events_are_the_same_with_probes_at_any_position() {
     let (probes, events) = (Cell::new(0), Cell::new(0));
     let streams = (stream_of_events(), cuts(), silences(), head());
     let checked = runner(600).run(&streams, |(text, cuts, silences, head)| {
@@ -114,7 +114,7 @@ fn a_client_that_reads_in_its_own_time_reads_the_same_events() {
 }
 
 #[test]
-fn a_json_answer_that_is_sent_as_an_event_is_one_event_however_it_comes() {
+fn a_json_answer_that_is_sent_as_an_event_is_one_event_in_any_split() {
     let streams = (
         "[a-zé\"\\\\{}: \r\n]{0,40}",
         any::<bool>(),

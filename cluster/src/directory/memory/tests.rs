@@ -114,7 +114,7 @@ async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit(
 }
 
 #[tokio::test]
-async fn an_answer_that_is_too_large_is_not_kept() {
+async fn an_answer_that_is_too_large_is_not_stored() {
     let directory = Limited::new(MemoryDirectory::default());
     let (session, me) = (session("a").session, instance(1).incarnation);
     let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);

@@ -532,7 +532,7 @@ async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_leaves_releases_its_lease_and_is_not_consistent() {
+async fn an_instance_that_shuts_down_releases_its_lease_and_is_not_consistent() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &["a"]).await;
     one.heartbeat.stop();
@@ -546,7 +546,7 @@ async fn an_instance_that_leaves_releases_its_lease_and_is_not_consistent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_leaves_does_not_wait_for_an_unreachable_directory() {
+async fn an_instance_that_shuts_down_does_not_wait_for_an_unreachable_directory() {
     let memory = MemoryDirectory::default();
     let mut one = Instance::with(1, &memory, &[]).await;
     one.link.set(Fault::Stopped);

@@ -149,7 +149,7 @@ async fn a_thousand_look_ups_run_at_once_and_none_waits_longer_than_the_limit() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_up_that_failed_is_not_kept() {
+async fn a_failed_look_up_is_not_cached() {
     let (owners, directory, other) = owners().await;
     directory.set(Fault::Fails);
     let error = owners.find(hash("a")).await.unwrap_err();

@@ -218,7 +218,7 @@ async fn a_session_ends_without_a_directory_that_does_not_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn parameters_that_are_too_large_are_not_kept_but_the_session_is_found() {
+async fn oversized_parameters_are_not_stored_but_the_session_is_found() {
     let directory = directory();
     let one = Instance::new(1, &directory);
     one.begins("a", &state(&"x".repeat(MAX_PARAMS))).await;

@@ -62,7 +62,7 @@ fn a_call_that_is_answered_before_its_head_completes() {
 
 /// The future is not polled between the end of the body and the answer, as when one task of a gateway reads both.
 #[test]
-fn a_call_that_is_answered_before_anybody_read_its_body_is_counted_and_never_in_flight() {
+fn a_call_that_is_answered_before_its_body_was_read_is_counted_and_never_in_flight() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, log) = immediate();
         let tokens = Tokens::default();
@@ -83,7 +83,7 @@ fn a_call_that_is_answered_before_anybody_read_its_body_is_counted_and_never_in_
 }
 
 #[test]
-fn a_request_that_is_answered_before_its_body_came_means_nothing_when_its_client_leaves() {
+fn a_disconnect_from_a_request_that_was_answered_before_its_body_has_no_effect() {
     for kind in Kind::ALL {
         let (layer, log) = immediate();
         let tokens = Tokens::default();
@@ -131,7 +131,7 @@ fn a_call_that_is_answered_while_its_stream_runs_completes() {
 }
 
 #[test]
-fn what_the_head_says_afterwards_changes_nothing() {
+fn a_later_head_changes_nothing() {
     for status in [200, 202, 401, 500] {
         let (layer, log) = immediate();
         let (response, token) = respond(&layer, Kind::Session.request(), move |tokens| {
@@ -164,7 +164,7 @@ fn a_cancel_that_was_first_stays_one() {
 }
 
 #[test]
-fn a_request_without_a_call_only_loses_its_say() {
+fn answered_on_a_request_without_a_call_only_disables_its_token() {
     let initialize = r#"{"jsonrpc":"2.0","id":7,"method":"initialize","params":{}}"#;
     let bodies = [initialize, "{", "[]"];
     let bodies = bodies.map(|body| Kind::Stateless.request_with(Full::from(body)));
@@ -196,7 +196,7 @@ async fn clean_ups_of_an_answered_request_are_dropped_at_once() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_answered_while_its_client_is_away_is_not_cancelled_when_its_grace_ends() {
+async fn a_detached_call_that_is_answered_is_not_cancelled_when_its_grace_ends() {
     let clock = StoppedClock::stop();
     let foreign = Foreign::with(Grace::After(GRACE));
     let token = cut(&foreign).await;
@@ -252,7 +252,7 @@ async fn a_call_that_is_answered_while_a_resume_holds_it_lets_that_pass() {
 }
 
 #[tokio::test]
-async fn a_call_whose_grace_has_ended_stays_cancelled_and_its_client_is_told() {
+async fn a_call_whose_grace_has_ended_stays_cancelled_and_its_client_gets_the_error() {
     let clock = StoppedClock::stop();
     let foreign = Foreign::with(Grace::After(GRACE));
     let token = cut(&foreign).await;
@@ -283,7 +283,7 @@ async fn after_it_the_cancel_of_its_client_passes_and_fires_nothing() {
 }
 
 #[test]
-fn beside_a_hang_up_one_of_the_two_wins() {
+fn an_answer_and_a_simultaneous_disconnect_have_one_outcome() {
     for round in 0..1_000 {
         let (layer, log) = immediate();
         let (response, token) = exchange(&layer, Kind::Session.request(), &Script::stalled());

@@ -62,7 +62,7 @@ fn owning(token: &CallToken) -> impl Fn() -> bool + use<> {
 }
 
 #[tokio::test]
-async fn a_clean_up_runs_once_after_a_hang_up() {
+async fn a_clean_up_runs_once_after_a_disconnect() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let (response, token) = in_flight(&layer, kind);
@@ -127,7 +127,7 @@ async fn a_clean_up_that_waits_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_clean_up_that_comes_after_the_cancel_runs_at_once() {
+async fn a_clean_up_that_is_added_after_the_cancel_runs_at_once() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let (response, token) = in_flight(&layer, kind);
@@ -170,7 +170,7 @@ async fn a_completed_call_drops_its_clean_ups_unrun() {
 
 /// After the answer, the rest of the stream does not matter.
 #[tokio::test]
-async fn a_client_that_leaves_with_its_answer_causes_no_clean_up() {
+async fn a_disconnect_after_the_answer_causes_no_clean_up() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, _log) = immediate();
         let answered = Script::new([
@@ -215,7 +215,7 @@ async fn an_answer_in_one_piece_and_a_refusal_cause_no_clean_up() {
 }
 
 #[tokio::test]
-async fn a_clean_up_that_comes_after_the_end_never_runs() {
+async fn a_clean_up_that_is_added_after_the_end_never_runs() {
     for kind in Kind::ALL {
         let (layer, _log) = immediate();
         let answered = Script::new([Step::data(ANSWER)]);

@@ -59,7 +59,7 @@ async fn an_optional_token_is_none_only_on_a_route_without_the_layer() {
 }
 
 #[tokio::test]
-async fn a_route_without_the_layer_answers_500_and_says_why() {
+async fn a_route_without_the_layer_answers_500_with_the_reason() {
     let app: Router = Router::new().route("/report", get(async |_: CallToken| "done"));
     let response = app.oneshot(report()).await.expect("a router never fails");
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -25,7 +25,7 @@ const AT_ONCE: usize = 10;
 type Client = Arc<RunningService<RoleClient, ()>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_hang_ups_stop_a_hundred_chains() {
+async fn a_hundred_disconnects_stop_a_hundred_chains() {
     let worker = start(None).await;
     let middle = start(Some(client_of(&worker).await)).await;
     let front = start(Some(client_of(&middle).await)).await;

@@ -78,7 +78,7 @@ async fn sessions_may_be_shown_as_they_are() {
 }
 
 #[tokio::test]
-async fn sessions_may_be_left_out() {
+async fn sessions_may_be_omitted() {
     let plan = Plan::of(Server::Wrapped);
     let plan = plan.layer(|layer| layer.log_session_ids(SessionIds::Omitted));
     for (lines, id) in logged(plan).await {

@@ -73,7 +73,7 @@ async fn a_silent_call_is_answered_with_a_stream_and_probed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn its_probes_come_as_often_as_all_others() {
+async fn its_probes_have_the_usual_interval() {
     let layer = committing().0.keep_alive(3 * SECOND);
     let (mut body, _asked) = committed(&layer, call()).await;
     let begun = Instant::now();
@@ -225,7 +225,7 @@ async fn an_answer_that_is_encoded_as_identity_becomes_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_leaves_after_the_head_cancels_its_call() {
+async fn a_disconnect_after_the_head_cancels_the_call() {
     let (layer, log) = committing();
     let (body, mut asked) = committed(&layer, call()).await;
     drop(body);
@@ -239,7 +239,7 @@ async fn a_client_that_leaves_after_the_head_cancels_its_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_times_out_after_its_head_tells_its_client() {
+async fn a_call_that_times_out_after_its_head_sends_the_error_to_its_client() {
     let layer = committing().0.call_timeout(20 * SECOND);
     let (mut body, mut asked) = committed(&layer, call()).await;
     let text = rest(&mut body).await;
@@ -250,7 +250,7 @@ async fn a_call_that_times_out_after_its_head_tells_its_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_in_time_is_left_as_it_is() {
+async fn an_answer_in_time_is_unchanged() {
     let (client, mut server) = between(&committing().0);
     let (response, ()) = tokio::join!(client.send(call()), async {
         let asked = server.asked().await;

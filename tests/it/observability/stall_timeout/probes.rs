@@ -58,7 +58,7 @@ async fn a_comment_of_the_server_counts_as_traffic() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_probe_goes_into_an_event() {
+async fn no_probe_is_sent_inside_an_event() {
     let (mut response, feed) = stream(&probing()).await;
     let body = response.body_mut();
     for half in ["data: 1", "\n", "id: 1\n"] {
@@ -72,7 +72,7 @@ async fn no_probe_goes_into_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_byte_order_mark_after_a_probe_goes() {
+async fn a_byte_order_mark_after_a_probe_is_removed() {
     let (mut response, feed) = stream(&probing()).await;
     let body = response.body_mut();
     assert_eq!(frame(body).await.as_deref(), Some(PROBE));

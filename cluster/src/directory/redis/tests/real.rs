@@ -399,7 +399,7 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
+async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 10_000).await;
     let before = one.heartbeat.consistent_since();
@@ -419,7 +419,7 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn an_instance_that_leaves_releases_its_lease_at_once() {
+async fn an_instance_that_shuts_down_releases_its_lease_at_once() {
     let server = Server::start().await;
     let mut one = Living::start(&server, 1, 1).await;
     one.heartbeat.stop();
