@@ -147,8 +147,8 @@ impl RedisDirectory {
         pipeline.cmd("INFO").arg("server");
         let answer = pipeline.query_async(&mut connection).await;
         let answer = answer.inspect_err(|error: &RedisError| {
-            // The backend may have become a replica, and its name may resolve to another one now. Or it refuses the connection, which is not
-            // retried automatically.
+            // The backend may have become a replica, and its name may resolve to another one now. Or it refuses the connection, which is
+            // not retried automatically.
             if !error.is_io_error() {
                 self.connections.renew();
             }

@@ -299,7 +299,8 @@ impl Router {
     /// Sends a request to the owner of its session.
     ///
     /// A call may wait until the session has another owner. The owner is first checked after [`UNBEGUN_TIMEOUT`], and a call that has not
-    /// begun fails before that. The client of any other request counts as turned away if it waits for long ([`TurnedAway::record_if_slow`]).
+    /// begun fails before that. The client of any other request counts as turned away if it waits for long
+    /// ([`TurnedAway::record_if_slow`]).
     async fn send(
         &self,
         replayable: &mut ReplayableRequest,

@@ -41,7 +41,8 @@ impl Sessions {
                         local.renews = Some(since);
                     } else {
                         // The directory had lost the record, so the session was written at its old epoch. The next epoch is higher, so that
-                        // a claim on the former record fails. It is lower than that of any claim, so that a claim that was lost as well wins.
+                        // a claim on the former record fails. It is lower than that of any claim, so that a claim that was lost as well
+                        // wins.
                         local.epoch = local.epoch.after_loss();
                     }
                     true

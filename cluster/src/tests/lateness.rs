@@ -660,8 +660,8 @@ async fn nothing_begins_after_a_stall_in_which_the_lease_lapsed() {
     assert_eq!(begun_after_a_stall(true, 6_400 * MS).await, (200, 0, true));
 }
 
-/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance begins to leave, with
-/// a limit of 30 s. Returns the messages that the client receives.
+/// The layer answers silent calls after 1 s. A layer inside it takes 3 s to check the client of a call. Meanwhile the instance begins to
+/// leave, with a limit of 30 s. Returns the messages that the client receives.
 async fn answered_while_leaving(commits: bool, through_b: bool) -> String {
     let directory = Faulty::new(MemoryDirectory::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

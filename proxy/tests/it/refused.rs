@@ -132,7 +132,7 @@ async fn a_body_that_is_too_large_is_refused() {
     assert_eq!(reply.status, 413);
     assert_eq!(
         reply.json()["error"]["message"],
-        "the request is larger than this proxy takes"
+        "the request is larger than this proxy accepts"
     );
 }
 

@@ -30,7 +30,7 @@ fn the_run_id_of_a_backend_is_read_from_its_info() {
     for info in ["", "# Server\r\n", "run_id:\r\n", "xrun_id:1"] {
         assert_eq!(
             read_run(info).unwrap_err().to_string(),
-            "the directory holds what no instance wrote: INFO names no run_id"
+            "the directory holds a value that no instance wrote: INFO names no run_id"
         );
     }
 }

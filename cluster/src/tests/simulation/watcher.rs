@@ -39,8 +39,8 @@ use crate::{
 /// Within this time after it was sent, a DELETE is confirmed.
 const DELETE_TIME: Ms = 10_000;
 
-/// After this long without the directory an instance may have lost its lease: less than [`MIN_LEASE`](crate::membership::heartbeat::MIN_LEASE)
-/// minus one heartbeat interval.
+/// After this long without the directory an instance may have lost its lease: less than
+/// [`MIN_LEASE`](crate::membership::heartbeat::MIN_LEASE) minus one heartbeat interval.
 const LEASE_AT_RISK: Ms = 3_400;
 
 /// How long after an instance was out of reach its sessions may still turn out to be another instance's: 10 s.

@@ -300,7 +300,7 @@ async fn a_malformed_record_is_an_error_and_delays_no_other_session() {
         .await;
     let error = directory.look(text.session).await.unwrap_err();
     let expected = format!(
-        "the directory holds what no instance wrote: mcp:s:{} is not a record of a session",
+        "the directory holds a value that no instance wrote: mcp:s:{} is not a record of a session",
         text.session
     );
     assert_eq!(error.to_string(), expected);
