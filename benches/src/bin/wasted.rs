@@ -116,10 +116,7 @@ fn main() -> Result<()> {
     };
     section.publish()?;
     let is_right = ours().all(|found| found.destroyed == 0);
-    ensure!(
-        is_right,
-        "a call was destroyed although its client resumed"
-    );
+    ensure!(is_right, "a call was destroyed although its client resumed");
     Ok(())
 }
 
