@@ -82,7 +82,11 @@ fn detached_calls_beyond_the_limits_take_no_memory_and_no_place() {
         server.assert_victim_lives();
 
         let back = server.send(resume(VICTIM.0, "e-0")).await;
-        assert_eq!(server.calls.detached(), in_all - 1, "its client is back");
+        assert_eq!(
+            server.calls.detached(),
+            in_all - 1,
+            "its client has resumed"
+        );
         tokio::time::sleep(GRACE + ALL_ENDED).await;
         assert_eq!(server.calls.len(), 1);
         server.assert_victim_lives();

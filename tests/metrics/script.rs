@@ -181,7 +181,7 @@ async fn resume_with_an_unknown_event(mcp: &Mcp) {
     call.messages().await;
     let mut call = mcp.request("method", NOBODYS, json!({})).await;
     call.messages().await;
-    assert_eq!(mcp.post_raw("nobody's JSON", &[]).await.status, 415);
+    assert_eq!(mcp.post_raw("no JSON at all", &[]).await.status, 415);
 }
 
 async fn close_the_session(setup: &Setup) {

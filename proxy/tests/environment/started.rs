@@ -312,7 +312,7 @@ impl Started {
                     sleep(LOOK).await;
                 }
             };
-            within("the processes of the session to be gone", gone).await;
+            within("the processes of the session to end", gone).await;
         }
     }
 

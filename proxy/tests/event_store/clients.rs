@@ -305,7 +305,7 @@ async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
     let poll = setup.next().await;
     assert_eq!(poll.headers["authorization"], "old");
     poll.status(401);
-    assert_eq!(client.event().await, None, "it is to come back");
+    assert_eq!(client.event().await, None, "the client has to resume");
     // The client may not know that its token has expired.
     let waiting = setup.send(with(resumed(SESSION, &last), &[("authorization", "old")]));
     setup.next().await.status(401);

@@ -272,7 +272,7 @@ async fn an_undroppable_event_waits_for_a_connected_client() {
     };
     tokio::pin!(sent);
     let stuck = tokio::time::timeout(Duration::from_secs(5), &mut sent).await;
-    assert!(stuck.is_err(), "nobody has read");
+    assert!(stuck.is_err(), "no client has read");
     let read = async {
         for id in 0..1_000 {
             assert_eq!(client.event().await.unwrap().data, request_of(id));

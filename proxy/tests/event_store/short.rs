@@ -87,7 +87,7 @@ async fn a_log_event_of_three_kilobytes_is_read_without_room() {
     drop(client);
     server.message(&log_of(3_000)).await;
     settle().await;
-    assert!(!server.is_closed(), "the call goes on");
+    assert!(!server.is_closed(), "the call continues");
     drop(primed);
 }
 
@@ -104,7 +104,7 @@ async fn a_log_event_without_room_does_not_end_its_call() {
     drop(client);
     server.message(&log_of(40_000)).await;
     settle().await;
-    assert!(!server.is_closed(), "the call goes on");
+    assert!(!server.is_closed(), "the call continues");
     server.message(&answer(1)).await;
     drop(server);
     let rest = setup.resumed(&primed).await.rest().await;
@@ -205,7 +205,7 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
     assert!(seen.data == large);
     drop(client);
     let closed = tokio::time::timeout(Duration::from_secs(600), server.closed());
-    closed.await.expect("it is let go ten minutes later");
+    closed.await.expect("it is closed ten minutes later");
 }
 
 #[tokio::test(start_paused = true)]

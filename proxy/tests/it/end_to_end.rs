@@ -113,7 +113,7 @@ async fn gone(processes: &[Pid]) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    within("the processes to be gone", all_gone).await;
+    within("the processes to end", all_gone).await;
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn a_client_of_a_command_that_resumes_gets_its_answer() {
     call.rst();
     started.notes.reach("finished it").await;
     let answer = started.client.resume(&last).await.answer().await;
-    assert_eq!(answer.expect("an answer")["id"], 7, "it comes late");
+    assert_eq!(answer.expect("an answer")["id"], 7, "it resumes late");
     assert!(!started.notes.have("cancelled"));
 }
 
@@ -281,7 +281,10 @@ async fn a_client_of_an_upstream_without_a_store_resumes_and_gets_its_answer() {
     let mut late = client.resume(&last).await;
     assert_eq!(late.head().await.status, 200);
     assert_eq!(late.answer_event().await.expect("the answer").data, answer);
-    assert!(!upstream.has_more().await, "it hears of none of this");
+    assert!(
+        !upstream.has_more().await,
+        "the upstream receives nothing of this"
+    );
 }
 
 #[tokio::test]

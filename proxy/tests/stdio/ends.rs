@@ -341,6 +341,6 @@ async fn many_ends(times: u32) {
         }
         slowest = slowest.max(begun.elapsed());
     }
-    println!("{times} times; the slowest group was gone after {slowest:?}");
+    println!("{times} times; the slowest group had ended after {slowest:?}");
     assert!(slowest < LIMIT);
 }

@@ -249,7 +249,11 @@ async fn a_new_listener_gets_new_messages_and_a_resumed_one_those_it_missed() {
         assert!(second.data.contains("asked for 3"), "{second:?}");
         let mut back = Events::of(client.get(first.id.as_deref()).await);
         assert_eq!(back.next().await.unwrap(), second);
-        assert_eq!(again.next().await, None, "who comes back takes over");
+        assert_eq!(
+            again.next().await,
+            None,
+            "the client that resumes replaces the reader"
+        );
     }
 }
 

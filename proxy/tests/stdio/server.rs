@@ -59,7 +59,7 @@ pub fn is_there(pid: i32) -> bool {
 pub async fn until(mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < LIMIT, "it does not come to pass");
+        assert!(begun.elapsed() < LIMIT, "the condition is never met");
         sleep(Duration::from_millis(5)).await;
     }
 }

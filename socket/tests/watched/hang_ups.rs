@@ -173,7 +173,10 @@ async fn a_waiter_releases_a_dropped_stream_in_its_next_poll() {
     assert!(gone.poll_once().is_pending());
     drop(stream);
     within("a wake", gone.woken()).await;
-    assert!(gone.poll_once().is_pending(), "this side let go");
+    assert!(
+        gone.poll_once().is_pending(),
+        "this side closed the connection"
+    );
     assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
 
     drop(client);

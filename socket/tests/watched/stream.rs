@@ -30,7 +30,7 @@ async fn megabytes_go_both_ways_through_full_buffers() {
     let (_, _, received_all) =
         within("the echo", async { tokio::join!(echo, send, receive) }).await;
     received_all.unwrap();
-    assert!(received == data, "every byte came back in its place");
+    assert!(received == data, "every byte was returned in order");
 }
 
 #[tokio::test]

@@ -359,7 +359,7 @@ fn expired_entries_are_handled_in_turns() {
         turns += 1;
         assert!(handled() <= turns * MAX_PER_POLL);
         let looked_at_by = timer.entries().turn_due_at();
-        assert_eq!(looked_at_by, Some(now + MINUTE), "nobody takes over");
+        assert_eq!(looked_at_by, Some(now + MINUTE), "no other task takes over");
     }
     assert!(turns >= 2);
     assert_eq!(handled(), all.len());

@@ -67,7 +67,7 @@ async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(
     assert!(setup.witness.ended("a").await.is_cancelled());
     let token = setup.tokens.of("a");
     assert_eq!(token.reason(), Some(CancelReason::Orphaned));
-    assert_eq!(setup.calls.len(), 1, "only the attached one is left");
+    assert_eq!(setup.calls.len(), 1, "only the attached one remains");
     setup.assert_completes("attached", &mut attached).await;
 }
 

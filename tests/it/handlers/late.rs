@@ -53,7 +53,7 @@ async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
     assert_eq!(mcp.cancel(7).await, 202);
 
     let [progress, request] = &until_last(&mut standalone).await[..] else {
-        panic!("progress and a request come out");
+        panic!("progress and a request are sent");
     };
     assert_eq!(progress["method"], "notifications/progress");
     assert_eq!(progress["params"]["progressToken"], 7);
@@ -108,7 +108,7 @@ async fn a_call_that_took_over_the_progress_token_of_a_cancelled_one_gets_its_pr
         goes_on.notify_one();
 
         let [progress] = &until_last(&mut standalone).await[..] else {
-            panic!("the progress comes out, {server:?}");
+            panic!("the progress is sent, {server:?}");
         };
         assert_eq!(progress["params"]["progressToken"], "shared", "{server:?}");
         let answer = newer.answer().await.expect("an answer");

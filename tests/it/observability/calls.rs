@@ -129,7 +129,7 @@ async fn a_snapshot_has_the_time_since_the_disconnect(server: Server) {
         since, grace_left, ..
     } = snapshot[0].state()
     else {
-        panic!("its client has gone: {snapshot:?}");
+        panic!("its client has disconnected: {snapshot:?}");
     };
     assert_eq!(since.as_secs(), GRACE.as_secs() / 2);
     assert!(grace_left.is_some_and(|left| left <= GRACE / 2));

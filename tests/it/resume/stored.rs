@@ -210,7 +210,7 @@ impl EventStore for Lossy {
 
     async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
         if self.loses == Loses::Everything {
-            return Err("the store is away".into());
+            return Err("the store is unreachable".into());
         }
         let events = self.store.replay_events_after(last).await?;
         let events: Vec<_> = events.collect().await;

@@ -551,7 +551,10 @@ fn known(setup: &Setup) -> usize {
 }
 
 async fn known_reaches(setup: &Setup, count: usize) {
-    soon("the wrapper knows so many", async || known(setup) == count).await;
+    soon("the number of sessions of the wrapper", async || {
+        known(setup) == count
+    })
+    .await;
 }
 
 /// Waits without the clock, which is stopped.

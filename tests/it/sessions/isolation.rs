@@ -325,7 +325,7 @@ async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server
     let mut events = setup.events.of(&mcp, 7);
     // The older call is untracked when the newer one is accepted, which a session manager notices earlier.
     let left = events.iter().position(|what| *what == LEFT);
-    events.remove(left.expect("that it left was reported"));
+    events.remove(left.expect("it was reported as untracked"));
     assert_eq!(events, [What::Started, What::Started]);
     setup.assert_completes("newer", &mut newer).await;
     setup.exchanges.over_for("newer").await;

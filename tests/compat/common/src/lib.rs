@@ -276,7 +276,7 @@ impl Case {
             match timeout(left, self.witness.ended(label)).await {
                 Ok(End::Cancelled { at }) => return Fate::Cancelled(at - gone),
                 Ok(End::Dropped { at }) => return Fate::Dropped(at - gone),
-                Ok(End::Completed { .. }) => unreachable!("nobody released it"),
+                Ok(End::Completed { .. }) => unreachable!("it was not released"),
                 Err(_) if left.is_zero() => break,
                 Err(_) => {}
             }

@@ -179,5 +179,5 @@ async fn call_behind(
     let mut params = CallToolRequestParams::new("hold");
     params.arguments = arguments(label).as_object().cloned();
     let answer = client.peer().call_tool(params).await;
-    panic!("nobody lets it answer: {answer:?}");
+    panic!("it is never released: {answer:?}");
 }

@@ -98,7 +98,7 @@ async fn call_next(
     let sent = next.peer().send_cancellable_request(request, options);
     let mut request = sent.await.expect("the next server is there");
     tokio::select! {
-        answer = &mut request.rx => panic!("nobody lets it answer: {answer:?}"),
+        answer = &mut request.rx => panic!("it is never released: {answer:?}"),
         () = context.ct.cancelled() => {
             let reason = CallToken::of(context).and_then(|call| call.reason());
             let cancelled = request.cancel(reason.map(|reason| reason.to_string()));

@@ -237,7 +237,7 @@ impl History {
     fn call(&mut self, call: &Call, act: impl FnOnce(&mut CallHistory)) {
         match self.calls.get_mut(call) {
             Some(call) => act(call),
-            None => self.unexplained.push(format!("nobody asked for {call}")),
+            None => self.unexplained.push(format!("no client made {call}")),
         }
     }
 

@@ -281,7 +281,7 @@ fn a_connected_client_must_get_the_error_when_the_server_ends_its_call() {
     );
     let polls = Fact::Polling { call: CALL.into() };
     let polled = ended().then(3_990, polls).over(3_995, 2).judged();
-    assert_eq!(misdelivered(&polled), [], "the server had it come back");
+    assert_eq!(misdelivered(&polled), [], "the server made it poll");
     let error = Fact::Error {
         stream: 2,
         id: "1".to_owned(),

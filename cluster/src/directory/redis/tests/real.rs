@@ -412,7 +412,7 @@ async fn ten_thousand_sessions_are_written_while_the_lease_is_renewed() {
             .is_some_and(|since| Some(since) != before)
     })
     .await;
-    println!("consistent {:?} after it came back empty", begun.elapsed());
+    println!("consistent {:?} after it restarted empty", begun.elapsed());
     let known: usize = server.ask("DBSIZE").await;
     assert_eq!(known, 10_001);
 }

@@ -165,7 +165,7 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
             .advertise("10.0.0.7:9000")
             .connect()
     };
-    assert!(connect().await.is_ok(), "it is away");
+    assert!(connect().await.is_ok(), "it is unreachable");
     server.start_again().await;
     eventually("it is logged", async || warnings.with("Redis Cluster") > 0).await;
     sleep(3 * SECOND).await;
@@ -289,7 +289,7 @@ mod tls {
         let url = format!("rediss://127.0.0.1:{}", server.port());
         let member = Cluster::redis(url).tls_root_certificate(pem);
         let member = member.advertise("10.0.0.7:9000").connect().await;
-        assert!(member.is_ok(), "as one whose directory is away");
+        assert!(member.is_ok(), "as one whose directory is unreachable");
         assert!(warnings.with("certificate") > 0);
         let strange = Limited::new(RedisDirectory::new(&address(&server, &other)).unwrap());
         strange.leases().await.unwrap_err();
