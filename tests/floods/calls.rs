@@ -28,7 +28,7 @@ async fn settle() {
 }
 
 #[test]
-fn a_hundred_thousand_unknown_sessions_leave_nothing() {
+fn a_hundred_thousand_unknown_sessions_leave_no_state() {
     alone(async || {
         tokio::time::pause();
         let server = Server::new(layer());
@@ -117,7 +117,7 @@ fn attached_calls_beyond_the_limit_are_not_tracked() {
 
 /// The limits are 16 MiB in all and 1 MiB per session. The counted size is approximately the allocated size.
 #[test]
-fn records_of_ended_calls_take_no_more_than_they_count() {
+fn retained_calls_take_no_more_memory_than_is_counted() {
     alone(async || {
         tokio::time::pause();
         let immediate = || CancelOnDisconnectLayer::new().grace(Grace::Immediate);

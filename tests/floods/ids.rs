@@ -43,7 +43,7 @@ fn a_hundred_thousand_event_ids_of_one_call_take_the_memory_of_a_few_hundred() {
 
 /// The record of a cancelled call contains the client's id.
 #[test]
-fn long_ids_of_ended_calls_count_as_what_they_are() {
+fn long_ids_of_ended_calls_are_counted() {
     alone(async || {
         tokio::time::pause();
         let server = Server::new(immediate());

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_that_no_owner_has_is_none() {
+    fn text_that_is_not_an_owner_is_not_parsed() {
         for text in [
             "",
             "10.0.0.7:9000",
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_no_ownership_has_is_none() {
+    fn text_that_is_not_an_ownership_is_not_parsed() {
         for text in [
             "",
             "10.0.0.7:9000 0123456789abcdef",
@@ -298,7 +298,7 @@ mod tests {
 
     /// Also if the clock of the claimant is far behind.
     #[test]
-    fn a_claim_outdoes_the_former_owner_whose_record_was_lost() {
+    fn a_claim_supersedes_the_former_owner_even_if_its_record_was_lost() {
         let opened = Epoch(Epoch::now().0 + 1_000_000);
         assert!(opened < opened.after_loss());
         assert!(opened.after_loss().after_loss() < opened.next());

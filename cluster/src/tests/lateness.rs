@@ -217,7 +217,7 @@ async fn until_heartbeat(link: &Faulty) {
 /// The directory restarts empty. D cannot reach it for 5.9 s at most, less than its lease, and then writes its session again. A client
 /// asks C before that, and gets 503. It retries when C has settled, and D has long written its session.
 #[tokio::test]
-async fn a_session_that_was_written_again_is_not_denied_because_of_an_older_look() {
+async fn a_session_that_was_written_again_is_not_reported_missing_because_of_an_older_look() {
     let memory = MemoryDirectory::default();
     let [of_c, of_d] = [(); 2].map(|()| Faulty::new(memory.clone()));
     let (c, d) = (Node::start(&of_c).await, Node::start(&of_d).await);
@@ -300,7 +300,7 @@ impl Gate for OldConnection {
 /// The directory loses its data (FLUSHALL). A heartbeat of D from before arrives after the next one, on an older connection. Its status
 /// "all of mine is written" replaces the newer status, although D has not written its session again.
 #[tokio::test]
-async fn a_heartbeat_that_was_overtaken_does_not_vouch_for_what_is_lost() {
+async fn a_heartbeat_that_was_overtaken_does_not_prove_that_nothing_was_lost() {
     assert!(!denied(false).await.contains(&404), "control");
     let seen = denied(true).await;
     assert!(!seen.contains(&404), "{seen:?}");
@@ -651,7 +651,7 @@ async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, 
 }
 
 #[tokio::test]
-async fn nothing_begins_after_a_stall_in_which_the_lease_lapsed() {
+async fn no_call_begins_after_a_stall_in_which_the_lease_lapsed() {
     assert_eq!(
         begun_after_a_stall(false, 6_400 * MS).await,
         (200, 0, true),

@@ -91,7 +91,7 @@ async fn no_answer_is_lost_when_the_owner_shuts_down() {
 
 /// Two instances wait for the last call of a session.
 #[tokio::test]
-async fn of_two_that_wait_for_a_session_one_has_it() {
+async fn of_two_instances_that_wait_for_a_session_one_claims_it() {
     for _ in 0..5 {
         let directory = directory();
         let [a, b, c] = Node::several(&directory).await;
@@ -113,7 +113,7 @@ async fn of_two_that_wait_for_a_session_one_has_it() {
 
 /// A call is on its way in, at any step, when another instance requests its session.
 #[tokio::test]
-async fn a_call_that_was_let_in_ends_where_it_is() {
+async fn a_call_in_flight_ends_on_its_instance() {
     let mut begun = 0;
     for polls in 0..30 {
         let directory = directory();
@@ -159,7 +159,7 @@ async fn a_call_that_was_let_in_ends_where_it_is() {
 /// A session stays on a leaving instance until another instance requests it. Then its stream ends, and is reopened through the new
 /// owner.
 #[tokio::test]
-async fn a_client_that_listens_follows_its_session() {
+async fn a_listener_can_reconnect_to_the_new_owner_of_its_session() {
     let directory = directory();
     let [a, b, c] = Node::several(&directory).await;
     let mcp = a.session().await;

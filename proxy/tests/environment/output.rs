@@ -71,7 +71,7 @@ impl Fault {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_depends_on_what_becomes_of_the_output() {
+async fn a_closed_or_full_output_affects_only_the_log() {
     run(&Fault::ALL, async |fault, phase| {
         let mut started = Started::in_phase(fault.setup(), phase).await;
         started.client_is_served(phase).await;

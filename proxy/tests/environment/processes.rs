@@ -58,7 +58,7 @@ impl Fault {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_misbehaves_harms_no_other_session() {
+async fn a_process_that_misbehaves_affects_no_other_session() {
     run(&Fault::ALL, cell).await;
 }
 

@@ -65,7 +65,7 @@ async fn cell(fault: Fault, phase: Phase) {
 }
 
 #[tokio::test]
-async fn sessions_without_descriptors_get_503_and_are_no_crashes_of_the_server() {
+async fn sessions_without_descriptors_get_503_and_do_not_count_as_crashes() {
     let setup = Setup {
         before: "ulimit -n 96",
         ..Setup::default()

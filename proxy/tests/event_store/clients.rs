@@ -234,7 +234,7 @@ async fn a_call_is_not_cancelled_while_the_ping_about_its_client_is_pending() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_is_cancelled_after_a_question_that_was_answered_with_no() {
+async fn a_call_is_cancelled_after_its_ping_was_refused() {
     let mut setup = Setup::begun(NEW).await;
     let (client, _server, last) = begun(&mut setup, &[("authorization", "old")]).await;
     drop(client);
@@ -324,7 +324,7 @@ async fn a_client_whose_token_expired_gets_its_answer_with_a_fresh_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refuses_what_it_accepted_is_not_asked_for_ever() {
+async fn a_server_that_refuses_what_it_accepted_is_not_asked_forever() {
     let mut setup = Setup::begun(NEW).await;
     let (_client, server, last) = begun(&mut setup, &[]).await;
     server.send("id: up-1\ndata: \n\n").await;

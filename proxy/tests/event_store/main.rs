@@ -223,7 +223,7 @@ async fn a_server_that_has_ids_and_cuts_its_stream_is_asked_for_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_take_its_own_ids_is_asked_three_times() {
+async fn a_server_that_refuses_its_own_ids_is_asked_three_times() {
     let mut setup = Setup::begun(OLD).await;
     let (mut client, server) = setup.call(1).await;
     server
@@ -386,7 +386,7 @@ async fn a_disconnect_within_a_large_event_ends_the_call_with_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_event_that_the_server_cuts_does_not_spoil_the_error_after_it() {
+async fn a_large_event_that_the_server_cuts_does_not_corrupt_the_error_after_it() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     client.event().await.unwrap();
@@ -444,7 +444,7 @@ async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn event_ids_of_other_sessions_and_ids_never_given_are_refused_and_others_pass() {
+async fn event_ids_of_other_sessions_and_invented_ids_are_refused_and_others_pass() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, _server) = setup.call(1).await;
     let id = client.event().await.unwrap().id.unwrap();
@@ -473,7 +473,7 @@ async fn event_ids_of_other_sessions_and_ids_never_given_are_refused_and_others_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_of_the_client_lets_the_stream_go_once_the_server_took_it() {
+async fn a_cancel_by_the_client_closes_the_stream_once_the_server_has_accepted_it() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     client.event().await.unwrap();
@@ -659,7 +659,7 @@ async fn a_slow_refusal_becomes_an_error_with_its_text() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn slow_json_that_does_not_answer_the_call_is_handed_on_and_an_error_follows() {
+async fn slow_json_that_does_not_answer_the_call_is_forwarded_and_an_error_follows() {
     let mut setup = Setup::begun(NEW).await;
     for json in [
         "",
@@ -679,7 +679,7 @@ async fn slow_json_that_does_not_answer_the_call_is_handed_on_and_an_error_follo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fast_answer_passes_as_it_is() {
+async fn a_fast_answer_passes_unchanged() {
     let mut setup = Setup::begun(NEW).await;
     for (status, media_type) in [
         (200, "application/json"),
@@ -703,7 +703,7 @@ async fn a_fast_answer_passes_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_head_is_sent_early_to_clients_that_know_no_priming_or_no_events() {
+async fn no_head_is_sent_early_to_clients_without_support_for_priming_or_events() {
     let mut setup = Setup::begun(OLD).await;
     let waiting = setup.post(call(1));
     let arrived = setup.next().await;
@@ -738,7 +738,7 @@ async fn a_disconnect_before_the_head_cancels_the_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_no_call_of_a_session_passes_with_the_ids_of_the_server() {
+async fn other_requests_pass_with_the_ids_of_the_server() {
     let mut setup = Setup::begun(NEW).await;
     let events = format!("id: up/1\ndata: {}\n\n", answer(1));
     let without = Request::post("/mcp").body(Body::from(call(1))).unwrap();
@@ -873,7 +873,7 @@ async fn without_room_a_call_has_no_ids_and_a_disconnect_cancels_it_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_whose_client_has_everything_make_room_for_others() {
+async fn fully_read_streams_are_evicted_for_others() {
     let limits = Limits {
         bytes: 60_000,
         ..Limits::default()

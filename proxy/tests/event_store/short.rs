@@ -23,7 +23,7 @@ fn large_answer(id: u32, size: usize) -> String {
 
 /// The connection breaks before the client has received more than the first event.
 #[tokio::test(start_paused = true)]
-async fn a_question_of_the_server_is_not_lost_with_the_connection() {
+async fn a_request_of_the_server_is_not_lost_with_the_connection() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -209,7 +209,7 @@ async fn the_stream_of_an_answer_too_large_to_keep_is_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gap_is_counted_once_its_stream_is_forgotten() {
+async fn a_gap_is_counted_once_its_stream_is_removed() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
     let primed = client.event().await.unwrap();
@@ -260,7 +260,7 @@ async fn a_session_has_room_for_a_thousand_calls_that_can_be_resumed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_were_hung_up_and_cancelled_leave_their_room_to_others() {
+async fn the_streams_of_cancelled_calls_are_evicted_for_others() {
     let limits = Limits {
         streams: 100,
         bytes: 1_000_000,
@@ -310,7 +310,7 @@ async fn a_client_that_deletes_its_session_gets_errors_and_the_answers_that_exis
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_not_quite_right_has_no_second_one() {
+async fn a_malformed_answer_is_not_followed_by_a_second_one() {
     for line in [
         r#"{"jsonrpc":"2.0","id":"1","result":{}}"#,
         r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#,

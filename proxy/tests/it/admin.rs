@@ -85,7 +85,7 @@ async fn the_calls_are_for_this_machine_only() {
 }
 
 #[tokio::test]
-async fn health_and_metrics_are_for_names_of_this_host_and_for_addresses() {
+async fn health_and_metrics_accept_names_of_this_host_and_addresses() {
     let options = ["--admin=127.0.0.1:0", "--allow-host=mcp.example.com"];
     let proxy = Running::before_command(&options).await;
     let admin = proxy.admin.expect("an address");
@@ -118,7 +118,7 @@ async fn the_first_page_has_links_to_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connections_that_ask_nothing_or_read_nothing_keep_no_operator_out_for_long() {
+async fn idle_connections_block_other_operators_only_for_a_limited_time() {
     let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
     let admin = proxy.admin.expect("an address");
     let mut idle = Vec::new();

@@ -201,7 +201,7 @@ fn a_variable_that_is_wrong_is_named_by_its_own_name() {
 
 /// This is not an error, because variables of other programs may have the same prefix.
 #[tokio::test]
-async fn a_variable_that_is_misspelt_is_warned_of_with_the_nearest() {
+async fn a_misspelt_variable_causes_a_warning_with_the_nearest_name() {
     let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
     command.env("MCP_PROXY_GRAEC", "20s");
     command.env("MCP_PROXY_SERVICE_HOST", "10.0.0.1");
@@ -221,7 +221,7 @@ async fn a_variable_that_is_misspelt_is_warned_of_with_the_nearest() {
 }
 
 #[test]
-fn a_variable_for_a_part_of_the_address_is_warned_of() {
+fn a_variable_for_a_part_of_the_address_causes_a_warning() {
     for (variable, value) in [("MCP_PROXY_PORT", "9000"), ("MCP_PROXY_HOST", "0.0.0.0")] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env(variable, value);
@@ -234,7 +234,7 @@ fn a_variable_for_a_part_of_the_address_is_warned_of() {
 }
 
 #[tokio::test]
-async fn a_grace_that_clients_cannot_meet_is_warned_of() {
+async fn a_grace_that_is_too_short_for_clients_causes_a_warning() {
     for (option, is_short) in [
         ("--grace=3s", true),
         ("--grace=always=3s", true),
@@ -340,7 +340,7 @@ fn a_log_filter_for_another_target_keeps_the_lines_of_the_program() {
 }
 
 #[tokio::test]
-async fn a_named_tool_that_the_server_does_not_list_is_warned_of_once() {
+async fn a_named_tool_that_the_server_does_not_list_causes_one_warning() {
     let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
     let page = |tools: &str, more: &str| {
         format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"tools":[{tools}]{more}}}}}"#)

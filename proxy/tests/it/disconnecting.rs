@@ -94,7 +94,7 @@ async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
 }
 
 #[tokio::test]
-async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
+async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
     for option in ["--exempt=work", "--tool-grace=work=always=1h"] {
         let upstream = Upstream::start().await;
         let proxy =
@@ -116,7 +116,7 @@ async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
 
 /// To a server without sessions the end of the connection is the cancel.
 #[tokio::test]
-async fn what_runs_on_without_a_session_keeps_its_connection_to_the_end() {
+async fn an_exempt_call_without_a_session_keeps_its_connection_to_the_end() {
     for option in ["--exempt=work", "--tool-grace=work=never", "--grace=never"] {
         for has_head in [false, true] {
             let upstream = Upstream::start().await;
@@ -152,7 +152,7 @@ async fn what_runs_on_without_a_session_keeps_its_connection_to_the_end() {
 }
 
 #[tokio::test]
-async fn what_runs_on_without_a_session_reaches_its_client_as_it_is() {
+async fn the_answer_of_an_exempt_call_without_a_session_is_unchanged() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--exempt=work"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -178,7 +178,7 @@ async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
 }
 
 #[tokio::test]
-async fn a_timeout_closes_the_connection_of_what_runs_on() {
+async fn a_timeout_closes_the_connection_of_an_exempt_call() {
     let upstream = Upstream::start().await;
     let options = ["--exempt=work", "--call-timeout=1s"];
     let proxy = Running::before(&upstream, &options).await;
@@ -251,7 +251,7 @@ async fn the_reconnect_delay_is_a_quarter_of_the_grace() {
 
 /// For JavaScript 9007199254740993 is 9007199254740992, which may be the id of another call.
 #[tokio::test]
-async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_cancelled() {
+async fn a_call_with_an_ambiguous_id_keeps_running_and_others_are_cancelled() {
     for options in [
         &["--grace=immediate"][..],
         &["--grace=immediate", "--no-resumable"],
@@ -295,7 +295,7 @@ async fn a_call_that_exceeds_its_timeout_is_cancelled_with_an_error_to_its_clien
 }
 
 #[tokio::test]
-async fn a_silent_server_gives_its_client_a_stream_to_wait_on() {
+async fn a_client_of_a_silent_server_gets_an_event_stream() {
     let upstream = Upstream::start().await;
     let options = [
         "--no-resumable",
@@ -320,7 +320,7 @@ async fn a_silent_server_gives_its_client_a_stream_to_wait_on() {
 
 /// The upstream refuses the cancel because of its load, then closes the connection without an answer.
 #[tokio::test]
-async fn a_cancel_that_the_server_does_not_take_at_once_is_sent_again() {
+async fn a_cancel_that_the_server_refuses_temporarily_is_sent_again() {
     for options in [&[][..], &["--no-resumable"]] {
         let upstream = Upstream::start().await;
         let proxy = Running::before(&upstream, options).await;

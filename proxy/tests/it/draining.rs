@@ -135,7 +135,7 @@ async fn a_client_that_was_asked_to_wait_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn a_session_that_a_client_begins_is_begun() {
+async fn an_initialize_during_the_shutdown_is_answered() {
     let script = r#"read line; sleep 1; echo '{"jsonrpc":"2.0","id":"a","result":{}}'; cat"#;
     let args = ["--listen=127.0.0.1:0", "--", "sh", "-c", script];
     let mut program = Program::start(Program::command(&args));
@@ -152,7 +152,7 @@ async fn a_session_that_a_client_begins_is_begun() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_no_stream_may_take_as_long() {
+async fn an_answer_that_is_not_a_stream_may_take_as_long() {
     let upstream = Upstream::start().await;
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
     let (first, rest) = answer.split_at(10);
@@ -204,7 +204,7 @@ async fn an_answer_without_a_head_may_take_as_long() {
 }
 
 #[tokio::test]
-async fn a_stream_without_a_head_does_not_hold_it_up() {
+async fn a_stream_without_a_head_does_not_delay_the_shutdown() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=1h"]).await;
     let mut client = Connection::open(proxy.addr).await;
@@ -262,7 +262,7 @@ async fn connections_that_never_end_are_cut() {
 }
 
 #[tokio::test]
-async fn many_open_streams_do_not_hold_it_up() {
+async fn many_open_streams_do_not_delay_the_shutdown() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=100ms"]).await;
     let mut open = Vec::new();

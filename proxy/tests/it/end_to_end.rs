@@ -167,7 +167,7 @@ async fn the_calls_of_a_command_that_is_killed_end_with_an_error_and_clients_beg
 }
 
 #[tokio::test]
-async fn a_signal_ends_the_program_and_all_that_it_started_in_time() {
+async fn a_signal_ends_the_program_and_its_processes_in_time() {
     let started = Started::with("signal", &["--drain=300ms"], &["--stubborn"]).await;
     let processes = started.processes().await;
     let (mut call, _) = started.work(60).await;
@@ -196,7 +196,7 @@ async fn a_signal_ends_the_program_and_all_that_it_started_in_time() {
 }
 
 #[tokio::test]
-async fn a_second_signal_kills_all_that_the_program_started() {
+async fn a_second_signal_kills_all_processes_of_the_program() {
     let mut started = Started::with("second", &["--drain=1h"], &["--stubborn"]).await;
     let processes = started.processes().await;
     let (_call, _) = started.work(60).await;

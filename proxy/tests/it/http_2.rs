@@ -169,7 +169,7 @@ async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() 
 }
 
 #[tokio::test]
-async fn a_client_that_is_silent_and_waits_for_nothing_does_not_hold_up_the_end() {
+async fn an_idle_client_does_not_delay_the_shutdown() {
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=1h"]).await;
     let authority = proxy.addr.to_string();

@@ -121,7 +121,7 @@ async fn a_length_beside_chunks_does_not_cut_the_answer() {
 }
 
 #[tokio::test]
-async fn statuses_pass_as_they_are() {
+async fn statuses_pass_unchanged() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for head in [
@@ -173,7 +173,7 @@ async fn events_pass_as_they_arrive() {
 }
 
 #[tokio::test]
-async fn streams_of_events_are_asked_for_without_a_coding_because_they_are_read_on_the_way() {
+async fn event_streams_are_requested_without_a_content_coding() {
     let upstream = Upstream::start().await;
     for option in [&["--no-resumable"][..], &[]] {
         let proxy = Running::before(&upstream, option).await;
@@ -205,7 +205,7 @@ async fn streams_of_events_are_asked_for_without_a_coding_because_they_are_read_
 }
 
 #[tokio::test]
-async fn get_and_delete_and_what_lies_below_the_endpoint_pass() {
+async fn get_delete_and_paths_below_the_endpoint_pass() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for (method, path) in [
@@ -295,7 +295,7 @@ async fn http_2_passes_too() {
 
 /// RFC 9113, section 8.2.3: HTTP/2 may split a cookie into several fields, and HTTP/1 has one.
 #[tokio::test]
-async fn the_cookie_fields_of_http_2_are_one_to_the_server() {
+async fn the_cookie_fields_of_http_2_are_joined_for_the_server() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     let request = stateless_call("1")

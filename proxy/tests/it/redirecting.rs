@@ -81,7 +81,7 @@ async fn a_redirect_past_the_proxy_is_answered_with_502_and_the_reason() {
 
 /// The authorization server may be another one, which the client contacts itself.
 #[tokio::test]
-async fn metadata_may_be_elsewhere_and_what_is_no_redirect_passes() {
+async fn metadata_may_be_elsewhere_and_other_responses_pass() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for (path, head) in [

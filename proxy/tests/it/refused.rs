@@ -79,7 +79,7 @@ async fn only_requests_for_this_host_pass() {
 }
 
 #[tokio::test]
-async fn only_pages_of_this_host_or_of_allowed_origins_may_ask() {
+async fn only_pages_of_this_host_or_of_allowed_origins_may_call() {
     let upstream = Upstream::start().await;
     let options = ["--allow-origin=https://app.example.com, https://plain.example.com:443"];
     let proxy = Running::before(&upstream, &options).await;
@@ -157,7 +157,7 @@ async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_stands_still_is_answered_with_408_after_30_s() {
+async fn a_stalled_body_is_answered_with_408_after_30_s() {
     let command = Running::before_command(&[]).await;
     let upstream = Running::before(&Upstream::start().await, &[]).await;
     for proxy in [command, upstream] {
@@ -233,7 +233,7 @@ async fn a_connection_whose_head_does_not_arrive_is_closed() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_messages_are_the_servers_to_judge() {
+async fn bodies_that_are_not_messages_pass_to_the_server() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
     for body in [&b"{"[..], b"\xff\xfe", b"[]", b""] {

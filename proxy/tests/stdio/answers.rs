@@ -59,7 +59,7 @@ async fn an_answer_that_cannot_be_read_ends_its_call_with_an_error() {
 }
 
 #[tokio::test]
-async fn a_process_is_not_killed_for_an_answer_that_waits_behind_a_client_that_does_not_read() {
+async fn a_process_is_not_killed_for_an_answer_behind_a_client_that_does_not_read() {
     let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line; read line
         i=0; while [ $i -lt 300 ]; do echo '{"jsonrpc":"2.0","id":"q'$i'","method":"roots/list"}'; i=$((i+1)); done
         read line; read line; echo '{"jsonrpc":"2.0","id":2,"result":{}}'

@@ -113,7 +113,7 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
 }
 
 #[tokio::test]
-async fn a_server_that_heeds_neither_the_end_of_stdin_nor_sigterm_is_killed() {
+async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
     let stdio = serve(scripted(&["--stubborn"]));
     let client = Client::begin(&stdio, OLD).await;
     let pid = client.pid().await;
@@ -176,7 +176,7 @@ async fn an_unused_session_ends() {
 }
 
 #[tokio::test]
-async fn the_last_handle_takes_the_processes_along() {
+async fn the_processes_end_with_the_last_handle() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let pid = client.pid().await;
     drop(client);
@@ -184,7 +184,7 @@ async fn the_last_handle_takes_the_processes_along() {
 }
 
 #[test]
-fn a_runtime_that_ends_takes_the_processes_along() {
+fn the_processes_end_with_the_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (pid, grandchild) = runtime.block_on(async {
         let client = Client::begin(&serve(scripted(&["--stubborn"])), OLD).await;
@@ -243,7 +243,7 @@ async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() 
 }
 
 #[tokio::test]
-async fn servers_that_crash_at_once_are_not_started_for_ever() {
+async fn servers_that_crash_at_once_are_not_restarted_forever() {
     let stdio = serve(scripted(&["--crash"]));
     for _ in 0..3 {
         let (_client, mut events) = Client::initialize(&stdio, OLD).await;

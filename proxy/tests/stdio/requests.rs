@@ -44,7 +44,7 @@ async fn messages_pass_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn a_message_on_many_lines_is_one_line_to_the_server() {
+async fn a_message_on_several_lines_is_one_line_for_the_server() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let body = "\r\n{\r\n\"jsonrpc\":\"2.0\",\n\"id\":3,\n\"method\":\"ping\"\n}\n";
     assert_eq!(
@@ -196,7 +196,7 @@ async fn an_id_in_use_is_refused_and_its_call_continues() {
 }
 
 #[tokio::test]
-async fn the_server_may_ask_and_gets_the_answer() {
+async fn a_request_of_the_server_gets_its_answer() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut events = client
         .call("7", "ask", r#"{"text":"elicitation/create"}"#)
@@ -213,7 +213,7 @@ async fn the_server_may_ask_and_gets_the_answer() {
 }
 
 #[tokio::test]
-async fn what_belongs_to_no_call_waits_for_a_client_that_listens() {
+async fn messages_of_no_call_wait_for_a_listener() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
     let mut asking = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
@@ -363,7 +363,7 @@ async fn bad_requests_are_refused_and_start_nothing() {
 }
 
 #[tokio::test]
-async fn event_ids_of_others_and_ids_that_never_were_are_refused() {
+async fn event_ids_of_other_sessions_and_unknown_ids_are_refused() {
     let stdio = serve(scripted(&[]));
     let (one, other) = (
         Client::begin(&stdio, NEW).await,

@@ -159,7 +159,7 @@ fn when_a_runtime_ends_another_one_reads_its_streams() {
 }
 
 #[test]
-fn an_idle_session_is_closed_though_its_runtime_is_not_driven_any_more() {
+fn an_idle_session_is_closed_though_its_runtime_is_no_longer_driven() {
     let manager = LocalSessionManager::default();
     let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(300));
     let (first, second) = (paused(), paused());

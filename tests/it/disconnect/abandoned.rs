@@ -44,7 +44,7 @@ async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer
 
 /// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 #[tokio::test]
-async fn a_replayed_cancel_does_not_meet_a_new_call_with_the_same_id() {
+async fn a_replayed_cancel_does_not_hit_a_new_call_with_the_same_id() {
     let foreign = Foreign::with(Grace::Immediate);
     drop(foreign.call(7).await);
     let again = foreign.call(7).await;

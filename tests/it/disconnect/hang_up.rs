@@ -382,7 +382,7 @@ impl When {
 
 /// The server sheds load for a moment, and a gateway cannot reach it.
 #[tokio::test]
-async fn a_replayed_cancel_that_is_refused_for_the_moment_is_sent_again() {
+async fn a_replayed_cancel_that_is_refused_temporarily_is_sent_again() {
     static REFUSALS: [StatusCode; 2] = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::BAD_GATEWAY];
     let refused = Arc::new(AtomicUsize::new(0));
     let count = refused.clone();

@@ -42,7 +42,7 @@ async fn a_request_to_a_client_fails_when_the_client_disconnects() {
 }
 
 #[tokio::test]
-async fn a_question_fails_when_its_client_cancels() {
+async fn a_request_to_a_client_fails_when_the_client_cancels() {
     let (setup, mut fates) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     let (_call, _) = asked(&setup, &mcp, 1, "roots/list").await;
@@ -54,7 +54,7 @@ async fn a_question_fails_when_its_client_cancels() {
 
 /// Without the wrapper the handler waits for ever, although its call is cancelled.
 #[tokio::test]
-async fn without_the_wrapper_a_question_waits_for_ever() {
+async fn without_the_wrapper_a_request_to_a_client_waits_forever() {
     for server in [Server::Bare, Server::LayerOnly] {
         let (setup, mut fates) = start(server).await;
         let mcp = setup.mcp().await;
@@ -88,7 +88,7 @@ async fn an_answer_that_arrives_too_late_is_ignored() {
 }
 
 #[tokio::test]
-async fn the_questions_of_other_calls_are_their_clients_to_answer() {
+async fn the_requests_of_other_calls_still_reach_their_clients() {
     let (setup, mut fates) = start(Server::Wrapped).await;
     let mcp = setup.mcp().await;
     let (leaving, _) = asked(&setup, &mcp, 1, "roots/list").await;
@@ -107,7 +107,7 @@ async fn the_questions_of_other_calls_are_their_clients_to_answer() {
 
 /// A request that a call sends after its cancel is refused.
 #[tokio::test]
-async fn a_cancelled_call_cannot_ask_at_all() {
+async fn a_cancelled_call_cannot_send_a_request_to_its_client() {
     let (tell, mut refused) = mpsc::unbounded_channel();
     let handler = Scripted::new(move |context| {
         let tell = tell.clone();

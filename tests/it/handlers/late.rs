@@ -42,7 +42,7 @@ async fn with_the_wrapper_no_message_of_a_cancelled_call_is_sent() {
 
 /// The control: without the wrapper the messages of the same handler are delivered.
 #[tokio::test]
-async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
+async fn bare_rmcp_sends_the_messages_of_a_cancelled_call() {
     let (handler, _refusals) = nagging();
     let setup = Plan::of(Server::Bare).start_scripted(handler).await;
     let mcp = setup.mcp().await;
@@ -95,7 +95,7 @@ async fn an_answer_that_was_queued_at_the_cancel_is_not_sent() {
 /// rmcp removes the route of a progress token when the first of its calls ends. From then on the progress is sent on
 /// the session's standalone stream, by bare rmcp as well.
 #[tokio::test]
-async fn a_call_that_took_over_the_progress_token_of_a_cancelled_one_gets_its_progress() {
+async fn a_call_that_reuses_the_progress_token_of_a_cancelled_one_gets_its_progress() {
     for server in [Server::Wrapped, Server::Bare] {
         let (handler, goes_on) = progressing();
         let setup = Plan::of(server).start_scripted(handler).await;
@@ -188,7 +188,7 @@ async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
 
 /// rmcp's worker handles nothing while a stream of its session is full and unread.
 #[tokio::test]
-async fn a_call_with_the_id_of_one_whose_cancel_was_never_taken_gets_its_answer() {
+async fn a_call_with_the_id_of_one_whose_cancel_was_never_accepted_gets_its_answer() {
     let clock = StoppedClock::stop();
     let (setup, answers) = blockable().await;
     let mcp = setup.mcp().await;

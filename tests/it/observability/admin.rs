@@ -251,7 +251,7 @@ async fn long_names_are_cut() {
 }
 
 #[tokio::test]
-async fn nothing_but_the_pages_own_files_runs() {
+async fn only_the_pages_own_scripts_run() {
     let (calls, _open) = held_call("tool").await;
     let admin = routes(calls);
     for path in [

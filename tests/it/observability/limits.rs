@@ -33,12 +33,12 @@ for_servers!([
     stateless_json = StatelessJson,
 ] {
     a_call_beyond_the_limit_gets_its_answer,
-    a_call_that_ends_makes_room,
+    a_call_that_ends_frees_capacity,
     a_call_that_is_cancelled_at_once_needs_no_room,
 });
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
-    hanging_up_a_call_beyond_the_limit_cancels_nothing,
+    a_disconnect_from_a_call_over_the_limit_cancels_nothing,
     detached_calls_beyond_the_limit_of_their_session_run_on_untracked,
     detached_calls_beyond_the_limit_in_all_run_on_untracked,
     a_client_that_resumes_frees_capacity,
@@ -61,7 +61,7 @@ async fn a_call_beyond_the_limit_gets_its_answer(server: Server) {
     assert_eq!(setup.events.of(&second, 2), expected);
 }
 
-async fn a_call_that_ends_makes_room(server: Server) {
+async fn a_call_that_ends_frees_capacity(server: Server) {
     let setup = limited(server, |limits| limits.calls(1)).start().await;
     let mcp = setup.mcp().await;
     let mut first = setup.start_call(&mcp, 1, "hold", "first").await;
@@ -86,7 +86,7 @@ async fn a_call_that_is_cancelled_at_once_needs_no_room(server: Server) {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn hanging_up_a_call_beyond_the_limit_cancels_nothing(server: Server) {
+async fn a_disconnect_from_a_call_over_the_limit_cancels_nothing(server: Server) {
     let setup = limited(server, |limits| limits.calls(1)).start().await;
     let (first, second) = (setup.mcp().await, setup.mcp().await);
     let mut tracked = setup.start_call(&first, 7, "hold", "tracked").await;

@@ -49,7 +49,7 @@ async fn refused_resume(server: Server, grace: Grace) {
 
 /// The session would have nothing left of the call by which its end could be observed.
 #[tokio::test]
-async fn a_call_whose_answer_the_store_did_not_take_is_seen_to_end() {
+async fn the_end_of_a_call_whose_answer_the_store_refused_is_observed() {
     let clock = StoppedClock::stop();
     let (plan, store) = failing(Server::Wrapped);
     let plan = plan.sessions(|mut local| {

@@ -21,7 +21,7 @@ const FIRST_EVENT: &str = "0/0";
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_client_that_polls_keeps_its_call_for_as_long_as_it_polls,
     a_client_that_stops_polling_loses_its_call_after_a_whole_grace,
-    a_stream_that_the_server_ends_is_no_hang_up_with_any_grace,
+    a_stream_that_the_server_ends_is_not_a_disconnect_with_any_grace,
     the_last_retry_that_the_server_sent_is_what_counts,
 });
 
@@ -76,7 +76,7 @@ async fn a_client_that_stops_polling_loses_its_call_after_a_whole_grace(server: 
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-async fn a_stream_that_the_server_ends_is_no_hang_up_with_any_grace(server: Server) {
+async fn a_stream_that_the_server_ends_is_not_a_disconnect_with_any_grace(server: Server) {
     let wait = Duration::from_secs(7);
     for (grace, expected) in [
         (Grace::Auto, Some(MIN_GRACE)),

@@ -48,7 +48,7 @@ enum Loses {
 }
 
 #[tokio::test]
-async fn a_resume_of_an_answered_call_brings_all_that_its_client_missed() {
+async fn a_resume_of_an_answered_call_gets_all_missed_events() {
     let (setup, mcp, ids) = answered(Loses::Nothing).await;
 
     let brought = brought(&mcp, &ids[0]).await;

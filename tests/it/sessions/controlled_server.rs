@@ -256,7 +256,7 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
 
 /// The specification forbids the reuse of an id. A client that reuses one must still keep its new call.
 #[tokio::test]
-async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id() {
+async fn a_pending_cancel_does_not_hit_a_new_call_with_the_same_id() {
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
@@ -349,7 +349,7 @@ async fn a_request_that_the_manager_refuses_does_not_supersede_a_call() {
 }
 
 #[tokio::test]
-async fn a_request_without_room_supersedes_no_call_be_it_refused_or_not() {
+async fn a_request_over_the_limit_supersedes_no_call_whether_refused_or_not() {
     let layer = CancelOnDisconnectLayer::new().limits(Limits::default().calls(1));
     refused_it_supersedes_nothing(layer, &[]).await;
 }
@@ -377,7 +377,7 @@ async fn refused_it_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted:
 }
 
 #[tokio::test]
-async fn a_request_that_the_manager_refuses_does_not_take_an_older_call_with_its_id_out_of_sight() {
+async fn a_request_that_the_manager_refuses_does_not_untrack_an_older_call_with_its_id() {
     let gated = Arc::new(Gated::new(At::Close));
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
     let calls = layer.calls();
@@ -400,7 +400,7 @@ async fn a_request_that_the_manager_refuses_does_not_take_an_older_call_with_its
 
 /// The inner manager has handled the cancel, but returns late.
 #[tokio::test]
-async fn a_cancel_by_the_client_that_is_taken_slowly_does_not_meet_a_new_call_with_the_same_id() {
+async fn a_cancel_by_the_client_that_is_accepted_slowly_does_not_hit_a_new_call_with_the_same_id() {
     let gated = Arc::new(Gated::new(At::TakenCancels));
     let waits = Waits::default();
     let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
@@ -595,7 +595,7 @@ async fn an_idle_session_is_closed_once_though_a_request_that_waits_for_that_is_
 
 /// The close has begun on the first runtime.
 #[test]
-fn a_request_does_not_wait_for_a_runtime_that_stands_still_while_it_closes_a_session() {
+fn a_request_does_not_wait_for_a_runtime_that_stalls_while_it_closes_a_session() {
     let paused = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         builder.enable_all().start_paused(true).build().unwrap()
@@ -643,7 +643,7 @@ async fn an_unread_stream_is_closed_though_every_check_of_it_is_late() {
 }
 
 #[tokio::test]
-async fn an_idle_session_is_closed_though_no_look_at_it_is_on_time() {
+async fn an_idle_session_is_closed_though_every_check_of_it_is_late() {
     let clock = StoppedClock::stop();
     let sessions = CancellableSessionManager::local(Default::default()).idle_timeout(IDLE);
     let sessions = Arc::new(sessions);
@@ -684,7 +684,7 @@ async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
 
 /// Whether its client is connected or not.
 #[tokio::test]
-async fn a_resume_that_hangs_holds_up_the_next_for_a_while_only() {
+async fn a_resume_that_hangs_delays_the_next_one_for_a_limited_time() {
     let clock = StoppedClock::stop();
     for leaves in [false, true] {
         let gated = Arc::new(Gated::new(At::FirstResume));
@@ -732,7 +732,7 @@ async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
 
 /// The former reader ends when the manager moves the call. The next reader has nothing to read yet.
 #[tokio::test]
-async fn a_call_stays_known_whose_resume_was_given_up_half_way() {
+async fn a_call_whose_resume_was_aborted_stays_tracked() {
     let clock = StoppedClock::stop();
     let mut gated = Gated::new(At::CancelsAndResumes);
     gated.inner.session_config.keep_alive = None;
@@ -947,7 +947,7 @@ async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_befo
 
 /// The new call waits for the cancel, so the cancel must not be given up because of the new call.
 #[tokio::test]
-async fn a_call_is_cancelled_though_its_id_is_used_again_before_its_cancel_sets_out() {
+async fn a_call_is_cancelled_though_its_id_is_reused_before_its_cancel_is_sent() {
     let tools = Noting::default();
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let (layer, log) = Log::of(layer);
@@ -972,7 +972,7 @@ async fn a_call_is_cancelled_though_its_id_is_used_again_before_its_cancel_sets_
 
 /// A cancel may take up to 10 s, and a new call waits for it that long.
 #[tokio::test]
-async fn a_cancel_that_is_taken_after_seconds_does_not_meet_a_new_call_with_the_same_id() {
+async fn a_cancel_that_is_accepted_after_seconds_does_not_hit_a_new_call_with_the_same_id() {
     let clock = StoppedClock::stop();
     let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let waits = Waits::default();

@@ -29,7 +29,7 @@ pub(super) const FIRST_EVENT: &str = "0/0";
 const DRAIN: Duration = Duration::from_secs(5);
 
 #[tokio::test]
-async fn an_idle_session_is_closed_when_its_time_is_over_and_not_before() {
+async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -48,7 +48,7 @@ async fn an_idle_session_is_closed_when_its_time_is_over_and_not_before() {
 
 /// A runtime that stood still for a moment serves its timers before the accept queue.
 #[tokio::test]
-async fn a_request_that_waited_when_the_time_was_over_keeps_its_session() {
+async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -81,7 +81,7 @@ async fn a_closed_session_leaves_no_state() {
 }
 
 #[tokio::test]
-async fn a_request_starts_the_time_anew() {
+async fn a_request_restarts_the_idle_timeout() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -102,7 +102,7 @@ async fn a_request_starts_the_time_anew() {
 
 /// rmcp looks up the session only after it has the body.
 #[tokio::test]
-async fn a_request_whose_body_is_on_its_way_for_long_keeps_its_session() {
+async fn a_request_whose_body_arrives_slowly_keeps_its_session_open() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -124,7 +124,7 @@ async fn a_request_whose_body_is_on_its_way_for_long_keeps_its_session() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_finished_does_not_keep_its_session_for_good() {
+async fn an_incomplete_body_of_a_disconnected_client_does_not_keep_its_session_open() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -144,7 +144,7 @@ async fn a_body_that_is_not_finished_does_not_keep_its_session_for_good() {
 }
 
 #[tokio::test]
-async fn a_request_of_another_session_does_not() {
+async fn a_request_of_another_session_does_not_restart_the_idle_timeout() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let (mcp, other) = (setup.mcp().await, setup.mcp().await);
@@ -188,7 +188,7 @@ async fn bare_rmcp_loses_the_answer_of_such_a_call() {
 }
 
 #[tokio::test]
-async fn its_time_starts_when_the_last_stream_ends() {
+async fn the_idle_timeout_starts_when_the_last_stream_ends() {
     let clock = StoppedClock::stop();
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
@@ -335,7 +335,7 @@ async fn a_standalone_stream_keeps_its_session_open_until_it_ends() {
 }
 
 #[tokio::test]
-async fn a_time_of_ones_own_counts() {
+async fn a_configured_idle_timeout_applies() {
     let clock = StoppedClock::stop();
     let wrap =
         |local: LocalSessionManager| CancellableSessionManager::new(local).idle_timeout(IDLE / 10);
@@ -363,7 +363,7 @@ async fn idle_sessions_may_stay_open() {
     setup.assert_usable(&mcp).await;
 }
 
-/// Here the idle time of the wrapper is the longer one, in `a_time_of_ones_own_counts` the shorter.
+/// Here the idle time of the wrapper is the longer one, in `a_configured_idle_timeout_applies` the shorter.
 #[tokio::test]
 async fn the_inner_managers_own_timer_still_works_and_leaves_no_state() {
     let clock = StoppedClock::stop();
@@ -420,7 +420,7 @@ async fn sessions_are_closed_without_a_layer_too() {
 }
 
 #[tokio::test]
-async fn a_restored_session_has_all_its_time() {
+async fn a_restored_session_has_a_full_idle_timeout() {
     let clock = StoppedClock::stop();
     let store = Arc::new(SavedSessions::default());
     let setup = by_default().config(|mut config| {

@@ -75,7 +75,7 @@ async fn a_session_whose_client_disconnected_from_its_call_is_closed_after_the_g
 }
 
 #[tokio::test]
-async fn a_request_finds_the_client_again() {
+async fn a_request_shows_that_the_client_is_not_lost() {
     let clock = StoppedClock::stop();
     let setup = plan().start().await;
     let mcp = setup.mcp().await;

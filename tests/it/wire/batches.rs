@@ -47,7 +47,7 @@ struct Job {
 }
 
 #[tokio::test]
-async fn a_batch_and_its_answer_pass_as_they_are() {
+async fn a_batch_and_its_answer_pass_unchanged() {
     let (setup, mut jobs) = start(Answers::Early).await;
     for (number, mcp) in clients(&setup).into_iter().enumerate() {
         let text = format!(" {}\r\n", batch(&mcp));

@@ -86,7 +86,7 @@ fn noise_is_the_same_with_probes() {
 }
 
 #[test]
-fn a_client_that_reads_in_its_own_time_reads_the_same_events() {
+fn a_slow_client_reads_the_same_events() {
     let pauses = vec(prop_oneof![2 => Just(0_u32), 1 => 1..4_u32], 1..8);
     let streams = (stream_of_events(), cuts(), silences(), head(), pauses);
     let checked = runner(500).run(&streams, |(text, cuts, silences, head, pauses)| {

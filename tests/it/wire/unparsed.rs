@@ -115,7 +115,7 @@ async fn a_body_whose_client_disconnected_before_it_was_bound_is_reported_once()
 }
 
 #[tokio::test]
-async fn what_is_refused_unread_is_not_reported() {
+async fn a_body_that_is_refused_unread_is_not_reported() {
     for (name, value) in [
         (header::CONTENT_TYPE, "application/json"),
         (header::CONTENT_ENCODING, "gzip"),

@@ -295,7 +295,7 @@ fn a_flush_waits_for_reserved_and_queued_answers_and_for_no_later_ones() {
 }
 
 #[test]
-fn an_answer_is_late_that_is_not_written_a_second_after_its_end() {
+fn an_answer_that_is_not_written_within_a_second_is_late() {
     let mut model = Model::new();
     let is_late = |model: &Model| model.queue.is_late(model.now);
     model.put("a", 0, 100);

@@ -41,7 +41,7 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit() {
+async fn answers_expire_and_the_oldest_are_evicted_at_the_limit() {
     let directory = MemoryDirectory::default();
     let (session, me) = (session("a").session, instance(1).incarnation);
     let large = Bytes::from(vec![b' '; 1024 * 1024]);

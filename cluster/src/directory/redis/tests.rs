@@ -80,7 +80,7 @@ async fn an_unsupported_url_is_an_error_that_names_the_reason() {
 
 #[cfg(feature = "tls")]
 #[tokio::test]
-async fn a_root_certificate_must_be_one_and_be_of_use() {
+async fn a_root_certificate_must_be_valid_and_applicable() {
     let refused = |url: &str, pem: &[u8]| {
         let address = RedisAddress {
             root_certificate: Some(pem.to_owned()),

@@ -191,7 +191,7 @@ async fn a_session_of_this_instance_is_looked_up_each_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_owner_that_was_meant_is_forgotten() {
+async fn only_the_given_owner_is_invalidated() {
     let (owners, directory, other) = owners().await;
     let winner = Ownership::begin(instance(3));
     owners.insert(hash("a"), winner);

@@ -148,7 +148,7 @@ async fn an_unknown_session_is_not_restored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
+async fn a_directory_that_does_not_answer_or_is_wrong_restores_nothing() {
     let directory = directory();
     let one = Instance::new(1, &directory);
     directory

@@ -149,7 +149,7 @@ fn a_later_head_changes_nothing() {
 }
 
 #[test]
-fn a_cancel_that_was_first_stays_one() {
+fn a_cancel_before_the_answer_stays_a_cancel() {
     for kind in Kind::ALL {
         let (layer, log) = immediate();
         let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
@@ -233,7 +233,7 @@ async fn a_late_resume_of_an_answered_call_passes_untouched() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_answered_while_a_resume_holds_it_lets_that_pass() {
+async fn the_resume_of_a_call_that_is_answered_meanwhile_passes() {
     let clock = StoppedClock::stop();
     let foreign = Foreign::with(Grace::After(GRACE));
     let token = cut(&foreign).await;
@@ -268,7 +268,7 @@ async fn a_call_whose_grace_has_ended_stays_cancelled_and_its_client_gets_the_er
 }
 
 #[tokio::test]
-async fn after_it_the_cancel_of_its_client_passes_and_fires_nothing() {
+async fn after_the_answer_a_cancel_by_the_client_passes_and_fires_nothing() {
     let foreign = Foreign::with(Grace::After(GRACE));
     let call = foreign.call(1).await;
     let token = foreign.token();

@@ -110,7 +110,7 @@ fn a_disconnect_after_a_possible_answer_cancels_nothing() {
 }
 
 #[test]
-fn an_encoded_stream_that_brought_nothing_yet_is_cancelled() {
+fn an_encoded_stream_without_data_yet_is_cancelled() {
     for kind in [Kind::Stateless, Kind::Session] {
         let (layer, log) = immediate();
         let (response, token) = respond(&layer, kind.request(), |_| {

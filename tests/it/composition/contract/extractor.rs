@@ -24,7 +24,7 @@ fn report() -> Request<Body> {
 }
 
 #[tokio::test]
-async fn a_handler_that_extracts_the_token_sees_its_client_go() {
+async fn a_handler_that_extracts_the_token_detects_the_disconnect() {
     let (handed_out, mut tokens) = mpsc::unbounded_channel();
     let route = get(async move |token: CallToken| {
         handed_out.send(token).expect("the test listens");

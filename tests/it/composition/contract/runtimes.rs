@@ -297,7 +297,7 @@ fn a_clean_up_runs_though_the_runtime_of_the_disconnect_is_no_longer_driven() {
 }
 
 #[test]
-fn a_grace_ends_though_the_runtime_on_which_it_began_is_not_driven_any_more() {
+fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
     let (layer, _log) = patient();
     let first = paused();
     let token = first.block_on(async {
@@ -334,7 +334,7 @@ fn a_grace_ends_in_time_on_its_runtime_whichever_runtime_registered_first() {
 }
 
 #[test]
-fn a_call_times_out_though_its_runtime_is_not_driven_any_more() {
+fn a_call_times_out_though_its_runtime_is_no_longer_driven() {
     let layer = CancelOnDisconnectLayer::new().call_timeout(HOUR);
     let first = paused();
     let (response, token) = first.block_on(async {

@@ -19,7 +19,7 @@ use super::{
 use crate::support::within;
 
 #[tokio::test]
-async fn every_method_of_rmcps_trait_is_handed_on() {
+async fn every_method_of_rmcps_trait_is_forwarded() {
     let (handler, heard) = recorder();
     let mut wire = Wire::to(handler.clone());
     let mut expected = 0;

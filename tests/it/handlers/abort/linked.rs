@@ -72,7 +72,7 @@ async fn bare_rmcp_fires_no_token_of_a_stored_call() {
 
 /// Before 2026-07-28 a disconnect is no cancel. With a store the client may resume on any server.
 #[tokio::test]
-async fn a_stored_call_of_an_older_revision_runs_on() {
+async fn a_stored_call_of_an_older_revision_keeps_running() {
     let plan = stored(Server::StatelessSse).grace(Grace::Auto);
     let setup = plan.abort_after(Duration::ZERO).start().await;
     let mcp = setup.mcp().await;
@@ -93,7 +93,7 @@ async fn a_stored_call_of_an_older_revision_runs_on() {
 
 /// The control: bare rmcp lets the call run on too.
 #[tokio::test]
-async fn bare_rmcp_runs_on_with_a_stored_call_of_an_older_revision() {
+async fn bare_rmcp_keeps_running_a_stored_call_of_an_older_revision() {
     let plan = stored(Server::Bare).config(|config| config.with_legacy_session_mode(false));
     let setup = plan.start().await;
     let mcp = Mcp::stateless(setup.served.addr, PATH);

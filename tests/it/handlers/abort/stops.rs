@@ -93,7 +93,7 @@ async fn bare_rmcp_lets_a_stubborn_handler_run() {
 }
 
 #[tokio::test]
-async fn the_window_is_a_second_unless_it_is_set() {
+async fn the_abort_grace_is_a_second_unless_it_is_set() {
     let clock = StoppedClock::stop();
     for (window, expected) in [(None, 1_000), (Some(Duration::from_millis(200)), 200)] {
         let witness = Witness::new();
@@ -123,7 +123,7 @@ async fn the_window_is_a_second_unless_it_is_set() {
 
 /// Checks for each method whether it may be stopped.
 #[tokio::test]
-async fn only_what_changes_nothing_is_stopped() {
+async fn only_requests_without_side_effects_are_stopped() {
     let mut dropped = BTreeSet::new();
     let mut running = BTreeSet::new();
     for (method, params, name) in requests() {
@@ -190,7 +190,7 @@ async fn a_stopped_call_is_answered_if_a_client_can_receive_the_answer() {
 }
 
 #[tokio::test]
-async fn a_destructor_that_panics_does_not_take_the_answer_with_it() {
+async fn a_panic_in_a_destructor_does_not_lose_the_answer() {
     let handler = Scripted::new(|context| async move {
         let _bomb = Bomb;
         report(&context, "a", 1).await;

@@ -203,7 +203,7 @@ async fn an_inner_service_that_drops_its_stream_is_distinguished_from_a_disconne
 
 /// Behind the layer alone, the end of a call cannot be observed if its client does not resume.
 #[tokio::test]
-async fn a_call_that_runs_on_out_of_sight_ends_as_unknown() {
+async fn a_call_that_is_untracked_and_keeps_running_ends_as_unknown() {
     const HOUR: Duration = Duration::from_secs(60 * 60);
     let clock = StoppedClock::stop();
     let (setup, causes) = watched(Plan::of(Server::LayerOnly).grace(Grace::Never)).await;

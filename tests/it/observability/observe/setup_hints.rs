@@ -101,7 +101,7 @@ async fn a_session_manager_behind_two_layers_hints_which_of_them_it_does_not_ser
 }
 
 #[tokio::test]
-async fn rmcps_own_sessions_behind_the_layer_are_noticed() {
+async fn rmcps_own_sessions_behind_the_layer_emit_a_hint() {
     let lines = Lines::up_to(Level::INFO);
     for servers in 1..=2 {
         assert_works(Plan::of(Server::LayerOnly)).await;

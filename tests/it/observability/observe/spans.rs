@@ -122,7 +122,7 @@ async fn a_cancel_that_fails_belongs_to_the_request() {
 }
 
 #[tokio::test]
-async fn without_a_span_events_are_logged_all_the_same() {
+async fn without_a_span_events_are_still_logged() {
     let lines = Lines::all();
     let setup = Server::Wrapped.start().await;
     let mcp = setup.mcp().await;

@@ -156,7 +156,7 @@ async fn an_error_status_with_a_json_rpc_error_keeps_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_another_request_is_not_taken_over() {
+async fn an_error_of_another_request_is_not_used() {
     let (mut body, asked) = committed(&committing().0, call()).await;
     let said = r#"{"jsonrpc":"2.0","id":8,"error":{"code":-32602,"message":"no"}}"#;
     asked.answer(status(400, "application/json", said));
@@ -178,7 +178,7 @@ async fn a_failing_service_becomes_an_error_of_the_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_an_event_becomes_an_error_of_the_call() {
+async fn an_answer_that_cannot_be_an_event_becomes_an_error_of_the_call() {
     let gzip = |mut response: Response<Body>| {
         let gzip = header::HeaderValue::from_static("gzip");
         response
@@ -262,7 +262,7 @@ async fn an_answer_in_time_is_unchanged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_single_call_of_a_client_that_takes_events_is_answered_early() {
+async fn only_a_single_call_of_a_client_that_accepts_events_is_answered_early() {
     let accept = |value: &'static str| {
         let mut request = call();
         let value = header::HeaderValue::from_static(value);
@@ -309,7 +309,7 @@ async fn only_a_single_call_of_a_client_that_takes_events_is_answered_early() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_inner_service_is_not_asked_to_encode_what_may_become_an_event() {
+async fn a_call_whose_answer_may_become_an_event_is_forwarded_without_accept_encoding() {
     for (request, passes) in [
         (call(), false),
         (
@@ -357,7 +357,7 @@ async fn a_request_that_is_uploaded_slowly_keeps_the_status_of_its_refusal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_call_that_was_uploaded_slowly_is_answered_with_a_stream_all_the_same() {
+async fn a_silent_call_that_was_uploaded_slowly_is_still_answered_with_a_stream() {
     let (layer, _log) = committing();
     let (client, mut server) = between(&layer);
     let (upload, body) = Feed::new();

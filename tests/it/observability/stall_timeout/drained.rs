@@ -101,7 +101,7 @@ async fn a_stream_that_stays_open_after_its_answer_ends_with_the_drain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_stays_open_after_an_answer_of_after_the_drain_ends_as_well() {
+async fn a_stream_that_stays_open_after_an_answer_that_follows_the_drain_ends_as_well() {
     let (layer, _log) = patient();
     let (client, mut server) = between(&layer);
     let (mut body, feed, _) = open(&client, &mut server, task()).await;
@@ -346,7 +346,7 @@ async fn a_drain_that_is_dropped_while_it_waits_has_ended_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_take_its_cancels_holds_a_drain_up_for_a_second() {
+async fn a_server_that_does_not_accept_its_cancels_delays_a_drain_for_a_second() {
     let (layer, log) = patient();
     let (client, mut server) = between(&layer);
     let (mut body, _feed, _) = open(&client, &mut server, in_session(call())).await;

@@ -33,7 +33,7 @@ async fn a_quiet_stream_is_probed_at_every_interval() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn traffic_puts_the_next_probe_off() {
+async fn traffic_postpones_the_next_probe() {
     let (mut response, feed) = stream(&probing()).await;
     let body = response.body_mut();
     for _ in 0..3 {
@@ -81,7 +81,7 @@ async fn a_byte_order_mark_after_a_probe_is_removed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_option_nothing_is_put_in() {
+async fn without_the_option_nothing_is_injected() {
     let (mut response, _feed) = stream(&immediate().0).await;
     assert!(is_silent(response.body_mut(), 3600 * SECOND).await);
     assert_eq!(response.headers().len(), 1);

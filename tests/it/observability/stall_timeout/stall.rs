@@ -100,7 +100,7 @@ async fn a_large_event_without_the_option_is_passed_on_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_is_cancelled_within_a_large_event_ends_behind_it() {
+async fn a_call_that_is_cancelled_within_a_large_event_ends_after_it() {
     let layer = impatient();
     let (mut body, feed, _token) = unread(&layer).await;
     let large = format!("data: {}\n\n", "x".repeat(100_000));
@@ -146,7 +146,7 @@ async fn without_the_option_a_stream_may_stay_unread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_was_starved_gives_the_client_more_time() {
+async fn a_runtime_that_stalled_gives_the_client_more_time() {
     let (mut body, feed, token) = unread(&impatient()).await;
     // In one step, as a blocked worker sees it.
     tokio::time::advance(3 * LIMIT).await;
@@ -159,7 +159,7 @@ async fn a_runtime_that_was_starved_gives_the_client_more_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_stood_still_for_a_moment_gives_the_client_as_long() {
+async fn a_runtime_that_stalled_for_a_moment_gives_the_client_as_long() {
     let late = LIMIT + 3 * SECOND / 10;
     let (mut body, feed, token) = unread(&impatient()).await;
     tokio::time::advance(late).await;

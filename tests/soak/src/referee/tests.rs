@@ -170,7 +170,7 @@ fn an_orphan_must_be_cancelled_and_is_a_zombie_if_it_is_not() {
 }
 
 #[test]
-fn a_stall_of_the_machine_excuses_no_more_than_its_own_length_and_one_more_look() {
+fn a_stall_of_the_machine_excuses_no_more_than_its_length_and_one_more_check() {
     let left = |stalled: u64| {
         let stall = Fact::Stalled { millis: 700 };
         let story = Story::on("wrapped").leaves(1_000, 1).then(3_700, stall);
@@ -181,7 +181,7 @@ fn a_stall_of_the_machine_excuses_no_more_than_its_own_length_and_one_more_look(
 }
 
 #[test]
-fn every_stall_excuses_one_more_look_at_the_end_of_a_grace_and_at_nothing_else() {
+fn every_stall_excuses_one_more_check_at_the_end_of_a_grace_and_nothing_else() {
     let with_stalls = |story: Story| {
         let stall =
             |story: Story, n: u64| story.then(3_100 + 200 * n, Fact::Stalled { millis: 60 });

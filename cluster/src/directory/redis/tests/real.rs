@@ -112,7 +112,7 @@ async fn a_redis_directory_fulfils_the_contract() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
+async fn keys_expire_in_time_and_contain_no_session_id() {
     let server = Server::start().await;
     let directory = directory(&server);
     let (me, secret) = (instance(1), SessionHash::of("secret"));
@@ -259,7 +259,7 @@ async fn no_caller_waits_long_for_a_redis_that_is_stopped() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
+async fn the_scripts_are_loaded_again_after_a_redis_has_lost_them() {
     let server = Server::start().await;
     let directory = directory(&server);
     let (one, two) = (instance(1), instance(2));
@@ -351,7 +351,7 @@ async fn a_connection_to_a_redis_that_became_a_replica_is_replaced() {
 /// Issue 29, 4.
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
+async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
     let server = Server::start().await;
     let one = Living::start(&server, 1, 1).await;
     let (session, generation, directory) =

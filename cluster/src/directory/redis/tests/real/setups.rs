@@ -179,7 +179,7 @@ async fn a_redis_cluster_is_refused_at_connect_and_never_consistent_if_it_appear
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_redis_that_evicts_is_warned_of_once() {
+async fn a_redis_that_evicts_is_logged_once() {
     let warned = "maxmemory-policy allkeys-lru";
     let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let mut server = Server::start_with(&options).await;
