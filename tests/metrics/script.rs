@@ -104,7 +104,7 @@ async fn run() -> Scrape {
     let patient = counted(Server::Wrapped).grace(Grace::After(GRACE));
     let patient = patient.start().await;
     let mcp = patient.mcp().await;
-    come_back(&patient, &mcp, &clock).await;
+    resume(&patient, &mcp, &clock).await;
     become_orphans(&patient, &mcp, &clock, 2).await;
 
     let limited = counted(Server::Wrapped).layer(|layer| layer.call_timeout(TIMEOUT));
@@ -191,7 +191,7 @@ async fn close_the_session(setup: &Setup) {
     setup.events.ended(&mcp, "close").await;
 }
 
-async fn come_back(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
+async fn resume(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
     let first = cut(setup, mcp, "back").await;
     clock.advance(AWAY).await;
     let mut resumed = mcp.resume(&first).await;

@@ -83,7 +83,7 @@ async fn a_closed_or_full_output_affects_only_the_log() {
         let counted = "\nmcp_proxy_log_lines_dropped_total ";
         let (_, dropped) = metrics.split_once(counted).expect("the metric");
         assert_eq!(!dropped.starts_with("0\n"), fault.drops(), "{dropped}");
-        started.nothing_is_left_of_the_session().await;
+        started.session_leaves_no_state().await;
         started.ends_by_sigterm().await;
     })
     .await;

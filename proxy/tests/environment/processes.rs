@@ -97,7 +97,7 @@ async fn cell(fault: Fault, phase: Phase) {
     if !fault.ends() {
         assert_eq!(within("DELETE", other.delete()).await, 204);
     }
-    started.nothing_is_left_of_the_session().await;
+    started.session_leaves_no_state().await;
     started.ends_by_sigterm().await;
 }
 
@@ -153,5 +153,5 @@ async fn no_server(script: Script) {
     let metrics = started.metrics().await;
     assert!(metrics.contains("mcp_proxy_children"), "{metrics}");
     started.ends_by_sigterm().await;
-    started.no_child_is_left();
+    started.assert_no_child();
 }

@@ -60,7 +60,7 @@ async fn cell(fault: Fault, phase: Phase) {
     if phase == Phase::Draining {
         return started.drains().await;
     }
-    started.nothing_is_left_of_the_session().await;
+    started.session_leaves_no_state().await;
     started.ends_by_sigterm().await;
 }
 

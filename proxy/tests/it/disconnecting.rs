@@ -27,7 +27,7 @@ async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
     client.send(&stateless_call("1")).await;
     let mut asked = upstream.asked().await;
     client.fin();
-    asked.gone().await;
+    asked.closed().await;
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is injected");
 }
@@ -44,7 +44,7 @@ async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
     client.head().await;
     client.event().await.expect("an event");
     client.rst();
-    asked.gone().await;
+    asked.closed().await;
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is injected");
 }
@@ -59,7 +59,7 @@ async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
     let mut stays = connection.send(&stateless_call("2")).await;
     let other = upstream.asked().await;
     left.reset();
-    asked.gone().await;
+    asked.closed().await;
     other.answer("200 OK", "{}").await;
     assert_eq!(stays.head().await.status, 200);
 }
@@ -73,7 +73,7 @@ async fn a_session_call_without_a_head_is_cancelled() {
     let mut asked = upstream.asked().await;
     client.fin();
     assert_eq!(cancel_of(&upstream).await, 1);
-    asked.gone().await;
+    asked.closed().await;
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
     client.head().await;
     client.event().await.expect("an event");
     client.fin();
-    asked.gone().await;
+    asked.closed().await;
     assert_eq!(cancel_of(&upstream).await, "a");
     proxy.calls_reach(0).await;
 }
@@ -105,7 +105,7 @@ async fn an_exempt_tool_and_one_with_its_own_grace_keep_running() {
         asked.stream().await;
         client.head().await;
         client.fin();
-        asked.gone().await;
+        asked.closed().await;
         while proxy.calls.detached() == 0 {
             tokio::task::yield_now().await;
         }
@@ -173,7 +173,7 @@ async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
     client.send(&stateless_call("1")).await;
     let mut asked = upstream.asked().await;
     client.fin();
-    asked.gone().await;
+    asked.closed().await;
     proxy.calls_reach(0).await;
 }
 
@@ -187,7 +187,7 @@ async fn a_timeout_closes_the_connection_of_an_exempt_call() {
     client.send(&stateless_call("1")).await;
     let mut asked = upstream.asked().await;
     client.fin();
-    asked.gone().await;
+    asked.closed().await;
     assert!(begun.elapsed() >= Duration::from_secs(1));
     proxy.calls_reach(0).await;
 }
@@ -204,7 +204,7 @@ async fn a_timed_grace_keeps_only_resumable_calls_and_always_keeps_every_call() 
         asked.stream().await;
         client.head().await;
         client.fin();
-        asked.gone().await;
+        asked.closed().await;
         if is_kept {
             while proxy.calls.detached() == 0 {
                 tokio::task::yield_now().await;
@@ -372,7 +372,7 @@ async fn a_call_without_a_session_shows_no_grace() {
             client.head().await;
             client.event().await.expect("an event");
             client.fin();
-            asked.gone().await;
+            asked.closed().await;
             proxy.calls_reach(0).await;
         }
     }

@@ -236,7 +236,7 @@ async fn a_call_that_does_not_end_is_cancelled_with_an_error_to_its_client() {
     assert!(cancel.body().contains("notifications/cancelled"));
     cancel.answer("202 Accepted", "").await;
     proxy.ended().await;
-    asked.gone().await;
+    asked.closed().await;
 }
 
 #[tokio::test]
@@ -280,7 +280,7 @@ async fn many_open_streams_do_not_delay_the_shutdown() {
     for (mut client, mut asked) in open {
         let answer = client.answer().await.expect("an error");
         assert_eq!(answer["error"]["code"], -32800);
-        asked.gone().await;
+        asked.closed().await;
     }
     proxy.ended().await;
 }

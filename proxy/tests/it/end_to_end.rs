@@ -102,14 +102,14 @@ impl Drop for Notes {
 }
 
 /// Waits until the processes no longer exist. An ended one may wait for the init process to reap it.
-async fn gone(processes: &[Pid]) {
-    let is_there = |pid: &Pid| {
+async fn until_exited(processes: &[Pid]) {
+    let exists = |pid: &Pid| {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
         let is_zombie = stat.is_ok_and(|stat| stat.contains(") Z "));
         !is_zombie && test_kill_process(*pid).is_ok()
     };
     let all_gone = async {
-        while processes.iter().any(is_there) {
+        while processes.iter().any(exists) {
             sleep(Duration::from_millis(5)).await;
         }
     };
@@ -157,7 +157,7 @@ async fn the_calls_of_a_command_that_is_killed_end_with_an_error_and_clients_beg
     );
     let said = error["error"]["message"].as_str().expect("text");
     assert!(said.contains("signal 9"), "{said}");
-    gone(&processes).await;
+    until_exited(&processes).await;
     assert_eq!(started.client.notify("ping", json!({})).await, 404);
     let mut again = Mcp::session(started.addr, "/mcp")
         .await
@@ -192,7 +192,7 @@ async fn a_signal_ends_the_program_and_its_processes_in_time() {
     let (status, logged) = started.program.ended().await;
     assert!(begun.elapsed() < Duration::from_secs(10), "{logged}");
     assert!(status.success(), "{logged}");
-    gone(&processes).await;
+    until_exited(&processes).await;
 }
 
 #[tokio::test]
@@ -206,7 +206,7 @@ async fn a_second_signal_kills_all_processes_of_the_program() {
     started.program.signal(Signal::INT);
     let (status, logged) = started.program.ended().await;
     assert!(status.success(), "{logged}");
-    gone(&processes).await;
+    until_exited(&processes).await;
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn the_call_of_an_upstream_is_cancelled_a_grace_after_the_disconnect() {
     assert_eq!(cancel.headers["mcp-session-id"], "s");
     cancel.answer("202 Accepted", "").await;
     // The upstream's stream would stay open otherwise.
-    asked.gone().await;
+    asked.closed().await;
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use tokio::{
 use crate::support::*;
 
 /// Returns a URL without a server.
-async fn nobody() -> String {
+async fn unused_url() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let addr = listener.local_addr().expect("an address");
     format!("http://{addr}/mcp")
@@ -16,7 +16,7 @@ async fn nobody() -> String {
 
 #[tokio::test]
 async fn a_server_that_is_down_causes_an_error_with_the_id_of_the_request() {
-    let proxy = Running::before_url(&nobody().await, &[]).await;
+    let proxy = Running::before_url(&unused_url().await, &[]).await;
     for id in ["1", "1.0", "\"\\u0061\"", "12345678901234567890123"] {
         let reply = Connection::fetch(proxy.addr, &session_call(id)).await;
         assert_eq!(reply.status, 502);
@@ -29,7 +29,7 @@ async fn a_server_that_is_down_causes_an_error_with_the_id_of_the_request() {
 
 #[tokio::test]
 async fn the_error_has_no_id_if_the_request_has_no_readable_one() {
-    let proxy = Running::before_url(&nobody().await, &[]).await;
+    let proxy = Running::before_url(&unused_url().await, &[]).await;
     let long = format!(
         r#"{{"id":1,"method":"x","params":"{}"}}"#,
         "a".repeat(100_000)

@@ -28,7 +28,7 @@ async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
             "{error}"
         );
     }
-    gone(pid).await;
+    until_exited(pid).await;
     assert_eq!(
         client
             .post(r#"{"jsonrpc":"2.0","id":4,"method":"ping"}"#)
@@ -78,11 +78,11 @@ async fn after_a_crash_a_late_client_still_gets_an_earlier_answer() {
 async fn a_grandchild_that_holds_stdout_does_not_hide_the_crash() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let grandchild: i32 = client.text("fork", "{}").await.parse().unwrap();
-    assert!(is_there(grandchild));
+    assert!(process_exists(grandchild));
     let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
     let error = timeout(TOLD_WITHIN, crash.answer()).await.unwrap();
     assert_eq!(error["error"]["code"], -32000);
-    gone(grandchild).await;
+    until_exited(grandchild).await;
 }
 
 #[tokio::test]
@@ -102,8 +102,8 @@ async fn a_delete_ends_calls_the_process_and_its_children() {
             .iter()
             .all(|message| !message.contains("result"))
     );
-    gone(pid).await;
-    gone(grandchild).await;
+    until_exited(pid).await;
+    until_exited(grandchild).await;
     assert_eq!(
         client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
         StatusCode::NOT_FOUND
@@ -123,7 +123,7 @@ async fn a_server_that_ignores_the_end_of_stdin_and_sigterm_is_killed() {
         begun.elapsed() < Duration::from_secs(2),
         "a DELETE waits for nothing"
     );
-    gone(pid).await;
+    until_exited(pid).await;
     assert!(begun.elapsed() >= Duration::from_secs(4), "it had its time");
     until(|| stdio.stats().kills == 1).await;
 }
@@ -143,15 +143,15 @@ async fn a_session_ends_soon_after_its_client_has_disconnected() {
     let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
     drop(listening);
     assert!(working.answer().await["result"].is_object());
-    assert!(is_there(pid), "a call in flight is a use");
-    gone(pid).await;
+    assert!(process_exists(pid), "a call in flight is a use");
+    until_exited(pid).await;
     let pid = quiet.pid().await;
-    assert!(is_there(pid), "this client had no stream");
+    assert!(process_exists(pid), "this client had no stream");
     drop(quiet.get(None).await);
     let mut working = quiet.call("2", "work", r#"{"seconds":0}"#).await;
     assert!(working.answer().await["result"].is_object());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(is_there(pid), "it works without its stream");
+    assert!(process_exists(pid), "it works without its stream");
 }
 
 #[tokio::test]
@@ -166,9 +166,9 @@ async fn an_unused_session_ends() {
     let listening = client.get(None).await;
     assert_eq!(listening.status(), StatusCode::OK);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(is_there(pid));
+    assert!(process_exists(pid));
     drop(listening);
-    gone(pid).await;
+    until_exited(pid).await;
     assert_eq!(
         client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
         StatusCode::NOT_FOUND
@@ -180,7 +180,7 @@ async fn the_processes_end_with_the_last_handle() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let pid = client.pid().await;
     drop(client);
-    gone(pid).await;
+    until_exited(pid).await;
 }
 
 #[test]
@@ -198,8 +198,8 @@ fn the_processes_end_with_the_runtime() {
     });
     drop(runtime);
     let other = tokio::runtime::Runtime::new().unwrap();
-    other.block_on(gone(grandchild));
-    other.block_on(gone(pid));
+    other.block_on(until_exited(grandchild));
+    other.block_on(until_exited(pid));
 }
 
 #[tokio::test]
@@ -212,7 +212,7 @@ async fn a_shutdown_ends_everything_in_time() {
     let (begun, within) = (Instant::now(), Duration::from_secs(3));
     stdio.shutdown(within).await;
     assert!(begun.elapsed() < within);
-    assert!(!pids.into_iter().any(is_there));
+    assert!(!pids.into_iter().any(process_exists));
     let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
@@ -238,7 +238,7 @@ async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() 
             .contains("was killed"),
         "{error}"
     );
-    gone(pid).await;
+    until_exited(pid).await;
     until(|| stdio.stats().kills == 1).await;
 }
 
@@ -337,7 +337,7 @@ async fn many_ends(times: u32) {
             }
         }
         for pid in pids {
-            gone(pid).await;
+            until_exited(pid).await;
         }
         slowest = slowest.max(begun.elapsed());
     }

@@ -327,7 +327,7 @@ impl Cell {
     }
 
     /// Returns `true` if a session may expire whose client has disconnected, unless a call keeps it.
-    fn loses_away_sessions(self) -> bool {
+    fn loses_sessions_of_disconnected_clients(self) -> bool {
         use Extreme::{Least, Small, Zero};
         self.has(
             "CancellableSessionManager::lost_timeout",
@@ -354,7 +354,7 @@ impl Cell {
             if self.server.has_sessions() && !self.times_out() {
                 self.answers_a_client_that_returns().await;
             }
-            self.forgets_a_client_that_leaves().await;
+            self.forgets_a_disconnected_client().await;
         });
     }
 
@@ -386,7 +386,9 @@ impl Cell {
         sleep(AWAY).await;
         let last = [("last-event-id", id.as_str())];
         let resumed = world.send("GET", &last, String::new()).await;
-        if self.forgets_detached_calls() && (self.loses_sessions() || self.loses_away_sessions()) {
+        if self.forgets_detached_calls()
+            && (self.loses_sessions() || self.loses_sessions_of_disconnected_clients())
+        {
             return;
         }
         assert_eq!(resumed.status(), 200);
@@ -394,7 +396,7 @@ impl Cell {
         self.check(&resumed.read_to_end().await);
     }
 
-    async fn forgets_a_client_that_leaves(self) {
+    async fn forgets_a_disconnected_client(self) {
         let Some(world) = World::start(self).await else {
             return;
         };

@@ -32,7 +32,7 @@ async fn a_call_of_2026_07_28_is_cancelled_by_the_end_of_its_stream() {
 async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer_alone() {
     let foreign = Foreign::with(Grace::Auto);
     let mut stream = foreign.call(7).await;
-    foreign.says("id: 6f1c-0001\ndata:\n\n");
+    foreign.send_event("id: 6f1c-0001\ndata:\n\n");
     Foreign::frame(&mut stream).await;
     drop(stream);
     tokio::time::sleep(Duration::from_secs(19)).await;

@@ -97,7 +97,7 @@ async fn an_answer_that_was_queued_at_the_cancel_is_not_sent() {
 #[tokio::test]
 async fn a_call_that_reuses_the_progress_token_of_a_cancelled_one_gets_its_progress() {
     for server in [Server::Wrapped, Server::Bare] {
-        let (handler, goes_on) = progressing();
+        let (handler, proceed) = progressing();
         let setup = Plan::of(server).start_scripted(handler).await;
         let mcp = setup.mcp().await;
         let mut standalone = standalone(&mcp).await;
@@ -105,7 +105,7 @@ async fn a_call_that_reuses_the_progress_token_of_a_cancelled_one_gets_its_progr
         let mut newer = with_token(&setup, &mcp, 8, "newer").await;
 
         end(&setup, &mcp, older).await;
-        goes_on.notify_one();
+        proceed.notify_one();
 
         let [progress] = &until_last(&mut standalone).await[..] else {
             panic!("the progress is sent, {server:?}");
@@ -119,7 +119,7 @@ async fn a_call_that_reuses_the_progress_token_of_a_cancelled_one_gets_its_progr
 #[tokio::test]
 async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cancelled_one() {
     for server in [Server::Wrapped, Server::Bare] {
-        let (handler, goes_on) = progressing();
+        let (handler, proceed) = progressing();
         let plan = Plan::of(server).layer(|layer| layer.limits(Limits::default().calls(1)));
         let setup = plan.start_scripted(handler).await;
         let mcp = setup.mcp().await;
@@ -132,7 +132,7 @@ async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cance
             assert_eq!(setup.events.of(&mcp, 8), [What::Untracked(Limit::Calls)]);
         }
 
-        goes_on.notify_one();
+        proceed.notify_one();
 
         let messages = newer.messages().await;
         let [progress, answer] = &messages[..] else {
@@ -146,8 +146,8 @@ async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cance
 /// A handler that waits for its cancel. Under the label `newer` it waits for the returned notice instead. Then it sends
 /// progress under its call's token, and [`LAST`].
 fn progressing() -> (Scripted, Arc<Notify>) {
-    let goes_on = Arc::new(Notify::new());
-    let notice = goes_on.clone();
+    let proceed = Arc::new(Notify::new());
+    let notice = proceed.clone();
     let handler = Scripted::labelled(move |label, context| {
         let notice = notice.clone();
         async move {
@@ -162,7 +162,7 @@ fn progressing() -> (Scripted, Arc<Notify>) {
             Ok("done".to_owned())
         }
     });
-    (handler, goes_on)
+    (handler, proceed)
 }
 
 /// Starts a call whose progress token is `shared`.

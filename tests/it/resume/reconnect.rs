@@ -444,7 +444,7 @@ async fn a_client_resumes_with_an_event_id_that_a_header_cannot_carry_unchanged(
     for (id, sent) in cases {
         let foreign = Foreign::with(Grace::After(GRACE));
         let mut stream = foreign.call(7).await;
-        foreign.says(&format!("id: {id}\ndata:\n\n"));
+        foreign.send_event(&format!("id: {id}\ndata:\n\n"));
         Foreign::frame(&mut stream).await;
         drop(stream);
 

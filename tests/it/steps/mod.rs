@@ -129,19 +129,19 @@ impl World {
         match act {
             Act::Leaves => call.leave(),
             Act::ComesBack => {
-                let back = self.come_back(&call);
+                let back = self.resume(&call);
                 call.leave();
                 self.read_on(call, back, whole, case).await;
             }
             Act::ComesBackBeforeItLeft => {
-                let mut back = self.come_back(&call);
+                let mut back = self.resume(&call);
                 if let Some(back) = &mut back {
                     back.read(2).await;
                 }
                 self.read_on(call, back, whole, case).await;
             }
             Act::ComesBackAndLeaves => {
-                let back = self.come_back(&call);
+                let back = self.resume(&call);
                 call.leave();
                 if let Some(mut back) = back {
                     back.read(step % 8).await;
@@ -247,7 +247,7 @@ impl World {
         reasons.retain(|reason| !cancelled.contains(reason));
         assert!(reasons.is_empty(), "{case}: {reasons:?} for {cancelled:?}");
         assert_eq!(self.running(), 0, "{case}: a handler runs on: {events:?}");
-        let told = self.told();
+        let told = self.cancelled_ids();
         assert!(
             told.len() <= cancelled.len(),
             "{case}: told {told:?}, {ends:?}"

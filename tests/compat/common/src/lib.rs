@@ -241,11 +241,11 @@ impl Case {
         match (self.story, event) {
             (Story::Leaves, _) => self.fate(&label, gone).await.words(self.noticed()),
             (_, None) => "no event ids".to_owned(),
-            (story, Some(event)) => self.comes_back(&mcp, &label, &event, story).await,
+            (story, Some(event)) => self.resume(&mcp, &label, &event, story).await,
         }
     }
 
-    async fn comes_back(&self, mcp: &Mcp, label: &str, event: &str, story: Story) -> String {
+    async fn resume(&self, mcp: &Mcp, label: &str, event: &str, story: Story) -> String {
         let away = self.noticed() + Duration::from_millis(500);
         sleep(away).await;
         if story == Story::ComesLate {

@@ -222,7 +222,7 @@ async fn a_late_resume_of_an_answered_call_passes_untouched() {
     let mut late = foreign.resume("x-1").await;
 
     let answer = "id: x-2\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
-    foreign.says_to_last(answer);
+    foreign.send_event_to_newest(answer);
     let frame = late.frame().await.expect("a frame").expect("it is whole");
     assert_eq!(frame.into_data().expect("data"), answer);
     foreign.ends_last();
@@ -242,7 +242,7 @@ async fn the_resume_of_a_call_that_is_answered_meanwhile_passes() {
     clock.advance(GRACE / 2).await;
 
     let mut resumed = foreign.resume("x-1").await;
-    foreign.says_to_last("data: 1\n\n");
+    foreign.send_event_to_newest("data: 1\n\n");
     Foreign::frame(&mut resumed).await;
     drop(resumed);
 
@@ -309,7 +309,7 @@ fn an_answer_and_a_simultaneous_disconnect_have_one_outcome() {
 /// Starts a call with an event id, and disconnects its client.
 async fn cut(foreign: &Foreign) -> CallToken {
     let mut call = foreign.call(1).await;
-    foreign.says(NAMED);
+    foreign.send_event(NAMED);
     Foreign::frame(&mut call).await;
     drop(call);
     foreign.token()

@@ -329,7 +329,7 @@ impl Stream {
     }
 
     /// The earliest time at which its client may have disconnected, or the server may have ended the stream.
-    pub(super) fn gone_from(&self, slack: Micros) -> Option<Micros> {
+    pub(super) fn disconnected_from(&self, slack: Micros) -> Option<Micros> {
         let leaving = self.leaving.map(|(at, _)| at);
         let over = self
             .over
@@ -338,7 +338,7 @@ impl Stream {
     }
 
     /// The time by which its client had certainly disconnected.
-    pub(super) fn gone_by(&self) -> Option<Micros> {
+    pub(super) fn disconnected_by(&self) -> Option<Micros> {
         self.left.into_iter().chain(self.over).min()
     }
 }
