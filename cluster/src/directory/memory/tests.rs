@@ -4,7 +4,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::directory::{
-    KEPT_ANSWER, Limited,
+    ANSWER_TTL, Limited,
     contract::{self, instance, is_alive, session},
 };
 
@@ -52,7 +52,7 @@ async fn answers_expire_and_the_oldest_are_evicted_at_the_limit() {
                 me,
                 CallNumber::new(call),
                 large.clone(),
-                KEPT_ANSWER,
+                ANSWER_TTL,
             )
             .await
             .unwrap();
@@ -78,7 +78,7 @@ async fn answers_expire_and_the_oldest_are_evicted_at_the_limit() {
             me,
             CallNumber::new(99),
             Bytes::from_static(b"again"),
-            KEPT_ANSWER,
+            ANSWER_TTL,
         )
         .await
         .unwrap();
@@ -90,7 +90,7 @@ async fn answers_expire_and_the_oldest_are_evicted_at_the_limit() {
             .unwrap(),
         "again"
     );
-    sleep(KEPT_ANSWER).await;
+    sleep(ANSWER_TTL).await;
     assert_eq!(
         directory
             .answer(session, me, CallNumber::new(99))
@@ -120,11 +120,11 @@ async fn an_answer_that_is_too_large_is_not_stored() {
     let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
     let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
     directory
-        .keep_answer(session, me, CallNumber::new(1), most, KEPT_ANSWER)
+        .keep_answer(session, me, CallNumber::new(1), most, ANSWER_TTL)
         .await
         .unwrap();
     let error = directory
-        .keep_answer(session, me, CallNumber::new(2), more, KEPT_ANSWER)
+        .keep_answer(session, me, CallNumber::new(2), more, ANSWER_TTL)
         .await
         .unwrap_err();
     assert_eq!(error.to_string(), "the answer is too large to be kept");

@@ -8,7 +8,7 @@ use super::{super::*, at, server::Server};
 use crate::{
     answers::Answers,
     directory::{
-        KEPT_ANSWER, Limited,
+        ANSWER_TTL, Limited,
         contract::{self, claim_from, instance, is_alive, ownership, session},
     },
     ids::Epoch,
@@ -129,7 +129,7 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
             me.incarnation,
             CallNumber::new(7),
             Bytes::from_static(b"{}"),
-            KEPT_ANSWER,
+            ANSWER_TTL,
         )
         .await
         .unwrap();
@@ -148,7 +148,7 @@ async fn keys_expire_in_time_and_contain_no_session_id() {
     assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
     assert_eq!(is.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_TTL, RECORD_TTL]) {
+    for (key, most) in keys.iter().zip([ANSWER_TTL, LEASES_TTL, RECORD_TTL]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
@@ -358,7 +358,7 @@ async fn answers_that_a_redis_refuses_do_not_affect_the_heartbeat() {
         (session("a").session, one.me.incarnation, &one.directory);
     let keep = async |call, answer: Bytes| {
         let call = CallNumber::new(call);
-        let kept = directory.keep_answer(session, generation, call, answer, KEPT_ANSWER);
+        let kept = directory.keep_answer(session, generation, call, answer, ANSWER_TTL);
         kept.await
     };
     let large = Bytes::from(vec![b'x'; 1024 * 1024]);

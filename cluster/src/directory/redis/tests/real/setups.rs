@@ -76,7 +76,7 @@ impl Group {
             one.me.incarnation,
             call,
             Bytes::from_static(b"{}"),
-            KEPT_ANSWER,
+            ANSWER_TTL,
         );
         kept.await.unwrap();
     }
