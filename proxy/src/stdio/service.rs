@@ -346,7 +346,7 @@ impl Inner {
     }
 }
 
-/// Ends the sessions with the last handle.
+/// Ends the sessions when the last handle is dropped.
 impl Drop for Inner {
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut self.live().sessions);

@@ -93,7 +93,7 @@ async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancel_has_the_credentials_that_were_accepted_last() {
+async fn the_cancel_has_the_url_that_was_accepted_last() {
     let mut setup = Setup::begun(NEW).await;
     let mut request = posted(SESSION, call(1));
     *request.uri_mut() = "/mcp?key=old".parse().unwrap();
