@@ -531,6 +531,6 @@ mod tests {
         manager.close_session(id).await.unwrap();
 
         assert_eq!(manager.shared.sessions.len(), 0);
-        assert!(session.upgrade().is_none(), "it is kept for ever");
+        assert!(session.upgrade().is_none(), "it is kept forever");
     }
 }

@@ -24,7 +24,7 @@ const SESSIONS: usize = 20;
 /// Timeout for what must happen.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The longest postponement of a deadline that a starved runtime noticed late, plus a margin.
+/// The longest postponement of a deadline that a stalled runtime handled late, plus a margin.
 const PUT_OFF: Duration = Duration::from_secs(8);
 
 /// Timeout for what a set-up without the layer never does.

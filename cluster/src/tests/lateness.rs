@@ -36,7 +36,7 @@ const GRACE: Duration = Duration::from_secs(6);
 const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 
-/// Counts the heartbeats of an instance. The process stands still before it reads the reply to one of them, if so ordered.
+/// Counts the heartbeats of an instance. The process is suspended before it reads the reply to one of them, if so ordered.
 #[derive(Debug, Clone, Default)]
 struct StallsAtReply(Arc<AtomicUsize>, Arc<Mutex<Option<Duration>>>);
 
@@ -83,7 +83,7 @@ enum Stall {
     AtReply(Duration),
 }
 
-/// B has a thread of its own, which stands still for a while. The client connects to B meanwhile, within its grace. No clock is paused.
+/// B has a thread of its own, which stalls for a while. The client connects to B meanwhile, within its grace. No clock is paused.
 /// Returns whether the call is running after B has answered, and after the client has resumed at A.
 async fn stalled(stall: Stall, is_reached: bool) -> (u16, [bool; 2], u16) {
     let of_a = Faulty::new(MemoryDirectory::default());
@@ -607,7 +607,7 @@ async fn cancels_do_not_wait_because_a_health_check_waited_for_a_permit() {
     );
 }
 
-/// A's last answered heartbeat is at 0 s. The one at 2 s is refused. Then A stands still until 6.4 s. B claims the session at 6.2 s, when
+/// A's last answered heartbeat is at 0 s. The one at 2 s is refused. Then A is suspended until 6.4 s. B claims the session at 6.2 s, when
 /// A's lease is over. A request that waited at A is read at 6.4 s.
 async fn begun_after_a_stall(is_refused: bool, stall: Duration) -> (u16, usize, bool) {
     let memory = MemoryDirectory::default();

@@ -701,7 +701,7 @@ fn invariant_7_a_postponed_call_is_not_cancelled_by_the_next_empty_resume() {
             core.detach(id, generation, until(now + SECOND), true, detachment(now));
         }
         now += SECOND + late;
-        assert!(core.expire(now).is_empty(), "the runtime was starved");
+        assert!(core.expire(now).is_empty(), "the runtime was stalled");
         let postponed = now + postponed;
 
         let generation = core.attach(id).unwrap();

@@ -415,7 +415,7 @@ impl Cell {
         // The operator postpones the cancel without an end. Then only a session manager shows when the call has ended.
         let is_put_off = self.has("Confirmation::Postpone", &[Extreme::Most]);
         if self.server == Server::Wrapped || !is_put_off {
-            assert_eq!(world.calls.len(), 0, "it is known for ever");
+            assert_eq!(world.calls.len(), 0, "it is known forever");
         }
     }
 

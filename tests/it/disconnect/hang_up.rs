@@ -329,7 +329,7 @@ async fn reset(server: Server, when: When) {
     }
 }
 
-/// A server that holds back the head of the first named exchange for ever.
+/// A server that holds back the head of the first named exchange forever.
 fn holding_the_head(server: Server) -> Plan {
     let held = std::sync::Arc::new(AtomicBool::new(false));
     Plan::of(server).inside(|router| {

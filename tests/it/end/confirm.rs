@@ -156,7 +156,7 @@ async fn a_call_that_is_postponed_forever_is_not_confirmed_again(server: Server)
         clock.advance(10 * GRACE).await;
         setup.assert_usable(&mcp).await;
     }
-    assert!(askings.is_empty(), "put off for ever");
+    assert!(askings.is_empty(), "put off forever");
     assert!(!setup.tokens.of("a").is_cancelled());
 }
 

@@ -52,7 +52,7 @@ async fn a_request_to_a_client_fails_when_the_client_cancels() {
     assert_cancelled(fate(&mut fates, "roots/list").await);
 }
 
-/// Without the wrapper the handler waits for ever, although its call is cancelled.
+/// Without the wrapper the handler waits forever, although its call is cancelled.
 #[tokio::test]
 async fn without_the_wrapper_a_request_to_a_client_waits_forever() {
     for server in [Server::Bare, Server::LayerOnly] {

@@ -45,7 +45,7 @@ fn events(body: Body) -> Response<Body> {
     response.body(body).expect("a response")
 }
 
-/// A body that sends `beginning` and then stalls for ever.
+/// A body that sends `beginning` and then stalls forever.
 fn stuck(beginning: impl Into<Bytes>) -> Body {
     let beginning = stream::iter([Ok::<_, io::Error>(beginning.into())]);
     Body::from_stream(beginning.chain(stream::pending()))

@@ -150,7 +150,7 @@ async fn a_client_that_polls_for_a_lost_answer_gets_an_error_in_the_end() {
     let told = loop {
         clock.advance_past(poll).await;
         polls += 1;
-        assert!(polls < 40, "it polls for ever");
+        assert!(polls < 40, "it polls forever");
         let mut resumed = mcp.resume(FIRST_EVENT).await;
         resumed.head().await;
         if let Some(event) = resumed.event().await {

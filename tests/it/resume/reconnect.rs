@@ -328,7 +328,7 @@ async fn one_session_may_resume_many_calls_at_once(server: Server) {
     assert!(setup.calls.is_empty());
 }
 
-/// The runtime stood still for 12 s, in which the deadline passed. It then serves the timer before the resumes that
+/// The runtime stalled for 12 s, in which the deadline passed. It then serves the timer before the resumes that
 /// wait in the accept queue. [`crate::composition::stalled_runtime`] does the same in real time.
 async fn resumes_that_wait_for_a_stalled_runtime_keep_their_calls(server: Server) {
     let clock = StoppedClock::stop();

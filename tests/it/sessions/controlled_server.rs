@@ -942,7 +942,7 @@ async fn a_call_that_may_run_on_is_untracked_though_its_client_disconnected_befo
     clock.jump(2 * UNOBSERVED_TTL).await;
     a_while().await;
 
-    assert_eq!(full.calls.len(), 0, "it is kept for ever");
+    assert_eq!(full.calls.len(), 0, "it is kept forever");
 }
 
 /// The new call waits for the cancel, so the cancel must not be given up because of the new call.

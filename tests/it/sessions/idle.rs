@@ -46,7 +46,7 @@ async fn an_idle_session_is_closed_at_its_timeout_and_not_before() {
     );
 }
 
-/// A runtime that stood still for a moment serves its timers before the accept queue.
+/// A runtime that stalled for a moment serves its timers before the accept queue.
 #[tokio::test]
 async fn a_request_that_waits_at_the_timeout_keeps_its_session_open() {
     let clock = StoppedClock::stop();

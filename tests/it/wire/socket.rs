@@ -76,7 +76,7 @@ async fn an_unread_body_does_not_hide_a_reset() {
     caller.disconnected().await;
 }
 
-/// Otherwise hyper would keep the rest of the response, and with it the connection, for ever.
+/// Otherwise hyper would keep the rest of the response, and with it the connection, forever.
 #[tokio::test]
 async fn an_event_stream_ends_with_the_connection() {
     let (hand_out, mut tokens) = mpsc::unbounded_channel();

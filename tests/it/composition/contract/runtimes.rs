@@ -1,4 +1,4 @@
-//! Exchanges that are dropped without a runtime or on another one than their own, and runtimes that stand still.
+//! Exchanges that are dropped without a runtime or on another one than their own, and runtimes that stall.
 
 use std::{convert::Infallible, future::pending, sync::mpsc as blocking, thread, time::Duration};
 
@@ -311,7 +311,7 @@ fn a_grace_ends_though_the_runtime_on_which_it_began_is_no_longer_driven() {
         let begun = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         orphaned(&token).await;
-        // The client may wait on the runtime that stands still, so the deadline is deferred, but only once.
+        // The client may wait on the runtime that stalls, so the deadline is deferred, but only once.
         let ended = begun.elapsed().as_secs();
         assert!((3600 + 5..3600 + 6).contains(&ended), "{ended} s");
     });
@@ -366,7 +366,7 @@ fn an_unread_stream_is_closed_though_its_runtime_is_no_longer_driven() {
         let begun = Instant::now();
         drop(in_flight(&layer, Kind::Plain));
         cancelled(&token, ClientDisconnected).await;
-        // The reader may be on the runtime that stands still, so its time is granted once more.
+        // The reader may be on the runtime that stalls, so its time is granted once more.
         let hours = begun.elapsed().as_secs() / 3600;
         assert!(hours <= 2, "{hours} h");
     });

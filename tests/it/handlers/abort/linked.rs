@@ -183,7 +183,7 @@ async fn bare_rmcp_fires_no_token_if_the_server_refused_the_cancel() {
     assert!(setup.witness.is_running("a"));
 }
 
-/// rmcp lets a subscription whose events are stored listen for ever.
+/// rmcp lets a subscription whose events are stored listen forever.
 #[tokio::test]
 async fn a_stored_subscription_ends_with_its_stream() {
     let (ended, mut ends) = mpsc::unbounded_channel();

@@ -388,7 +388,7 @@ async fn a_byte_order_mark_is_no_part_of_the_event() {
     assert_eq!(message(&mut body).await, expected);
 }
 
-/// A client ignores an event without data, and would wait for ever.
+/// A client ignores an event without data, and would wait forever.
 #[tokio::test(start_paused = true)]
 async fn an_answer_without_a_text_is_an_error() {
     for text in ["", " \n"] {
