@@ -1,6 +1,12 @@
 //! The token of a request, which notifies a handler that its call is cancelled.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::pin,
+    sync::Arc,
+    task::{Poll, ready},
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -94,8 +100,20 @@ impl CallToken {
 
     /// Runs a future until it completes or the call is cancelled, whichever is first.
     ///
-    /// On a cancel the future is dropped. That ends what it owns: a database query, an HTTP request, a child process with
-    /// `kill_on_drop`. A task that it has spawned keeps running.
+    /// On a cancel the future is dropped, and then the reason is returned. No result is lost: if the future is ready in the poll
+    /// that finds the cancel, its output is returned.
+    ///
+    /// A drop ends what the future owns. Whether that ends the work on the other side depends on the other side:
+    ///
+    /// | work | what a drop does | example |
+    /// |---|---|---|
+    /// | HTTP request (`reqwest`) | closes its connection or resets its stream, and the server can stop | `http_request` |
+    /// | child process (`tokio::process`) | kills it with `kill_on_drop`, but not its own children | `child_process` |
+    /// | SQLite query (`sqlx`) | nothing. The query needs a progress handler that checks the token | `sqlx` |
+    /// | PostgreSQL query (`sqlx`) | nothing. The server needs `client_connection_check_interval` and a closed connection | `sqlx` |
+    /// | spawned task, blocking code | nothing. The task needs a clone of this token, or a [`child_token`](Self::child_token) | `plain_axum` |
+    ///
+    /// The examples are in the folder `examples/` of the crate.
     ///
     /// ```
     /// use axum::{Extension, Router, body::Body, routing::get};
@@ -146,9 +164,19 @@ impl CallToken {
             return Err(reason);
         }
         let token = self.0.signal.token();
-        let completed = token.run_until_cancelled(future).await;
-        // The reason is recorded before the token fires.
-        completed.ok_or_else(|| self.reason().unwrap_or(CancelReason::ClientDisconnected))
+        let (mut cancelled, mut future) = (pin!(token.cancelled()), pin!(future));
+        poll_fn(|cx| {
+            // In this order, so that a result is not lost. Versions of tokio-util differ in theirs.
+            if let Poll::Ready(output) = future.as_mut().poll(cx) {
+                return Poll::Ready(Ok(output));
+            }
+            ready!(cancelled.as_mut().poll(cx));
+            // The reason is recorded before the token fires.
+            Poll::Ready(Err(self
+                .reason()
+                .unwrap_or(CancelReason::ClientDisconnected)))
+        })
+        .await
     }
 
     /// Runs `clean_up` once if the call is cancelled.

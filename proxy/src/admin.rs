@@ -3,13 +3,16 @@
 //! | path | |
 //! |---|---|
 //! | `/healthz` | 200 while the program runs |
-//! | `/readyz` | 200, and 503 during the shutdown |
+//! | `/readyz` | 200, and 503 during the shutdown, or while the upstream accepts no connections (`--ready-upstream`) |
 //! | `/metrics` | for Prometheus: the layer's and the proxy's metrics |
 //! | `/` | links to these pages |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
+//! | `/calls/{id}/cancel` | cancels a call for a script, with the token of `--admin-token` |
+//! | `/sessions`, `/sessions.json` | the sessions of a command, with their age and last use |
 //!
-//! There is no authentication. `Host` must be a name of this host or an IP address, and connections have limits. The calls are
-//! shown on a loopback address only, because only this machine may cancel them.
+//! `Host` must be a name of this host or an IP address, and connections have limits. Without a token, the calls and sessions are
+//! shown on a loopback address only, because only this machine may cancel calls. On other addresses they need the token. Health
+//! and metrics need none.
 
 use std::{
     future::pending,
@@ -34,6 +37,7 @@ use mcp_cancel_on_disconnect::{Calls, observe::Metrics};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::{
+    config::Operators,
     frontend::{Frontend, FrontendLimits, RequestFilter},
     lock::lock,
     log,
@@ -42,6 +46,11 @@ use crate::{
 
 // `calls_page` is a symbolic link to the module of the library's example, so that there is only one copy.
 mod calls_page;
+mod scripts;
+mod session_metrics;
+mod sessions_page;
+
+use self::calls_page::Page;
 
 /// Interval at which metrics are moved out of their buffers: 5 s. A scrape moves them as well.
 const METRICS_UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -54,6 +63,9 @@ const MAX_BODY: usize = 64 * 1024;
 
 /// Maximum lifetime of an operator connection: 60 s. Chosen so that a client that does not read cannot keep its connection.
 const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
+
+/// How long `/readyz` waits for a connection to the upstream: 500 ms. Chosen because probes of Kubernetes wait for 1 s.
+const READY_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Whether the program accepts calls, for load balancers. Clones share the state.
 #[derive(Debug, Clone)]
@@ -68,6 +80,8 @@ pub struct AdminState {
     pub readiness: Readiness,
     /// The server, for its metrics.
     pub server: Server,
+    /// The options for these pages.
+    pub options: Operators,
 }
 
 /// The listener for operators, and the pages that it serves.
@@ -148,42 +162,63 @@ impl Admin {
 
 fn router(state: AdminState, prometheus: PrometheusHandle, is_local: bool) -> Router {
     let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
-    let server = state.server;
-    let metrics = async move || (text, prometheus.render() + &own_metrics(&server));
+    let server = state.server.clone();
+    let sessions = sessions_page::routes(&server);
+    let has_sessions = matches!(server, Server::Stdio(_));
+    let metrics = async move || {
+        (
+            text,
+            prometheus.render() + &own_metrics(&server) + &session_metrics::render(&server),
+        )
+    };
     let router = Router::new()
-        .route("/", get(async move || Html(index(is_local))))
+        .route("/", get(async move || Html(index(is_local, has_sessions))))
         .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready).with_state(state.readiness))
-        .route("/metrics", get(metrics));
-    if is_local {
-        let page = calls_page::routes(state.calls);
-        router.merge(page.layer(from_fn(calls_page::local_names_only)))
-    } else {
-        router
+        .route("/metrics", get(metrics))
+        .route("/readyz", get(ready).with_state(state.clone()));
+    let page = Page::from(state.calls);
+    let pages = calls_page::routes(page.clone()).merge(sessions);
+    match (is_local, state.options.admin_token) {
+        (true, None) => router.merge(pages.layer(from_fn(calls_page::local_names_only))),
+        (true, Some(token)) => router
+            .merge(pages.layer(from_fn(calls_page::local_names_only)))
+            .merge(scripts::routes(page, token)),
+        (false, Some(token)) => router
+            .merge(scripts::with_token(pages, token.clone()))
+            .merge(scripts::routes(page, token)),
+        (false, None) => router,
     }
 }
 
-fn index(is_local: bool) -> String {
+fn index(is_local: bool, has_sessions: bool) -> String {
     let calls = if is_local {
         r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#
     } else {
-        "<li>The calls are shown on a loopback address only"
+        "<li>The calls are shown on a loopback address, or to scripts with --admin-token"
+    };
+    let sessions = if is_local && has_sessions {
+        r#"<li><a href="/sessions">Sessions</a> (<a href="/sessions.json">JSON</a>)"#
+    } else {
+        ""
     };
     format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>mcp-cancel-proxy</title>\
-         <h1>mcp-cancel-proxy {}</h1><ul>{calls}\
+         <h1>mcp-cancel-proxy {}</h1><ul>{calls}{sessions}\
          <li><a href=\"/metrics\">Metrics</a> for Prometheus\
          <li><a href=\"/healthz\">Health</a> and <a href=\"/readyz\">readiness</a></ul>\n",
         env!("CARGO_PKG_VERSION")
     )
 }
 
-async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str) {
-    if readiness.is_ready() {
-        (StatusCode::OK, "ready\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n")
+async fn ready(State(state): State<AdminState>) -> (StatusCode, &'static str) {
+    if !state.readiness.is_ready() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
     }
+    if state.options.ready_upstream && state.server.connect(READY_TIMEOUT).await.is_err() {
+        let text = "the MCP server accepts no connections (--upstream)\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, text);
+    }
+    (StatusCode::OK, "ready\n")
 }
 
 /// Returns the proxy's own metrics in Prometheus' text format.

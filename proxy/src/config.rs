@@ -23,6 +23,8 @@ mod environment;
 mod error;
 mod file;
 mod inapplicable;
+mod operators;
+mod public;
 mod subcommand;
 mod value;
 mod version;
@@ -30,6 +32,8 @@ mod version;
 pub(crate) use self::value::normal_origin;
 pub use self::{
     error::ConfigError,
+    operators::{AdminToken, Operators},
+    public::{Network, Public},
     subcommand::{Subcommand, documented_command},
     value::{Limit, LogFormat},
 };
@@ -128,7 +132,7 @@ pub struct Config {
     pub session_timeout: Limit,
 
     /// How long a session may be unused after its client has disconnected, or off (with a command)
-    #[arg(long, env = "MCP_PROXY_LOST_TIMEOUT", value_name = "TIME", default_value = "2m", value_parser = value::limit)]
+    #[arg(long, env = "MCP_PROXY_LOST_TIMEOUT", value_name = "TIME", default_value = "off", value_parser = value::limit)]
     pub lost_timeout: Limit,
 
     /// Maximum number of sessions, each with a process (with a command; an upstream limits its own)
@@ -169,9 +173,17 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = value::header)]
     pub header: Vec<(HeaderName, HeaderValue)>,
 
+    /// The options for reverse proxies in front.
+    #[command(flatten)]
+    pub public: Public,
+
     /// Address of the pages for operators: health, metrics and calls
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]
     pub admin: Option<SocketAddr>,
+
+    /// More options for operators.
+    #[command(flatten)]
+    pub operators: Operators,
 
     /// How long calls may continue after a signal; the whole shutdown takes at most 10 s, or this time plus 2 s if that is longer
     #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
@@ -313,6 +325,15 @@ impl Config {
         let is_given = |option: &str| is_set(matches, option) && !is_off(matches, option);
         if let Some((option, why)) = options.iter().find(|(option, _)| is_given(option)) {
             return conflict(&format!("--{option} {why}"));
+        }
+        self.public.check(self.upstream.as_ref())?;
+        let for_operators = operators::NEED_ADMIN.iter();
+        if self.admin.is_none()
+            && let Some(option) = for_operators.copied().find(|option| is_given(option))
+        {
+            return conflict(&format!(
+                "--{option} is for the pages for operators: give --admin an address"
+            ));
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
             return conflict(&format!(

@@ -24,37 +24,27 @@ use http::{
     response,
     uri::{Authority, PathAndQuery, Scheme},
 };
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{self, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
+use hyper_util::client::legacy;
 use tower_service::Service;
 use tracing::warn;
 
 use self::{
+    client::Client,
     redirect::Redirect,
     replayable_body::{ReplayableBody, Returned},
-    small_reads::{CONNECT_TIMEOUT, SmallReads},
 };
 use crate::{
     headers::{EVENT_STREAM, accepts},
     http_service::ResponseFuture,
     message::{Kind, Message},
+    origin::{ClientConnection, Origin},
     refusal::{self, SERVER_ERROR},
 };
 
+mod client;
 mod redirect;
 mod replayable_body;
 mod small_reads;
-
-/// How long an unused connection is kept: 4 s.
-///
-/// Chosen because Node and uvicorn close unused connections after 5 s, and a request sent at that moment would be lost.
-const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// Idle time of a connection to the server before the kernel sends TCP keep-alives: 60 s.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// Path prefix of an origin's metadata, such as its authorization metadata (RFC 8615).
 const WELL_KNOWN: &str = "/.well-known/";
@@ -95,12 +85,6 @@ enum Redirected {
     External,
 }
 
-enum Client {
-    Plain(legacy::Client<SmallReads<HttpConnector>, ReplayableBody>),
-    /// Created only for https, because its creation reads the certificates of this machine.
-    Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, ReplayableBody>),
-}
-
 /// Why an upstream is invalid.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -125,7 +109,7 @@ impl Forward {
         };
         let host = HeaderValue::try_from(authority.as_str());
         let host = host.map_err(|_| UpstreamError::NotAbsolute)?;
-        let client = Client::new(scheme == Scheme::HTTPS)?;
+        let client = Client::new(scheme == Scheme::HTTPS).map_err(UpstreamError::Certificates)?;
         Ok(Self(Arc::new(Upstream {
             client,
             scheme,
@@ -136,6 +120,11 @@ impl Forward {
                 .unwrap_or(PathAndQuery::from_static("/")),
             headers,
         })))
+    }
+
+    /// Opens a connection to the server, without TLS, and closes it.
+    pub async fn connect(&self, within: Duration) -> io::Result<()> {
+        client::connect(&self.0.scheme, &self.0.authority, within).await
     }
 
     /// Returns the path of the endpoint.
@@ -178,39 +167,6 @@ impl fmt::Debug for Forward {
     }
 }
 
-// === impl Client ===
-
-impl Client {
-    fn new(is_tls: bool) -> Result<Self, UpstreamError> {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        connector.set_keepalive(Some(TCP_KEEPALIVE));
-        connector.enforce_http(!is_tls);
-        let mut builder = legacy::Client::builder(TokioExecutor::new());
-        builder
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(POOL_IDLE_TIMEOUT);
-        if !is_tls {
-            return Ok(Self::Plain(builder.build(SmallReads(connector))));
-        }
-        let connector = HttpsConnectorBuilder::new()
-            .with_native_roots()
-            .map_err(UpstreamError::Certificates)?
-            .https_only()
-            .enable_http1()
-            .wrap_connector(connector);
-        Ok(Self::Tls(builder.build(SmallReads(connector))))
-    }
-
-    fn request(&self, request: Request<ReplayableBody>) -> legacy::ResponseFuture {
-        match self {
-            Self::Plain(client) => client.request(request),
-            Self::Tls(client) => client.request(request),
-        }
-    }
-}
-
 // === impl Upstream ===
 
 impl Upstream {
@@ -225,6 +181,7 @@ impl Upstream {
         let (body, returned) = ReplayableBody::new(body);
         parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
+        let connection = parts.extensions.remove::<ClientConnection>();
         // Extensions are for this process only, and hyper would keep them alive with the request.
         parts.extensions.clear();
         remove_hop_by_hop(&mut parts.headers);
@@ -234,18 +191,24 @@ impl Upstream {
             let none = HeaderValue::from_static("identity");
             parts.headers.insert(header::ACCEPT_ENCODING, none);
         }
+        if let Some(connection) = &connection {
+            for (name, value) in &*connection.headers {
+                parts.headers.insert(name, value.clone());
+            }
+        }
         for (name, _) in &self.headers {
             parts.headers.remove(name);
         }
         for (name, value) in &self.headers {
             parts.headers.append(name, value.clone());
         }
+        let public = connection.as_ref().and_then(|of| of.public.as_ref());
         match self.client.request(Request::from_parts(parts, body)).await {
             Ok(response) => {
                 let (mut head, body) = response.into_parts();
                 remove_hop_by_hop(&mut head.headers);
                 head.version = Version::default();
-                match self.redirected(&uri, &mut head) {
+                match self.redirected(&uri, public, &mut head) {
                     Redirected::Unchanged => Response::from_parts(head, Body::new(body)),
                     Redirected::ToProxy => Response::from_parts(head, Body::empty()),
                     Redirected::External => self.refuse_external_redirect(returned).await,
@@ -256,11 +219,16 @@ impl Upstream {
     }
 
     /// Makes the `Location` of a redirect lead to the proxy.
-    fn redirected(&self, requested: &Uri, head: &mut response::Parts) -> Redirected {
+    fn redirected(
+        &self,
+        requested: &Uri,
+        public: Option<&Origin>,
+        head: &mut response::Parts,
+    ) -> Redirected {
         let Some(redirect) = Redirect::of(head) else {
             return Redirected::Unchanged;
         };
-        let Some(at_origin) = redirect.at_origin(requested) else {
+        let Some(at_origin) = redirect.at_origin(requested, public) else {
             // Authorization metadata may be at another server, which the client contacts itself.
             return if self.serves_endpoint(requested.path()) {
                 Redirected::External

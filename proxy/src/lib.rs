@@ -54,7 +54,11 @@ mod lock;
 pub mod log;
 pub mod message;
 #[cfg(feature = "program")]
+mod origin;
+#[cfg(feature = "program")]
 mod proxy;
+#[cfg(feature = "program")]
+mod public_url;
 pub mod refusal;
 #[cfg(feature = "program")]
 pub mod server;

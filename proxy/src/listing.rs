@@ -1,6 +1,7 @@
-//! Warns about tools that an option names but the server does not list.
+//! Reads the tools that the server lists: for the metrics, and to warn about tools that an option names and no list has.
 //!
-//! Their names may be misspelt, or belong to another server. After the first complete list of tools, bodies are no longer copied.
+//! Such a name may be misspelt, or belong to another server. Without metrics, bodies are no longer copied after the first complete
+//! list of tools.
 
 use std::{
     collections::BTreeSet,
@@ -15,6 +16,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use futures_util::future::Either;
 use http::{Method, Request, Response};
 use http_body::{Frame, SizeHint};
+use mcp_cancel_on_disconnect::observe::ToolNames;
 use serde::{Deserialize, de::IgnoredAny};
 use tower_service::Service;
 use tracing::warn;
@@ -28,11 +30,19 @@ use crate::{
 /// Maximum size of a request that is recognised as `tools/list`: 4 KiB.
 const MAX_REQUEST: usize = 4 * 1024;
 
-/// A service that compares lists of tools with the tools that options name.
+/// A service that reads the lists of tools of an inner one.
 #[derive(Debug, Clone)]
 pub(crate) struct Listing<S> {
     inner: S,
+    readers: Readers,
+}
+
+/// What needs the listed tools.
+#[derive(Debug, Clone)]
+struct Readers {
     unlisted: UnlistedTools,
+    /// The labels of metrics, if there are metrics.
+    labels: Option<ToolNames>,
 }
 
 /// Tools that no list has contained so far. Empty after the warning.
@@ -52,10 +62,10 @@ struct Tee<F> {
     observe: F,
 }
 
-/// The copy of a response to `tools/list`, which is parsed when it is dropped.
+/// The copy of a response to `tools/list`.
 struct Page {
     copied: Copied,
-    unlisted: UnlistedTools,
+    readers: Readers,
 }
 
 /// A response with a list of tools.
@@ -82,10 +92,15 @@ struct Tool<'a> {
 // === impl Listing ===
 
 impl<S> Listing<S> {
-    /// Creates a service that warns about the tools in `unlisted` that `inner` does not list.
-    pub(crate) fn new(inner: S, unlisted: impl IntoIterator<Item = String>) -> Self {
+    /// Creates a service that warns about the tools in `unlisted` that `inner` does not list, and adds the listed ones to `labels`.
+    pub(crate) fn new(
+        inner: S,
+        unlisted: impl IntoIterator<Item = String>,
+        labels: Option<ToolNames>,
+    ) -> Self {
         let unlisted = UnlistedTools(Arc::new(Mutex::new(unlisted.into_iter().collect())));
-        Self { inner, unlisted }
+        let readers = Readers { unlisted, labels };
+        Self { inner, readers }
     }
 }
 
@@ -99,7 +114,7 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        if request.method() != Method::POST || self.unlisted.is_empty() {
+        if request.method() != Method::POST || self.readers.are_done() {
             return Either::Left(self.inner.call(request));
         }
         let copied = Arc::new(Mutex::new(Copied::default()));
@@ -108,7 +123,7 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
         let answering = self
             .inner
             .call(request.map(|body| Body::new(Tee { body, observe })));
-        let unlisted = self.unlisted.clone();
+        let readers = self.readers.clone();
         Either::Right(Box::pin(async move {
             let response = answering.await?;
             let request = mem::take(&mut *lock(&copied));
@@ -116,10 +131,27 @@ impl<S: HttpService> Service<Request<Body>> for Listing<S> {
                 return Ok(response);
             }
             let copied = Copied::default();
-            let mut page = Page { copied, unlisted };
-            let observe = move |data: &Bytes| page.copied.add(data, MAX_BODY);
+            let mut page = Page { copied, readers };
+            let observe = move |data: &Bytes| page.add(data);
             Ok(response.map(|body| Body::new(Tee { body, observe })))
         }))
+    }
+}
+
+// === impl Readers ===
+
+impl Readers {
+    fn are_done(&self) -> bool {
+        self.labels.is_none() && self.unlisted.is_empty()
+    }
+
+    fn observe(&self, page: &Tools<'_>) {
+        self.unlisted.observe(page);
+        if let Some(labels) = &self.labels {
+            for tool in &page.tools {
+                labels.add(&*tool.name);
+            }
+        }
     }
 }
 
@@ -168,14 +200,29 @@ impl Copied {
 
 // === impl Page ===
 
-impl Drop for Page {
-    fn drop(&mut self) {
+impl Page {
+    /// Adds data. A list that is complete with this data is read before the client receives it.
+    fn add(&mut self, data: &Bytes) {
+        self.copied.add(data, MAX_BODY);
+        let text = self.copied.bytes.as_slice();
+        if text.trim_ascii_start().starts_with(b"{") {
+            if text.trim_ascii_end().ends_with(b"}") {
+                self.read();
+            }
+        } else if text.ends_with(b"\n\n") || text.ends_with(b"\r\n\r\n") {
+            self.read();
+            self.copied = Copied::default();
+        }
+    }
+
+    /// Reads the list of tools, if there is one.
+    fn read(&self) {
         let text = &self.copied.bytes;
         let lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));
         let events = lines.filter_map(|line| line.strip_prefix(b"data:"));
         for json in std::iter::once(text.as_slice()).chain(events) {
             if let Ok(listed) = serde_json::from_slice::<Listed<'_>>(json) {
-                self.unlisted.observe(&listed.result);
+                self.readers.observe(&listed.result);
                 return;
             }
         }

@@ -10,11 +10,13 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use futures_util::future::{Either, join};
 use mcp_cancel_on_disconnect::{
-    Calls, CancelOnDisconnectLayer, Event, Grace, MIN_GRACE, Policy, RequestId, observe::Metrics,
+    Calls, CancelOnDisconnectLayer, Event, Grace, MIN_GRACE, Policy, RequestId,
+    observe::{Metrics, ToolNames},
 };
 use tokio::{
     sync::oneshot,
@@ -35,8 +37,12 @@ use crate::{
     keep_running::{Graces, KeepRunning},
     listing::Listing,
     log,
+    public_url::PublicUrl,
     server::{Server, ServerError},
 };
+
+/// How long the start waits for a connection to the upstream: 1 s.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A proxy that listens, and serves when [`serve`](Self::serve) is called.
 #[derive(Debug)]
@@ -46,6 +52,8 @@ pub struct Proxy {
     server: Server,
     frontend: Frontend,
     admin: Option<Admin>,
+    /// The labels of metrics, if there are metrics.
+    tools: Option<ToolNames>,
     readiness: Readiness,
     ended: EndedCalls,
 }
@@ -95,19 +103,23 @@ impl Proxy {
         let mut layer = layer(&config, server.event_store())
             .observe_fn(ended.observer())
             .observe_fn(log::log_client_events(server.retention()));
+        let mut tools = None;
         let admin = match config.admin {
             Some(address) => {
                 let state = AdminState {
                     calls: layer.calls(),
                     readiness: readiness.clone(),
                     server: server.clone(),
+                    options: config.operators.clone(),
                 };
                 let filter =
                     RequestFilter::new(config.allow_host.clone(), config.allow_origin.clone());
                 let bound = Admin::bind(address, filter, state).await;
                 let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
                 // `Metrics::new` registers its metrics with the recorder that `Admin::bind` has installed.
-                layer = layer.observe(Metrics::new());
+                let names = ToolNames::new();
+                layer = layer.observe(Metrics::new().tool_names(names.clone()));
+                tools = Some(names);
                 Some(bound)
             }
             None => None,
@@ -118,10 +130,11 @@ impl Proxy {
             server,
             frontend,
             admin,
+            tools,
             readiness,
             ended,
         };
-        proxy.log_startup()?;
+        proxy.log_startup().await?;
         if let Some(fit) = descriptors.fewer_sessions() {
             warn!(
                 "the limit of {1} descriptors (ulimit -n) is enough for about {fit} sessions, fewer than --max-sessions {0}",
@@ -148,12 +161,14 @@ impl Proxy {
     }
 
     /// Logs the address, the server, and what a disconnect does.
-    fn log_startup(&self) -> io::Result<()> {
+    async fn log_startup(&self) -> io::Result<()> {
         let at = self.local_addr()?;
+        let connected = self.server.connect(CONNECT_TIMEOUT).await;
         info!(
-            "listening on http://{at}{} (--listen) in front of {}; {}{}; {}",
+            "listening on http://{at}{} (--listen) in front of {}{}; {}{}; {}",
             self.server.path(),
             self.server,
+            describe_connection(&self.server, connected),
             effect(self.config.grace, self.config.upstream.is_some()),
             describe_tool_exceptions(&self.config),
             if self.server.is_resumable() {
@@ -168,6 +183,10 @@ impl Proxy {
         if let Some(admin) = self.admin_addr()? {
             if admin.ip().is_loopback() {
                 info!("--admin: health, metrics and calls on http://{admin}/")
+            } else if self.config.operators.admin_token.is_some() {
+                info!(
+                    "--admin: health and metrics on http://{admin}, and calls with the token of --admin-token"
+                )
             } else {
                 warn!(
                     "--admin: health and metrics on http://{admin}; the calls are shown on a loopback address only"
@@ -184,8 +203,10 @@ impl Proxy {
         let calls = self.layer.calls();
         let named = named_tools(&self.config).map(str::to_owned);
         let service = KeepRunning::new(self.server.clone(), Graces::new(&self.config));
-        let service = Listing::new(service, named);
+        let service = Listing::new(service, named, self.tools.clone());
         let service = OuterService(self.layer.layer(InnerService(service)));
+        let filter = RequestFilter::new(self.config.allow_host.clone(), []);
+        let service = PublicUrl::new(service, &self.config, filter);
         let (begin_close, closing) = oneshot::channel();
         let ending = async {
             stop.await;
@@ -281,6 +302,15 @@ fn layer(config: &Config, store: Option<EventStore>) -> CancelOnDisconnectLayer 
 fn is_ambiguous_in_javascript(id: &RequestId) -> bool {
     const FIRST_SHARED: u64 = 1 << 53;
     matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
+}
+
+/// Describes whether the upstream accepts connections. A command has not been started yet.
+fn describe_connection(server: &Server, connected: io::Result<()>) -> String {
+    match (server, connected) {
+        (Server::Stdio(_), _) => String::new(),
+        (_, Ok(())) => ", which accepts connections".to_owned(),
+        (_, Err(error)) => format!(", which accepts no connections yet ({error})"),
+    }
 }
 
 /// Describes what a disconnect does.

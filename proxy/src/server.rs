@@ -137,6 +137,15 @@ impl Server {
         }
     }
 
+    /// Opens a connection to the upstream, and closes it. The error says why that failed. A command needs none.
+    pub async fn connect(&self, within: Duration) -> io::Result<()> {
+        match self {
+            Self::Forward(forward) => forward.connect(within).await,
+            Self::Resumable(resumable) => resumable.get_ref().connect(within).await,
+            Self::Stdio(_) => Ok(()),
+        }
+    }
+
     /// Returns the current statistics. Returns `None` for an upstream whose events are not kept.
     pub fn stats(&self) -> Option<Stats> {
         let (kept, run) = match self {

@@ -10,7 +10,7 @@ use rmcp::{
 use serde_json::Value;
 
 use super::{
-    create_stream::Untracked, inner::ManagerInner, session::SessionUse, stream::BoundCall,
+    create_stream::Untracked, inner::ManagerInner, session_use::SessionUse, stream::BoundCall,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},

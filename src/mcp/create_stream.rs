@@ -17,7 +17,7 @@ use rmcp::{
 use super::{
     event_ids::{Seal, Sealed},
     inner::ManagerInner,
-    session::SessionUse,
+    session_use::SessionUse,
     stream::{BoundCall, CallStream},
 };
 use crate::{
@@ -86,7 +86,7 @@ where
                     untracked.opened();
                 }
                 let sealed = Sealed::new(stream, self.seal.take());
-                Ok(CallStream::new(sealed, call, self.used.take()))
+                Ok(CallStream::of_request(sealed, call, self.used.take()))
             }
             Err(error) => {
                 if let Some(call) = call {

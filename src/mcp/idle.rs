@@ -6,6 +6,7 @@
 //!    the idle timeout, or the touch returns `false`.
 //! 3. A client is lost once it has disconnected from its last stream, until its next request. Streams are counted, because the
 //!    disconnect from an old stream may be detected after the client has resumed.
+//! 4. After a disconnect from a call whose end is not observed, the client is never lost: a close could end its handler.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -29,8 +30,21 @@ enum IdleState {
         /// Number of streams that the client reads.
         streams: usize,
         is_lost: bool,
+        /// The client has disconnected from an untracked call, which may still run. Never reset.
+        has_unobserved_call: bool,
     },
     Closed,
+}
+
+/// How a client stops reading a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReadEnd {
+    /// The server has ended the stream, or the client has what it waited for.
+    Ended,
+    /// The client has disconnected.
+    Disconnected,
+    /// The client has disconnected from a call that may continue unobserved.
+    LeftUnobserved,
 }
 
 /// How long a session without uses stays open. `None` for no limit.
@@ -39,6 +53,8 @@ pub(super) struct IdleTimeouts {
     pub(super) idle: Option<Duration>,
     /// For a session whose client is lost.
     pub(super) lost: Option<Duration>,
+    /// A standalone stream is no use of its session.
+    pub(super) ignore_standalone_streams: bool,
 }
 
 // === impl IdleTracker ===
@@ -51,6 +67,7 @@ impl IdleTracker {
             last_use: now,
             streams: 0,
             is_lost: false,
+            has_unobserved_call: false,
         }))
     }
 
@@ -80,15 +97,27 @@ impl IdleTracker {
         }
     }
 
-    /// Records that the client no longer reads a stream, because it has disconnected or the stream has ended.
-    pub(super) fn end_stream(&self, has_disconnected: bool) {
+    /// Records that the client no longer reads a stream. Returns `true` if the lost timeout begins now.
+    pub(super) fn end_stream(&self, end: ReadEnd, now: Instant) -> bool {
+        let mut state = self.state();
         if let IdleState::Open {
-            streams, is_lost, ..
-        } = &mut *self.state()
+            last_use,
+            streams,
+            is_lost,
+            has_unobserved_call,
+            ..
+        } = &mut *state
         {
             *streams = streams.saturating_sub(1);
-            *is_lost |= has_disconnected && *streams == 0;
+            *has_unobserved_call |= end == ReadEnd::LeftUnobserved;
+            if end == ReadEnd::Disconnected && *streams == 0 && !*has_unobserved_call {
+                *is_lost = true;
+                // The stream need not be a use, whose end restarts the timeout.
+                *last_use = now.max(*last_use);
+                return state.is_abandoned();
+            }
         }
+        false
     }
 
     /// Begins a use. It does not reopen a closed session.
@@ -197,6 +226,7 @@ impl IdleTimeouts {
         Self {
             idle: self.idle.map(|timeout| timeout.max(min)),
             lost: self.lost.map(|timeout| timeout.max(min)),
+            ..self
         }
     }
 }
@@ -208,6 +238,7 @@ mod tests {
     const TIME: IdleTimeouts = IdleTimeouts {
         idle: Some(ms(100)),
         lost: None,
+        ignore_standalone_streams: false,
     };
     const TICK: Duration = ms(1);
 
@@ -325,7 +356,7 @@ mod tests {
             let (idle, start) = new();
             assert!(idle.time_left(start + ms(50), timeouts).is_some());
             idle.begin_stream();
-            idle.end_stream(true);
+            idle.end_stream(ReadEnd::Disconnected, start);
             assert_eq!(idle.time_left(start + ms(50), timeouts), None);
             assert_eq!(idle.close_if_idle(start + ms(9), timeouts), Some(TICK));
             idle.begin_use();
@@ -336,9 +367,9 @@ mod tests {
             assert!(idle.touch(start + ms(70)));
             assert!(idle.close_if_idle(start + ms(90), timeouts).is_some());
             idle.begin_stream();
-            idle.end_stream(true);
+            idle.end_stream(ReadEnd::Disconnected, start);
             assert_eq!(idle.close_if_idle(start + ms(90), timeouts), None);
-            idle.end_stream(true);
+            idle.end_stream(ReadEnd::Disconnected, start);
             assert!(idle.is_closed());
         }
     }
@@ -349,15 +380,30 @@ mod tests {
         idle.begin_stream();
         // The client has resumed before its old connection was found to be closed.
         idle.begin_stream();
-        idle.end_stream(true);
-        idle.end_stream(false);
+        idle.end_stream(ReadEnd::Disconnected, start);
+        idle.end_stream(ReadEnd::Ended, start);
         assert!(idle.time_left(start + ms(50), BOTH).is_some());
         idle.begin_stream();
-        idle.end_stream(true);
+        idle.end_stream(ReadEnd::Disconnected, start);
         assert_eq!(idle.time_left(start + ms(50), BOTH), None);
         assert!(idle.time_left(start + ms(50), TIME).is_some());
         idle.begin_stream();
-        idle.end_stream(false);
+        idle.end_stream(ReadEnd::Ended, start);
         assert!(idle.time_left(start + ms(50), BOTH).is_some());
+    }
+
+    #[test]
+    fn a_client_that_left_an_unobserved_call_is_never_lost() {
+        let (idle, start) = new();
+        idle.begin_stream();
+        idle.begin_stream();
+        idle.end_stream(ReadEnd::LeftUnobserved, start);
+        idle.end_stream(ReadEnd::Disconnected, start);
+        assert!(idle.time_left(start + ms(50), BOTH).is_some());
+        assert!(idle.touch(start));
+        idle.begin_stream();
+        idle.end_stream(ReadEnd::Disconnected, start);
+        assert!(idle.time_left(start + ms(50), BOTH).is_some());
+        assert_eq!(idle.time_left(start + ms(100), BOTH), None);
     }
 }

@@ -13,7 +13,7 @@ use super::{
     inner::ManagerInner,
     replay::{self, ReplayedAnswer},
     resume_queue::ResumePermit,
-    session::SessionUse,
+    session_use::{ClientStream, SessionUse},
     spawn_on_drop::SpawnOnDrop,
     stream::{BoundCall, CallStream, read_in_background, without_suppressed},
 };
@@ -87,19 +87,15 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let resumed = match (self.retained(), resumed) {
             (Some(RetainedOutcome::Answered(answer)), Ok(stream)) if is_stored => {
                 let completed = ReplayedAnswer::new(stream, answer, &self.last_event_id);
-                without_suppressed(completed.into_stream(), self.used).left_stream()
+                let used = self.used.map(|used| used.of_stream(ClientStream::OfCall));
+                without_suppressed(completed.into_stream(), used).left_stream()
             }
             (Some(end), _) => {
                 return Ok(replay::replay(Some(end), &self.last_event_id).left_stream());
             }
             (None, resumed) => {
-                let stream = self.attach(resumed?);
-                let is_standalone = self.is_standalone();
-                let used = if is_standalone {
-                    self.used.map(SessionUse::of_standalone_stream)
-                } else {
-                    self.used
-                };
+                let (stream, read) = self.attach(resumed?);
+                let used = self.used.map(|used| used.of_stream(read));
                 without_suppressed(stream, used).right_stream()
             }
         };
@@ -116,9 +112,15 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         }
     }
 
-    /// Returns `true` if the event is of a standalone stream. Only rmcp's own event ids show this: those of a call have a slash.
+    /// Returns `true` if the event is of a standalone stream.
+    ///
+    /// rmcp's own event ids show this: those of a call have a slash. Of others the latest are recorded.
     fn is_standalone(&self) -> bool {
-        self.shared.is_local_manager() && !self.last_event_id.contains('/')
+        if self.shared.is_local_manager() {
+            return !self.last_event_id.contains('/');
+        }
+        let used = self.used.as_ref();
+        used.is_some_and(|used| used.standalone_ids.contains(&self.last_event_id))
     }
 
     fn match_event(&self) -> EventMatch<Exchange> {
@@ -161,22 +163,36 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     }
 
     /// Attaches the manager's stream to the call, as its newest generation.
-    fn attach(&self, stream: Resumed) -> CallStream<Resumed> {
-        let call = match self.match_event() {
-            EventMatch::Call(id, exchange) => exchange.attach(id).map(|attachment| {
-                exchange.reopen_late_answer();
-                BoundCall::new(attachment, self.shared.event_id_format())
-            }),
+    ///
+    /// Also returns what the client reads, unless that is the stream of a tracked call.
+    fn attach(&self, stream: Resumed) -> (CallStream<Resumed>, ClientStream) {
+        let (call, read) = match self.match_event() {
+            EventMatch::Call(id, exchange) => {
+                let attachment = exchange.attach(id);
+                let call = attachment.map(|attachment| {
+                    exchange.reopen_late_answer();
+                    BoundCall::new(attachment, self.shared.event_id_format())
+                });
+                // Without an attachment the call has just ended.
+                let read = call
+                    .as_ref()
+                    .map_or(ClientStream::OfCall, |_| ClientStream::None);
+                (call, read)
+            }
             EventMatch::Ambiguous(calls) => {
                 for (id, exchange) in calls {
                     exchange.set_maybe_resumed(id);
                 }
-                None
+                (None, ClientStream::OfUntracked)
             }
-            EventMatch::Nothing | EventMatch::Ended(_) => None,
+            EventMatch::Ended(_) => (None, ClientStream::OfCall),
+            EventMatch::Nothing if self.is_standalone() => (None, ClientStream::Standalone),
+            EventMatch::Nothing => (None, ClientStream::OfUntracked),
         };
-        // A task that reads the rest of the stream uses the session too.
-        CallStream::new(stream, call, self.used.clone())
+        // A task that reads the rest of the stream of a call uses the session too.
+        let used = self.used.as_ref().filter(|_| call.is_some()).cloned();
+        let stream = CallStream::new(stream, call, used);
+        (stream, read)
     }
 
     /// Reads the stream of this resume in the background, because its client has disconnected.

@@ -1,14 +1,8 @@
-//! The sessions of a manager, and their uses.
-//!
-//! A request uses its session from when the layer receives it (without a layer: the manager) until the response head. A stream uses
-//! its session until it is dropped, even if only a task reads it. The registry tracks the calls without a stream, and the answers that
-//! are retained for disconnected clients.
+//! The sessions of a manager.
 
 use std::{
     collections::HashMap,
-    hash::BuildHasherDefault,
     mem,
-    ops::Deref,
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
 };
@@ -24,8 +18,9 @@ use super::{
     answers,
     early_stream_end::EarlyStreamEnds,
     id_hash::{self, IdHasher},
-    idle::{IdleTimeouts, IdleTracker},
+    idle::{IdleTimeouts, IdleTracker, ReadEnd},
     replay::TextArena,
+    standalone_ids::StandaloneIds,
     suppress::Suppressed,
 };
 use crate::{
@@ -51,7 +46,7 @@ pub(super) struct Sessions(Shards<RwLock<ById>>);
 /// A callback for the events of sessions.
 pub(super) type SessionListener = Arc<dyn Fn(&SessionEvent<'_>) + Send + Sync>;
 
-type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
+type ById = HashMap<SessionId, Arc<Session>, IdHasher>;
 
 /// The state of a session.
 pub(super) struct Session {
@@ -59,6 +54,7 @@ pub(super) struct Session {
     pub(super) suppressed: Suppressed,
     pub(super) early_ends: EarlyStreamEnds,
     pub(super) text_arena: TextArena,
+    pub(super) standalone_ids: StandaloneIds,
     idle: IdleTracker,
     /// Request ids of the pending cancels of the session.
     pending_cancels: watch::Sender<Vec<RequestId>>,
@@ -78,22 +74,6 @@ enum Notified {
     Opened,
     /// The session has closed. If it closes before its opening is reported, `notify_opened` reports both events.
     Closed,
-}
-
-/// A use of a session. The session is not idle before the drop.
-pub(super) struct SessionUse {
-    session: Arc<Session>,
-    stream: ClientStream,
-}
-
-/// The stream that the client reads while it uses its session. Not recorded without a lost timeout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ClientStream {
-    None,
-    /// It ends with the answer.
-    OfCall,
-    /// It ends when the server ends it, or when the client disconnects.
-    Standalone,
 }
 
 /// A pending cancel of a session.
@@ -146,12 +126,6 @@ impl Sessions {
         }
     }
 
-    pub(super) fn begin_use(&self, id: &str) -> Option<SessionUse> {
-        let session = self.find(id)?;
-        session.idle.begin_use();
-        Some(SessionUse::begun(session))
-    }
-
     /// Removes a session, to be [reported](Session::notify_closed) once the inner manager has closed it.
     #[must_use]
     pub(super) fn remove(&self, id: &str) -> Option<Arc<Session>> {
@@ -198,7 +172,7 @@ impl Sessions {
     }
 
     fn shard(&self, id: &str) -> &RwLock<ById> {
-        self.0.of(id_hash::of_ends(id))
+        self.0.of(id_hash::of(id))
     }
 }
 
@@ -221,6 +195,7 @@ impl Session {
             suppressed: Suppressed::default(),
             early_ends,
             text_arena: TextArena::default(),
+            standalone_ids: StandaloneIds::default(),
             idle: IdleTracker::new(Instant::now()),
             pending_cancels: watch::Sender::new(Vec::new()),
             idle_timeouts: idle_timeouts.at_least(MIN_IDLE_TIMEOUT),
@@ -273,6 +248,46 @@ impl Session {
             let this: Weak<Self> = Arc::downgrade(self);
             // Called once for each session.
             let _first = self.timer.set(timer.set(at, this));
+        }
+    }
+
+    pub(super) fn begin_use(&self) {
+        self.idle.begin_use();
+    }
+
+    pub(super) fn end_use(&self) {
+        let now = Instant::now();
+        let is_abandoned = self.idle.end_use(now);
+        self.start_lost_timeout(is_abandoned, now);
+    }
+
+    /// Records that the client reads another stream. Returns `false` if the streams of this session are not counted.
+    pub(super) fn begin_stream(&self) -> bool {
+        let counts = self.idle_timeouts.lost.is_some();
+        if counts {
+            self.idle.begin_stream();
+        }
+        counts
+    }
+
+    /// Records that the client no longer reads a stream that was counted. The stream need not be a use.
+    pub(super) fn end_stream(&self, end: ReadEnd) {
+        let now = Instant::now();
+        let is_abandoned = self.idle.end_stream(end, now);
+        self.start_lost_timeout(is_abandoned, now);
+    }
+
+    /// Returns `true` if a standalone stream is no use of the session.
+    pub(super) fn ignores_standalone_streams(&self) -> bool {
+        self.idle_timeouts.ignore_standalone_streams
+    }
+
+    fn start_lost_timeout(&self, is_abandoned: bool, now: Instant) {
+        if is_abandoned
+            && let (Some(timer), Some(lost)) = (self.timer.get(), self.idle_timeouts.lost)
+            && let Some(at) = now.checked_add(lost)
+        {
+            timer.reset_earlier(at);
         }
     }
 
@@ -347,80 +362,6 @@ impl OnDeadline for Session {
                 owner.close_idle(self.id.clone());
                 None
             }
-        }
-    }
-}
-
-// === impl SessionUse ===
-
-impl SessionUse {
-    fn begun(session: Arc<Session>) -> Self {
-        Self {
-            session,
-            stream: ClientStream::None,
-        }
-    }
-
-    /// Returns the use by the client that reads the stream of a call.
-    pub(super) fn of_call_stream(self) -> Self {
-        self.of_stream(ClientStream::OfCall)
-    }
-
-    /// Returns the use by the client that reads a standalone stream.
-    pub(super) fn of_standalone_stream(self) -> Self {
-        self.of_stream(ClientStream::Standalone)
-    }
-
-    fn of_stream(mut self, stream: ClientStream) -> Self {
-        if self.idle_timeouts.lost.is_some() {
-            self.idle.begin_stream();
-            self.stream = stream;
-        }
-        self
-    }
-
-    /// Records that the client has disconnected from its stream. The session is still in use.
-    pub(super) fn on_disconnect(&mut self) {
-        self.end_stream(true);
-    }
-
-    /// Records that the server has ended the stream. The session is still in use.
-    pub(super) fn on_stream_end(&mut self) {
-        self.end_stream(false);
-    }
-
-    fn end_stream(&mut self, has_disconnected: bool) {
-        if mem::replace(&mut self.stream, ClientStream::None) != ClientStream::None {
-            self.idle.end_stream(has_disconnected);
-        }
-    }
-}
-
-impl Clone for SessionUse {
-    /// Begins another use of the same session, without a stream.
-    fn clone(&self) -> Self {
-        self.idle.begin_use();
-        Self::begun(self.session.clone())
-    }
-}
-
-impl Deref for SessionUse {
-    type Target = Session;
-
-    fn deref(&self) -> &Session {
-        &self.session
-    }
-}
-
-impl Drop for SessionUse {
-    fn drop(&mut self) {
-        self.end_stream(self.stream == ClientStream::Standalone);
-        let now = Instant::now();
-        if self.idle.end_use(now)
-            && let (Some(timer), Some(lost)) = (self.timer.get(), self.idle_timeouts.lost)
-            && let Some(at) = now.checked_add(lost)
-        {
-            timer.reset_earlier(at);
         }
     }
 }

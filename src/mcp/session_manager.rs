@@ -3,7 +3,6 @@
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
 };
 
 use futures_util::{FutureExt, Stream, TryFutureExt};
@@ -28,7 +27,8 @@ use super::{
     inner::ManagerInner,
     replay,
     resume::ResumeRequest,
-    session::{Session, SessionListener, SessionUse},
+    session::{Session, SessionListener},
+    session_use::ClientStream,
     stream::without_suppressed,
     transport::CancellableTransport,
 };
@@ -61,7 +61,7 @@ use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 /// ```
 pub struct CancellableSessionManager<M> {
     shared: Arc<ManagerInner<M>>,
-    idle_timeouts: IdleTimeouts,
+    pub(super) idle_timeouts: IdleTimeouts,
     listeners: Arc<[SessionListener]>,
     event_ids: EventIds,
 }
@@ -120,62 +120,6 @@ impl<M> CancellableSessionManager<M> {
             listeners: Arc::default(),
             event_ids: EventIds::of_process(),
         }
-    }
-
-    /// Closes sessions that were idle for `timeout`, at least 100 ms. Applies to sessions created from now on.
-    ///
-    /// Their clients receive 404 and open new sessions.
-    ///
-    /// These use a session: every request, even while its body is incomplete or a middleware inside the layer has it; every open
-    /// stream, including standalone ones; every call that has not ended, even a detached one; and every answer that is retained
-    /// for a detached client. Messages of the server do not count. Without a layer, a request that the session manager has not
-    /// received and a detached call are unknown.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
-    /// use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
-    ///
-    /// let mut manager = LocalSessionManager::default();
-    /// manager.session_config.keep_alive = None; // else both timers run
-    /// let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(900));
-    /// assert!(format!("{sessions:?}").contains("idle_timeout: Some(900s)"));
-    /// ```
-    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
-        self.idle_timeouts.idle = Some(timeout);
-        self
-    }
-
-    /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms. Applies to sessions created from now on.
-    ///
-    /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
-    /// A client counts as disconnected once it disconnects from its last stream, standalone or of a call, until its next request. The
-    /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds.
-    /// A client that returns later receives 404. Not counted are streams of untracked calls, and standalone streams that were resumed,
-    /// unless the inner manager is rmcp's own without an event store.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
-    ///
-    /// let sessions = CancellableSessionManager::default().lost_timeout(Duration::from_secs(120));
-    /// assert!(format!("{sessions:?}").contains("lost_timeout: Some(120s)"));
-    /// ```
-    pub fn lost_timeout(mut self, timeout: Duration) -> Self {
-        self.idle_timeouts.lost = Some(timeout);
-        self
-    }
-
-    /// Keeps idle sessions open until their clients or the inner manager close them.
-    ///
-    /// ```
-    /// # use mcp_cancel_on_disconnect::CancellableSessionManager;
-    /// let sessions = CancellableSessionManager::default().no_idle_timeout();
-    /// assert!(format!("{sessions:?}").contains("idle_timeout: None"));
-    /// ```
-    pub fn no_idle_timeout(mut self) -> Self {
-        self.idle_timeouts.idle = None;
-        self
     }
 
     /// Calls a closure when a session opens or closes. Applies to sessions opened from now on.
@@ -395,7 +339,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let opened = self.shared.manager.create_standalone_stream(id);
         let seal = self.seal_of(id);
         opened.map_ok(|stream| {
-            let used = used.map(SessionUse::of_standalone_stream);
+            let used = used.map(|used| used.of_stream(ClientStream::Standalone));
             without_suppressed(Sealed::new(stream, seal), used)
         })
     }
@@ -443,6 +387,10 @@ impl<M> fmt::Debug for CancellableSessionManager<M> {
             .field("sessions", &self.shared.sessions.len())
             .field("idle_timeout", &self.idle_timeouts.idle)
             .field("lost_timeout", &self.idle_timeouts.lost)
+            .field(
+                "ignore_standalone_streams",
+                &self.idle_timeouts.ignore_standalone_streams,
+            )
             .finish_non_exhaustive()
     }
 }

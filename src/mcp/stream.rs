@@ -13,7 +13,10 @@ use futures_util::{
 use pin_project_lite::pin_project;
 use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
-use super::{answers, replay, session::SessionUse};
+use super::{
+    answers, replay,
+    session_use::{ClientStream, SessionUse},
+};
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause},
     exchange::{Attachment, Exchange},
@@ -68,9 +71,19 @@ enum StreamReader {
 // === impl CallStream ===
 
 impl<S: Stream<Item = ServerSseMessage> + Send + 'static> CallStream<S> {
+    /// Returns the stream of a request. It is one of an untracked call if `call` is `None`.
+    pub(super) fn of_request(stream: S, call: Option<BoundCall>, used: Option<SessionUse>) -> Self {
+        let used = if call.is_some() {
+            used
+        } else {
+            used.map(|used| used.of_stream(ClientStream::OfUntracked))
+        };
+        Self::new(stream, call, used)
+    }
+
     pub(super) fn new(stream: S, call: Option<BoundCall>, used: Option<SessionUse>) -> Self {
         let used = if call.is_some() {
-            used.map(SessionUse::of_call_stream)
+            used.map(|used| used.of_stream(ClientStream::OfCall))
         } else {
             used
         };
@@ -98,12 +111,19 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
                 }
                 if let Some(call) = this.call.take_if(|call| call.is_answered_by(event)) {
                     call.answered(event, this.used.as_ref());
+                } else if this.call.is_none()
+                    && let Some(used) = &mut this.used
+                {
+                    used.on_event(event);
                 }
             }
             None => {
                 this.stream = None;
                 if let Some(call) = this.call.take() {
                     call.ended_by_server(this.used.as_ref());
+                }
+                if let Some(used) = &mut this.used {
+                    used.on_stream_end();
                 }
             }
         }
@@ -157,6 +177,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Unsuppressed<S> {
             let event = ready!(this.stream.as_mut().poll_next(cx));
             match (&event, this.used.as_mut()) {
                 (Some(event), Some(used)) if is_suppressed(event, used) => continue,
+                (Some(event), Some(used)) => used.on_event(event),
                 (None, Some(used)) => used.on_stream_end(),
                 _ => {}
             }

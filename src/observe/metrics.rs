@@ -7,7 +7,7 @@ use metrics::{
     gauge, histogram,
 };
 
-use super::{Event, Observer};
+use super::{Event, Observer, ToolNames};
 use crate::call::{CallInfo, Detachment, Outcome};
 
 const IN_FLIGHT: &str = "mcp_calls_in_flight";
@@ -46,8 +46,8 @@ const OTHER: &str = "other";
 /// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of detached calls that were cancelled or abandoned: from the detection of the disconnect until the token fired |
 ///
 /// Most label values are names of variants in snake case, such as `reason="client_disconnected"`. All labels have few values: a
-/// `method` that MCP does not define is `other`, and there is no label for tools unless [`tools`](Self::tools) names them.
-/// Durations use tokio's clock.
+/// `method` that MCP does not define is `other`, and there is no label for tools unless [`tools`](Self::tools) or
+/// [`tool_names`](Self::tool_names) names them. Durations use tokio's clock.
 ///
 /// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that needs buckets for
 /// histograms takes [`BUCKETS`](Self::BUCKETS):
@@ -69,7 +69,14 @@ const OTHER: &str = "other";
 /// ```
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    tools: Option<Vec<SharedString>>,
+    tools: Option<Tools>,
+}
+
+/// The tools that may be labels.
+#[derive(Debug, Clone)]
+enum Tools {
+    Fixed(Vec<SharedString>),
+    Added(ToolNames),
 }
 
 // === impl Metrics ===
@@ -104,7 +111,22 @@ impl Metrics {
         let names = names
             .into_iter()
             .map(|name| SharedString::from(name.into()));
-        self.tools = Some(names.collect());
+        self.tools = Some(Tools::Fixed(names.collect()));
+        self
+    }
+
+    /// Adds the same label, with names that can be added later. Replaces those of [`tools`](Self::tools).
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::observe::{Metrics, ToolNames};
+    ///
+    /// let names = ToolNames::new();
+    /// let metrics = Metrics::new().tool_names(names.clone());
+    /// names.add("deploy");
+    /// assert!(format!("{metrics:?}").contains("deploy"));
+    /// ```
+    pub fn tool_names(mut self, names: ToolNames) -> Self {
+        self.tools = Some(Tools::Added(names));
         self
     }
 
@@ -121,8 +143,11 @@ impl Metrics {
 
     fn tool(&self, call: &CallInfo) -> Option<SharedString> {
         let name = call.tool()?;
-        let known = self.tools.as_ref()?.iter().find(|known| ***known == *name);
-        Some(known.cloned().unwrap_or(SharedString::const_str(OTHER)))
+        let known = match self.tools.as_ref()? {
+            Tools::Fixed(known) => known.iter().find(|known| ***known == *name).cloned(),
+            Tools::Added(known) => known.label_of(call, name),
+        };
+        Some(known.unwrap_or(SharedString::const_str(OTHER)))
     }
 
     fn ended(&self, call: &CallInfo, outcome: Outcome, detachment: Option<Detachment>) {
@@ -162,6 +187,9 @@ impl Observer for Metrics {
     fn on_event(&self, event: &Event<'_>) {
         match event {
             Event::Started { call } => {
+                if let Some(Tools::Added(names)) = &self.tools {
+                    names.on_started(call);
+                }
                 let labels = self.labels(call, []);
                 gauge!(IN_FLIGHT, labels.clone()).increment(1);
                 counter!(STARTED, labels.clone()).increment(1);

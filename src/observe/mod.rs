@@ -16,9 +16,9 @@ mod metrics;
 mod session;
 mod setup_hints;
 mod snapshot;
-
 #[cfg(feature = "metrics")]
-pub use self::metrics::Metrics;
+mod tool_names;
+
 #[cfg(feature = "rmcp")]
 pub use self::session::SessionEvent;
 pub(crate) use self::{
@@ -30,6 +30,8 @@ pub use self::{
     log::SessionIds,
     snapshot::{CallSnapshot, CallState},
 };
+#[cfg(feature = "metrics")]
+pub use self::{metrics::Metrics, tool_names::ToolNames};
 pub use crate::{
     call::{DetachCause, Detachment},
     cancel::CancelError,

@@ -1,4 +1,4 @@
-//! The drain gate of a session counts its requests in flight, and can be closed. One atomic holds both.
+//! The drain gate of a session counts its requests in flight, and can be closed.
 //!
 //! 1. A request enters before it is served, and exits when it has an answer. No request enters once the gate is closed.
 //! 2. The gate is closed when idle only if no request has entered since it was found idle. So conditions that are checked in between, such
@@ -7,31 +7,25 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use tokio::sync::Notify;
 
-use crate::wait_until::wait_until;
-
-/// Set when the gate is closed.
-const CLOSED: u64 = 1 << 63;
-
-/// Set once a task has waited for the gate. Each request that exits then wakes the waiting tasks.
-const WATCHED: u64 = 1 << 62;
-
-/// One request in flight. The lower bits count the requests that have entered, and may wrap around.
-const ONE: u64 = 1 << 32;
-
-const ENTRIES: u64 = ONE - 1;
+use crate::{lock::lock, wait_until::wait_until};
 
 #[derive(Debug, Default)]
 pub(crate) struct DrainGate {
-    state: AtomicU64,
+    state: Mutex<State>,
     changed: Notify,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct State {
+    is_closed: bool,
+    in_flight: usize,
+    /// Number of requests that have entered.
+    entries: u64,
 }
 
 /// Keeps a request in flight until dropped.
@@ -42,36 +36,37 @@ pub(crate) struct InFlightGuard(Arc<DrainGate>);
 impl DrainGate {
     /// Enters the gate. Returns `None` if it is closed.
     pub(crate) fn enter(self: &Arc<Self>) -> Option<InFlightGuard> {
-        let enters = |state: u64| {
-            let entries = (state + 1) & ENTRIES;
-            (state & CLOSED == 0).then_some(((state & !ENTRIES) + ONE) | entries)
-        };
-        let entered = self
-            .state
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, enters);
-        entered.ok().map(|_| InFlightGuard(self.clone()))
+        let mut state = self.state();
+        if state.is_closed {
+            return None;
+        }
+        state.in_flight += 1;
+        state.entries += 1;
+        Some(InFlightGuard(self.clone()))
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        is_closed(self.state.load(Ordering::Acquire))
+        self.state().is_closed
     }
 
     /// Closes the gate if no request is in flight, and `is_idle` returns `true`.
     ///
     /// Does not close it if a request entered meanwhile. Returns `true` if the gate is closed.
     pub(crate) fn close_if_idle(&self, is_idle: impl FnOnce() -> bool) -> bool {
-        let seen = self.watch();
-        if is_closed(seen) {
+        let seen = *self.state();
+        if seen.is_closed {
             return true;
         }
-        if !is_empty(seen) || !is_idle() {
+        if seen.in_flight > 0 || !is_idle() {
             return false;
         }
-        let closed =
-            self.state
-                .compare_exchange(seen, seen | CLOSED, Ordering::AcqRel, Ordering::Acquire);
+        let is_closed = {
+            let mut state = self.state();
+            state.is_closed |= state.entries == seen.entries;
+            state.is_closed
+        };
         self.changed();
-        closed.is_ok()
+        is_closed
     }
 
     /// Closes the gate once it is idle. Returns when it is closed, by this task or another one.
@@ -82,20 +77,15 @@ impl DrainGate {
     /// Returns when the gate is closed, or is idle and `is_idle` returns `true`. Does not close it.
     pub(crate) async fn until_idle(&self, is_idle: impl Fn() -> bool) {
         let is_over = || {
-            let seen = self.watch();
-            is_closed(seen) || is_empty(seen) && is_idle()
+            let seen = *self.state();
+            seen.is_closed || seen.in_flight == 0 && is_idle()
         };
         wait_until(&self.changed, is_over).await;
     }
 
-    /// Returns the state, and marks the gate as watched.
-    fn watch(&self) -> u64 {
-        self.state.fetch_or(WATCHED, Ordering::AcqRel) | WATCHED
-    }
-
     /// Closes the gate, even if requests are in flight.
     pub(crate) fn close(&self) {
-        self.state.fetch_or(CLOSED, Ordering::AcqRel);
+        self.state().is_closed = true;
         self.changed();
     }
 
@@ -103,14 +93,10 @@ impl DrainGate {
     pub(crate) fn changed(&self) {
         self.changed.notify_waiters();
     }
-}
 
-fn is_closed(state: u64) -> bool {
-    state & CLOSED != 0
-}
-
-fn is_empty(state: u64) -> bool {
-    state & !(CLOSED | WATCHED | ENTRIES) == 0
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
 }
 
 // === impl InFlightGuard ===
@@ -124,8 +110,12 @@ impl InFlightGuard {
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        let before = self.0.state.fetch_sub(ONE, Ordering::AcqRel);
-        if before & WATCHED != 0 {
+        let is_last = {
+            let mut state = self.0.state();
+            state.in_flight -= 1;
+            state.in_flight == 0
+        };
+        if is_last {
             self.0.changed();
         }
     }
@@ -163,9 +153,6 @@ mod tests {
             drop(gate.enter().unwrap());
             true
         };
-        assert!(!gate.close_if_idle(enters_and_leaves) && !gate.is_closed());
-        // Also if a request enters for the four billionth time.
-        gate.state.fetch_or(ENTRIES, Ordering::AcqRel);
         assert!(!gate.close_if_idle(enters_and_leaves) && !gate.is_closed());
         assert!(gate.close_if_idle(|| true));
     }
@@ -218,7 +205,7 @@ mod tests {
             while !gate.close_if_idle(|| true) {
                 std::hint::spin_loop();
             }
-            assert!(is_empty(gate.state.load(Ordering::Acquire)));
+            assert_eq!(gate.state().in_flight, 0);
             enters.join().unwrap();
         }
     }

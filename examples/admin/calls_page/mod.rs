@@ -12,6 +12,7 @@
 //! 3. The page loads only its own style and script. Nothing inline runs.
 //! 4. Session ids are secrets. A keyed hash shows which calls and which log lines have the same session.
 //! 5. A page from another process cancels nothing, because its call numbers mean other calls here.
+//!    A script can send the mark as well, which `/calls.json` has as `process`.
 //! 6. A button that has just moved under the pointer cannot be pressed. A double click, or a row that moves, would
 //!    otherwise cancel another call.
 
@@ -42,8 +43,9 @@ pub(crate) use self::origin::local_names_only;
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
     form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
+/// The calls, and what distinguishes this process from others.
 #[derive(Clone)]
-struct Page {
+pub(crate) struct Page {
     calls: Calls,
     /// The key of the page's mark, which differs in each process.
     key: Arc<RandomState>,
@@ -51,6 +53,8 @@ struct Page {
 
 #[derive(Serialize)]
 struct Listing {
+    /// The mark of this process, whose call numbers these are.
+    process: String,
     calls: Vec<Row>,
 }
 
@@ -72,11 +76,7 @@ struct Notice {
 }
 
 /// Serves `/calls`, `/calls.json`, and the files of the page.
-pub(crate) fn routes(calls: Calls) -> Router {
-    let page = Page {
-        calls,
-        key: Arc::default(),
-    };
+pub(crate) fn routes(page: impl Into<Page>) -> Router {
     let style = (
         [(header::CONTENT_TYPE, "text/css")],
         include_str!("calls.css"),
@@ -91,7 +91,7 @@ pub(crate) fn routes(calls: Calls) -> Router {
         .route("/calls.css", get(async || style))
         .route("/calls.js", get(async || script))
         .layer(map_response(protected))
-        .with_state(page)
+        .with_state(page.into())
 }
 
 async fn show(State(page): State<Page>, Query(notice): Query<Notice>) -> Html<String> {
@@ -99,7 +99,10 @@ async fn show(State(page): State<Page>, Query(notice): Query<Notice>) -> Html<St
 }
 
 async fn list(State(page): State<Page>) -> Json<Listing> {
-    Json(Listing { calls: page.rows() })
+    Json(Listing {
+        process: page.mark(),
+        calls: page.rows(),
+    })
 }
 
 /// Redirects to the page, so that a reload does not send the form again.
@@ -109,8 +112,7 @@ async fn cancel(
     Query(source): Query<Source>,
     Form(Cancel { call }): Form<Cancel>,
 ) -> Response {
-    let is_ours = source.page.is_none_or(|mark| mark == page.mark());
-    let to = if is_ours && page.cancel(call) {
+    let to = if page.is_of_this_process(source.page.as_deref()) && page.cancel(call) {
         "calls".to_owned()
     } else {
         format!("calls?missed={call}")
@@ -134,6 +136,13 @@ async fn protected(mut response: Response) -> Response {
 
 // === impl Page ===
 
+impl From<Calls> for Page {
+    fn from(calls: Calls) -> Self {
+        let key = Arc::default();
+        Self { calls, key }
+    }
+}
+
 impl Page {
     fn rows(&self) -> Vec<Row> {
         let calls = self.calls.snapshot();
@@ -144,7 +153,13 @@ impl Page {
         format!("{:016x}", self.key.hash_one("the page"))
     }
 
-    fn cancel(&self, id: u64) -> bool {
+    /// Returns `true` if a mark is that of this process, or absent.
+    pub(crate) fn is_of_this_process(&self, mark: Option<&str>) -> bool {
+        mark.is_none_or(|mark| mark == self.mark())
+    }
+
+    /// Cancels a call. Returns `false` if it has ended, or only its client may end it.
+    pub(crate) fn cancel(&self, id: u64) -> bool {
         let id = id.to_string().parse();
         id.is_ok_and(|id| self.calls.cancel(id, CancelReason::Requested))
     }

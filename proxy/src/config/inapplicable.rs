@@ -32,6 +32,18 @@ pub(super) const COMMAND_ONLY: &[(&str, &str)] = &[
 pub(super) const UPSTREAM_ONLY: &[(&str, &str)] = &[
     ("header", "is for --upstream: a command receives no headers"),
     (
+        "public-url",
+        "is for --upstream: a command has no authorization and no redirects",
+    ),
+    (
+        "trust-forwarded",
+        "is for --upstream: a command receives no headers",
+    ),
+    (
+        "ready-upstream",
+        "is for --upstream: a command is started for each session",
+    ),
+    (
         "commit-after",
         "is for --upstream: the calls of a command have a stream at once",
     ),

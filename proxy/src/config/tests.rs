@@ -24,10 +24,7 @@ fn the_options_of_the_design_have_their_defaults() {
         config.session_timeout,
         Limit(Some(Duration::from_secs(30 * 60)))
     );
-    assert_eq!(
-        config.lost_timeout,
-        Limit(Some(Duration::from_secs(2 * 60)))
-    );
+    assert_eq!(config.lost_timeout, Limit(None));
     assert_eq!(
         (config.max_sessions, config.drain),
         (256, Duration::from_secs(8))
@@ -91,10 +88,41 @@ fn a_command_and_an_upstream_exclude_each_other() {
         &[HTTP[0], "--header=a: b", "--", "npx"],
         &[HTTP[0], "--commit-after=1s", "--", "npx"],
         &[HTTP[0], "--no-resumable", "--", "npx"],
+        &[HTTP[0], "--public-url=https://a.example", "--", "npx"],
+        &[HTTP[0], "--trust-forwarded=10.0.0.1", "--", "npx"],
+        &[HTTP[0], HTTP[1], "--public-url=https://a.example/other"],
+        &[HTTP[0], "--ready-upstream", "--admin=1", "--", "npx"],
+        &[HTTP[0], HTTP[1], "--ready-upstream"],
+        &[HTTP[0], HTTP[1], "--admin-token=0123456789abcdef"],
     ] {
         assert!(
             matches!(read(wrong), Err(ConfigError::Conflict(_))),
             "{wrong:?}"
+        );
+    }
+}
+
+#[test]
+fn a_token_is_long_can_be_sent_and_is_shown_nowhere() {
+    let read = |token: &str| {
+        let token = format!("--admin-token={token}");
+        read(&[HTTP[0], HTTP[1], "--admin=9090", &token])
+    };
+    let config = read("0123456789abcdef+/==").unwrap();
+    let token = config.operators.admin_token.clone().unwrap();
+    assert!(token.is("0123456789abcdef+/=="));
+    assert!(!token.is("0123456789abcdef+/=") && !token.is("") && !token.is("0123456789abcdeg+/=="));
+    assert!(!format!("{token:?}{config:?}").contains("0123"));
+    for wrong in [
+        "s3cret",
+        "s3cret 0123456789abcdef",
+        "s3cret=0123456789abcdef",
+        "s3cretäöü0123456789",
+    ] {
+        let error = read(wrong).unwrap_err().to_string();
+        assert!(
+            error.contains("a token has") && !error.contains("s3cret"),
+            "{error}"
         );
     }
 }

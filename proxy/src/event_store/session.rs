@@ -168,6 +168,17 @@ impl Session {
         self.0.index.idle_since()
     }
 
+    /// Returns when a client last stopped reading one of its streams. Returns `None` if a client reads one.
+    ///
+    /// The inner value is `None` if no remaining stream had a client.
+    pub(crate) fn unread_since(&self) -> Option<Option<Instant>> {
+        let mut latest = None;
+        for stream in self.0.index.all() {
+            latest = latest.max(stream.unread_since()?);
+        }
+        Some(latest)
+    }
+
     pub(super) fn is_in_progress(&self) -> bool {
         self.0.index.all().iter().any(Stream::is_in_progress)
     }

@@ -96,6 +96,8 @@ struct Inner {
 struct State {
     ring: Ring,
     reader: Option<Waker>,
+    /// When a client last stopped reading.
+    detached_at: Option<Instant>,
     token: Option<CallToken>,
     /// The latest credentials with which the server accepted a request for the call.
     credentials: Option<Arc<Credentials>>,
@@ -136,6 +138,7 @@ impl Stream {
             state: Mutex::new(State {
                 ring,
                 reader: None,
+                detached_at: None,
                 token,
                 credentials,
                 credentials_refused: false,

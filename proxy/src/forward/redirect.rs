@@ -2,6 +2,8 @@
 
 use http::{HeaderValue, StatusCode, Uri, header, response, uri::PathAndQuery};
 
+use crate::origin::Origin;
+
 /// The target of a redirect.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Redirect<'a>(&'a HeaderValue);
@@ -20,9 +22,13 @@ impl<'a> Redirect<'a> {
 
     /// Returns the target as a path at the origin of `requested`.
     ///
-    /// `requested` is the URI that was sent to the server. Returns `None` if the target has another origin, or an
-    /// ambiguous one.
-    pub(super) fn at_origin(self, requested: &Uri) -> Option<PathAndQuery> {
+    /// `requested` is the URI that was sent to the server, and `public` the origin that clients use, if that is known. Returns `None`
+    /// if the target has another origin, or an ambiguous one.
+    pub(super) fn at_origin(
+        self,
+        requested: &Uri,
+        public: Option<&Origin>,
+    ) -> Option<PathAndQuery> {
         let text = self.0.to_str().ok()?.trim();
         let text = text.split('#').next().unwrap_or_default();
         // Browsers read `\` as `/`, so another host may follow it.
@@ -31,13 +37,13 @@ impl<'a> Redirect<'a> {
         }
         let scheme = requested.scheme_str()?;
         let path = if text.starts_with("//") {
-            path_at(requested, &format!("{scheme}:{text}"))?
+            path_at(requested, public, &format!("{scheme}:{text}"))?
         } else if text.starts_with('/') {
             text.parse().ok()?
         } else if text.starts_with('?') {
             format!("{}{text}", requested.path()).parse().ok()?
         } else if text.split(['/', '?']).next()?.contains(':') {
-            path_at(requested, text)?
+            path_at(requested, public, text)?
         } else {
             let (folder, _) = requested.path().rsplit_once('/')?;
             format!("{folder}/{text}").parse().ok()?
@@ -47,24 +53,12 @@ impl<'a> Redirect<'a> {
     }
 }
 
-/// Returns the path of an absolute URI, if its origin is that of `requested`.
-fn path_at(requested: &Uri, text: &str) -> Option<PathAndQuery> {
+/// Returns the path of an absolute URI, if its origin names the server of `requested`.
+fn path_at(requested: &Uri, public: Option<&Origin>, text: &str) -> Option<PathAndQuery> {
     let uri: Uri = text.parse().ok()?;
-    let is_same = uri.scheme() == requested.scheme()
-        && port(&uri) == port(requested)
-        && uri.host()?.eq_ignore_ascii_case(requested.host()?)
-        && !uri.authority()?.as_str().contains('@');
+    let is_server = Origin::of(&uri)?.names(&Origin::of(requested)?, public);
     let path = uri.into_parts().path_and_query;
-    is_same.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
-}
-
-fn port(uri: &Uri) -> Option<u16> {
-    let default = match uri.scheme_str() {
-        Some("http") => Some(80),
-        Some("https") => Some(443),
-        _ => None,
-    };
-    uri.port_u16().or(default)
+    is_server.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
 /// Returns a query without the parameters of `own`. Returns `None` if nothing is left.
@@ -135,12 +129,17 @@ mod tests {
     use super::*;
 
     fn led(location: &str) -> Option<String> {
+        led_before(None, location)
+    }
+
+    fn led_before(public: Option<&str>, location: &str) -> Option<String> {
+        let public = public.map(|url| Origin::of(&url.parse().unwrap()).unwrap());
         let requested = Uri::from_static("http://up:9000/a/mcp?key=1");
         let response = Response::builder()
             .status(307)
             .header(header::LOCATION, location);
         let (head, ()) = response.body(()).unwrap().into_parts();
-        let path = Redirect::of(&head)?.at_origin(&requested)?;
+        let path = Redirect::of(&head)?.at_origin(&requested, public.as_ref())?;
         Some(path.to_string())
     }
 
@@ -156,6 +155,21 @@ mod tests {
             ("HTTP://up:9000/b?c=d:e", "/b?c=d:e"),
         ] {
             assert_eq!(led(location).as_deref(), Some(expected), "{location}");
+        }
+    }
+
+    #[test]
+    fn a_redirect_to_the_public_origin_is_a_path_as_well() {
+        let led = |location| led_before(Some("https://mcp.example.com"), location);
+        for location in [
+            "https://mcp.example.com/a/mcp/",
+            "https://up:9000/a/mcp/",
+            "http://up:9000/a/mcp/",
+        ] {
+            assert_eq!(led(location).as_deref(), Some("/a/mcp/"), "{location}");
+        }
+        for location in ["http://mcp.example.com/a/mcp/", "https://up/a/mcp/"] {
+            assert_eq!(led(location), None, "{location}");
         }
     }
 

@@ -99,6 +99,11 @@ impl RequestFilter {
         Ok(())
     }
 
+    /// Returns `true` if clients may use this host.
+    pub(crate) fn allows_host(&self, host: &Authority) -> bool {
+        !host.as_str().contains('@') && self.is_own_host(host)
+    }
+
     fn is_own_host(&self, authority: &Authority) -> bool {
         // Clients omit the default port of their scheme.
         let has_default = |host: &str| {

@@ -52,7 +52,7 @@ struct RunningSession {
 
 impl Stdio {
     /// Starts a session with an `initialize` request.
-    pub(super) fn begin(
+    pub(super) async fn begin(
         &self,
         message: &Message<'_>,
         parts: &request::Parts,
@@ -70,8 +70,7 @@ impl Stdio {
             return Err(Box::new(refusal::busy(id, text, wait)));
         }
         let no_room = |text: &str| Box::new(refusal::busy(id, text, RETRY_AFTER));
-        let permit = inner.permits.clone().try_acquire_owned();
-        let permit = permit.map_err(|_| {
+        let permit = inner.acquire_permit().await.ok_or_else(|| {
             inner.log_refused();
             no_room("the session limit of the proxy is reached")
         })?;

@@ -14,8 +14,11 @@
 //!    layer around this service decides whether the call is an orphan, and then POSTs the cancel.
 
 mod begin;
+mod end_counts;
 mod input;
 pub mod lines;
+mod listing;
+mod make_room;
 pub(crate) mod process;
 mod restart_backoff;
 pub mod routing;
@@ -27,6 +30,7 @@ mod task;
 use std::time::Duration;
 
 pub use self::{
+    listing::SessionInfo,
     process::Program,
     service::{Stats, Stdio},
 };
@@ -38,11 +42,16 @@ pub struct Options {
     pub program: Program,
     /// Maximum number of processes: 256.
     pub max_sessions: usize,
+    /// How long a session must be without a request and a stream to end for a new one at the session limit: 10 s.
+    ///
+    /// Longer than the 3 s after which SDK clients reconnect.
+    pub make_room_after: Duration,
     /// How long a session may be unused: 30 minutes. `None` for no limit.
     pub session_timeout: Option<Duration>,
-    /// How long a session may be unused after its client has disconnected: 2 minutes. `None` for no such limit.
+    /// How long a session may be unused after its client has disconnected. `None` for no such limit, which is the default.
     ///
-    /// A client has disconnected if it had a standalone stream at its last request or since, and has none now.
+    /// A client has disconnected if it had a standalone stream at its last request or since, and has none now. SDK clients do not
+    /// reopen that stream after an outage of some seconds, and then only send requests. So this must be longer than the pauses of clients.
     pub lost_timeout: Option<Duration>,
     /// How long a cancelled call may stay unanswered. `None` for no limit, which is the default.
     ///
@@ -61,8 +70,9 @@ impl Options {
         Self {
             program,
             max_sessions: 256,
+            make_room_after: Duration::from_secs(10),
             session_timeout: Some(Duration::from_secs(30 * 60)),
-            lost_timeout: Some(Duration::from_secs(2 * 60)),
+            lost_timeout: None,
             kill_after: None,
         }
     }

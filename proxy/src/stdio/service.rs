@@ -26,6 +26,7 @@ use tower_service::Service;
 
 use super::{
     Options, Program,
+    end_counts::EndCounts,
     restart_backoff::RestartBackoff,
     session::{EndReason, SendError, Session},
     task::{STOP_TIMEOUT, SessionEnd},
@@ -79,12 +80,15 @@ pub(super) struct Inner {
     /// Not derived from `permits`: a shutdown acquires all of them.
     pub(super) children: AtomicUsize,
     kills: AtomicU64,
+    end_counts: EndCounts,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Live {
     pub(super) sessions: HashMap<Arc<str>, Arc<Session>>,
     pub(super) is_shutting_down: bool,
+    /// Number of new sessions that wait for the end of a process.
+    pub(super) waiting: usize,
 }
 
 // === impl Stdio ===
@@ -106,6 +110,7 @@ impl Stdio {
             last_refusal_log: Mutex::default(),
             children: AtomicUsize::new(0),
             kills: AtomicU64::new(0),
+            end_counts: EndCounts::default(),
         })))
     }
 
@@ -127,9 +132,15 @@ impl Stdio {
         let inner = &self.0;
         Stats {
             sessions: inner.live().sessions.len(),
-            children: inner.children.load(Ordering::Relaxed),
+            children: inner.children(),
             kills: inner.kills.load(Ordering::Relaxed),
         }
+    }
+
+    /// Returns how many sessions have ended, by reason.
+    #[must_use]
+    pub fn ended_sessions(&self) -> Vec<(&'static str, u64)> {
+        self.0.end_counts.all()
     }
 
     /// Ends all sessions, and waits for the end of their processes, for `within` at most.
@@ -211,6 +222,7 @@ impl Stdio {
             None if is_initialize => {
                 return self
                     .begin(&message, &parts, line.clone())
+                    .await
                     .unwrap_or_else(|refused| *refused);
             }
             None => {
@@ -331,12 +343,18 @@ impl Inner {
         lock(&self.live)
     }
 
+    /// Returns the number of processes, including those that are stopping.
+    pub(super) fn children(&self) -> usize {
+        self.children.load(Ordering::Relaxed)
+    }
+
     pub(super) fn restart_backoff(&self) -> MutexGuard<'_, RestartBackoff> {
         lock(&self.restart_backoff)
     }
 
     /// Records the end of a session's process.
     pub(super) fn record_end(&self, end: &SessionEnd) {
+        self.end_counts.record(end.why);
         if end.failed_to_start {
             self.restart_backoff().record_crash(Instant::now());
         }

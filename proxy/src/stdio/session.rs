@@ -33,6 +33,7 @@ pub(super) struct Session {
     pub(super) standalone: Stream,
     input: Input,
     pub(super) backpressure: Backpressure,
+    pub(super) begun_at: Instant,
     state: Mutex<State>,
     /// Notified when a deadline may be earlier than before.
     pub(super) changed: Notify,
@@ -69,6 +70,8 @@ pub(super) enum EndReason {
     Idle,
     /// Its client has disconnected, and did not return in time.
     Lost,
+    /// It was unused, and has made room for a new session.
+    MadeRoom,
     /// The proxy shuts down. A process has this long to exit after its stdin was closed, and again after SIGTERM.
     Shutdown(Duration),
     /// The leader of the process group has exited.
@@ -120,6 +123,7 @@ impl Session {
             standalone,
             input,
             backpressure: Backpressure::default(),
+            begun_at: Instant::now(),
             state: Mutex::new(state),
             changed: Notify::new(),
             stop: Notify::new(),
@@ -216,6 +220,27 @@ impl Session {
         state.has_stream = self.standalone.is_attached();
     }
 
+    /// Returns `true` if a call is open, or the server waits for a client that reads an answer.
+    pub(super) fn is_working(&self, state: &State) -> bool {
+        // An `initialize` is not cancelled when its client disconnects.
+        let has_open_call = if state.is_begun {
+            !state.routes.is_idle()
+        } else {
+            state.routes.streams().any(Stream::is_attached)
+        };
+        // A call whose answer waits for its client is no longer open, so it is visible only as backpressure.
+        has_open_call || self.backpressure.is_on()
+    }
+
+    /// Returns when the session was last used, by a request or a stream. Returns `None` if it is in use.
+    pub(super) fn unused_since_in(&self, state: &State) -> Option<Instant> {
+        if self.is_working(state) {
+            return None;
+        }
+        let detached = self.streams.unread_since()?;
+        Some(detached.map_or(state.used, |detached| detached.max(state.used)))
+    }
+
     /// Sends the priming event, if the client supports it.
     pub(super) fn prime(&self, stream: &Stream) {
         if self.streams.primes() {
@@ -279,6 +304,7 @@ impl EndReason {
             Self::Deleted => "the session was deleted",
             Self::Idle => "the session was idle for too long",
             Self::Lost => "the client of the session was disconnected for too long",
+            Self::MadeRoom => "the session was unused, and has made room for a new one",
             Self::Shutdown(_) => "the proxy is shutting down",
             Self::Exited => "the MCP server has exited",
             Self::Closed => "the MCP server has closed its stdin or stdout",

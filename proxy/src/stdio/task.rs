@@ -146,11 +146,16 @@ impl Session {
                 )
             }
             EndReason::Idle => format!("unused for {UNUSED_TIMEOUT:?} after initialize"),
+            EndReason::MadeRoom => format!("{text} (--max-sessions)"),
             EndReason::Overdue => format!("{text} (--kill-after)"),
             _ => text,
         };
         match why {
-            EndReason::Deleted | EndReason::Idle | EndReason::Lost | EndReason::Shutdown(_) => {
+            EndReason::Deleted
+            | EndReason::Idle
+            | EndReason::Lost
+            | EndReason::MadeRoom
+            | EndReason::Shutdown(_) => {
                 info!(mcp.session.id = %session, "session ended: {text}")
             }
             _ => warn!(mcp.session.id = %session, "session ended: {text}"),
@@ -341,14 +346,7 @@ impl Session {
         } else {
             (timeout, EndReason::Idle)
         };
-        // An `initialize` is not cancelled when its client disconnects.
-        let is_working = if state.is_begun {
-            !state.routes.is_idle()
-        } else {
-            state.routes.streams().any(Stream::is_attached)
-        };
-        // A call whose answer waits for its client is no longer open, so it is visible only as backpressure.
-        if is_working || self.backpressure.is_on() || self.standalone.is_attached() {
+        if self.is_working(state) || self.standalone.is_attached() {
             // Rechecked after a quarter of the timeout. So the session ends between three quarters of the timeout and the whole
             // timeout after this use has ended.
             state.used = now.max(state.used);
@@ -382,6 +380,7 @@ async fn stop_process(group: &mut Group, why: EndReason) -> ProcessEnd {
         EndReason::Deleted
         | EndReason::Idle
         | EndReason::Lost
+        | EndReason::MadeRoom
         | EndReason::Shutdown(_)
         | EndReason::Closed => {
             let stop_timeout = match why {

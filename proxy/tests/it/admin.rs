@@ -62,7 +62,224 @@ async fn the_button_of_a_call_cancels_it() {
     assert_eq!(answer["error"]["code"], -32800);
     let cancel = upstream.asked().await;
     assert!(cancel.body().contains("notifications/cancelled"));
-    assert_eq!(get(admin, "/calls.json").await.text(), r#"{"calls":[]}"#);
+    assert_eq!(get(admin, "/calls.json").await.json()["calls"], json!([]));
+}
+
+const TOKEN: &str = "0123456789abcdef-._~+/==";
+
+fn cancel(id: &str) -> Request {
+    Request::new("POST", &format!("/calls/{id}/cancel"))
+}
+
+fn with_token(request: Request) -> Request {
+    request.header("authorization", &format!("Bearer {TOKEN}"))
+}
+
+#[tokio::test]
+async fn a_script_with_the_token_cancels_one_call() {
+    let upstream = Upstream::start().await;
+    let token = format!("--admin-token={TOKEN}");
+    let proxy = Running::before(
+        &upstream,
+        &["--admin=127.0.0.1:0", "--no-resumable", &token],
+    )
+    .await;
+    let admin = proxy.admin.expect("an address");
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    client.head().await;
+    let listing = get(admin, "/calls.json").await.json();
+    let id = listing["calls"][0]["call"].as_str().expect("an id");
+    let process = listing["process"].as_str().expect("a mark");
+
+    for wrong in [
+        cancel(id),
+        cancel(id).header("authorization", TOKEN),
+        cancel(id).header("authorization", "Bearer 0123456789abcdef-._~+/=x"),
+        cancel(id).header("authorization", "Bearer "),
+        with_token(with_token(cancel(id))),
+    ] {
+        let refused = Connection::fetch(admin, &wrong).await;
+        assert_eq!(refused.status, 401, "{wrong:?}");
+        assert_eq!(refused.headers["www-authenticate"], "Bearer");
+        assert!(refused.json()["error"].is_string());
+    }
+    for (path, status) in [
+        (format!("/calls/{id}/cancel?process=0123456789abcdef"), 409),
+        ("/calls/999999999/cancel".to_owned(), 404),
+        ("/calls/x/cancel".to_owned(), 404),
+    ] {
+        let reply = Connection::fetch(admin, &with_token(Request::new("POST", &path))).await;
+        assert_eq!(reply.status, status, "{path}");
+        assert!(reply.json()["error"].is_string(), "{path}");
+    }
+    let see = with_token(Request::new("GET", &format!("/calls/{id}/cancel")));
+    assert_eq!(Connection::fetch(admin, &see).await.status, 405);
+    assert_eq!(proxy.calls.len(), 1, "nothing was cancelled");
+
+    let path = format!("/calls/{id}/cancel?process={process}");
+    let done = Connection::fetch(admin, &with_token(Request::new("POST", &path))).await;
+    assert_eq!(done.status, 200);
+    assert_eq!(done.json(), json!({ "call": id, "cancelled": true }));
+    assert_eq!(
+        client.answer().await.expect("an error")["error"]["code"],
+        -32800
+    );
+    let notified = upstream.asked().await;
+    assert!(notified.body().contains("notifications/cancelled"));
+    let again = Connection::fetch(admin, &with_token(cancel(id))).await;
+    assert_eq!(again.status, 404);
+}
+
+#[tokio::test]
+async fn without_a_token_no_script_cancels() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let admin = proxy.admin.expect("an address");
+    let refused = Connection::fetch(admin, &with_token(cancel("1"))).await;
+    assert_eq!(refused.status, 404);
+}
+
+#[tokio::test]
+async fn other_machines_see_and_cancel_calls_with_the_token_only() {
+    let upstream = Upstream::start().await;
+    let token = format!("--admin-token={TOKEN}");
+    let proxy = Running::before(&upstream, &["--admin=0.0.0.0:0", &token]).await;
+    let port = proxy.admin.expect("an address").port();
+    let admin = SocketAddr::from(([127, 0, 0, 1], port));
+    for path in ["/healthz", "/readyz", "/metrics", "/"] {
+        assert_eq!(get(admin, path).await.status, 200, "{path}");
+    }
+    for path in ["/calls", "/calls.json", "/calls.js"] {
+        assert_eq!(get(admin, path).await.status, 401, "{path}");
+        let request = with_token(Request::new("GET", path));
+        let reply = Connection::fetch(admin, &request).await;
+        assert_eq!(reply.status, 200, "{path}");
+    }
+    let form = Request::new("POST", "/calls")
+        .header("content-type", "application/x-www-form-urlencoded")
+        .header("origin", &format!("http://{admin}"))
+        .body("call=1".to_owned());
+    assert_eq!(Connection::fetch(admin, &form).await.status, 401);
+    assert_eq!(Connection::fetch(admin, &cancel("1")).await.status, 401);
+    let unknown = Connection::fetch(admin, &with_token(cancel("999999999"))).await;
+    assert_eq!(unknown.status, 404);
+}
+
+#[tokio::test]
+async fn a_proxy_is_ready_while_its_server_accepts_connections() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0", "--ready-upstream"]).await;
+    let bare = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let (admin, other) = (proxy.admin.expect("one"), bare.admin.expect("one"));
+    assert_eq!(get(admin, "/readyz").await.status, 200);
+
+    upstream.refuse().await;
+
+    let reply = get(admin, "/readyz").await;
+    assert_eq!(reply.status, 503);
+    assert!(reply.text().contains("accepts no connections"));
+    assert_eq!(get(admin, "/healthz").await.status, 200);
+    assert_eq!(
+        get(other, "/readyz").await.status,
+        200,
+        "without the option"
+    );
+
+    upstream.accept_again().await;
+    assert_eq!(get(admin, "/readyz").await.status, 200);
+    assert!(!upstream.has_more().await, "a probe is not a request");
+}
+
+/// Lists the tools of the server, which answers with `body`.
+async fn list_tools(proxy: &Running, upstream: &Upstream, kind: &str, body: &str) {
+    let request = post(r#"{"jsonrpc":"2.0","id":0,"method":"tools/list"}"#)
+        .header("mcp-protocol-version", "2025-11-25")
+        .header("mcp-session-id", "s");
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&request).await;
+    let asked = upstream.asked().await;
+    let head = format!("200 OK\r\ncontent-type: {kind}");
+    asked.answer(&head, body).await;
+    client.reply().await;
+}
+
+/// Calls a tool of the server, which answers at once.
+async fn call_tool(proxy: &Running, upstream: &Upstream, tool: &str) {
+    let call = call("1").replace("work", tool);
+    let request = Request {
+        body: call.into(),
+        ..session_call("1")
+    };
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&request).await;
+    let asked = upstream.asked().await;
+    let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    asked
+        .answer("200 OK\r\ncontent-type: application/json", answer)
+        .await;
+    client.reply().await;
+}
+
+#[tokio::test]
+async fn a_tool_is_a_label_once_the_server_has_listed_it() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let admin = proxy.admin.expect("an address");
+    let started = async |tool: &str| {
+        let metrics = get(admin, "/metrics").await;
+        let label = format!(r#"tool="{tool}""#);
+        let mut lines = metrics.text().lines();
+        lines.any(|line| line.starts_with("mcp_calls_started_total") && line.contains(&label))
+    };
+    // The recorder of this process is shared with other tests, so the names are of this test only.
+    call_tool(&proxy, &upstream, "label-a").await;
+    assert!(started("other").await);
+    assert!(!started("label-a").await, "no list has named it");
+    let list = r#"{"jsonrpc":"2.0","id":0,"result":{"tools":[{"name":"label-a"},{"name":"label-b"}],"nextCursor":"c"}}"#;
+    list_tools(&proxy, &upstream, "application/json", list).await;
+    let list = r#"{"jsonrpc":"2.0","id":0,"result":{"tools":[{"name":"label-c"}]}}"#;
+    let event = format!("event: message\ndata: {list}\n\n");
+    list_tools(&proxy, &upstream, "text/event-stream", &event).await;
+    for tool in ["label-a", "label-b", "label-c", "label-d"] {
+        call_tool(&proxy, &upstream, tool).await;
+        assert_eq!(started(tool).await, tool != "label-d", "{tool}");
+    }
+    // A list that changes later counts as well.
+    let list = r#"{"jsonrpc":"2.0","id":0,"result":{"tools":[{"name":"label-d"}]}}"#;
+    list_tools(&proxy, &upstream, "application/json", list).await;
+    call_tool(&proxy, &upstream, "label-d").await;
+    assert!(started("label-d").await);
+}
+
+#[tokio::test]
+async fn a_call_keeps_its_label_when_its_tool_is_listed_meanwhile() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let admin = proxy.admin.expect("an address");
+    let mut client = Connection::open(proxy.addr).await;
+    let call = call("1").replace("work", "listed-late");
+    let request = Request {
+        body: call.into(),
+        ..session_call("1")
+    };
+    client.send(&request).await;
+    let asked = upstream.asked().await;
+    let list = r#"{"jsonrpc":"2.0","id":0,"result":{"tools":[{"name":"listed-late"}]}}"#;
+    list_tools(&proxy, &upstream, "application/json", list).await;
+    let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    asked
+        .answer("200 OK\r\ncontent-type: application/json", answer)
+        .await;
+    client.reply().await;
+    let metrics = get(admin, "/metrics").await;
+    assert!(
+        !metrics.text().contains("listed-late"),
+        "{}",
+        metrics.text()
+    );
 }
 
 #[tokio::test]
@@ -210,6 +427,16 @@ async fn the_sessions_processes_and_events_of_a_command_are_counted() {
         (&"work".into(), &json!(null))
     );
     assert!(get(admin, "/calls").await.text().contains("1 in flight"));
+    let sessions = get(admin, "/sessions.json").await.json();
+    assert_eq!(
+        (
+            &sessions["sessions"][0]["mcp.session.id"],
+            &sessions["sessions"][0]["unused_seconds"]
+        ),
+        (&calls["calls"][0]["mcp.session.id"], &json!(null))
+    );
+    assert!(get(admin, "/sessions").await.text().contains("<td>in use"));
+    assert!(get(admin, "/").await.text().contains("/sessions.json"));
     let some = own_metrics(admin).await;
     assert_eq!((value(&some, "sessions"), value(&some, "children")), (1, 1));
     assert!(value(&some, "buffer_bytes") > 0);
@@ -229,6 +456,11 @@ async fn the_sessions_processes_and_events_of_a_command_are_counted() {
         }
     };
     within("the process to be killed", killed).await;
+    let metrics = get(admin, "/metrics").await;
+    let ended = r#"mcp_sessions_closed_total{why="cancel_not_answered"} 1"#;
+    assert!(metrics.text().lines().any(|line| line == ended));
+    let idle = r#"mcp_sessions_closed_total{why="idle"} 0"#;
+    assert!(metrics.text().lines().any(|line| line == idle));
 }
 
 #[tokio::test]

@@ -486,7 +486,10 @@ fn a_flag_overrides_the_environment_which_overrides_the_file() {
             command.env("MCP_PROXY_UPSTREAM", variable);
         }
         let line = Program::start(command).line();
-        assert!(line.contains(&format!("in front of {expected};")), "{line}");
+        assert!(
+            line.contains(&format!("in front of {expected}, which")),
+            "{line}"
+        );
         assert!(line.contains("a disconnect cancels no call"), "{line}");
     }
 }
@@ -507,7 +510,9 @@ fn the_first_line_has_the_address_the_server_and_what_a_disconnect_does() {
         let line = Program::start(command).line();
         assert!(line.contains("listening on http://127.0.0.1:"), "{line}");
         assert!(
-            line.contains("/mcp (--listen) in front of http://127.0.0.1:1/mcp; "),
+            line.contains(
+                "/mcp (--listen) in front of http://127.0.0.1:1/mcp, which accepts no connections yet (Connection refused"
+            ),
             "{line}"
         );
         assert!(line.contains(meaning), "{line}");

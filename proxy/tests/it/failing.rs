@@ -48,6 +48,8 @@ async fn an_https_server_receives_a_tls_handshake_and_no_plain_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let port = listener.local_addr().expect("an address").port();
     let proxy = Running::before_url(&format!("https://localhost:{port}/mcp"), &[]).await;
+    let (mut probe, _) = listener.accept().await.expect("the probe of the start");
+    assert_eq!(probe.read(&mut [0]).await.expect("its end"), 0);
     let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
     let (mut stream, _) = listener.accept().await.expect("a connection");

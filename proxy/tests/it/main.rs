@@ -34,6 +34,7 @@ mod failing;
 mod http_2;
 mod log_lines;
 mod passing;
+mod public_url;
 mod redirecting;
 mod refused;
 mod subcommands;

@@ -13,6 +13,7 @@ mod client;
 mod ends;
 mod lines;
 mod requests;
+mod room;
 mod server;
 mod short;
 mod slow;

@@ -18,6 +18,7 @@ mod readiness;
 mod request_body;
 mod response_body;
 mod response_future;
+mod run_until_cancelled;
 mod runtimes;
 mod script;
 mod stacked;

@@ -79,7 +79,8 @@ async fn a_page_without_calls_has_a_text_for_that() {
             .body
             .contains("No call is in flight")
     );
-    assert_eq!(get(&admin, "/calls.json").await.body, r#"{"calls":[]}"#);
+    let listing = get(&admin, "/calls.json").await.body;
+    assert!(listing.ends_with(r#","calls":[]}"#), "{listing}");
 }
 
 #[tokio::test]

@@ -339,7 +339,8 @@ async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
     noted(&["started", "cancelled"]).await;
     assert!(!given_up.load(Ordering::Relaxed));
     noting.floods.waits.0.notify_one();
-    assert!(whole(second).await.contains(r#""text":"done""#));
+    let answer = whole(second).await;
+    assert!(answer.contains(r#""text":"done""#), "{answer}");
 }
 
 #[tokio::test]

@@ -389,6 +389,47 @@ async fn the_inner_managers_own_timer_still_works_and_leaves_no_state() {
     setup.assert_usable(&other).await;
 }
 
+/// A proxy may hold the connection of a client that has disconnected.
+#[tokio::test]
+async fn a_standalone_stream_keeps_its_session_unless_it_is_ignored() {
+    let clock = StoppedClock::stop();
+    for is_ignored in [false, true] {
+        let wrap = move |_| {
+            let sessions = CancellableSessionManager::local(SessionConfig::default());
+            if is_ignored {
+                sessions.ignore_standalone_streams()
+            } else {
+                sessions
+            }
+        };
+        let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
+        let (ghost, busy) = (setup.mcp().await, setup.mcp().await);
+        let mut former = ghost.listen().await;
+        former.head().await;
+        let event = former.event().await.expect("the priming event");
+        let mut standalone = ghost.resume(&event.id.expect("an event id")).await;
+        standalone.head().await;
+        let mut listening = busy.listen().await;
+        listening.head().await;
+        let mut call = setup.start_call(&busy, 1, "hold", "a").await;
+
+        clock.advance(IDLE - TICK).await;
+        settle(&setup).await;
+        assert!(is_open(&setup, &ghost).await);
+        clock.advance_past(Duration::from_secs(1)).await;
+        settle(&setup).await;
+
+        if is_ignored {
+            closed(&setup, &ghost).await;
+            standalone.body_to_end().await;
+        } else {
+            assert!(is_open(&setup, &ghost).await);
+        }
+        setup.assert_completes("a", &mut call).await;
+        assert!(is_open(&setup, &busy).await, "its call ran");
+    }
+}
+
 /// Streams and requests count without a layer too. Calls are not known there.
 #[tokio::test]
 async fn sessions_are_closed_without_a_layer_too() {

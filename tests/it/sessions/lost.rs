@@ -1,12 +1,19 @@
 //! Sessions whose client has disconnected are closed after the lost timeout, and no other sessions are.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use mcp_cancel_on_disconnect::{CancellableSessionManager, Grace};
-use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+use mcp_cancel_on_disconnect::{CancellableSessionManager, Grace, Limits};
+use rmcp::transport::streamable_http_server::session::{
+    EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
+    local::{LocalSessionManager, SessionConfig},
+};
+use serde_json::json;
 
 use super::idle::{FIRST_EVENT, IDLE, TICK, closed, detach, is_open, settle};
-use crate::setup::{Plan, Server, Setup, StoppedClock};
+use crate::{
+    setup::{Plan, Scripted, Server, Sessions, Setup, StoppedClock, Store},
+    support::*,
+};
 
 const LOST: Duration = Duration::from_secs(30);
 
@@ -14,8 +21,18 @@ const LOST: Duration = Duration::from_secs(30);
 const SOME_TIME: Duration = Duration::from_secs(20);
 
 fn plan() -> Plan {
-    let wrap = |_| CancellableSessionManager::local(SessionConfig::default()).lost_timeout(LOST);
+    let wrap = |mut local: LocalSessionManager| {
+        local.session_config.keep_alive = None;
+        CancellableSessionManager::new(local)
+            .idle_timeout(IDLE)
+            .lost_timeout(LOST)
+    };
     Plan::of(Server::Wrapped).wrap(wrap)
+}
+
+/// A plan in which no call is tracked.
+fn untracked() -> Plan {
+    plan().layer(|layer| layer.limits(Limits::default().calls(0)))
 }
 
 /// Advances the clock in steps in which the server notices disconnects.
@@ -185,4 +202,166 @@ async fn without_an_idle_timeout_only_lost_sessions_are_closed() {
     closed(&setup, &mcp).await;
     clock.advance(4 * IDLE).await;
     assert!(is_open(&setup, &quiet).await);
+}
+
+/// The client has lost its standalone stream only, and reads that of its call.
+#[tokio::test]
+async fn a_client_that_reads_the_stream_of_an_untracked_call_is_not_lost() {
+    let clock = StoppedClock::stop();
+    let setup = untracked().start().await;
+    let mcp = setup.mcp().await;
+    let mut standalone = mcp.listen().await;
+    standalone.head().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    standalone.fin();
+    pass(&setup, &clock, 2 * LOST).await;
+    assert!(is_open(&setup, &mcp).await);
+    setup.assert_completes("a", &mut call).await;
+
+    pass(&setup, &clock, 2 * LOST).await;
+
+    assert!(is_open(&setup, &mcp).await);
+}
+
+#[tokio::test]
+async fn without_a_layer_a_client_that_reads_the_stream_of_a_call_is_not_lost() {
+    let clock = StoppedClock::stop();
+    let manager = CancellableSessionManager::local(SessionConfig::default()).lost_timeout(LOST);
+    let witness = Witness::new();
+    let sessions = Sessions::Wrapped(Arc::new(manager));
+    let router = sessions.router(Tools::new(&witness), Mode::Session.config());
+    let served = serve(router).await;
+    let mcp = Mcp::session(served.addr, PATH).await;
+    let other = Mcp::session(served.addr, PATH).await;
+    let mut standalone = mcp.listen().await;
+    standalone.head().await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    witness.started("a").await;
+    let initialized = "notifications/initialized";
+    standalone.fin();
+    assert_eq!(other.notify(initialized, json!({})).await, 202);
+    clock.advance(LOST).await;
+    witness.release("a");
+    assert!(call.answer().await.is_some());
+
+    for _ in 0..4 {
+        clock.advance(LOST / 2).await;
+        assert_eq!(other.notify(initialized, json!({})).await, 202);
+    }
+
+    assert_eq!(mcp.notify(initialized, json!({})).await, 202);
+}
+
+/// The end of such a call is not observed, and a close would end its handler.
+#[tokio::test]
+async fn a_client_that_left_an_untracked_call_is_not_lost() {
+    let clock = StoppedClock::stop();
+    let setup = untracked().start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    let mut standalone = mcp.listen().await;
+    standalone.head().await;
+    call.fin();
+    settle(&setup).await;
+    standalone.fin();
+
+    pass(&setup, &clock, 2 * LOST).await;
+
+    assert!(is_open(&setup, &mcp).await);
+    assert!(setup.witness.is_running("a"));
+}
+
+#[tokio::test]
+async fn an_untracked_call_that_was_answered_does_not_keep_a_lost_session() {
+    let clock = StoppedClock::stop();
+    let setup = untracked().start().await;
+    let mcp = setup.mcp().await;
+    let mut standalone = mcp.listen().await;
+    standalone.head().await;
+    setup.assert_usable(&mcp).await;
+    standalone.fin();
+
+    pass(&setup, &clock, LOST + SOME_TIME).await;
+
+    closed(&setup, &mcp).await;
+}
+
+/// A store whose replays continue with later events.
+struct Following(Store);
+
+#[async_trait::async_trait]
+impl EventStore for Following {
+    async fn store_event(
+        &self,
+        stream: &str,
+        event: &ServerSseMessage,
+    ) -> Result<EventId, EventStoreError> {
+        self.0.store_event(stream, event).await
+    }
+
+    async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
+        let replayed = self.0.replay_events_after(last).await?;
+        let later = futures_util::stream::pending();
+        Ok(Box::pin(futures_util::StreamExt::chain(replayed, later)))
+    }
+}
+
+#[tokio::test]
+async fn with_an_event_store_a_client_that_resumed_its_standalone_stream_is_lost_with_that_stream()
+{
+    let clock = StoppedClock::stop();
+    let stored =
+        |local: LocalSessionManager| local.with_event_store(Arc::new(Following(Store::default())));
+    let notifies = Scripted::new(|context| async move {
+        let notified = context.peer.notify_tool_list_changed().await;
+        notified.expect("the session is open");
+        Ok("notified".to_owned())
+    });
+    let setup = plan().sessions(stored).start_scripted(notifies).await;
+    let mcp = setup.mcp().await;
+    let mut standalone = mcp.listen().await;
+    standalone.head().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    assert!(call.answer().await.is_some());
+    let mut last = None;
+    while last.is_none() {
+        last = standalone.event().await.expect("the notification").id;
+    }
+    standalone.fin();
+    pass(&setup, &clock, SOME_TIME).await;
+    let mut resumed = mcp.resume(&last.expect("an event id")).await;
+    assert_eq!(resumed.head().await.status, 200);
+    pass(&setup, &clock, 2 * LOST).await;
+    assert!(is_open(&setup, &mcp).await);
+
+    resumed.fin();
+    pass(&setup, &clock, LOST + SOME_TIME).await;
+
+    closed(&setup, &mcp).await;
+}
+
+/// A standalone stream that is no use of its session still shows that its client is connected.
+#[tokio::test]
+async fn a_client_that_left_an_ignored_standalone_stream_is_lost() {
+    let clock = StoppedClock::stop();
+    let wrap = |_| {
+        let sessions = CancellableSessionManager::local(SessionConfig::default());
+        sessions.lost_timeout(LOST).ignore_standalone_streams()
+    };
+    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
+    let mcp = setup.mcp().await;
+    let mut standalone = mcp.listen().await;
+    standalone.head().await;
+    pass(&setup, &clock, 2 * LOST).await;
+    assert!(is_open(&setup, &mcp).await);
+
+    standalone.fin();
+    pass(&setup, &clock, SOME_TIME).await;
+    assert!(is_open(&setup, &mcp).await);
+    pass(&setup, &clock, SOME_TIME).await;
+
+    closed(&setup, &mcp).await;
 }

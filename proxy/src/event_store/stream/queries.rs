@@ -17,6 +17,12 @@ impl Stream {
         self.state().ring.has_reader()
     }
 
+    /// Returns when the last client stopped reading it. Returns `None` if a client reads it.
+    pub(in crate::event_store) fn unread_since(&self) -> Option<Option<Instant>> {
+        let state = self.state();
+        (!state.ring.has_reader()).then_some(state.detached_at)
+    }
+
     /// Returns `true` if the stream had clients, and all of them have disconnected.
     pub(crate) fn lost_all_readers(&self) -> bool {
         self.state().ring.lost_all_readers()

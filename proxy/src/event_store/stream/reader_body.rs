@@ -10,6 +10,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
+use tokio::time::Instant;
 
 use super::Stream;
 use crate::event_store::ring::{ReaderId, Start, Taken};
@@ -106,6 +107,7 @@ impl Drop for ReaderBody {
         let waker = {
             let mut state = self.stream.state();
             state.ring.detach(self.id);
+            state.detached_at = Some(Instant::now());
             state.reader.take()
         };
         // The waker may be that of a reader that replaced this one, and must not be lost.

@@ -1,0 +1,149 @@
+//! Tools that query a database with sqlx. When their client disconnects, the database stops.
+//!
+//! ```sh
+//! cargo run --manifest-path examples/sqlx/Cargo.toml
+//! cargo run --manifest-path examples/sqlx/Cargo.toml -- postgres://user@localhost/database
+//! ```
+//!
+//! The drop of a query does not stop it: sqlx runs the queries of SQLite on a thread, and PostgreSQL works until it has something to
+//! send. The modules show what stops them.
+
+use std::{error::Error, io, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, CancellableSessionManager};
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    handler::server::{router::tool::ToolRouter, wrapper::Parameters},
+    schemars,
+    service::RequestContext,
+    tool, tool_handler, tool_router,
+    transport::streamable_http_server::StreamableHttpService,
+};
+use sqlx::{PgPool, SqlitePool};
+use tokio::{net::TcpListener, task::JoinSet, time::timeout};
+
+#[path = "../../shared/raw.rs"]
+mod raw;
+
+mod postgres;
+mod sqlite;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// Timeout of this example, which takes far less.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The server with the tools.
+#[derive(Clone)]
+struct Databases {
+    sqlite: SqlitePool,
+    postgres: Option<PgPool>,
+    tool_router: ToolRouter<Self>,
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Count {
+    up_to: i64,
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Sleep {
+    seconds: f64,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match timeout(LIMIT, play()).await {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+        Err(_) => {
+            println!("Something did not happen.");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn play() -> Result<(), Failure> {
+    let sqlite = sqlite::pool().await?;
+    let postgres = match std::env::args().nth(1) {
+        Some(url) => Some(postgres::pool(&url).await?),
+        None => None,
+    };
+    let mut servers = JoinSet::new();
+    let addr = serve(Databases::new(sqlite, postgres.clone()), &mut servers).await?;
+    sqlite::play(addr).await?;
+    match postgres {
+        Some(pool) => postgres::play(addr, &pool).await,
+        None => Ok(()),
+    }
+}
+
+async fn serve(databases: Databases, servers: &mut JoinSet<()>) -> io::Result<SocketAddr> {
+    let mcp = StreamableHttpService::new(
+        move || Ok(databases.clone()),
+        Arc::new(CancellableSessionManager::default()),
+        Default::default(),
+    );
+    let app = Router::new()
+        .nest_service("/mcp", mcp)
+        .layer(CancelOnDisconnectLayer::new());
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let addr = listener.local_addr()?;
+    servers.spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            eprintln!("{error}");
+        }
+    });
+    Ok(addr)
+}
+
+// === impl Databases ===
+
+#[tool_router]
+impl Databases {
+    fn new(sqlite: SqlitePool, postgres: Option<PgPool>) -> Self {
+        Self {
+            sqlite,
+            postgres,
+            tool_router: Self::tool_router(),
+        }
+    }
+
+    #[tool(description = "Counts in SQLite")]
+    async fn count(
+        &self,
+        Parameters(Count { up_to }): Parameters<Count>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<String, ErrorData> {
+        let counted = async { sqlite::count(&self.sqlite, up_to, &token(&context)?).await };
+        answer(counted.await)
+    }
+
+    #[tool(description = "Sleeps in PostgreSQL")]
+    async fn sleep(
+        &self,
+        Parameters(Sleep { seconds }): Parameters<Sleep>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<String, ErrorData> {
+        let slept = async {
+            let pool = self.postgres.as_ref().ok_or("no PostgreSQL")?;
+            postgres::sleep(pool, seconds, &token(&context)?).await
+        };
+        answer(slept.await)
+    }
+}
+
+#[tool_handler(router = self.tool_router)]
+impl ServerHandler for Databases {}
+
+fn token(context: &RequestContext<RoleServer>) -> Result<CallToken, Failure> {
+    Ok(CallToken::of(context).ok_or("no layer")?)
+}
+
+fn answer(result: Result<String, Failure>) -> Result<String, ErrorData> {
+    result.map_err(|error| ErrorData::internal_error(error.to_string(), None))
+}

@@ -1,0 +1,70 @@
+//! PostgreSQL: the connection of the query is closed, and the server checks whether it is.
+//!
+//! The drop of a query does not end it on the server, and neither does the end of the connection: a server that has nothing to send
+//! does not find out. With `client_connection_check_interval` it does, from PostgreSQL 14 on, unless a pooler is in between. A pooler
+//! needs `pg_cancel_backend`, sent on another connection, and only while the query's own connection is not back in the pool: else it
+//! would cancel the query of another call.
+
+use std::{net::SocketAddr, str::FromStr as _, time::Duration};
+
+use mcp_cancel_on_disconnect::CallToken;
+use serde_json::json;
+use sqlx::{PgPool, postgres::PgConnectOptions};
+use tokio::time::sleep as pause;
+
+use crate::{Failure, raw};
+
+/// The queries of this example that run on the server.
+const RUNNING: &str = "
+    SELECT count(*) FROM pg_stat_activity
+    WHERE state = 'active' AND pid <> pg_backend_pid() AND query LIKE 'SELECT pg_sleep%'";
+
+pub(crate) async fn pool(url: &str) -> Result<PgPool, Failure> {
+    let options =
+        PgConnectOptions::from_str(url)?.options([("client_connection_check_interval", "200ms")]);
+    Ok(PgPool::connect_with(options).await?)
+}
+
+/// Sleeps on the server until the call is cancelled.
+pub(crate) async fn sleep(
+    pool: &PgPool,
+    seconds: f64,
+    token: &CallToken,
+) -> Result<String, Failure> {
+    let mut connection = pool.acquire().await?;
+    let sleep = sqlx::query("SELECT pg_sleep($1)").bind(seconds);
+    match token
+        .run_until_cancelled(sleep.execute(&mut *connection))
+        .await
+    {
+        Ok(slept) => {
+            slept?;
+            Ok("slept".to_owned())
+        }
+        Err(reason) => {
+            connection.close_on_drop();
+            Err(reason.to_string().into())
+        }
+    }
+}
+
+/// A query that takes ten minutes is running on the server, until its client disconnects.
+pub(crate) async fn play(addr: SocketAddr, pool: &PgPool) -> Result<(), Failure> {
+    let client = raw::call(addr, "sleep", json!({ "seconds": 600.0 })).await?;
+    until_running(pool, 1).await?;
+    println!("PostgreSQL sleeps; the client hangs up");
+    client.hang_up();
+    until_running(pool, 0).await?;
+    println!("PostgreSQL has ended the query");
+    Ok(())
+}
+
+async fn until_running(pool: &PgPool, expected: i64) -> Result<(), Failure> {
+    loop {
+        let running: i64 = sqlx::query_scalar(RUNNING).fetch_one(pool).await?;
+        if running == expected {
+            return Ok(());
+        }
+        pause(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,81 @@
+//! SQLite, in memory: a progress handler checks the token while a query runs.
+//!
+//! The drop of a query does not interrupt it. Its thread continues until the query has a row, and the connection is in use until then.
+
+use std::net::SocketAddr;
+
+use mcp_cancel_on_disconnect::CallToken;
+use serde_json::json;
+use sqlx::{
+    SqlitePool,
+    sqlite::{SqliteConnectOptions, SqlitePoolOptions},
+};
+use tokio::sync::Notify;
+
+use crate::{Failure, raw};
+
+/// Number of instructions of SQLite's virtual machine between two checks of the token.
+const CHECK_EVERY: i32 = 1_000;
+
+/// Notified while a query runs, so that the client hangs up in its middle.
+static RUNNING: Notify = Notify::const_new();
+
+const COUNT: &str = "
+    WITH RECURSIVE number(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < ?)
+    SELECT count(*) FROM number";
+
+/// Returns a pool with one connection.
+pub(crate) async fn pool() -> Result<SqlitePool, Failure> {
+    let options = SqlitePoolOptions::new()
+        .max_connections(1)
+        // Runs even if the tool was dropped. It waits until the connection's thread has stopped.
+        .after_release(|connection, _| {
+            Box::pin(async {
+                connection.lock_handle().await?.remove_progress_handler();
+                Ok(true)
+            })
+        });
+    let in_memory = SqliteConnectOptions::new().in_memory(true);
+    Ok(options.connect_with(in_memory).await?)
+}
+
+/// Counts until the call is cancelled.
+pub(crate) async fn count(
+    pool: &SqlitePool,
+    up_to: i64,
+    token: &CallToken,
+) -> Result<String, Failure> {
+    let count = async {
+        let mut connection = pool.acquire().await?;
+        let cancelled = token.child_token();
+        connection
+            .lock_handle()
+            .await?
+            .set_progress_handler(CHECK_EVERY, move || {
+                RUNNING.notify_one();
+                !cancelled.is_cancelled()
+            });
+        let count = sqlx::query_scalar(COUNT).bind(up_to);
+        count.fetch_one(&mut *connection).await
+    };
+    let count: Result<i64, sqlx::Error> = match token.run_until_cancelled(count).await {
+        Ok(count) => count,
+        Err(reason) => return Err(reason.to_string().into()),
+    };
+    Ok(format!("counted to {}", count?))
+}
+
+/// A query that would take years is interrupted: the next one gets the only connection.
+pub(crate) async fn play(addr: SocketAddr) -> Result<(), Failure> {
+    let client = raw::call(addr, "count", json!({ "up_to": i64::MAX })).await?;
+    RUNNING.notified().await;
+    println!("SQLite counts; the client hangs up");
+    client.hang_up();
+    let next = raw::call(addr, "count", json!({ "up_to": 100_000 })).await?;
+    let answer = next.response().await?;
+    if !answer.contains("counted to 100000") {
+        return Err(format!("not the count: {answer:?}").into());
+    }
+    println!("SQLite was interrupted: the only connection has served the next query");
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! What scripts may do that have the token of `--admin-token`: see the calls, and cancel one.
+//!
+//! `POST /calls/{id}/cancel` cancels a call. Its optional parameter `process` is that of `/calls.json`: after a restart, the
+//! number of a call is that of another call.
+
+use axum::{
+    Json, Router,
+    extract::{Path, Query, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    middleware::{Next, from_fn_with_state, map_response},
+    response::{IntoResponse as _, Response},
+    routing::post,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::calls_page::Page;
+use crate::{config::AdminToken, headers::exactly_one};
+
+#[derive(Deserialize)]
+struct Source {
+    /// `process` of the `/calls.json` that has the call.
+    process: Option<String>,
+}
+
+/// Serves `/calls/{id}/cancel`.
+pub(super) fn routes(page: Page, token: AdminToken) -> Router {
+    let router = Router::new()
+        .route("/calls/{id}/cancel", post(cancel))
+        .layer(map_response(not_stored))
+        .with_state(page);
+    with_token(router, token)
+}
+
+/// Refuses the requests for these routes that lack the token.
+pub(super) fn with_token(router: Router, token: AdminToken) -> Router {
+    router.route_layer(from_fn_with_state(token, require_token))
+}
+
+async fn require_token(State(token): State<AdminToken>, request: Request, next: Next) -> Response {
+    if bearer(request.headers()).is_some_and(|given| token.is(given)) {
+        return next.run(request).await;
+    }
+    let refused = (
+        StatusCode::UNAUTHORIZED,
+        [(header::WWW_AUTHENTICATE, "Bearer")],
+        error("the request needs the bearer token of --admin-token"),
+    );
+    refused.into_response()
+}
+
+/// Returns the bearer token of a request. Returns `None` if there is not exactly one.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = exactly_one(headers, &header::AUTHORIZATION)?.split_once(' ')?;
+    scheme
+        .eq_ignore_ascii_case("bearer")
+        .then(|| token.trim_start_matches(' '))
+}
+
+async fn cancel(
+    State(page): State<Page>,
+    Path(id): Path<String>,
+    Query(source): Query<Source>,
+) -> (StatusCode, Json<Value>) {
+    if !page.is_of_this_process(source.process.as_deref()) {
+        let text = "the call was of another process of the proxy";
+        return (StatusCode::CONFLICT, error(text));
+    }
+    if id.parse().is_ok_and(|id| page.cancel(id)) {
+        let cancelled = json!({ "call": id, "cancelled": true });
+        return (StatusCode::OK, Json(cancelled));
+    }
+    let text = "no such call is in flight, or only its client may end it";
+    (StatusCode::NOT_FOUND, error(text))
+}
+
+fn error(text: &str) -> Json<Value> {
+    Json(json!({ "error": text }))
+}
+
+async fn not_stored(mut response: Response) -> Response {
+    let none = HeaderValue::from_static("no-store");
+    response.headers_mut().insert(header::CACHE_CONTROL, none);
+    response
+}

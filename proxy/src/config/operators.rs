@@ -1,0 +1,64 @@
+//! The options for operators, besides the address of their pages.
+
+use std::fmt;
+
+use clap::Args;
+use subtle::ConstantTimeEq as _;
+
+/// Options that have no effect without `--admin`.
+pub(super) const NEED_ADMIN: [&str; 2] = ["admin-token", "ready-upstream"];
+
+/// Minimum length of a token: 16 characters. Chosen because a shorter one may be guessed.
+const MIN_TOKEN: usize = 16;
+
+/// The options for operators.
+#[derive(Debug, Clone, Args)]
+#[non_exhaustive]
+pub struct Operators {
+    /// Bearer token with which scripts see and cancel calls; keep it in the environment or the file (with --admin)
+    #[arg(
+        long,
+        env = "MCP_PROXY_ADMIN_TOKEN",
+        hide_env_values = true,
+        value_name = "TOKEN",
+        value_parser = AdminToken::new
+    )]
+    pub admin_token: Option<AdminToken>,
+
+    /// Let /readyz return 503 while the upstream accepts no connections (with --admin and --upstream)
+    #[arg(long, env = "MCP_PROXY_READY_UPSTREAM")]
+    pub ready_upstream: bool,
+}
+
+/// The bearer token of operators. It is never shown.
+#[derive(Clone)]
+pub struct AdminToken(Box<str>);
+
+// === impl AdminToken ===
+
+impl AdminToken {
+    /// Checks that a token can be sent as a bearer token (RFC 6750, section 2.1). The error does not repeat it.
+    pub fn new(token: &str) -> Result<Self, String> {
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte);
+        if !token.trim_end_matches('=').bytes().all(is_valid) {
+            return Err("a token has letters, digits and -._~+/ only, and = at its end".to_owned());
+        }
+        if token.len() < MIN_TOKEN {
+            return Err(format!(
+                "a token has at least {MIN_TOKEN} characters, such as those of `openssl rand -hex 32`"
+            ));
+        }
+        Ok(Self(token.into()))
+    }
+
+    /// Returns `true` if this is the token. The time does not depend on the characters that are equal.
+    pub fn is(&self, given: &str) -> bool {
+        self.0.as_bytes().ct_eq(given.as_bytes()).into()
+    }
+}
+
+impl fmt::Debug for AdminToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AdminToken(_)")
+    }
+}

@@ -1,0 +1,166 @@
+//! The options for the URL by which clients reach the proxy, and for the reverse proxies in front of it.
+
+use std::net::IpAddr;
+
+use clap::Args;
+use http::Uri;
+
+use super::{ConfigError, value};
+
+/// The options for reverse proxies in front.
+#[derive(Debug, Clone, Args)]
+#[non_exhaustive]
+pub struct Public {
+    /// URL by which clients reach the proxy, such as https://mcp.example.com, which takes the place of the upstream's in what OAuth clients read (with --upstream)
+    #[allow(
+        rustdoc::bare_urls,
+        reason = "the doc is the text of `--help`, where angle brackets would be shown"
+    )]
+    #[arg(long, env = "MCP_PROXY_PUBLIC_URL", value_name = "URL", value_parser = public_url)]
+    pub public_url: Option<Uri>,
+
+    /// Address or network of a reverse proxy whose Forwarded and X-Forwarded-* headers are kept, such as 10.0.0.0/8 (with --upstream)
+    #[arg(
+        long,
+        env = "MCP_PROXY_TRUST_FORWARDED",
+        value_name = "ADDRESS",
+        value_delimiter = ',',
+        value_parser = Network::new
+    )]
+    pub trust_forwarded: Vec<Network>,
+}
+
+/// An IP address, or all addresses with the same first bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    bits: u8,
+}
+
+// === impl Public ===
+
+impl Public {
+    /// Checks that the public URL has the path of the upstream, or none, because the proxy changes no path.
+    pub(super) fn check(&self, upstream: Option<&Uri>) -> Result<(), ConfigError> {
+        let (Some(public), Some(upstream)) = (&self.public_url, upstream) else {
+            return Ok(());
+        };
+        let (public, upstream) = (public.path(), upstream.path());
+        if public == "/" || public == upstream {
+            return Ok(());
+        }
+        Err(ConfigError::Conflict(format!(
+            "--public-url has the path {public}, and --upstream has {upstream}: the proxy changes no path, so they must be equal"
+        )))
+    }
+}
+
+// === impl Network ===
+
+impl Network {
+    /// Parses an address, or a network such as 10.0.0.0/8.
+    pub fn new(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let wrong =
+            || format!("`{text}` is not an address or a network such as 127.0.0.1 or 10.0.0.0/8");
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits.parse().map_err(|_| wrong())?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let all = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.unwrap_or(all);
+        if bits > all {
+            return Err(wrong());
+        }
+        Ok(Self { address, bits })
+    }
+
+    /// Returns `true` if an address is of this network. An IPv4 address in IPv6 counts as the IPv4 address.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let (one, other, all) = match (self.address, address.to_canonical()) {
+            (IpAddr::V4(one), IpAddr::V4(other)) => {
+                (one.to_bits().into(), other.to_bits().into(), 32)
+            }
+            (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits(), other.to_bits(), 128),
+            _ => return false,
+        };
+        let difference: u128 = one ^ other;
+        let ignored = all - u32::from(self.bits);
+        difference.checked_shr(ignored).is_none_or(|rest| rest == 0)
+    }
+}
+
+/// Parses the value of `--public-url`.
+fn public_url(text: &str) -> Result<Uri, String> {
+    let uri = value::upstream(text)
+        .map_err(|_| format!("`{text}` is not a URL such as https://mcp.example.com"))?;
+    if uri.query().is_some() || text.contains('#') {
+        return Err(format!("`{text}` has a query or a fragment"));
+    }
+    Ok(uri)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_has_the_addresses_with_its_first_bits() {
+        for (network, address, is_of_it) in [
+            ("127.0.0.1", "127.0.0.1", true),
+            ("127.0.0.1", "127.0.0.2", false),
+            ("127.0.0.1", "::ffff:127.0.0.1", true),
+            ("10.0.0.0/8", "10.255.0.1", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("10.1.0.0/15", "10.0.0.1", true),
+            ("0.0.0.0/0", "192.0.2.1", true),
+            ("0.0.0.0/0", "::1", false),
+            ("::/0", "2001:db8::1", true),
+            ("2001:db8::/32", "2001:db8:ffff::1", true),
+            ("2001:db8::/32", "2001:db9::1", false),
+            ("::1", "::1", true),
+            ("::1/128", "::2", false),
+        ] {
+            let parsed = Network::new(network).unwrap();
+            assert_eq!(
+                parsed.contains(address.parse().unwrap()),
+                is_of_it,
+                "{network} {address}"
+            );
+        }
+        for wrong in [
+            "",
+            "localhost",
+            "10.0.0.0/33",
+            "::/129",
+            "10.0.0.0/",
+            "10.0.0.0/-1",
+            "1.2.3",
+        ] {
+            assert!(Network::new(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_public_url_is_an_origin_with_a_path_at_most() {
+        for right in [
+            "https://mcp.example.com",
+            "http://localhost:8000/",
+            "https://a.example/mcp",
+        ] {
+            assert!(public_url(right).is_ok(), "{right}");
+        }
+        for wrong in [
+            "mcp.example.com",
+            "/mcp",
+            "ftp://a",
+            "https://a/?b",
+            "https://a/#b",
+            "https://u:p@a",
+            "https://a:x",
+        ] {
+            assert!(public_url(wrong).is_err(), "{wrong}");
+        }
+    }
+}

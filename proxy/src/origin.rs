@@ -1,0 +1,156 @@
+//! Origins of servers: scheme, host and port.
+
+use std::{fmt, sync::Arc};
+
+use http::{
+    HeaderMap, Uri,
+    uri::{Authority, Scheme},
+};
+
+/// The origin of an http or https URL.
+#[derive(Debug, Clone)]
+pub(crate) struct Origin {
+    scheme: Scheme,
+    authority: Authority,
+}
+
+/// What the server learns about the connection of a client, as an extension of its requests.
+///
+/// The headers are sent by `forward`, and are no part of the request before. Otherwise the address of a client would be one of its
+/// credentials in the event store, and a client that changes its network would have others.
+#[derive(Debug, Clone)]
+pub(crate) struct ClientConnection {
+    /// The headers to send instead of those that the request has.
+    pub(crate) headers: Arc<HeaderMap>,
+    /// The origin that clients use, if it is known.
+    pub(crate) public: Option<Origin>,
+}
+
+// === impl Origin ===
+
+impl Origin {
+    /// Returns `None` for another scheme, and for an authority with a user.
+    pub(crate) fn new(scheme: Scheme, authority: Authority) -> Option<Self> {
+        let is_http = scheme == Scheme::HTTP || scheme == Scheme::HTTPS;
+        let is_plain = !authority.as_str().contains('@') && !authority.host().is_empty();
+        (is_http && is_plain).then_some(Self { scheme, authority })
+    }
+
+    /// Returns the origin of a URL.
+    pub(crate) fn of(url: &Uri) -> Option<Self> {
+        Self::new(url.scheme()?.clone(), url.authority()?.clone())
+    }
+
+    pub(crate) fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// Returns `true` if both name the same scheme, host and port.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.scheme == other.scheme
+            && self.port() == other.port()
+            && self
+                .authority
+                .host()
+                .eq_ignore_ascii_case(other.authority.host())
+    }
+
+    /// Returns `true` if this origin names a server whose clients use `public`.
+    ///
+    /// A server that knows the scheme of its clients may name itself with that scheme and its own port. Without a port, the other
+    /// scheme is another server.
+    pub(crate) fn names(&self, server: &Self, public: Option<&Self>) -> bool {
+        let with_scheme_of = |public: &Self| Self {
+            scheme: public.scheme.clone(),
+            authority: server.authority.clone(),
+        };
+        let has_port = server.authority.port_u16().is_some();
+        self.is(server)
+            || public.is_some_and(|public| {
+                self.is(public) || has_port && self.is(&with_scheme_of(public))
+            })
+    }
+
+    /// Returns a URL at this origin, with what follows the origin in `url`. Returns `None` if `url` does not name `server`.
+    pub(crate) fn instead_of(&self, server: &Self, url: &str) -> Option<String> {
+        let parsed: Uri = url.parse().ok()?;
+        let origin = Self::of(&parsed)?;
+        if !origin.names(server, Some(self)) {
+            return None;
+        }
+        let length = origin.to_string().len();
+        let (_, rest) = url.split_at_checked(length)?;
+        Some(format!("{self}{rest}"))
+    }
+
+    fn port(&self) -> u16 {
+        let default = if self.scheme == Scheme::HTTPS {
+            443
+        } else {
+            80
+        };
+        self.authority.port_u16().unwrap_or(default)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.authority)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(url: &str) -> Origin {
+        Origin::of(&url.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_url_at_the_server_moves_and_no_other() {
+        let (server, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
+        for (url, expected) in [
+            ("http://up:9000/mcp", "https://mcp.example.com/mcp"),
+            ("HTTP://UP:9000", "https://mcp.example.com"),
+            (
+                "http://up:9000/a?b=http://up:9000#c",
+                "https://mcp.example.com/a?b=http://up:9000#c",
+            ),
+            ("https://up:9000/mcp", "https://mcp.example.com/mcp"),
+            (
+                "https://mcp.example.com:443/mcp",
+                "https://mcp.example.com/mcp",
+            ),
+        ] {
+            assert_eq!(public.instead_of(&server, url).as_deref(), Some(expected));
+        }
+        for url in [
+            "",
+            "/mcp",
+            "up:9000",
+            "http://up/mcp",
+            "http://up:9001/mcp",
+            "http://up.evil:9000/",
+            "http://up:9000@evil/",
+            "http://a@up:9000/",
+            "ftp://up:9000/",
+            "http://mcp.example.com/",
+            "urn:up",
+        ] {
+            assert_eq!(public.instead_of(&server, url), None, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_other_scheme_is_another_server_where_no_port_is_named() {
+        let (server, public) = (origin("http://up"), origin("https://mcp.example.com"));
+        assert_eq!(public.instead_of(&server, "https://up/mcp"), None);
+        let moved = public.instead_of(&server, "http://up:80/mcp");
+        assert_eq!(moved.as_deref(), Some("https://mcp.example.com/mcp"));
+    }
+}

@@ -1,0 +1,166 @@
+//! The URL by which clients reach the proxy (`--public-url`), and what reverse proxies in front add to requests.
+//!
+//! 1. The upstream gets `Forwarded` (RFC 7239) and `X-Forwarded-For`, `-Host` and `-Proto`. Those of a client are removed, unless its
+//!    address is in `--trust-forwarded`.
+//! 2. The public origin is that of `--public-url`. Without the option, it is that of the headers of a trusted address, if its host is
+//!    one of `--allow-host`.
+//! 3. In responses, the public origin takes the place of the upstream's: in `resource_metadata` of `WWW-Authenticate`, and in
+//!    `resource` of the metadata of the protected resource (RFC 9728). `forward` rewrites redirects. Nothing else is rewritten, and
+//!    no other origin is.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use axum::body::Body;
+use futures_util::future::Either;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use tower_service::Service;
+use tracing::warn;
+
+use crate::{
+    config::Config,
+    frontend::RequestFilter,
+    headers::{JSON, has_content_coding, is_of_type},
+    http_service::{HttpService, ResponseFuture, read_whole},
+    origin::Origin,
+};
+
+mod challenge;
+mod forwarded;
+mod metadata;
+
+use self::forwarded::Forwarded;
+
+/// The path of the metadata of a protected resource, which the path of the resource may follow.
+const METADATA: &str = "/.well-known/oauth-protected-resource";
+
+/// Maximum size of metadata that is rewritten: 64 KiB.
+const MAX_METADATA: usize = 64 * 1024;
+
+/// A service that names the proxy to the server, and to clients.
+#[derive(Debug, Clone)]
+pub(crate) struct PublicUrl<S> {
+    inner: S,
+    /// `None` for a command, which receives no headers.
+    rules: Option<Arc<Rules>>,
+}
+
+struct Rules {
+    upstream: Origin,
+    forwarded: Forwarded,
+    has_warned: AtomicBool,
+}
+
+// === impl PublicUrl ===
+
+impl<S> PublicUrl<S> {
+    /// Creates the service. `filter` decides which hosts of other proxies count.
+    pub(crate) fn new(inner: S, config: &Config, filter: RequestFilter) -> Self {
+        let upstream = config.upstream.as_ref().and_then(Origin::of);
+        let rules = upstream.map(|upstream| {
+            Arc::new(Rules {
+                upstream,
+                forwarded: Forwarded::new(&config.public, filter),
+                has_warned: AtomicBool::new(false),
+            })
+        });
+        Self { inner, rules }
+    }
+}
+
+impl<S: HttpService> Service<Request<Body>> for PublicUrl<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Either<S::Future, ResponseFuture>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let Some(rules) = &self.rules else {
+            return Either::Left(self.inner.call(request));
+        };
+        let connection = rules.forwarded.apply(&mut request);
+        let public = connection.public.clone();
+        request.extensions_mut().insert(connection);
+        let Some(public) = public else {
+            return Either::Left(self.inner.call(request));
+        };
+        let is_metadata = is_metadata(&request);
+        if is_metadata {
+            let none = HeaderValue::from_static("identity");
+            request.headers_mut().insert(header::ACCEPT_ENCODING, none);
+        }
+        let (rules, answering) = (rules.clone(), self.inner.call(request));
+        Either::Right(Box::pin(async move {
+            let mut response = answering.await?;
+            challenge::rewrite(response.headers_mut(), &rules.upstream, &public);
+            if is_metadata && response.status() == StatusCode::OK {
+                response = rules.rewrite_metadata(response, &public).await;
+            }
+            Ok(response)
+        }))
+    }
+}
+
+// === impl Rules ===
+
+impl Rules {
+    /// Rewrites `resource` of metadata. Metadata that is compressed or large passes as it is.
+    async fn rewrite_metadata(&self, response: Response<Body>, public: &Origin) -> Response<Body> {
+        if !is_of_type(response.headers(), JSON) {
+            return response;
+        }
+        if has_content_coding(response.headers()) {
+            self.warn("compressed");
+            return response;
+        }
+        let (mut head, body) = response.into_parts();
+        let body = match read_whole(body, MAX_METADATA).await {
+            Ok(body) => body,
+            Err(body) => {
+                self.warn("larger than 64 KiB, or incomplete");
+                return Response::from_parts(head, body);
+            }
+        };
+        let Some(rewritten) = metadata::rewritten(&body, &self.upstream, public) else {
+            return Response::from_parts(head, Body::from(body));
+        };
+        for name in metadata::OF_THE_BYTES {
+            head.headers.remove(name);
+        }
+        head.headers
+            .insert(header::CONTENT_LENGTH, rewritten.len().into());
+        Response::from_parts(head, Body::from(rewritten))
+    }
+
+    fn warn(&self, why: &str) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            warn!(
+                "the OAuth metadata of the MCP server passes as it is, because it is {why} (--public-url, logged once)"
+            );
+        }
+    }
+}
+
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rules")
+            .field("upstream", &self.upstream)
+            .finish_non_exhaustive()
+    }
+}
+
+fn is_metadata(request: &Request<Body>) -> bool {
+    let rest = request.uri().path().strip_prefix(METADATA);
+    let is_it = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    is_it && request.method() == Method::GET
+}

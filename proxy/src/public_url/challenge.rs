@@ -1,0 +1,109 @@
+//! `resource_metadata` of `WWW-Authenticate` (RFC 9728, section 5.1).
+
+use http::{HeaderMap, HeaderValue, header};
+
+use crate::origin::Origin;
+
+const PARAMETER: &str = "resource_metadata";
+
+/// Rewrites the URLs of metadata at the upstream.
+pub(super) fn rewrite(headers: &mut HeaderMap, upstream: &Origin, public: &Origin) {
+    let values = headers
+        .iter_mut()
+        .filter(|(name, _)| **name == header::WWW_AUTHENTICATE);
+    for (_, value) in values {
+        let rewritten = value
+            .to_str()
+            .ok()
+            .and_then(|text| rewritten(text, upstream, public));
+        if let Some(rewritten) = rewritten.and_then(|text| HeaderValue::try_from(text).ok()) {
+            *value = rewritten;
+        }
+    }
+}
+
+/// Returns a challenge with the public URL. Returns `None` if nothing changes, or if the challenge is ambiguous.
+fn rewritten(text: &str, upstream: &Origin, public: &Origin) -> Option<String> {
+    let mut quoted = text.split('"');
+    let mut result = quoted.next()?.to_owned();
+    let (mut name, mut count) = (result.clone(), 0);
+    // Each turn is a quoted string, and what is between it and the next one.
+    while let Some(value) = quoted.next() {
+        // A backslash may escape a quote.
+        if value.contains('\\') {
+            return None;
+        }
+        let between = quoted.next()?;
+        let moved = is_parameter(&name)
+            .then(|| moved(value, upstream, public))
+            .flatten();
+        count += usize::from(moved.is_some());
+        result.push('"');
+        result.push_str(moved.as_deref().unwrap_or(value));
+        result.push('"');
+        result.push_str(between);
+        name = between.to_owned();
+    }
+    (count > 0).then_some(result)
+}
+
+/// Returns `true` if a text ends with the name of the parameter, and an equals sign.
+fn is_parameter(before: &str) -> bool {
+    let Some(before) = before.trim_end().strip_suffix('=') else {
+        return false;
+    };
+    let name = before.trim_end().rsplit([' ', ',', '\t']).next();
+    name.is_some_and(|name| name.eq_ignore_ascii_case(PARAMETER))
+}
+
+/// Returns the public URL, if the proxy forwards its path.
+fn moved(url: &str, upstream: &Origin, public: &Origin) -> Option<String> {
+    let moved = public.instead_of(upstream, url)?;
+    let (_, path) = moved.split_at_checked(public.to_string().len())?;
+    path.starts_with("/.well-known/").then_some(moved)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Option<String> {
+        let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
+        let (upstream, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
+        rewritten(text, &upstream, &public)
+    }
+
+    #[test]
+    fn the_url_of_the_metadata_moves_and_the_rest_stays() {
+        for (text, expected) in [
+            (
+                r#"Bearer resource_metadata="http://up:9000/.well-known/oauth-protected-resource/mcp""#,
+                r#"Bearer resource_metadata="https://mcp.example.com/.well-known/oauth-protected-resource/mcp""#,
+            ),
+            (
+                r#"Basic realm="http://up:9000/", Bearer error="invalid_token",Resource_Metadata = "http://UP:9000/.well-known/x" , scope="a b""#,
+                r#"Basic realm="http://up:9000/", Bearer error="invalid_token",Resource_Metadata = "https://mcp.example.com/.well-known/x" , scope="a b""#,
+            ),
+        ] {
+            assert_eq!(of(text).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_challenge_that_names_something_else_or_is_not_clear_stays() {
+        for text in [
+            "",
+            "Bearer",
+            r#"Bearer resource_metadata="https://other.example/.well-known/x""#,
+            r#"Bearer resource_metadata="http://up:9000/metadata""#,
+            r#"Bearer resource_metadata="http://up:9000.evil/.well-known/x""#,
+            r#"Bearer my_resource_metadata="http://up:9000/.well-known/x""#,
+            r#"Bearer realm="resource_metadata=" , x="http://up:9000/.well-known/x""#,
+            r#"Bearer realm="a\"b", resource_metadata="http://up:9000/.well-known/x""#,
+            r#"Bearer resource_metadata="http://up:9000/.well-known/x"#,
+            "Bearer resource_metadata=http://up:9000/.well-known/x",
+        ] {
+            assert_eq!(of(text), None, "{text}");
+        }
+    }
+}

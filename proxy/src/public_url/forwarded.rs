@@ -1,0 +1,171 @@
+//! `Forwarded` (RFC 7239) and `X-Forwarded-*`, by which a server learns what its clients have sent to the first proxy.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use axum::body::Body;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, header,
+    uri::{Authority, Scheme},
+};
+use mcp_cancel_on_disconnect::socket::Peer;
+
+use crate::{
+    config::{Network, Public},
+    frontend::RequestFilter,
+    headers::exactly_one,
+    origin::{ClientConnection, Origin},
+};
+
+const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
+const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// The headers that are removed, unless their sender is trusted. Other headers of this kind name users, and pass.
+const UNTRUSTED: [HeaderName; 9] = [
+    header::FORWARDED,
+    FOR,
+    HOST,
+    PORT,
+    PROTO,
+    HeaderName::from_static("x-forwarded-by"),
+    HeaderName::from_static("x-forwarded-prefix"),
+    HeaderName::from_static("x-forwarded-scheme"),
+    HeaderName::from_static("x-forwarded-server"),
+];
+
+/// The rules for the headers of a request.
+pub(super) struct Forwarded {
+    public: Option<Origin>,
+    trusted: Vec<Network>,
+    filter: RequestFilter,
+}
+
+// === impl Forwarded ===
+
+impl Forwarded {
+    pub(super) fn new(options: &Public, filter: RequestFilter) -> Self {
+        Self {
+            public: options.public_url.as_ref().and_then(Origin::of),
+            trusted: options.trust_forwarded.clone(),
+            filter,
+        }
+    }
+
+    /// Removes the headers of a client that is not trusted. Returns what the server gets instead, and the public origin, if the option
+    /// or a trusted proxy names it.
+    pub(super) fn apply(&self, request: &mut Request<Body>) -> ClientConnection {
+        let peer = Peer::of(request.extensions()).map(|peer| peer.addr().ip().to_canonical());
+        let is_trusted = peer.is_some_and(|peer| self.trusts(peer));
+        if !is_trusted {
+            for name in &UNTRUSTED {
+                request.headers_mut().remove(name);
+            }
+        }
+        let named = self.named(request.headers());
+        let received = received(request);
+        let public = self.public.clone().or_else(|| {
+            let (scheme, authority) = named?;
+            let host = authority.or_else(|| Some(received.as_ref()?.authority().clone()));
+            Origin::new(scheme, host?)
+        });
+        if self.public.is_some() {
+            // The port of another URL.
+            request.headers_mut().remove(PORT);
+        }
+        let origin = peer.zip(public.clone().or(received));
+        let headers = origin.map(|(peer, origin)| to_send(request.headers(), peer, &origin));
+        ClientConnection {
+            headers: Arc::new(headers.unwrap_or_default()),
+            public,
+        }
+    }
+
+    fn trusts(&self, peer: IpAddr) -> bool {
+        self.trusted.iter().any(|network| network.contains(peer))
+    }
+
+    /// Returns what the remaining headers name: a scheme, and a host if clients may use it.
+    fn named(&self, headers: &HeaderMap) -> Option<(Scheme, Option<Authority>)> {
+        let scheme = exactly_one(headers, &PROTO).and_then(scheme);
+        let host = exactly_one(headers, &HOST)
+            .and_then(|host| host.parse::<Authority>().ok())
+            .filter(|host| self.filter.allows_host(host));
+        let is_named = scheme.is_some() || host.is_some();
+        is_named.then(|| (scheme.unwrap_or(Scheme::HTTP), host))
+    }
+}
+
+fn scheme(text: &str) -> Option<Scheme> {
+    match text.to_ascii_lowercase().as_str() {
+        "http" => Some(Scheme::HTTP),
+        "https" => Some(Scheme::HTTPS),
+        _ => None,
+    }
+}
+
+/// Returns the origin that the client of this connection has used.
+fn received(request: &Request<Body>) -> Option<Origin> {
+    let host = match request.uri().authority() {
+        Some(authority) => authority.clone(),
+        None => exactly_one(request.headers(), &header::HOST)?
+            .parse()
+            .ok()?,
+    };
+    Origin::new(Scheme::HTTP, host)
+}
+
+/// Returns the headers with the address of the client and its origin, after what the request has.
+fn to_send(headers: &HeaderMap, peer: IpAddr, origin: &Origin) -> HeaderMap {
+    let before = list(headers, &FOR);
+    let elements = list(headers, &header::FORWARDED);
+    let forwarded = if elements.is_empty() {
+        let clients = before
+            .split(',')
+            .map(str::trim)
+            .filter(|text| !text.is_empty());
+        let mut nodes = clients.map(node).chain([node(&peer.to_string())]);
+        let first = nodes.next().unwrap_or_default();
+        let (host, proto) = (origin.authority(), origin.scheme());
+        let first = format!("for={first};host=\"{host}\";proto={proto}");
+        nodes.fold(first, |all, node| format!("{all}, for={node}"))
+    } else {
+        format!("{elements}, for={}", node(&peer.to_string()))
+    };
+    let clients = if before.is_empty() {
+        peer.to_string()
+    } else {
+        format!("{before}, {peer}")
+    };
+    let fields = [
+        (header::FORWARDED, forwarded),
+        (FOR, clients),
+        (HOST, origin.authority().to_string()),
+        (PROTO, origin.scheme().to_string()),
+    ];
+    let valid = fields
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, HeaderValue::try_from(value).ok()?)));
+    valid.collect()
+}
+
+/// Returns the fields of a list, joined.
+fn list(headers: &HeaderMap, name: &HeaderName) -> String {
+    let fields = headers.get_all(name).iter();
+    let fields: Vec<&str> = fields.filter_map(|value| value.to_str().ok()).collect();
+    fields.join(", ")
+}
+
+/// Returns a client of `X-Forwarded-For` as a node of `Forwarded`.
+fn node(client: &str) -> String {
+    let address = client.trim_start_matches('[').trim_end_matches(']').parse();
+    let address = address.or_else(|_| client.parse().map(|address: SocketAddr| address.ip()));
+    match address {
+        Ok(IpAddr::V4(address)) => address.to_string(),
+        Ok(IpAddr::V6(address)) => format!("\"[{address}]\""),
+        Err(_) => "unknown".to_owned(),
+    }
+}

@@ -1,0 +1,80 @@
+//! `resource` of the metadata of a protected resource (RFC 9728, section 2).
+
+use http::{HeaderName, header};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::origin::Origin;
+
+/// Headers that describe the bytes of a body.
+pub(super) const OF_THE_BYTES: [HeaderName; 6] = [
+    header::ACCEPT_RANGES,
+    header::CONTENT_LENGTH,
+    header::ETAG,
+    HeaderName::from_static("content-digest"),
+    HeaderName::from_static("digest"),
+    HeaderName::from_static("repr-digest"),
+];
+
+/// The member that is rewritten. A duplicate of it is an error.
+#[derive(Deserialize)]
+struct Metadata<'a> {
+    #[serde(borrow)]
+    resource: &'a RawValue,
+}
+
+/// Returns metadata whose `resource` is at the public origin, byte for byte the same otherwise.
+///
+/// Returns `None` if `resource` is not a URL at the upstream.
+pub(super) fn rewritten(text: &[u8], upstream: &Origin, public: &Origin) -> Option<Vec<u8>> {
+    let text = std::str::from_utf8(text).ok()?;
+    let metadata: Metadata<'_> = serde_json::from_str(text).ok()?;
+    let resource = metadata.resource.get();
+    let url: String = serde_json::from_str(resource).ok()?;
+    let moved = serde_json::to_string(&public.instead_of(upstream, &url)?).ok()?;
+    // The member is a part of the text.
+    let at = (resource.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+    let (before, rest) = text.split_at_checked(at)?;
+    let after = rest.strip_prefix(resource)?;
+    Some([before, &moved, after].concat().into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Option<String> {
+        let origin = |url: &str| Origin::of(&url.parse().unwrap()).unwrap();
+        let (upstream, public) = (origin("http://up:9000"), origin("https://mcp.example.com"));
+        let rewritten = rewritten(text.as_bytes(), &upstream, &public)?;
+        Some(String::from_utf8(rewritten).unwrap())
+    }
+
+    #[test]
+    fn only_the_resource_moves() {
+        for (text, expected) in [
+            (
+                r#"{ "x": 1.0, "resource":"http://up:9000/mcp" , "authorization_servers":["http://up:9000"]}"#,
+                r#"{ "x": 1.0, "resource":"https://mcp.example.com/mcp" , "authorization_servers":["http://up:9000"]}"#,
+            ),
+            (
+                r#"{"resource":"http:\/\/up:9000\/"}"#,
+                r#"{"resource":"https://mcp.example.com/"}"#,
+            ),
+        ] {
+            assert_eq!(of(text).as_deref(), Some(expected));
+        }
+        for text in [
+            "",
+            "[]",
+            "{}",
+            r#"{"resource":1}"#,
+            r#"{"resource":"https://other.example/mcp"}"#,
+            r#"{"resource":"http://up:9000/a","resource":"http://up:9000/b"}"#,
+            r#"{"a":{"resource":"http://up:9000/a"}}"#,
+            r#"{"resource":"http://up:9000/a"} x"#,
+        ] {
+            assert_eq!(of(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Makes room for a new session at the session limit.
+//!
+//! The session that has been without a request and a stream for longest ends, if that is longer than [`Options::make_room_after`].
+//! Else the new session is refused. A session with an open call, or whose answer waits for its client, never ends for this.
+//!
+//! [`Options::make_room_after`]: super::Options::make_room_after
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, timeout},
+};
+
+use super::{
+    service::{Inner, Live},
+    session::{EndReason, Session},
+    task::STOP_TIMEOUT,
+};
+
+/// Maximum wait for the end of a process that makes room: 5 s. Its stop takes at most twice [`STOP_TIMEOUT`].
+const ROOM_TIMEOUT: Duration = Duration::from_secs(2 * STOP_TIMEOUT.as_secs() + 1);
+
+/// Counts a new session that waits for the end of a process.
+struct Waiting<'a>(&'a Inner);
+
+// === impl Inner ===
+
+impl Inner {
+    /// Returns the permit for a new process. Returns `None` at the session limit, if no session can make room.
+    pub(super) async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        let _waiting = self.wait_for_room()?;
+        let permit = timeout(ROOM_TIMEOUT, self.permits.clone().acquire_owned());
+        permit.await.ok()?.ok()
+    }
+
+    /// Returns `None` if no process will end soon.
+    fn wait_for_room(&self) -> Option<Waiting<'_>> {
+        let mut live = self.live();
+        if live.is_shutting_down {
+            return None;
+        }
+        // The process of an ended session makes room for one new session.
+        let ending = self.children().saturating_sub(live.sessions.len());
+        if ending <= live.waiting {
+            self.end_longest_unused(&mut live)?;
+        }
+        live.waiting += 1;
+        Some(Waiting(self))
+    }
+
+    fn end_longest_unused(&self, live: &mut Live) -> Option<()> {
+        let before = Instant::now().checked_sub(self.options.make_room_after)?;
+        let unused = live.sessions.iter().filter_map(|(id, session)| {
+            let since = session.unused_since().filter(|since| *since < before)?;
+            Some((since, id.clone(), session.clone()))
+        });
+        let mut unused: Vec<(Instant, Arc<str>, Arc<Session>)> = unused.collect();
+        unused.sort_unstable_by_key(|(since, ..)| *since);
+        // A client may have returned since.
+        let (_, id, _) = unused
+            .iter()
+            .find(|(.., session)| session.end_if_unused(before))?;
+        live.sessions.remove(id);
+        Some(())
+    }
+}
+
+// === impl Session ===
+
+impl Session {
+    /// Returns when the session was last used. Returns `None` if it is in use.
+    pub(super) fn unused_since(&self) -> Option<Instant> {
+        self.unused_since_in(&self.state())
+    }
+
+    /// Ends the session if it was unused since `before`.
+    fn end_if_unused(&self, before: Instant) -> bool {
+        {
+            let mut state = self.state();
+            let since = self.unused_since_in(&state);
+            if state.stopped.is_some() || since.is_none_or(|since| since >= before) {
+                return false;
+            }
+            // Calls are started under the same lock, so none starts in between.
+            state.stopped = Some(EndReason::MadeRoom);
+        }
+        self.standalone.end();
+        self.stop.notify_one();
+        true
+    }
+}
+
+// === impl Waiting ===
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.live().waiting -= 1;
+    }
+}

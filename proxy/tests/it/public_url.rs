@@ -1,0 +1,305 @@
+//! What the server learns about its clients' connections, and the URL that clients read (`--public-url`, `--trust-forwarded`).
+
+use crate::support::*;
+
+const METADATA: &str = "/.well-known/oauth-protected-resource/mcp";
+const OPTIONS: [&str; 1] = ["--public-url=https://mcp.example.com"];
+
+/// Headers as a reverse proxy or an impostor sends them.
+fn forwarded(request: Request) -> Request {
+    request
+        .header("x-forwarded-for", "192.0.2.1, [2001:db8::1]:5000")
+        .header("x-forwarded-host", "mcp.example.com")
+        .header("x-forwarded-proto", "https")
+        .header("x-forwarded-prefix", "/a")
+        .header("x-forwarded-user", "someone")
+}
+
+/// Returns the server's view of a request, as `for`, `host`, `proto` and `Forwarded`, and the response of the client.
+async fn sent(
+    upstream: &Upstream,
+    proxy: &Running,
+    request: &Request,
+    head: &str,
+    body: &str,
+) -> ([String; 4], Reply) {
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(request).await;
+    let asked = upstream.asked().await;
+    let names = [
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+        "forwarded",
+    ];
+    let seen = names.map(|name| {
+        let values: Vec<&str> = asked
+            .headers
+            .get_all(name)
+            .iter()
+            .map(|value| value.to_str().expect("text"))
+            .collect();
+        values.join(" | ")
+    });
+    asked.answer(head, body).await;
+    (seen, client.reply().await)
+}
+
+#[tokio::test]
+async fn the_server_gets_the_address_of_the_client_and_what_it_has_asked_for() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let own = proxy.addr.to_string();
+    for request in [
+        session_call("1"),
+        forwarded(session_call("1")).header("forwarded", "for=x"),
+    ] {
+        let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+        let forwarded = format!("for=127.0.0.1;host=\"{own}\";proto=http");
+        assert_eq!(seen, ["127.0.0.1", &own, "http", &forwarded], "an impostor");
+    }
+    let public = Running::before(&upstream, &OPTIONS).await;
+    let (seen, _) = sent(&upstream, &public, &session_call("1"), "200 OK", "").await;
+    let forwarded = "for=127.0.0.1;host=\"mcp.example.com\";proto=https";
+    assert_eq!(seen, ["127.0.0.1", "mcp.example.com", "https", forwarded]);
+}
+
+#[tokio::test]
+async fn only_headers_about_the_connection_are_removed() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&forwarded(session_call("1"))).await;
+    let asked = upstream.asked().await;
+    assert!(!asked.headers.contains_key("x-forwarded-prefix"));
+    assert_eq!(
+        asked.headers["x-forwarded-user"], "someone",
+        "headers of users pass"
+    );
+}
+
+#[tokio::test]
+async fn the_headers_of_a_trusted_proxy_count() {
+    let upstream = Upstream::start().await;
+    let trust = [
+        "--trust-forwarded=10.0.0.0/8,127.0.0.0/8",
+        "--allow-host=mcp.example.com",
+    ];
+    let proxy = Running::before(&upstream, &trust).await;
+    let request = forwarded(session_call("1"));
+    let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+    let chain = "192.0.2.1, [2001:db8::1]:5000, 127.0.0.1";
+    let forwarded_field =
+        "for=192.0.2.1;host=\"mcp.example.com\";proto=https, for=\"[2001:db8::1]\", for=127.0.0.1";
+    assert_eq!(seen, [chain, "mcp.example.com", "https", forwarded_field]);
+
+    let request = forwarded(session_call("1")).header("forwarded", "for=192.0.2.1;proto=https");
+    let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+    assert_eq!(seen[3], "for=192.0.2.1;proto=https, for=127.0.0.1");
+
+    let other = [
+        "--trust-forwarded=10.0.0.0/8",
+        "--allow-host=mcp.example.com",
+    ];
+    let other = Running::before(&upstream, &other).await;
+    let (seen, _) = sent(&upstream, &other, &request, "200 OK", "").await;
+    assert_eq!(seen[0], "127.0.0.1", "the address is of no trusted network");
+    assert_eq!(seen[2], "http");
+}
+
+#[tokio::test]
+async fn a_host_that_clients_may_not_use_is_not_forwarded() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--trust-forwarded=127.0.0.1"]).await;
+    for host in [
+        "evil.example",
+        "a@localhost",
+        "mcp.example.com, evil.example",
+    ] {
+        let request = session_call("1").header("x-forwarded-host", host);
+        let (seen, _) = sent(&upstream, &proxy, &request, "200 OK", "").await;
+        assert_eq!(seen[1], proxy.addr.to_string(), "{host}");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_metadata_at_the_public_url() {
+    let upstream = Upstream::start().await;
+    let addr = upstream.addr;
+    let head = format!(
+        "401 Unauthorized\r\nwww-authenticate: Bearer error=\"invalid_token\", resource_metadata=\"http://{addr}{METADATA}\""
+    );
+    let trust = [
+        "--trust-forwarded=127.0.0.1",
+        "--allow-host=mcp.example.com",
+    ];
+    for (options, expected) in [
+        (&OPTIONS[..], "https://mcp.example.com".to_owned()),
+        (&trust[..], "https://mcp.example.com".to_owned()),
+        (&[][..], format!("http://{addr}")),
+        (
+            &["--public-url=http://localhost:8000/mcp"][..],
+            "http://localhost:8000".to_owned(),
+        ),
+    ] {
+        let proxy = Running::before(&upstream, options).await;
+        let request = forwarded(session_call("1"));
+        let (_, reply) = sent(&upstream, &proxy, &request, &head, "").await;
+        assert_eq!(reply.status, 401);
+        assert_eq!(
+            reply.headers["www-authenticate"],
+            format!("Bearer error=\"invalid_token\", resource_metadata=\"{expected}{METADATA}\"")
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_metadata_names_the_public_url_and_nothing_else_changes() {
+    let upstream = Upstream::start().await;
+    let addr = upstream.addr;
+    let proxy = Running::before(&upstream, &OPTIONS).await;
+    let head = "200 OK\r\ncontent-type: application/json\r\netag: \"1\"\r\nx-other: 1";
+    for path in [METADATA, "/.well-known/oauth-protected-resource"] {
+        let body = |origin: &str| {
+            format!(
+                r#"{{ "authorization_servers":["http://{addr}"], "resource" : "{origin}/mcp"}}"#
+            )
+        };
+        let request = Request::new("GET", path).header("accept-encoding", "gzip");
+        let own = format!("http://{addr}");
+        let (_, reply) = sent(&upstream, &proxy, &request, head, &body(&own)).await;
+        assert_eq!(reply.text(), body("https://mcp.example.com"));
+        assert_eq!(reply.headers["x-other"], "1");
+        assert!(!reply.headers.contains_key("etag"), "the bytes are others");
+        let elsewhere = body("https://other.example");
+        let (_, reply) = sent(&upstream, &proxy, &request, head, &elsewhere).await;
+        assert_eq!(
+            (reply.text(), &reply.headers["etag"]),
+            (&*elsewhere, &"\"1\"".parse().unwrap())
+        );
+    }
+    // Another path, status or type passes as it is.
+    let body = format!(r#"{{"resource":"http://{addr}/mcp"}}"#);
+    for (path, head) in [
+        ("/.well-known/oauth-protected-resources", head),
+        ("/.well-known/oauth-authorization-server", head),
+        ("/mcp", head),
+        (METADATA, "404 Not Found\r\ncontent-type: application/json"),
+        (METADATA, "200 OK\r\ncontent-type: text/plain"),
+    ] {
+        let request = Request::new("GET", path);
+        let (_, reply) = sent(&upstream, &proxy, &request, head, &body).await;
+        assert_eq!(reply.text(), body, "{path} {head}");
+    }
+}
+
+#[tokio::test]
+async fn large_or_compressed_metadata_passes_as_it_is() {
+    let upstream = Upstream::start().await;
+    let addr = upstream.addr;
+    let proxy = Running::before(&upstream, &OPTIONS).await;
+    let plain = "200 OK\r\ncontent-type: application/json";
+    let coded = format!("{plain}\r\ncontent-encoding: br");
+    let body = format!(r#"{{"resource":"http://{addr}/mcp"}}"#);
+    let large = format!("{body}{}", " ".repeat(64 * 1024));
+    for (head, body) in [(plain, &large), (&*coded, &body)] {
+        let request = Request::new("GET", METADATA);
+        let (_, reply) = sent(&upstream, &proxy, &request, head, body).await;
+        assert_eq!(reply.text(), *body);
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_to_the_public_url_leads_to_the_proxy() {
+    let upstream = Upstream::start().await;
+    let addr = upstream.addr;
+    let public = Running::before(&upstream, &OPTIONS).await;
+    let bare = Running::before(&upstream, &[]).await;
+    for location in [
+        "https://mcp.example.com/mcp/".to_owned(),
+        format!("https://{addr}/mcp/"),
+        format!("http://{addr}/mcp/"),
+    ] {
+        let head = format!("307 Temporary Redirect\r\nlocation: {location}");
+        let (_, reply) = sent(&upstream, &public, &session_call("1"), &head, "").await;
+        assert_eq!(
+            (reply.status, &reply.headers["location"]),
+            (307, &"/mcp/".parse().unwrap())
+        );
+        let (_, reply) = sent(&upstream, &bare, &session_call("1"), &head, "").await;
+        assert_eq!(
+            reply.status == 307,
+            location.starts_with("http:"),
+            "{location}"
+        );
+    }
+    let head = "307 Temporary Redirect\r\nlocation: https://other.example/mcp/";
+    let (_, reply) = sent(&upstream, &public, &session_call("1"), head, "").await;
+    assert_eq!(reply.status, 502);
+}
+
+#[tokio::test]
+async fn a_cancel_of_the_layer_has_the_same_headers() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(
+        &upstream,
+        &["--public-url=https://mcp.example.com", "--grace=immediate"],
+    )
+    .await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    client.head().await;
+    drop(client);
+    let cancel = upstream.asked().await;
+    assert!(cancel.body().contains("notifications/cancelled"));
+    for name in [
+        "forwarded",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "x-forwarded-proto",
+    ] {
+        let of = |asked: &Asked| {
+            asked
+                .headers
+                .get_all(name)
+                .iter()
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of(&cancel), of(&asked), "{name}");
+        assert_eq!(of(&cancel).len(), 1, "{name}");
+    }
+}
+
+/// On Linux all addresses of 127.0.0.0/8 are loopback addresses.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_client_that_changes_its_address_resumes_without_the_server() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    client.head().await;
+    let first = client.event().await.expect("an event").id.expect("an id");
+    drop(client);
+
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind(([127, 0, 0, 2], 0).into()).expect("an address");
+    let mut stream = socket.connect(proxy.addr).await.expect("a connection");
+    let resume = format!(
+        "GET /mcp HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\nmcp-protocol-version: 2025-11-25\r\nmcp-session-id: s\r\nlast-event-id: {first}\r\n\r\n"
+    );
+    stream.write_all(resume.as_bytes()).await.expect("it reads");
+    let mut head = [0; 15];
+    within("the response", stream.read_exact(&mut head))
+        .await
+        .expect("a head");
+    assert_eq!(&head, b"HTTP/1.1 200 OK");
+    assert!(!upstream.has_more().await, "no ping");
+}

@@ -1,0 +1,127 @@
+//! A new session at the session limit.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Response, StatusCode};
+use mcp_cancel_proxy::stdio::{Options, Stdio};
+use tokio::time::sleep;
+
+use crate::{
+    client::{Client, OLD, initialize, post, send},
+    server::{gone, is_there, scripted, serve},
+};
+
+const UNUSED: Duration = Duration::from_millis(600);
+
+fn limited(max_sessions: usize) -> Options {
+    let mut options = scripted(&[]);
+    (options.max_sessions, options.make_room_after) = (max_sessions, UNUSED);
+    options
+}
+
+async fn begin(stdio: &Stdio) -> Response<Body> {
+    send(stdio, post().body(initialize(OLD).into()).unwrap()).await
+}
+
+fn assert_refused(response: &Response<Body>) {
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers()["retry-after"], "1");
+}
+
+#[tokio::test]
+async fn the_session_that_was_unused_for_longest_makes_room() {
+    let stdio = serve(limited(3));
+    let listens = Client::begin(&stdio, OLD).await;
+    let listening = listens.get(None).await;
+    let (oldest, newer) = (
+        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, OLD).await,
+    );
+    let (oldest_pid, newer_pid) = (oldest.pid().await, newer.pid().await);
+    sleep(2 * UNUSED).await;
+
+    drop(Client::begin(&stdio, OLD).await);
+
+    gone(oldest_pid).await;
+    assert!(stdio.ended_sessions().contains(&("made_room", 1)));
+    assert!(is_there(newer_pid));
+    let ping = r#"{"jsonrpc":"2.0","method":"x"}"#;
+    assert_eq!(oldest.tell(ping).await, StatusCode::NOT_FOUND);
+    assert_eq!(newer.tell(ping).await, StatusCode::ACCEPTED);
+    assert_eq!(listens.tell(ping).await, StatusCode::ACCEPTED);
+    assert_eq!(stdio.stats().sessions, 3);
+    drop(listening);
+}
+
+#[tokio::test]
+async fn a_session_in_use_makes_no_room() {
+    let stdio = serve(limited(2));
+    let (listens, works) = (
+        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, OLD).await,
+    );
+    let listening = listens.get(None).await;
+    let mut working = works.call("1", "work", r#"{"seconds":2}"#).await;
+    sleep(2 * UNUSED).await;
+
+    assert_refused(&begin(&stdio).await);
+
+    assert!(working.answer().await["result"].is_object());
+    drop(listening);
+}
+
+/// The client may be about to reconnect.
+#[tokio::test]
+async fn a_session_makes_no_room_at_once_when_its_client_has_disconnected_or_has_its_answer() {
+    let stdio = serve(limited(2));
+    let (listens, works) = (
+        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, OLD).await,
+    );
+    let listening = listens.get(None).await;
+    let mut working = works.call("1", "work", r#"{"seconds":1}"#).await;
+    sleep(UNUSED).await;
+    assert!(working.answer().await["result"].is_object());
+    drop((listening, working));
+
+    assert_refused(&begin(&stdio).await);
+
+    sleep(2 * UNUSED).await;
+    assert_eq!(begin(&stdio).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn each_new_session_takes_the_place_of_one() {
+    let stdio = serve(limited(3));
+    for _ in 0..3 {
+        drop(Client::begin(&stdio, OLD).await);
+    }
+    sleep(2 * UNUSED).await;
+
+    let (first, second) = tokio::join!(begin(&stdio), begin(&stdio));
+
+    assert_eq!(
+        (first.status(), second.status()),
+        (StatusCode::OK, StatusCode::OK)
+    );
+    assert_eq!(stdio.stats().sessions, 3);
+    drop((first, second));
+}
+
+#[tokio::test]
+async fn a_process_that_is_ending_makes_room_before_another_session() {
+    let stdio = serve(limited(2));
+    let (deleted, kept) = (
+        Client::begin(&stdio, OLD).await,
+        Client::begin(&stdio, OLD).await,
+    );
+    let pid = kept.pid().await;
+    sleep(2 * UNUSED).await;
+    assert_eq!(deleted.delete().await, StatusCode::NO_CONTENT);
+
+    assert_eq!(begin(&stdio).await.status(), StatusCode::OK);
+
+    assert!(is_there(pid));
+    assert_eq!(stdio.stats().sessions, 2);
+}

@@ -1,0 +1,92 @@
+//! Options of a session manager: when it closes sessions.
+
+use std::time::Duration;
+
+use super::session_manager::CancellableSessionManager;
+
+impl<M> CancellableSessionManager<M> {
+    /// Closes sessions that were idle for `timeout`, at least 100 ms. Applies to sessions created from now on.
+    ///
+    /// Their clients receive 404 and open new sessions.
+    ///
+    /// These use a session: every request, even while its body is incomplete or a middleware inside the layer has it; every open
+    /// stream, including standalone ones; every call that has not ended, even a detached one; and every answer that is retained
+    /// for a detached client. Messages of the server do not count. Without a layer, a request that the session manager has not
+    /// received and a detached call are unknown.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+    ///
+    /// let mut manager = LocalSessionManager::default();
+    /// manager.session_config.keep_alive = None; // else both timers run
+    /// let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(900));
+    /// assert!(format!("{sessions:?}").contains("idle_timeout: Some(900s)"));
+    /// ```
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeouts.idle = Some(timeout);
+        self
+    }
+
+    /// Closes sessions whose client has been disconnected for `timeout`, at least 100 ms. Applies to sessions created from now on.
+    ///
+    /// Off by default. Many clients never end their sessions, and this closes them before the [`idle_timeout`](Self::idle_timeout).
+    /// A client counts as disconnected once it disconnects from its last stream, standalone or of a call, until its next request. The
+    /// timeout starts after the last use of the session, and so after the graces of its calls. SDKs reconnect within seconds,
+    /// but give up a standalone stream after an outage of some seconds. So the timeout must be longer than the pauses of clients.
+    /// A client that returns later receives 404, and SDKs do not open a new session by themselves.
+    ///
+    /// # Edge cases
+    ///
+    /// - Every stream counts, also of an untracked call and without a layer. A client that disconnects from an untracked call without the
+    ///   answer is never lost, because the call may still run.
+    /// - A client whose stream the server has ended is not lost: the server may have asked it to wait.
+    /// - With an event store, or another session manager than rmcp's own, a resumed stream counts as standalone if its last event id
+    ///   is one of the latest 64 of the session's standalone streams. Otherwise it counts as one of an untracked call.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    ///
+    /// let sessions = CancellableSessionManager::default().lost_timeout(Duration::from_secs(120));
+    /// assert!(format!("{sessions:?}").contains("lost_timeout: Some(120s)"));
+    /// ```
+    pub fn lost_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeouts.lost = Some(timeout);
+        self
+    }
+
+    /// Keeps idle sessions open until their clients or the inner manager close them.
+    ///
+    /// ```
+    /// # use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// let sessions = CancellableSessionManager::default().no_idle_timeout();
+    /// assert!(format!("{sessions:?}").contains("idle_timeout: None"));
+    /// ```
+    pub fn no_idle_timeout(mut self) -> Self {
+        self.idle_timeouts.idle = None;
+        self
+    }
+
+    /// Closes idle sessions even if a standalone stream is open. Applies to sessions created from now on.
+    ///
+    /// Off by default: an open standalone stream keeps its session, even if the process behind it no longer uses the session, or
+    /// a proxy holds the connection of a client that is gone. With this option, a session whose client only listens is closed after
+    /// the [`idle_timeout`](Self::idle_timeout), and its stream ends. That timeout must then be longer than the pauses
+    /// of clients, because SDKs do not open a new session after a 404 by themselves.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    ///
+    /// let sessions = CancellableSessionManager::default()
+    ///     .idle_timeout(Duration::from_secs(24 * 3600))
+    ///     .ignore_standalone_streams();
+    /// assert!(format!("{sessions:?}").contains("ignore_standalone_streams: true"));
+    /// ```
+    pub fn ignore_standalone_streams(mut self) -> Self {
+        self.idle_timeouts.ignore_standalone_streams = true;
+        self
+    }
+}

@@ -1,0 +1,74 @@
+//! `CallToken::run_until_cancelled`: a cancel drops the future, and no result is lost.
+
+use std::{future::pending, pin::pin};
+
+use futures_util::poll;
+use mcp_cancel_on_disconnect::CancelReason::ClientDisconnected;
+use tokio::sync::oneshot;
+
+use super::{
+    exchange::{Kind, exchange, immediate},
+    script::Script,
+};
+
+#[tokio::test]
+async fn a_result_that_is_ready_together_with_the_cancel_wins() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (sender, result) = oneshot::channel();
+        let mut running = pin!(token.run_until_cancelled(result));
+        assert!(poll!(&mut running).is_pending());
+        drop(response);
+        assert_eq!(token.reason(), Some(ClientDisconnected), "{kind:?}");
+        sender.send("written").expect("it is not dropped yet");
+        assert_eq!(running.await, Ok(Ok("written")), "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_result_of_the_poll_in_which_the_call_is_cancelled_wins() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let result = token.run_until_cancelled(async {
+            drop(response);
+            token.cancelled().await;
+            "written"
+        });
+        assert_eq!(result.await, Ok("written"), "{kind:?}");
+        assert!(token.is_cancelled(), "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_future_is_dropped_before_the_reason_is_returned() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        let (owned, mut dropped) = oneshot::channel::<()>();
+        let mut running = pin!(token.run_until_cancelled(async move {
+            let _owned = owned;
+            pending::<()>().await;
+        }));
+        assert!(poll!(&mut running).is_pending());
+        drop(response);
+        assert_eq!(running.await, Err(ClientDisconnected), "{kind:?}");
+        assert!(
+            dropped
+                .try_recv()
+                .is_err_and(|error| error == oneshot::error::TryRecvError::Closed)
+        );
+    }
+}
+
+#[tokio::test]
+async fn after_a_cancel_the_future_is_not_polled() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = exchange(&layer, kind.request(), &Script::stalled());
+        drop(response);
+        let begun = token.run_until_cancelled(async { panic!("it was polled") });
+        assert_eq!(begun.await, Err::<(), _>(ClientDisconnected), "{kind:?}");
+    }
+}
